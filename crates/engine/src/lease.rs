@@ -1,27 +1,27 @@
-//! The lease desk: the only path from a request to the store.
+//! The lease client: the only path from a request to the store.
 //!
 //! Asks queue by shard. Asks that queue while the last batch of a shard is out are sent together,
 //! so batches grow with the load. Each reply is delivered as soon as it arrives, so no ask delays
 //! another. A shard that fails or stalls opens its breaker: asks are refused at once until a probe
 //! succeeds. A shard that is slow but replies is congested: asks that no request waits for are
-//! dropped once the budget of asks is spent. Replies go to the function that the desk was opened
-//! with.
+//! dropped once the budget of asks is spent. Replies go to the function that the lease client was
+//! opened with.
 
-mod beats;
 mod breaker;
 mod budget;
 pub mod demand;
 mod dispatch;
+mod heartbeats;
 mod hot_shard_key;
 mod queue;
+mod shard_counters;
 mod silence;
 pub mod size;
-mod tally;
 
 pub use breaker::BreakerState;
 pub use hot_shard_key::HotKey;
 pub use queue::ShardState;
-pub use tally::ShardCounters;
+pub use shard_counters::ShardCounters;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,8 +34,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use beats::Beats;
 use dispatch::DrainGuard;
+use heartbeats::HeartbeatGate;
 use queue::ShardQueue;
 
 use crate::counter::{Count, Counter};
@@ -57,7 +57,7 @@ const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 /// How long [`LeaseClient::settle`] waits for replies. Queues of unavailable shards end sooner.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// How long [`LeaseClient::ask_patiently`] waits for room in the queue. A shard that serves asks
+/// How long [`LeaseClient::send_wait`] waits for room in the queue. A shard that serves asks
 /// makes room within a few milliseconds.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
 
@@ -67,7 +67,8 @@ const LEAVE_MAX: Duration = Duration::from_secs(1);
 /// Number of pods that share the budget of asks until [`LeaseClient::set_pods`] sets it.
 const PODS_FIRST: u32 = 16;
 
-/// Sends asks to the store, and the store's replies to the function that the desk was opened with.
+/// Sends asks to the store, and the store's replies to the function that the lease client was
+/// opened with.
 pub struct LeaseClient {
     queues: Mutex<Queues>,
     shared: Arc<Shared>,
@@ -93,15 +94,15 @@ pub struct Reply {
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
 struct Queues {
-    /// At most [`SHARDS_MAX`] queues; `None` once the desk is closed.
-    open: Option<Open>,
+    /// At most [`SHARDS_MAX`] queues; `None` once the lease client is closed.
+    open: Option<OpenQueues>,
     /// The state of each shard, which outlives the shard's queues.
     states: HashMap<usize, Arc<ShardQueue>>,
     tasks: JoinSet<()>,
 }
 
 /// Queues that accept asks.
-struct Open {
+struct OpenQueues {
     senders: HashMap<usize, mpsc::Sender<Ask>>,
     guard: DrainGuard,
     /// Closed once every task has dropped its guard.
@@ -109,7 +110,7 @@ struct Open {
 }
 
 /// Where to queue one ask.
-struct Way {
+struct QueueHandle {
     queue: Arc<ShardQueue>,
     sender: mpsc::Sender<Ask>,
 }
@@ -121,7 +122,7 @@ struct Shared {
     max_wait: Duration,
     /// Number of live pods that share the budget of asks.
     pods: AtomicU32,
-    beats: Beats,
+    beats: HeartbeatGate,
     /// Panics of the store and of `on_reply`; each failed only its own ask.
     panics: AtomicU64,
     /// Asks that an open breaker refused.
@@ -135,7 +136,7 @@ struct Shared {
 // === impl LeaseClient ===
 
 impl LeaseClient {
-    /// Opens the desk. The queue of a shard is made when the shard is first asked.
+    /// Opens the lease client. The queue of a shard is made when the shard is first asked.
     ///
     /// `max_wait` is the longest time that a request waits for its reply: no shorter silence of a
     /// shard is a stall.
@@ -146,9 +147,9 @@ impl LeaseClient {
         on_reply: OnReply,
     ) -> Self {
         let queues =
-            Queues { open: Some(Open::new()), states: HashMap::new(), tasks: JoinSet::new() };
+            Queues { open: Some(OpenQueues::new()), states: HashMap::new(), tasks: JoinSet::new() };
         let (panics, rejected_open, shed, relieved) = Default::default();
-        let (pods, beats) = (AtomicU32::new(PODS_FIRST), Beats::default());
+        let (pods, beats) = (AtomicU32::new(PODS_FIRST), HeartbeatGate::default());
         let shared = Shared {
             store,
             on_reply,
@@ -170,23 +171,26 @@ impl LeaseClient {
     }
 
     /// Queues `ask` for its shard; never waits. If the breaker is open, the budget spent, the queue
-    /// full or the desk closed, the ask is answered at once. An ask of a traced request carries the
-    /// span of that request.
+    /// full or the lease client closed, the ask is answered at once. An ask of a traced request
+    /// carries the span of that request.
     pub fn ask(&self, ask: Ask) {
         let ask = Ask { cause: span_context::current(), ..ask };
         let shard = self.shard(&ask);
-        let Some(Way { queue, sender }) = self.way(shard) else {
+        let Some(QueueHandle { queue, sender }) = self.queue_of(shard) else {
             let asked_at = self.shared.clock.now();
             let outcome = Err(StoreError::Overloaded);
             return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         };
         // Reserve room first: an ask that the breaker admits may be its only probe.
-        let room = sender.try_reserve();
-        let refused = match self.shared.admit(&queue, &ask, room.is_ok()) {
-            Ok(()) => room.map(|room| room.send(ask)).err().map(|_| StoreError::Overloaded),
-            Err(refused) => Some(refused),
+        let sent = match sender.try_reserve() {
+            Err(_) if queue.is_closed() => Err(StoreError::Overloaded),
+            room => self.shared.admit(&queue, &ask).and_then(|()| {
+                let room = room.map_err(|_| StoreError::Overloaded)?;
+                room.send(ask);
+                Ok(())
+            }),
         };
-        if let Some(refused) = refused {
+        if let Err(refused) = sent {
             self.shared.refuse(ask, &queue, refused);
         }
     }
@@ -203,14 +207,14 @@ impl LeaseClient {
     }
 
     /// Queues `ask`, and waits for room for a limited time. This is for tokens that go back while
-    /// no request waits for the reply. If the breaker is open or the desk closed, the ask is
-    /// dropped and its tokens end with their window.
-    pub async fn ask_patiently(&self, ask: Ask) {
-        let Some(Way { queue, sender }) = self.way(self.shard(&ask)) else { return };
-        // This fails if the desk was closed meanwhile, or if the queue does not move. Room comes
-        // first: an ask that the breaker admits may be its only probe.
+    /// no request waits for the reply. If the breaker is open or the lease client closed, the ask
+    /// is dropped and its tokens end with their window.
+    pub async fn send_wait(&self, ask: Ask) {
+        let Some(QueueHandle { queue, sender }) = self.queue_of(self.shard(&ask)) else { return };
+        // This fails if the lease client was closed meanwhile, or if the queue does not move. Room
+        // comes first: an ask that the breaker admits may be its only probe.
         if let Ok(Ok(room)) = timeout(ROOM_WAIT_MAX, sender.reserve()).await
-            && self.shared.admit(&queue, &ask, true).is_ok()
+            && self.shared.admit(&queue, &ask).is_ok()
         {
             room.send(ask);
         }
@@ -245,8 +249,9 @@ impl LeaseClient {
 
     /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn shard_counters(&self) -> Vec<ShardCounters> {
-        let mut shard_counters: Vec<_> = self.queues().iter().map(|queue| queue.tally()).collect();
-        shard_counters.sort_by_key(|tally| tally.shard);
+        let mut shard_counters: Vec<_> =
+            self.queues().iter().map(|queue| queue.counters()).collect();
+        shard_counters.sort_by_key(|counters| counters.shard);
         shard_counters
     }
 
@@ -265,10 +270,10 @@ impl LeaseClient {
     }
 
     /// Returns once the asks that queued so far have been answered, or after a second. For
-    /// unavailable shards it waits a quarter of a second. The desk accepts further asks.
+    /// unavailable shards it waits a quarter of a second. The lease client accepts further asks.
     pub async fn settle(&self) {
         // Replies to the other asks may still arrive later.
-        let _ = timeout(SETTLE_MAX, self.end_queues(Some(Open::new()))).await;
+        let _ = timeout(SETTLE_MAX, self.end_queues(Some(OpenQueues::new()))).await;
     }
 
     /// Accepts no more asks and returns once those that queued have been answered. For unavailable
@@ -278,9 +283,9 @@ impl LeaseClient {
     }
 
     /// Replaces the present queues by `open`. The present queues end once they are empty.
-    async fn end_queues(&self, open: Option<Open>) {
+    async fn end_queues(&self, open: Option<OpenQueues>) {
         let ended = std::mem::replace(&mut self.queues.lock().open, open);
-        let Some(Open { senders, guard, mut drained }) = ended else { return };
+        let Some(OpenQueues { senders, guard, mut drained }) = ended else { return };
         drop((senders, guard));
         // Nothing is ever sent: `recv` returns `None` once the last guard is dropped.
         while drained.recv().await.is_some() {}
@@ -295,10 +300,10 @@ impl LeaseClient {
         self.shared.store.shard(ask).min(SHARDS_MAX - 1)
     }
 
-    /// The queue of `shard` and its sender; `None` once the desk is closed.
-    fn way(&self, shard: usize) -> Option<Way> {
+    /// The queue of `shard` and its sender; `None` once the lease client is closed.
+    fn queue_of(&self, shard: usize) -> Option<QueueHandle> {
         let Queues { open, states, tasks } = &mut *self.queues.lock();
-        let Open { senders, guard, .. } = open.as_mut()?;
+        let OpenQueues { senders, guard, .. } = open.as_mut()?;
         let queue = Arc::clone(states.entry(shard).or_insert_with(|| ShardQueue::new(shard)));
         let sender = senders.entry(shard).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
@@ -307,13 +312,13 @@ impl LeaseClient {
             tasks.spawn(dispatch::run(queue, shared, asks, guard.clone()));
             sender
         });
-        Some(Way { queue, sender: sender.clone() })
+        Some(QueueHandle { queue, sender: sender.clone() })
     }
 }
 
-// === impl Open ===
+// === impl OpenQueues ===
 
-impl Open {
+impl OpenQueues {
     fn new() -> Self {
         let (guard, drained) = mpsc::channel(1);
         Self { senders: HashMap::new(), guard, drained }
@@ -323,11 +328,8 @@ impl Open {
 // === impl Shared ===
 
 impl Shared {
-    /// Whether `ask` may be sent. `is_room` says whether its queue has room.
-    fn admit(&self, queue: &ShardQueue, ask: &Ask, is_room: bool) -> Result<(), StoreError> {
-        if !is_room && queue.is_closed() {
-            return Err(StoreError::Overloaded);
-        }
+    /// Whether `ask` may be sent.
+    fn admit(&self, queue: &ShardQueue, ask: &Ask) -> Result<(), StoreError> {
         let admitted = queue.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
         match admitted {
             Err(StoreError::Unavailable) => _ = self.rejected_open.fetch_add(1, Ordering::Relaxed),

@@ -5,7 +5,7 @@
 //! limiter ─▶ buffer.take ──enough──▶ verdict
 //!    │           │ low: ask ahead, answer now
 //!    │           └ empty: wait for a lease, at most the deadline
-//!    └──▶ lease desk ─▶ store ─▶ Redis shard ─▶ grant ─▶ buffer.refill
+//!    └──▶ lease client ─▶ store ─▶ Redis shard ─▶ grant ─▶ buffer.refill
 //! ```
 //!
 //! It may use the rules, an async runtime and a Redis client. It knows nothing of gRPC, HTTP,
@@ -17,7 +17,7 @@
 //!
 //! # Boundaries
 //!
-//! 1. No request handler calls Redis: only the lease desk does.
+//! 1. No request handler calls Redis: only the lease client does.
 //! 2. `buffer` and `lease` meet only in `limiter`.
 //! 3. One module names the Redis client (`store/redis`).
 //! 4. `algorithm`, `ask`, `buffer`, `lease/size` and `verdict` read no clock, draw no random
@@ -42,7 +42,7 @@
 //! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
 //! its reply, [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in
 //! Redis. [`verdict`] is the answer, [`observer`] the trait that records it, [`buffer`] the local
-//! tokens, [`lease`] the desk that asks the store, and [`limiter`] decides.
+//! tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 

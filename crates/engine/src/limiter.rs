@@ -1,16 +1,16 @@
 //! Decides requests: takes tokens from the buffers, waits for leases where it must, and makes the
 //! verdict.
 //!
-//! This is the only module where buffers and the lease desk meet.
+//! This is the only module where buffers and the lease client meet.
 
 mod attempt;
-mod away;
+mod failure_mode;
 mod key_state;
 mod lease_policy;
 mod maintenance;
 mod options;
 mod overflow;
-mod pods;
+mod pod_counts;
 mod resolve;
 mod settle;
 mod single_descriptor;
@@ -38,10 +38,10 @@ use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
 
 use attempt::Attempt;
-use away::Away;
+use failure_mode::FailureModes;
 use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 pub use options::{Options, PODS_EXPECTED};
-use pods::Pods;
+use pod_counts::PodCounts;
 pub use resolve::{Charge, Resolved, limits, resolve};
 use transaction::Transaction;
 use wait::ReplyReceiver;
@@ -52,18 +52,18 @@ pub struct Limiter {
     shared: Arc<Shared>,
 }
 
-/// The context that a slot needs from its limiter.
+/// The context that a key needs from its limiter.
 #[derive(Clone, Copy)]
 struct PodContext<'a> {
     now: Time,
-    pods: &'a Pods,
+    pods: &'a PodCounts,
     /// This pod's number.
     pod: u64,
     /// The longest time that a request waits for a lease.
-    patience: Duration,
+    max_wait: Duration,
     /// The round trip to the store that was last measured for any key, in microseconds.
-    trip_us: u64,
-    desk: &'a LeaseClient,
+    round_trip_us: u64,
+    lease_client: &'a LeaseClient,
 }
 
 /// Keys that hold more than their allowance, each with the time to check whether the key is idle,
@@ -73,16 +73,16 @@ type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 /// State that all handles share.
 struct Shared {
     table: Table<KeyState>,
-    pods: Pods,
+    pods: PodCounts,
     /// The round trip to the store that was last measured for any key, in microseconds.
-    trip_us: AtomicU64,
+    round_trip_us: AtomicU64,
     /// Notified when the pods of a further domain have to be counted.
     new_domain: Notify,
     idle: IdleQueue,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
-    desk: LeaseClient,
-    away: Away,
+    lease_client: LeaseClient,
+    failure_modes: FailureModes,
     clock: Clock,
     options: Options,
 }
@@ -99,20 +99,21 @@ impl Limiter {
                     shared.on_reply(reply);
                 }
             };
-            let desk = LeaseClient::open(store, clock, options.max_wait, Box::new(on_reply));
-            desk.set_pods(options.pods_expected.max(1));
+            let lease_client =
+                LeaseClient::open(store, clock, options.max_wait, Box::new(on_reply));
+            lease_client.set_pods(options.pods_expected.max(1));
             let idle = maintenance::idle_queue(options.buffer_bytes_max);
             let rest =
                 options.buffer_bytes_max.saturating_sub(idle.capacity() * maintenance::IDLE_BYTES);
             Shared {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
-                pods: Pods::new(options.pods_expected),
-                trip_us: AtomicU64::new(key_state::TRIP_FIRST_US),
+                pods: PodCounts::new(options.pods_expected),
+                round_trip_us: AtomicU64::new(key_state::ROUND_TRIP_FIRST_US),
                 new_domain: Notify::new(),
                 idle: Mutex::new(idle),
                 overflows: AtomicU64::new(0),
-                desk,
-                away: Away::new(clock, options.unix_start, options.pod),
+                lease_client,
+                failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
                 clock,
                 options,
             }
@@ -210,7 +211,8 @@ impl Limiter {
 
     /// Event counters since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
+        let Shared { table, idle, overflows, lease_client, failure_modes, options, .. } =
+            &*self.shared;
         let idle_bytes = idle.lock().capacity() * maintenance::IDLE_BYTES;
         let mut counts = vec![
             (Counter::Keys, self.keys() as u64),
@@ -221,19 +223,19 @@ impl Limiter {
             (Counter::BufferOverflows, overflows.load(Ordering::Relaxed)),
             (Counter::TokensExpired, expired()),
         ];
-        counts.extend(away.counts());
-        counts.extend(desk.counts());
+        counts.extend(failure_modes.counts());
+        counts.extend(lease_client.counts());
         counts
     }
 
     /// The states of the shards that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
-        self.shared.desk.shards()
+        self.shared.lease_client.shards()
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn shard_counters(&self) -> Vec<ShardCounters> {
-        self.shared.desk.shard_counters()
+        self.shared.lease_client.shard_counters()
     }
 }
 
@@ -244,18 +246,18 @@ impl Shared {
     /// key.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
-            self.with_slot(charge, now, 0, |slot, context, asks| {
+            self.with_state(charge, now, 0, |state, context, asks| {
                 if charge.refund {
-                    return slot.preview_refund(charge, context);
+                    return state.preview_refund(charge, context);
                 }
-                let attempt = slot.attempt(charge, context);
+                let attempt = state.attempt(charge, context);
                 if attempt.is_settled() {
-                    slot.look_to_next_window(charge, &attempt, context, asks);
+                    state.request_next_window(charge, &attempt, context, asks);
                 }
                 // Where the store is far away, a charge that is short does not ask ahead here: it
                 // asks for itself, in time.
-                if attempt.is_settled() || !slot.is_far(context) {
-                    slot.look_ahead(charge, context, asks);
+                if attempt.is_settled() || !state.is_distant(context) {
+                    state.ask_ahead(charge, context, asks);
                 }
                 attempt
             })
@@ -270,7 +272,7 @@ impl Shared {
     fn refund(&self, charge: &Charge<'_>, now: Time) {
         // Without room for the key the refund is lost, as when the store is unavailable.
         let _ = self
-            .with_slot(charge, now, 0, |slot, context, asks| slot.refund(charge, context, asks));
+            .with_state(charge, now, 0, |state, context, asks| state.refund(charge, context, asks));
     }
 
     /// Charges the tokens held here, or queues for the next lease.
@@ -280,15 +282,15 @@ impl Shared {
         {
             self.new_domain.notify_one();
         }
-        self.with_slot(charge, now, WAITER_BYTES, |slot, context, asks| {
-            slot.enqueue(charge, context, asks)
+        self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
+            state.enqueue(charge, context, asks)
         })
         .flatten()
     }
 
-    /// Runs `visit` on the slot of `charge`, then sends the asks that it adds, after the lock is
-    /// released. `visit` may add up to `room` bytes to what waits in the slot.
-    fn with_slot<R>(
+    /// Runs `visit` on the key of `charge`, then sends the asks that it adds, after the lock is
+    /// released. `visit` may add up to `room` bytes to what waits at the key.
+    fn with_state<R>(
         &self,
         charge: &Charge<'_>,
         now: Time,
@@ -302,14 +304,14 @@ impl Shared {
             now,
             room,
             || KeyState::new(charge, &context),
-            |slot| {
-                slot.adopt(charge, &context, &mut asks);
-                visit(slot, &context, &mut asks)
+            |state| {
+                state.bind_rule(charge, &context, &mut asks);
+                visit(state, &context, &mut asks)
             },
         );
         let (result, evicted) = visited.map_err(|TableFull| StoreError::Overloaded)?;
-        if let Some((key, mut slot)) = evicted {
-            slot.give_back(key, now, &mut asks);
+        if let Some((key, mut state)) = evicted {
+            state.give_back(key, now, &mut asks);
         }
         self.send(asks);
         Ok(result)
@@ -323,9 +325,9 @@ impl Shared {
             // No request waits for a return. Tokens that the store did not take are still held;
             // tokens lost on the way end with their lease.
             if reply.outcome.as_ref().is_err_and(StoreError::is_not_applied) {
-                let starts = self.table.with_existing(key, |slot| {
-                    slot.keep_refused(&reply, &context);
-                    slot.watch(&context)
+                let starts = self.table.with_existing(key, |state| {
+                    state.take_back_unsent(&reply, &context);
+                    state.watch(&context)
                 });
                 if starts == Some(true) {
                     self.watch(key, context.now + WATCH_EVERY);
@@ -334,15 +336,16 @@ impl Shared {
             return;
         }
         if let Ok(grant) = &reply.outcome {
-            self.away.note_time(&reply, grant);
-            let trip_us = context.now.since(reply.asked_at).as_micros();
-            self.trip_us.store(u64::try_from(trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
+            self.failure_modes.note_time(&reply, grant);
+            let round_trip_us = context.now.since(reply.asked_at).as_micros();
+            self.round_trip_us
+                .store(u64::try_from(round_trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         let mut asks = Vec::new();
-        let visited = self.table.with_existing(key, |slot| {
-            let paid = slot.reply(&reply, &context, &mut asks);
-            let pods = if paid > 0 { self.pods.of(slot.domain()) } else { 1 };
-            (slot.watch(&context), paid, pods)
+        let visited = self.table.with_existing(key, |state| {
+            let paid = state.reply(&reply, &context, &mut asks);
+            let pods = if paid > 0 { self.pods.of(state.domain()) } else { 1 };
+            (state.watch(&context), paid, pods)
         });
         match visited {
             Some((starts, paid, pods)) => {
@@ -361,19 +364,26 @@ impl Shared {
 
     fn send(&self, asks: Vec<Ask>) {
         for ask in asks {
-            self.desk.ask(ask);
+            self.lease_client.ask(ask);
         }
     }
 
     fn context(&self, now: Time) -> PodContext<'_> {
-        let Options { pod, max_wait: patience, .. } = self.options;
-        let trip_us = self.trip_us.load(Ordering::Relaxed);
-        PodContext { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
+        let Options { pod, max_wait, .. } = self.options;
+        let round_trip_us = self.round_trip_us.load(Ordering::Relaxed);
+        PodContext {
+            now,
+            pods: &self.pods,
+            pod,
+            max_wait,
+            round_trip_us,
+            lease_client: &self.lease_client,
+        }
     }
 
     /// The shard that owns the count of `key`. The shards of its pools may be others.
     fn shard_of(&self, key: Key, limit: Limit) -> usize {
-        self.desk.shard(&Ask::look(key, limit))
+        self.lease_client.shard(&Ask::look(key, limit))
     }
 
     /// Number of pods that share the limit of `charge`.

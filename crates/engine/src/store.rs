@@ -1,4 +1,5 @@
-//! The store owns each key's count. The lease desk asks it for tokens and gives unspent ones back.
+//! The store owns each key's count. The lease client asks it for tokens and gives unspent ones
+//! back.
 
 pub mod memory;
 pub mod per_second;

@@ -11,8 +11,8 @@ const IN_A_ROW_MAX: u32 = 5;
 
 /// The breaker also opens when more than half of the asks of this span failed.
 const SPAN: Duration = Duration::from_secs(10);
-const PARTS: usize = 10;
-const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
+const SECONDS: usize = 10;
+const SECOND: Duration = Duration::from_secs(SPAN.as_secs() / SECONDS as u64);
 
 /// With fewer asks in the span than this, the share of failures is ignored.
 const SPAN_ASKS_MIN: u32 = 20;
@@ -38,11 +38,11 @@ const PROBE_MAX: Duration = Duration::from_secs(15);
 /// ```
 #[derive(Debug, Clone, Default)]
 pub(super) struct Breaker {
-    state: State,
+    phase: Phase,
     /// The wait before the probe after the next failure.
     wait: Duration,
     in_a_row: u32,
-    recent: [Part; PARTS],
+    recent: [Second; SECONDS],
     opened: u64,
 }
 
@@ -58,7 +58,7 @@ pub enum BreakerState {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-enum State {
+enum Phase {
     #[default]
     Closed,
     Open {
@@ -71,7 +71,7 @@ enum State {
 
 /// The outcomes of the asks of one second.
 #[derive(Debug, Clone, Copy, Default)]
-struct Part {
+struct Second {
     /// The number of the second, counted from the clock's start.
     number: u64,
     asks: u32,
@@ -84,43 +84,46 @@ impl Breaker {
     /// Whether an ask may be sent. If the breaker is open and its wait is over, one ask may, as the
     /// probe.
     pub(super) fn admits(&mut self, now: Time) -> bool {
-        match self.state {
-            State::Closed => true,
-            State::Open { until } if now < until => false,
-            State::Probing { since } if now < since + PROBE_MAX => false,
-            State::Open { .. } | State::Probing { .. } => {
-                self.state = State::Probing { since: now };
+        match self.phase {
+            Phase::Closed => true,
+            Phase::Open { until } if now < until => false,
+            Phase::Probing { since } if now < since + PROBE_MAX => false,
+            Phase::Open { .. } | Phase::Probing { .. } => {
+                self.phase = Phase::Probing { since: now };
                 true
             }
         }
     }
 
-    /// Records the outcome of an ask. Any success closes the breaker: the shard answers.
-    pub(super) fn note(&mut self, good: bool, now: Time, rng: u64) {
-        let part = self.part(now);
-        part.asks = part.asks.saturating_add(1);
-        part.failures = part.failures.saturating_add(u32::from(!good));
-        if good {
-            self.in_a_row = 0;
-            if self.position() != BreakerState::Closed {
-                self.close();
-            }
-            return;
+    /// Records an ask that was answered. It closes the breaker: the shard answers.
+    pub(super) fn note_success(&mut self, now: Time) {
+        let second = self.second(now);
+        second.asks = second.asks.saturating_add(1);
+        self.in_a_row = 0;
+        if self.state() != BreakerState::Closed {
+            self.close();
         }
+    }
+
+    /// Records an ask that was not answered, or answered with an error.
+    pub(super) fn note_failure(&mut self, now: Time, rng: u64) {
+        let second = self.second(now);
+        second.asks = second.asks.saturating_add(1);
+        second.failures = second.failures.saturating_add(1);
         self.in_a_row = self.in_a_row.saturating_add(1);
-        match self.state {
-            State::Closed if self.in_a_row >= IN_A_ROW_MAX || self.mostly_fails(now) => {
+        match self.phase {
+            Phase::Closed if self.in_a_row >= IN_A_ROW_MAX || self.mostly_fails(now) => {
                 self.open(now, rng);
             }
-            State::Probing { .. } => self.open(now, rng),
-            State::Closed | State::Open { .. } => {}
+            Phase::Probing { .. } => self.open(now, rng),
+            Phase::Closed | Phase::Open { .. } => {}
         }
     }
 
     /// Records a reply that refuses one key, independently of the others. The shard answers, which
     /// ends an outage; the reply says nothing else about the shard.
-    pub(super) fn note_of_key(&mut self) {
-        if self.position() != BreakerState::Closed {
+    pub(super) fn note_key_error(&mut self) {
+        if self.state() != BreakerState::Closed {
             self.close();
         }
     }
@@ -128,16 +131,16 @@ impl Breaker {
     /// Opens the breaker because the asks that are out are overdue, so that no further ask joins
     /// them.
     pub(super) fn stall(&mut self, now: Time, rng: u64) {
-        if self.position() != BreakerState::Open {
+        if self.state() != BreakerState::Open {
             self.open(now, rng);
         }
     }
 
-    pub(super) fn position(&self) -> BreakerState {
-        match self.state {
-            State::Closed => BreakerState::Closed,
-            State::Open { .. } => BreakerState::Open,
-            State::Probing { .. } => BreakerState::Probing,
+    pub(super) fn state(&self) -> BreakerState {
+        match self.phase {
+            Phase::Closed => BreakerState::Closed,
+            Phase::Open { .. } => BreakerState::Open,
+            Phase::Probing { .. } => BreakerState::Probing,
         }
     }
 
@@ -151,35 +154,35 @@ impl Breaker {
     }
 
     fn open(&mut self, now: Time, rng: u64) {
-        self.opened += u64::from(self.position() == BreakerState::Closed);
+        self.opened += u64::from(self.state() == BreakerState::Closed);
         let wait = self.wait.clamp(WAIT_FIRST, WAIT_LAST);
-        self.state = State::Open { until: now + shortened(wait, rng) };
+        self.phase = Phase::Open { until: now + shortened(wait, rng) };
         self.wait = wait * 2;
     }
 
     fn mostly_fails(&self, now: Time) -> bool {
-        let oldest = number(now).saturating_sub(PARTS as u64 - 1);
-        let recent = self.recent.iter().filter(|part| part.number >= oldest);
-        let (asks, failures) = recent.fold((0_u32, 0_u32), |(asks, failures), part| {
-            (asks.saturating_add(part.asks), failures.saturating_add(part.failures))
+        let oldest = number(now).saturating_sub(SECONDS as u64 - 1);
+        let recent = self.recent.iter().filter(|second| second.number >= oldest);
+        let (asks, failures) = recent.fold((0_u32, 0_u32), |(asks, failures), second| {
+            (asks.saturating_add(second.asks), failures.saturating_add(second.failures))
         });
         asks >= SPAN_ASKS_MIN && failures > asks / 2
     }
 
-    fn part(&mut self, now: Time) -> &mut Part {
+    fn second(&mut self, now: Time) -> &mut Second {
         let number = number(now);
-        #[allow(clippy::cast_possible_truncation, reason = "a remainder of PARTS fits")]
-        let part = &mut self.recent[(number % PARTS as u64) as usize];
-        if part.number != number {
-            *part = Part { number, ..Part::default() };
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder of SECONDS fits")]
+        let second = &mut self.recent[(number % SECONDS as u64) as usize];
+        if second.number != number {
+            *second = Second { number, ..Second::default() };
         }
-        part
+        second
     }
 }
 
 /// Seconds since the clock's start.
 fn number(now: Time) -> u64 {
-    now.since(Time::default()).as_secs() / PART.as_secs()
+    now.since(Time::default()).as_secs() / SECOND.as_secs()
 }
 
 // === impl BreakerState ===
@@ -202,18 +205,18 @@ mod tests {
     const START: Time = Time::from_nanos(100_000_000_000);
 
     fn failed(times: u32, breaker: &mut Breaker, now: Time) {
-        (0..times).for_each(|_| breaker.note(false, now, u64::MAX));
+        (0..times).for_each(|_| breaker.note_failure(now, u64::MAX));
     }
 
     #[test]
     fn five_failures_in_a_row_open_it() {
         let mut breaker = Breaker::default();
         failed(4, &mut breaker, START);
-        breaker.note(true, START, 0);
+        breaker.note_success(START);
         failed(4, &mut breaker, START);
         assert!(breaker.admits(START));
         failed(1, &mut breaker, START);
-        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Open, 1));
+        assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Open, 1));
         assert!(!breaker.admits(START));
     }
 
@@ -223,13 +226,13 @@ mod tests {
         for second in 0..9 {
             let now = START + Duration::from_secs(second);
             failed(1, &mut breaker, now);
-            breaker.note(true, now, 0);
+            breaker.note_success(now);
         }
         let now = START + Duration::from_secs(9);
         failed(1, &mut breaker, now);
-        assert_eq!(breaker.position(), BreakerState::Closed, "10 of 19: too few asks");
+        assert_eq!(breaker.state(), BreakerState::Closed, "10 of 19: too few asks");
         failed(1, &mut breaker, now);
-        assert_eq!(breaker.position(), BreakerState::Open, "11 of 20");
+        assert_eq!(breaker.state(), BreakerState::Open, "11 of 20");
     }
 
     #[test]
@@ -238,7 +241,7 @@ mod tests {
         for second in 0..100 {
             let now = START + Duration::from_secs(second * 11);
             failed(4, &mut breaker, now);
-            breaker.note(true, now, 0);
+            breaker.note_success(now);
         }
         assert_eq!(breaker.opened(), 0, "5 asks in 10 s");
     }
@@ -253,14 +256,14 @@ mod tests {
             assert!(!breaker.admits(early), "{wait}");
             now = now + Duration::from_millis(wait);
             assert!(breaker.admits(now), "{wait}");
-            assert_eq!(breaker.position(), BreakerState::Probing);
+            assert_eq!(breaker.state(), BreakerState::Probing);
             assert!(!breaker.admits(now), "one at a time");
-            breaker.note(false, now, u64::MAX);
+            breaker.note_failure(now, u64::MAX);
         }
         now = now + WAIT_LAST;
         assert!(breaker.admits(now));
-        breaker.note(true, now, 0);
-        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Closed, 1));
+        breaker.note_success(now);
+        assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Closed, 1));
         failed(5, &mut breaker, now);
         assert!(breaker.admits(now + WAIT_FIRST), "the wait begins anew");
     }
@@ -278,15 +281,15 @@ mod tests {
     #[test]
     fn a_refusal_of_one_key_neither_opens_it_nor_hides_a_failure_and_ends_an_outage() {
         let mut breaker = Breaker::default();
-        (0..1_000).for_each(|_| breaker.note_of_key());
+        (0..1_000).for_each(|_| breaker.note_key_error());
         failed(4, &mut breaker, START);
-        breaker.note_of_key();
-        assert_eq!(breaker.position(), BreakerState::Closed);
+        breaker.note_key_error();
+        assert_eq!(breaker.state(), BreakerState::Closed);
         failed(1, &mut breaker, START);
-        assert_eq!(breaker.position(), BreakerState::Open, "five in a row, of those that count");
+        assert_eq!(breaker.state(), BreakerState::Open, "five in a row, of those that count");
         assert!(breaker.admits(START + WAIT_FIRST));
-        breaker.note_of_key();
-        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Closed, 1), "it answers");
+        breaker.note_key_error();
+        assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Closed, 1), "it answers");
     }
 
     #[test]
@@ -294,8 +297,8 @@ mod tests {
         let mut breaker = Breaker::default();
         breaker.stall(START, 0);
         breaker.stall(START, 0);
-        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Open, 1));
-        breaker.note(true, START, 0);
-        assert_eq!(breaker.position(), BreakerState::Closed);
+        assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Open, 1));
+        breaker.note_success(START);
+        assert_eq!(breaker.state(), BreakerState::Closed);
     }
 }

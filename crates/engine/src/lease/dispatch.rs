@@ -36,13 +36,13 @@ const DRAIN_AWAY_MAX: Duration = Duration::from_millis(250);
 /// Each task holds one until its queue is drained, or the wait for the queue's end is over.
 pub(super) type DrainGuard = mpsc::Sender<Infallible>;
 
-/// An ask with its outcome.
-struct Returned {
+/// An ask that is sent.
+struct Sent {
     ask: Ask,
+    /// The number of its batch.
     batch: u64,
     sent_at: Time,
     is_hot: bool,
-    outcome: Result<Grant, StoreError>,
 }
 
 /// When the next batch may leave.
@@ -73,7 +73,7 @@ struct Dispatch<'a, S, F> {
 struct Drain {
     /// `None` once the end of the queue is no longer waited for.
     guard: Option<DrainGuard>,
-    /// When the desk dropped the queue; it may still hold asks from before that.
+    /// When the lease client dropped the queue; it may still hold asks from before that.
     since: Option<Time>,
 }
 
@@ -83,15 +83,15 @@ struct Alarm<'a> {
     at: Option<Time>,
 }
 
-/// Sends the asks that queue in `asks` until the desk drops the queue and all of them have been
-/// answered.
+/// Sends the asks that queue in `asks` until the lease client drops the queue and all of them have
+/// been answered.
 pub(super) async fn run(
     queue: Arc<ShardQueue>,
     shared: Arc<Shared>,
     asks: mpsc::Receiver<Ask>,
     guard: DrainGuard,
 ) {
-    let send = |ask, batch, sent_at, is_hot| lend(&shared, ask, batch, sent_at, is_hot);
+    let send = |sent| lend(&shared, queue.shard(), sent);
     let sleep = pin!(sleep_until(shared.clock.instant(Time::default())));
     let dispatch = Dispatch {
         queue: &queue,
@@ -107,8 +107,10 @@ pub(super) async fn run(
     dispatch.run(Alarm { sleep, at: None }).await;
 }
 
-/// Sends one ask. A timeout of the ask or a panic of the store fails this ask alone.
-async fn lend(shared: &Shared, ask: Ask, batch: u64, sent_at: Time, is_hot: bool) -> Returned {
+/// Sends one ask to `shard`. A timeout of the ask or a panic of the store fails this ask alone.
+/// Returns the number of its batch with the reply.
+async fn lend(shared: &Shared, shard: usize, sent: Sent) -> (u64, Reply) {
+    let Sent { ask, batch, sent_at, is_hot } = sent;
     let lent = AssertUnwindSafe(async { shared.store.lend(&ask).await }).catch_unwind();
     let outcome = match timeout(EXCHANGE_MAX, lent).await {
         Ok(Ok(outcome)) => outcome,
@@ -118,15 +120,15 @@ async fn lend(shared: &Shared, ask: Ask, batch: u64, sent_at: Time, is_hot: bool
         }
         Err(_) => Err(StoreError::TimedOut),
     };
-    Returned { ask, batch, sent_at, is_hot, outcome }
+    (batch, Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome })
 }
 
 // === impl Dispatch ===
 
 impl<S, F> Dispatch<'_, S, F>
 where
-    S: Fn(Ask, u64, Time, bool) -> F,
-    F: Future<Output = Returned>,
+    S: Fn(Sent) -> F,
+    F: Future<Output = (u64, Reply)>,
 {
     async fn run(mut self, mut alarm: Alarm<'_>) {
         while !self.is_done() {
@@ -140,7 +142,9 @@ where
             alarm.set(self.due(now), self.shared);
             tokio::select! {
                 biased;
-                Some(back) = self.out.next(), if !self.out.is_empty() => self.hand_over(back),
+                Some((batch, reply)) = self.out.next(), if !self.out.is_empty() => {
+                    self.deliver(batch, reply);
+                }
                 received = self.asks.recv_many(&mut self.next, room), if receives => {
                     if received == 0 {
                         self.drain.since = Some(self.shared.clock.now());
@@ -148,7 +152,7 @@ where
                 }
                 () = &mut alarm.sleep, if alarm.at.is_some() => {
                     alarm.at = None;
-                    self.look_for_stall();
+                    self.check_for_stall();
                 }
             }
         }
@@ -190,27 +194,25 @@ where
         self.silence.sent(self.out.is_empty(), now);
         let batch = self.pace.begin(now);
         for ask in self.next.drain(..) {
-            let is_hot = self.queue.note_heat(&ask, now);
-            self.out.push((self.send)(ask, batch, now, is_hot));
+            let is_hot = self.queue.note_sent(&ask, now);
+            self.out.push((self.send)(Sent { ask, batch, sent_at: now, is_hot }));
         }
     }
 
-    fn hand_over(&mut self, back: Returned) {
-        let Returned { ask, batch, sent_at, is_hot, outcome } = back;
+    fn deliver(&mut self, batch: u64, reply: Reply) {
         let now = self.shared.clock.now();
         self.pace.replied(batch);
-        let span = self.queue.stall_after(self.shared.max_wait);
-        let is_congested = self.silence.ended_since(sent_at, span, now);
-        if is_reply(&outcome) {
+        let stall_after = self.queue.stall_after(self.shared.max_wait);
+        let is_congested = self.silence.ended_since(reply.asked_at, stall_after, now);
+        if is_reply(&reply.outcome) {
             self.silence.heard(now);
         }
-        self.queue.note(&ask, &outcome, now.since(sent_at), is_congested, now);
-        let shard = self.queue.shard();
-        self.shared.reply(Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome });
+        self.queue.note(&reply, is_congested, now);
+        self.shared.reply(reply);
     }
 
     /// On a stall, answers the queued asks at once, since waiting would only delay the same answer.
-    fn look_for_stall(&mut self) {
+    fn check_for_stall(&mut self) {
         if self.out.is_empty() {
             return;
         }

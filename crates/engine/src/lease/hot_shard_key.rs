@@ -21,13 +21,13 @@ const ASKS_MIN: u32 = 100;
 /// Another key becomes the hot key once it has half as many asks again as the present one.
 const TAKES_OVER: f64 = 1.5;
 
-/// How far back asks count: ten seconds, less what remains of the present part.
+/// How far back asks count: ten seconds, less what remains of the present interval.
 const SPAN: Duration = Duration::from_secs(10);
-const PARTS: usize = 5;
-const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
+const INTERVALS: usize = 5;
+const INTERVAL: Duration = Duration::from_secs(SPAN.as_secs() / INTERVALS as u64);
 
-/// Sets of each part's sketch: 64 counters. The count of a key may be too low by an eighth of what
-/// its set has seen, which is some 1 / 64 of all asks except those of the hottest keys.
+/// Sets of each interval's sketch: 64 counters. The count of a key may be too low by an eighth of
+/// what its set has seen, which is some 1 / 64 of all asks except those of the hottest keys.
 const SETS: usize = 8;
 
 /// A key that makes up a large share of a shard's asks.
@@ -43,31 +43,31 @@ pub struct HotKey {
 
 /// Counts the asks of one shard.
 #[derive(Debug)]
-pub(super) struct Heat {
-    parts: [Part; PARTS],
+pub(super) struct HotKeyDetector {
+    intervals: [Interval; INTERVALS],
     flagged: Option<Key>,
     /// Asks for the hot key since it was flagged.
     relieved: u64,
 }
 
-/// The asks of one part of the span.
+/// The asks of one interval of the span.
 #[derive(Debug)]
-struct Part {
-    /// The number of the part, counted from the clock's start.
+struct Interval {
+    /// The number of the interval, counted from the clock's start.
     number: u64,
     asks: Sketch,
 }
 
-// === impl Heat ===
+// === impl HotKeyDetector ===
 
-impl Heat {
+impl HotKeyDetector {
     /// Notes an ask. Returns whether its key is hot and, if the key has become hot with this ask,
     /// the key; that is returned once until the key has cooled.
     pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
         let flagged = self.hot_key(now);
         self.flagged = flagged.map(|flagged| flagged.key);
-        self.part(now).asks.note(key);
-        let becomes_hot = self.heat_of(key, now).filter(|hot| {
+        self.interval(now).asks.note(key);
+        let becomes_hot = self.share_of(key, now).filter(|hot| {
             hot.share > SHARE_BEGINS
                 && flagged.is_none_or(|flagged| {
                     flagged.key != key && hot.share > TAKES_OVER * flagged.share
@@ -86,53 +86,53 @@ impl Heat {
         self.flagged == Some(key) && self.hot_key(now).is_some()
     }
 
-    /// The present part, cleared of the older part that it replaces.
-    fn part(&mut self, now: Time) -> &mut Part {
+    /// The present interval, cleared of the older interval that it replaces.
+    fn interval(&mut self, now: Time) -> &mut Interval {
         let number = number(now);
         // The remainder is less than a length, so it fits a `usize`.
-        let at = usize::try_from(number % PARTS as u64).unwrap_or_default();
-        let part = &mut self.parts[at];
-        if part.number != number {
-            part.asks.clear();
-            part.number = number;
+        let at = usize::try_from(number % INTERVALS as u64).unwrap_or_default();
+        let interval = &mut self.intervals[at];
+        if interval.number != number {
+            interval.asks.clear();
+            interval.number = number;
         }
-        part
+        interval
     }
 
     /// The hot key, if there is one.
     pub(super) fn hot_key(&self, now: Time) -> Option<HotKey> {
-        self.heat_of(self.flagged?, now).filter(|hot| hot.share > SHARE_ENDS)
+        self.share_of(self.flagged?, now).filter(|hot| hot.share > SHARE_ENDS)
     }
 
     /// The share of `key`, if there are enough asks for it.
-    fn heat_of(&self, key: Key, now: Time) -> Option<HotKey> {
-        let recent = || self.parts.iter().filter(|part| part.is_recent(now));
-        let asks: u32 = recent().map(|part| part.asks.at_least(key)).sum();
-        let all: u64 = recent().map(|part| part.asks.noted()).sum();
+    fn share_of(&self, key: Key, now: Time) -> Option<HotKey> {
+        let recent = || self.intervals.iter().filter(|interval| interval.is_recent(now));
+        let asks: u32 = recent().map(|interval| interval.asks.at_least(key)).sum();
+        let all: u64 = recent().map(|interval| interval.asks.noted()).sum();
         let share = f64::from(asks) / all.max(1) as f64;
         let relieved = if self.flagged == Some(key) { self.relieved } else { 0 };
         (asks >= ASKS_MIN).then_some(HotKey { key, share, relieved })
     }
 }
 
-impl Default for Heat {
+impl Default for HotKeyDetector {
     fn default() -> Self {
-        let part = || Part { number: 0, asks: Sketch::new(SETS) };
-        Self { parts: std::array::from_fn(|_| part()), flagged: None, relieved: 0 }
+        let interval = || Interval { number: 0, asks: Sketch::new(SETS) };
+        Self { intervals: std::array::from_fn(|_| interval()), flagged: None, relieved: 0 }
     }
 }
 
-// === impl Part ===
+// === impl Interval ===
 
-impl Part {
+impl Interval {
     fn is_recent(&self, now: Time) -> bool {
-        self.number + PARTS as u64 > number(now)
+        self.number + INTERVALS as u64 > number(now)
     }
 }
 
-/// The number of the part of the span that contains `now`.
+/// The number of the interval of the span that contains `now`.
 fn number(now: Time) -> u64 {
-    now.nanos() / (PART.as_secs() * 1_000_000_000)
+    now.nanos() / (INTERVAL.as_secs() * 1_000_000_000)
 }
 
 #[cfg(test)]
@@ -144,90 +144,90 @@ mod tests {
     }
 
     /// Notes asks for keys that are asked for once each.
-    fn others(heat: &mut Heat, asks: u64, millis: u64) {
+    fn others(hot_keys: &mut HotKeyDetector, asks: u64, millis: u64) {
         let key = Key::for_test(1_000_000 + millis);
         for n in 0..asks {
             let pool = u8::try_from(n % 128).unwrap();
-            heat.note(key.of_pool(pool), at(millis));
+            hot_keys.note(key.of_pool(pool), at(millis));
         }
     }
 
     /// Notes `asks` asks in a row. Returns the keys that have become hot with one of them.
-    fn ask(heat: &mut Heat, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
-        (0..asks).filter_map(|_| heat.note(key, at(millis)).1).collect()
+    fn ask(hot_keys: &mut HotKeyDetector, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
+        (0..asks).filter_map(|_| hot_keys.note(key, at(millis)).1).collect()
     }
 
     #[test]
     fn a_key_with_more_than_its_share_is_reported_once_and_flagged_until_it_cools_down() {
-        let (mut heat, key) = (Heat::default(), Key::for_test(1));
-        others(&mut heat, 1_000, 0);
-        let became_hot = ask(&mut heat, key, 300, 100);
+        let (mut hot_keys, key) = (HotKeyDetector::default(), Key::for_test(1));
+        others(&mut hot_keys, 1_000, 0);
+        let became_hot = ask(&mut hot_keys, key, 300, 100);
         assert_eq!(became_hot.len(), 1, "{became_hot:?}");
         assert_eq!(became_hot[0].key, key);
         assert!((became_hot[0].share - 100.0 / 1_100.0).abs() < 1e-9, "{became_hot:?}");
-        let flagged = heat.hot_key(at(9_999)).unwrap();
+        let flagged = hot_keys.hot_key(at(9_999)).unwrap();
         assert!((flagged.share - 300.0 / 1_300.0).abs() < 1e-9, "{flagged:?}");
-        assert_eq!(heat.hot_key(at(10_000)), None, "no ask for ten seconds");
-        assert_eq!(ask(&mut heat, key, 300, 10_000).len(), 1, "again");
+        assert_eq!(hot_keys.hot_key(at(10_000)), None, "no ask for ten seconds");
+        assert_eq!(ask(&mut hot_keys, key, 300, 10_000).len(), 1, "again");
     }
 
     #[test]
     fn a_key_is_not_hot_on_a_quiet_shard_nor_among_many() {
-        let (mut heat, key) = (Heat::default(), Key::for_test(1));
-        assert_eq!(ask(&mut heat, key, ASKS_MIN - 1, 0), []);
-        assert_eq!(heat.hot_key(at(0)), None);
-        let mut heat = Heat::default();
-        others(&mut heat, 5_000, 0);
-        assert_eq!(ask(&mut heat, key, 250, 1), []);
-        assert_eq!(ask(&mut heat, key, 50, 1).len(), 1, "over 5 % at the 264th");
+        let (mut hot_keys, key) = (HotKeyDetector::default(), Key::for_test(1));
+        assert_eq!(ask(&mut hot_keys, key, ASKS_MIN - 1, 0), []);
+        assert_eq!(hot_keys.hot_key(at(0)), None);
+        let mut hot_keys = HotKeyDetector::default();
+        others(&mut hot_keys, 5_000, 0);
+        assert_eq!(ask(&mut hot_keys, key, 250, 1), []);
+        assert_eq!(ask(&mut hot_keys, key, 50, 1).len(), 1, "over 5 % at the 264th");
     }
 
     #[test]
     fn a_share_on_the_edge_does_not_come_and_go() {
-        let (mut heat, key) = (Heat::default(), Key::for_test(1));
-        others(&mut heat, 2_000, 0);
-        assert_eq!(ask(&mut heat, key, 120, 0).len(), 1);
-        others(&mut heat, 600, 1);
-        let share = heat.hot_key(at(1)).unwrap().share;
+        let (mut hot_keys, key) = (HotKeyDetector::default(), Key::for_test(1));
+        others(&mut hot_keys, 2_000, 0);
+        assert_eq!(ask(&mut hot_keys, key, 120, 0).len(), 1);
+        others(&mut hot_keys, 600, 1);
+        let share = hot_keys.hot_key(at(1)).unwrap().share;
         assert!((0.04..0.05).contains(&share), "{share}");
-        assert_eq!(ask(&mut heat, key, 100, 2), []);
-        others(&mut heat, 4_000, 3);
-        assert_eq!(heat.hot_key(at(3)), None, "below 4 %");
+        assert_eq!(ask(&mut hot_keys, key, 100, 2), []);
+        others(&mut hot_keys, 4_000, 3);
+        assert_eq!(hot_keys.hot_key(at(3)), None, "below 4 %");
     }
 
     #[test]
     fn a_hotter_key_takes_over_and_one_as_hot_does_not() {
-        let (mut heat, keys) = (Heat::default(), [1, 2].map(Key::for_test));
-        assert_eq!(ask(&mut heat, keys[0], 200, 0).len(), 1);
-        assert_eq!(ask(&mut heat, keys[1], 300, 0), []);
-        assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[0]);
-        assert_eq!(ask(&mut heat, keys[1], 1, 0).len(), 1, "half as many again");
-        assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[1]);
+        let (mut hot_keys, keys) = (HotKeyDetector::default(), [1, 2].map(Key::for_test));
+        assert_eq!(ask(&mut hot_keys, keys[0], 200, 0).len(), 1);
+        assert_eq!(ask(&mut hot_keys, keys[1], 300, 0), []);
+        assert_eq!(hot_keys.hot_key(at(0)).unwrap().key, keys[0]);
+        assert_eq!(ask(&mut hot_keys, keys[1], 1, 0).len(), 1, "half as many again");
+        assert_eq!(hot_keys.hot_key(at(0)).unwrap().key, keys[1]);
     }
 
     #[test]
     fn asks_of_the_hot_key_are_hot_from_the_one_that_flags_it_until_it_cools() {
-        let (mut heat, key) = (Heat::default(), Key::for_test(1));
-        others(&mut heat, 1_000, 0);
-        let is_hot = |heat: &mut Heat, key, millis| heat.note(key, at(millis)).0;
-        let asks: Vec<_> = (0..150).map(|_| is_hot(&mut heat, key, 100)).collect();
+        let (mut hot_keys, key) = (HotKeyDetector::default(), Key::for_test(1));
+        others(&mut hot_keys, 1_000, 0);
+        let is_hot = |hot_keys: &mut HotKeyDetector, key, millis| hot_keys.note(key, at(millis)).0;
+        let asks: Vec<_> = (0..150).map(|_| is_hot(&mut hot_keys, key, 100)).collect();
         assert_eq!(asks.iter().position(|hot| *hot), Some(99));
         assert!(asks[99..].iter().all(|hot| *hot));
-        assert_eq!(heat.hot_key(at(100)).unwrap().relieved, 51);
-        assert!(!is_hot(&mut heat, Key::for_test(2), 100), "another key");
-        assert!(heat.is_hot(key, at(9_999)) && !heat.is_hot(Key::for_test(2), at(9_999)));
-        assert!(!heat.is_hot(key, at(10_000)) && !is_hot(&mut heat, key, 10_000), "cooled");
+        assert_eq!(hot_keys.hot_key(at(100)).unwrap().relieved, 51);
+        assert!(!is_hot(&mut hot_keys, Key::for_test(2), 100), "another key");
+        assert!(hot_keys.is_hot(key, at(9_999)) && !hot_keys.is_hot(Key::for_test(2), at(9_999)));
+        assert!(!hot_keys.is_hot(key, at(10_000)) && !is_hot(&mut hot_keys, key, 10_000), "cooled");
     }
 
     #[test]
     fn asks_count_for_ten_seconds_less_a_part() {
-        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        let (mut hot_keys, key) = (HotKeyDetector::default(), Key::for_test(1));
         for second in 0..10 {
-            ask(&mut heat, key, 20, 1_000 * second);
+            ask(&mut hot_keys, key, 20, 1_000 * second);
         }
         let asks = |now: u64| {
-            let heat = heat.heat_of(key, at(now));
-            heat.is_some()
+            let hot_keys = hot_keys.share_of(key, at(now));
+            hot_keys.is_some()
         };
         assert!(asks(9_999), "200 asks");
         assert!(asks(12_000), "40 and 40 are gone, 120 are left");

@@ -1,4 +1,5 @@
-//! The desk's state of one shard: its breaker, its budget of asks, its round trip and its hot key.
+//! The lease client's state of one shard: its breaker, its budget of asks, its round trip and its
+//! hot key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +10,10 @@ use ratelease_rules::key::Key;
 
 use super::breaker::{Breaker, BreakerState};
 use super::budget::Budget;
-use super::hot_shard_key::{Heat, HotKey};
-use super::tally::{ShardCounters, Tally};
-use super::{EXCHANGE_MAX, nanos};
-use crate::store::{Ask, Grant, Purpose, StoreError};
+use super::hot_shard_key::{HotKey, HotKeyDetector};
+use super::shard_counters::{AtomicShardCounters, ShardCounters};
+use super::{EXCHANGE_MAX, Reply, nanos};
+use crate::store::{Ask, Purpose, StoreError};
 use crate::time::Time;
 
 /// A shard is stalled once it has been silent for this many round trips, for at least `STALL_MIN`,
@@ -39,7 +40,7 @@ pub struct ShardState {
     pub hot_key: Option<HotKey>,
 }
 
-/// State that the desk shares with the task that sends a shard's asks.
+/// State that the lease client shares with the task that sends a shard's asks.
 #[derive(Debug)]
 pub(super) struct ShardQueue {
     shard: usize,
@@ -47,8 +48,8 @@ pub(super) struct ShardQueue {
     /// In nanoseconds. The last round trip if it took longer than the average, else a moving
     /// average.
     round_trip: AtomicU64,
-    heat: Mutex<Heat>,
-    tally: Tally,
+    hot_keys: Mutex<HotKeyDetector>,
+    counters: AtomicShardCounters,
 }
 
 #[derive(Debug, Default)]
@@ -62,8 +63,8 @@ struct Admission {
 impl ShardQueue {
     pub(super) fn new(shard: usize) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
-        let (admission, heat, tally) = Default::default();
-        Arc::new(Self { shard, admission, round_trip, heat, tally })
+        let (admission, hot_keys, counters) = Default::default();
+        Arc::new(Self { shard, admission, round_trip, hot_keys, counters })
     }
 
     pub(super) fn shard(&self) -> usize {
@@ -78,8 +79,8 @@ impl ShardQueue {
     pub(super) fn admit(&self, ask: &Ask, pods: u32, now: Time) -> Result<(), StoreError> {
         let Admission { breaker, budget } = &mut *self.admission.lock();
         // Checked before the breaker: an ask that the breaker admits may be its only probe.
-        let is_probe = breaker.position() != BreakerState::Closed;
-        if !is_probe && !budget.permits(droppable(ask), pods, now) {
+        let is_probe = breaker.state() != BreakerState::Closed;
+        if !is_probe && !budget.permits(purpose_for_shedding(ask), pods, now) {
             return Err(StoreError::Shed);
         }
         if !breaker.admits(now) {
@@ -90,20 +91,20 @@ impl ShardQueue {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.admission.lock().breaker.position() == BreakerState::Closed
+        self.admission.lock().breaker.state() == BreakerState::Closed
     }
 
     pub(super) fn state(&self, now: Time) -> ShardState {
         let (breaker, opened) = {
             let Admission { breaker, .. } = &*self.admission.lock();
-            (breaker.position(), breaker.opened())
+            (breaker.state(), breaker.opened())
         };
-        let (round_trip, hot_key) = (self.round_trip(), self.heat.lock().hot_key(now));
+        let (round_trip, hot_key) = (self.round_trip(), self.hot_keys.lock().hot_key(now));
         ShardState { shard: self.shard, breaker, opened, round_trip, hot_key }
     }
 
-    pub(super) fn tally(&self) -> ShardCounters {
-        self.tally.of(self.shard)
+    pub(super) fn counters(&self) -> ShardCounters {
+        self.counters.of(self.shard)
     }
 
     fn round_trip(&self) -> Duration {
@@ -118,7 +119,7 @@ impl ShardQueue {
     /// Opens the breaker because the shard is silent.
     pub(super) fn stall(&self, now: Time) {
         let Admission { breaker, .. } = &mut *self.admission.lock();
-        if breaker.position() == BreakerState::Closed {
+        if breaker.state() == BreakerState::Closed {
             tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
         }
         breaker.stall(now, rng(self.shard as u64, now));
@@ -126,33 +127,29 @@ impl ShardQueue {
 
     /// Whether `key` is the shard's hot key.
     pub(super) fn is_hot(&self, key: Key, now: Time) -> bool {
-        self.heat.lock().is_hot(key, now)
+        self.hot_keys.lock().is_hot(key, now)
     }
 
-    /// Records the outcome of `ask`, which took this long. `is_congested` says that other replies
-    /// of the shard have just arrived.
-    pub(super) fn note(
-        &self,
-        ask: &Ask,
-        outcome: &Result<Grant, StoreError>,
-        took: Duration,
-        is_congested: bool,
-        now: Time,
-    ) {
-        self.tally.note(ask, outcome);
-        self.tally.note_took(took, 1);
+    /// Records a reply that arrived at `now`. `is_congested` says that other replies of the shard
+    /// have just arrived.
+    pub(super) fn note(&self, reply: &Reply, is_congested: bool, now: Time) {
+        let Reply { ask, outcome, .. } = reply;
+        let took = now.since(reply.asked_at);
+        self.counters.note(ask, outcome);
+        self.counters.note_took(took);
         if outcome.is_ok() {
             self.note_round_trip(took);
         }
         let Admission { breaker, .. } = &mut *self.admission.lock();
-        let before = breaker.position();
+        let before = breaker.state();
         match outcome {
-            Err(error) if error.concerns_one_key() => breaker.note_of_key(),
+            Err(error) if error.concerns_one_key() => breaker.note_key_error(),
             // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
-            _ => breaker.note(outcome.is_ok(), now, rng(ask.key.bits(), now)),
+            Ok(_) => breaker.note_success(now),
+            Err(_) => breaker.note_failure(now, rng(ask.key.bits(), now)),
         }
-        match (before, breaker.position()) {
+        match (before, breaker.state()) {
             (BreakerState::Closed, BreakerState::Open) => {
                 tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
             }
@@ -165,8 +162,8 @@ impl ShardQueue {
 
     /// Notes that an ask is sent, and returns whether its key is hot. Logs once when a key becomes
     /// hot.
-    pub(super) fn note_heat(&self, ask: &Ask, now: Time) -> bool {
-        let (is_hot, becomes_hot) = self.heat.lock().note(ask.key, now);
+    pub(super) fn note_sent(&self, ask: &Ask, now: Time) -> bool {
+        let (is_hot, becomes_hot) = self.hot_keys.lock().note(ask.key, now);
         if let Some(HotKey { key, share, .. }) = becomes_hot {
             let (shard, percent) = (self.shard, format_args!("{:.0}", share * 100.0));
             tracing::warn!(shard, %key, %percent, "one key makes up much of a shard's asks");
@@ -185,7 +182,7 @@ impl ShardQueue {
 }
 
 /// The purpose by which `ask` may be dropped; an ask that gives tokens back never is.
-fn droppable(ask: &Ask) -> Purpose {
+fn purpose_for_shedding(ask: &Ask) -> Purpose {
     let gives = ask.back.is_some() || ask.deposit.is_some();
     if gives { Purpose::Return } else { ask.purpose }
 }

@@ -45,28 +45,28 @@ impl Silence {
         self.last_reply.is_some_and(|reply| reply > sent_at && now.since(reply) < span)
     }
 
-    /// When to check whether the shard has stalled, which it has after a silence of `patience`;
+    /// When to check whether the shard has stalled, which it has after a silence of `stall_after`;
     /// `None` if it is already known to be stalled.
-    pub(super) fn due(&self, patience: Duration) -> Option<Time> {
-        (!self.is_stall).then(|| (self.since + patience).max(self.not_before))
+    pub(super) fn due(&self, stall_after: Duration) -> Option<Time> {
+        (!self.is_stall).then(|| (self.since + stall_after).max(self.not_before))
     }
 
     /// Whether a stall begins at `now`. `at_server` returns how long the server itself has owed a
     /// reply, where that is known.
     pub(super) fn stalls(
         &mut self,
-        patience: Duration,
+        stall_after: Duration,
         now: Time,
         at_server: impl FnOnce() -> Option<Duration>,
     ) -> bool {
-        let Some(due) = self.due(patience).filter(|due| *due <= now) else { return false };
+        let Some(due) = self.due(stall_after).filter(|due| *due <= now) else { return false };
         if now.since(due) > HELD_UP && now.since(self.since) < LONGEST {
             self.not_before = now + GRACE;
             return false;
         }
         let at_server = at_server().unwrap_or(Duration::MAX);
-        if at_server < patience {
-            self.not_before = now + (patience - at_server);
+        if at_server < stall_after {
+            self.not_before = now + (stall_after - at_server);
             return false;
         }
         self.is_stall = true;
@@ -78,7 +78,7 @@ impl Silence {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_millis(50);
+    const STALL_AFTER: Duration = Duration::from_millis(50);
 
     fn at(millis: u64) -> Time {
         Time::from_nanos((1_000 + millis) * 1_000_000)
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn stalls(silence: &mut Silence, millis: u64) -> bool {
-        silence.stalls(PATIENCE, at(millis), || None)
+        silence.stalls(STALL_AFTER, at(millis), || None)
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         assert!(!stalls(&mut silence, 49));
         assert!(stalls(&mut silence, 50));
         assert!(!stalls(&mut silence, 55), "it is known");
-        assert_eq!(silence.due(PATIENCE), None);
+        assert_eq!(silence.due(STALL_AFTER), None);
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
             assert!(!stalls(&mut silence, millis + 39));
         }
         silence.sent(false, at(400));
-        assert_eq!(silence.due(PATIENCE), Some(at(360 + 50)));
+        assert_eq!(silence.due(STALL_AFTER), Some(at(360 + 50)));
     }
 
     #[test]
@@ -126,18 +126,18 @@ mod tests {
     #[test]
     fn a_reply_since_an_ask_was_sent_shows_congestion_for_a_while() {
         let mut silence = sent();
-        assert!(!silence.ended_since(at(0), PATIENCE, at(10)), "none came");
+        assert!(!silence.ended_since(at(0), STALL_AFTER, at(10)), "none came");
         silence.heard(at(20));
-        assert!(silence.ended_since(at(0), PATIENCE, at(69)));
-        assert!(!silence.ended_since(at(0), PATIENCE, at(70)), "too long ago");
-        assert!(!silence.ended_since(at(30), PATIENCE, at(40)), "before it was sent");
+        assert!(silence.ended_since(at(0), STALL_AFTER, at(69)));
+        assert!(!silence.ended_since(at(0), STALL_AFTER, at(70)), "too long ago");
+        assert!(!silence.ended_since(at(30), STALL_AFTER, at(40)), "before it was sent");
     }
 
     #[test]
     fn a_process_that_was_held_up_reads_first() {
         let mut silence = sent();
         assert!(!stalls(&mut silence, 61));
-        assert_eq!(silence.due(PATIENCE), Some(at(81)));
+        assert_eq!(silence.due(STALL_AFTER), Some(at(81)));
         assert!(stalls(&mut silence, 81));
         let mut silence = sent();
         assert!(stalls(&mut silence, 10_000), "too long for any hold-up");
@@ -147,9 +147,9 @@ mod tests {
     fn a_server_that_owes_nothing_or_not_for_long_does_not_stall() {
         let mut silence = sent();
         let owed = |millis| move || Some(Duration::from_millis(millis));
-        assert!(!silence.stalls(PATIENCE, at(50), owed(0)));
-        assert_eq!(silence.due(PATIENCE), Some(at(100)));
-        assert!(!silence.stalls(PATIENCE, at(100), owed(30)));
-        assert!(silence.stalls(PATIENCE, at(120), owed(50)));
+        assert!(!silence.stalls(STALL_AFTER, at(50), owed(0)));
+        assert_eq!(silence.due(STALL_AFTER), Some(at(100)));
+        assert!(!silence.stalls(STALL_AFTER, at(100), owed(30)));
+        assert!(silence.stalls(STALL_AFTER, at(120), owed(50)));
     }
 }

@@ -23,7 +23,7 @@ use ratelease_rules::{Algorithm, Limit, Rule};
 use super::PodContext;
 use super::attempt::{Attempt, QuotaSnapshot};
 use super::lease_policy::{LeasePolicy, Scarcity};
-use super::pods::domain_of;
+use super::pod_counts::domain_of;
 use super::resolve::Charge;
 use super::wait::{PendingCharge, ReplyReceiver, answered};
 use crate::buffer::table::Link;
@@ -33,7 +33,7 @@ use crate::store::{Ask, Purpose, Return, StoreError};
 use crate::time::{CompactU64, Time};
 use crate::verdict::AppliedLimit;
 use flags::Flags;
-use terms::Held;
+use terms::LimitSource;
 
 /// How often a key that holds more than its allowance is checked.
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
@@ -41,11 +41,11 @@ pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 /// An ask that is out for longer than this is overdue: this many round trips, but at least the time
 /// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
 /// requests may wait.
-const OVERDUE_TRIPS: u32 = 4;
+const OVERDUE_ROUND_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(100);
 
-/// An ask that is out for this long was lost by an internal error, since the desk answers each ask
-/// within ten seconds.
+/// An ask that is out for this long was lost by an internal error, since the lease client answers
+/// each ask within ten seconds.
 const LOST_AFTER: Duration = Duration::from_secs(15);
 
 /// After an ask was dropped because the budget was spent, no ask that could be dropped is made for
@@ -57,7 +57,7 @@ const SHED_PAUSE: Duration = Duration::from_millis(50);
 const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 
 /// The round trip that is assumed before the first measurement.
-pub(super) const TRIP_FIRST_US: u64 = 1_000;
+pub(super) const ROUND_TRIP_FIRST_US: u64 = 1_000;
 
 /// State of one key: 80 bytes, since there are many keys. What only few keys have is in
 /// [`ColdState`].
@@ -67,7 +67,7 @@ pub(super) struct KeyState {
     rule: Option<Arc<Rule>>,
     /// Requests in each window of an override.
     requests: u32,
-    held: Held,
+    limit_source: LimitSource,
     flags: Flags,
     /// Number of asks on their way: one at a time, or several where the store is far away.
     asking: u8,
@@ -76,7 +76,7 @@ pub(super) struct KeyState {
     demand: Demand,
     /// The round trip to the store, in microseconds: the last one if it took longer than the
     /// average, else a moving average.
-    trip_us: CompactU64,
+    round_trip_us: CompactU64,
     next: Link,
 }
 
@@ -84,24 +84,24 @@ pub(super) struct KeyState {
 
 impl KeyState {
     pub(super) fn new(charge: &Charge<'_>, context: &PodContext<'_>) -> Self {
-        let mut slot = Self {
+        let mut state = Self {
             buffer: Buffer::unknown(),
             rule: charge.applied.rule.cloned(),
             requests: 0,
-            held: Held::Rule,
+            limit_source: LimitSource::Rule,
             flags: Flags::default(),
             asking: 0,
             pool: context.first_pool(charge.key()),
             demand: Demand::default(),
-            trip_us: CompactU64::floor(context.trip_us),
+            round_trip_us: CompactU64::floor(context.round_trip_us),
             next: Link::default(),
         };
-        slot.set_limit(charge.applied.limit);
-        slot
+        state.set_limit(charge.applied.limit);
+        state
     }
 
-    /// Adopts the limit of `charge`. Tokens lent under another limit go back.
-    pub(super) fn adopt(
+    /// Binds the key to the rule and limit of `charge`. Tokens lent under another limit go back.
+    pub(super) fn bind_rule(
         &mut self,
         charge: &Charge<'_>,
         context: &PodContext<'_>,
@@ -110,14 +110,14 @@ impl KeyState {
         let AppliedLimit { limit, rule } = charge.applied;
         let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
         // The limit of a charge with a rule is the limit of that rule.
-        if same && rule.is_some() && matches!(self.held, Held::Rule) {
+        if same && rule.is_some() && matches!(self.limit_source, LimitSource::Rule) {
             return;
         }
         let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| pools_of(rule));
         if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
             self.empty_pools(charge.key(), pools(rule), context, asks);
         }
-        self.turn_to(limit, charge.key(), context, asks);
+        self.change_limit(limit, charge.key(), context, asks);
         if !same {
             self.rule = rule.cloned();
             self.set_limit(limit);
@@ -151,28 +151,28 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) -> Result<ReplyReceiver, StoreError> {
-        let wish = PendingCharge::of(charge);
+        let pending = PendingCharge::of(charge);
         self.note_demand(charge, context.now);
-        let attempt = self.settle(wish, context);
+        let attempt = self.settle(pending, context);
         if attempt.is_settled() {
             return Ok(answered(attempt));
         }
         if self.is_lost(context.now) {
             self.asking = 0;
-            self.set_owed(0);
+            self.set_debt(0);
         }
         if self.is_overdue(context) {
             return Err(StoreError::Unavailable);
         }
-        if self.asking == 0 && self.is_barred(context.now) {
+        if self.asking == 0 && self.is_suspended(context.now) {
             return Err(StoreError::ForeignValue);
         }
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
-        let (promise, queued) = self.buffer.make_cold().waiting.push(wish);
+        let (reply, queued) = self.buffer.make_cold().waiting.push(pending);
         if queued && (self.asking == 0 || self.is_uncovered(context)) {
             asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
         }
-        Ok(promise)
+        Ok(reply)
     }
 
     /// The effect of a refund on the key, if a lease is held here that can take the refund.
@@ -213,7 +213,7 @@ impl KeyState {
 
     /// After a charge, asks for the next lease while tokens last, if they will not last until it
     /// arrives.
-    pub(super) fn look_ahead(
+    pub(super) fn ask_ahead(
         &mut self,
         charge: &Charge<'_>,
         context: &PodContext<'_>,
@@ -233,7 +233,7 @@ impl KeyState {
         // An empty bucket has a token again once the reply about it is no longer fresh.
         let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
         let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
-        let more = (left || refills) && !self.is_barred(context.now);
+        let more = (left || refills) && !self.is_suspended(context.now);
         if ahead && more && self.need(&policy, 0, context).may_hold_ahead() {
             let purpose = Purpose::Ahead;
             asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
@@ -279,27 +279,27 @@ impl KeyState {
     }
 
     fn policy(&self, context: &PodContext<'_>) -> LeasePolicy {
-        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.patience)
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.max_wait)
     }
 
     /// The policy of the key for returns. It assumes no wait, since only a leaky bucket's slots may
     /// be taken late, and slots are never returned.
-    fn manner_of_returns(&self) -> LeasePolicy {
+    fn return_policy(&self) -> LeasePolicy {
         LeasePolicy::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }
 
     /// Charges the tokens held, if they are enough.
-    fn settle(&mut self, wish: PendingCharge, context: &PodContext<'_>) -> Attempt {
+    fn settle(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
         let now = context.now;
         self.begin_next(now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);
-        let take = if wish.limit != limit {
+        let take = if pending.limit != limit {
             Take::Short
-        } else if wish.refund {
-            let refunded = self.buffer.refund(wish.hits, limit.capacity(), kind, now);
+        } else if pending.refund {
+            let refunded = self.buffer.refund(pending.hits, limit.capacity(), kind, now);
             if refunded { Take::Taken(LeasedTokens::default()) } else { Take::Short }
         } else {
-            self.buffer.take(wish.hits, wish.charge_denied, kind, now)
+            self.buffer.take(pending.hits, pending.charge_denied, kind, now)
         };
         Attempt::local(take, self.quota(limit, now))
     }

@@ -14,11 +14,11 @@ use crate::store::{Ask, Heartbeat};
 use crate::time::Time;
 
 use super::key_state::KeyState;
-use super::pods::Due;
+use super::pod_counts::Due;
 use super::{Limiter, Shared};
 
 /// Time between two heartbeats.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often expired keys are evicted.
 const EVICT_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ const EVICT_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The largest number of idle keys that are checked at once: their returns must find room in the
-/// desk's queue.
+/// lease client's queue.
 const IDLE_CHECK_BATCH: usize = 1024;
 
 /// The largest number of keys that wait to be checked, as far as a 32nd of the buffers' budget
@@ -43,7 +43,7 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// A pod without a heartbeat for this long counts as dead: three heartbeats.
-const BEAT_LASTS: Duration = Duration::from_secs(3);
+const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
 
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
@@ -56,14 +56,14 @@ impl Limiter {
     /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
     /// never returns.
     pub async fn run_heartbeats(&self) {
-        let mut ticks = tokio::time::interval(BEAT_INTERVAL);
+        let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.shared.new_domain.notified() => {}
             }
-            self.beat_once().await;
+            self.send_heartbeats().await;
         }
     }
 
@@ -87,18 +87,18 @@ impl Limiter {
 
     /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
     /// pods.
-    async fn beat_once(&self) {
+    async fn send_heartbeats(&self) {
         let Self { shared } = self;
         let Due { domains, rounds } = shared.pods.due(shared.clock.now());
         let beats = domains.into_iter().map(|domain| async move {
             let beat = shared.beat(domain.as_deref(), rounds, false);
-            if let Ok(pods) = shared.desk.beat(beat).await {
+            if let Ok(pods) = shared.lease_client.beat(beat).await {
                 shared.pods.note(&domain, pods);
             }
         });
         // A heartbeat that hangs must not delay the next round.
         let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
-        shared.desk.set_pods(shared.pods.of(None));
+        shared.lease_client.set_pods(shared.pods.of(None));
     }
 
     /// Tells the store that this pod leaves.
@@ -107,16 +107,16 @@ impl Limiter {
         let Due { domains, rounds } = shared.pods.due(shared.clock.now());
         let beats = domains
             .into_iter()
-            .map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), rounds, true)));
+            .map(|domain| shared.lease_client.beat(shared.beat(domain.as_deref(), rounds, true)));
         join_all(beats).await;
     }
 
     /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
     pub async fn apply_rules(&self, rules: &Rules) {
-        self.sweep(|key, slot, now, asks| {
+        self.sweep(|key, state, now, asks| {
             let context = self.shared.context(now);
-            if stale(rules, slot) && slot.takes_returns(key, &context) {
-                slot.give_back(key, now, asks);
+            if stale(rules, state) && state.takes_returns(key, &context) {
+                state.give_back(key, now, asks);
             }
         })
         .await;
@@ -132,10 +132,10 @@ impl Limiter {
     /// closed.
     pub async fn close(&self) {
         // A lease that is still on its way must arrive before it can be given back.
-        self.shared.desk.settle().await;
-        self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
+        self.shared.lease_client.settle().await;
+        self.sweep(|key, state, now, asks| state.give_back(key, now, asks)).await;
         self.leave().await;
-        self.shared.desk.close().await;
+        self.shared.lease_client.close().await;
     }
 
     /// Calls `visit` on every key, removes the keys that are of no more use, and sends the asks
@@ -145,16 +145,16 @@ impl Limiter {
         for partition in shared.table.partitions() {
             let now = shared.clock.now();
             let mut returned = Vec::new();
-            shared.table.retain(partition, |key, slot| {
-                visit(key, slot, now, &mut returned);
-                let stays = slot.is_busy() || slot.is_live(now);
+            shared.table.retain(partition, |key, state| {
+                visit(key, state, now, &mut returned);
+                let stays = state.is_busy() || state.is_live(now);
                 if !stays {
-                    slot.give_back(key, now, &mut returned); // and what has ended is counted
+                    state.give_back(key, now, &mut returned); // and what has ended is counted
                 }
                 stays
             });
             for ask in returned {
-                shared.desk.ask_patiently(ask).await;
+                shared.lease_client.send_wait(ask).await;
             }
         }
     }
@@ -165,7 +165,7 @@ impl Shared {
     /// number of `rounds`.
     fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Heartbeat {
         let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
-        let lasts = if domain.is_some() { BEAT_LASTS * rounds } else { BEAT_LASTS };
+        let lasts = if domain.is_some() { HEARTBEAT_LASTS * rounds } else { HEARTBEAT_LASTS };
         Heartbeat { pod: self.options.pod, lasts, leaves, domain }
     }
 
@@ -194,7 +194,8 @@ impl Shared {
         for _ in 0..IDLE_CHECK_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
-            let next = self.table.with_existing(key, |slot| slot.inspect(key, &context, &mut asks));
+            let next =
+                self.table.with_existing(key, |state| state.inspect(key, &context, &mut asks));
             if let Some(due) = next.flatten() {
                 self.watch(key, due);
             }
@@ -209,18 +210,18 @@ pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
 }
 
 /// Whether two rules lend tokens in the same way.
-fn lends_alike(one: &Rule, other: &Rule) -> bool {
+fn have_same_lease_terms(one: &Rule, other: &Rule) -> bool {
     let policy = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
     policy(one) == policy(other)
 }
 
 /// Whether the key's rule is gone or now lends differently. An unchanged rule is replaced by its
 /// new copy, so that old versions of the rules can be freed.
-fn stale(rules: &Rules, slot: &mut KeyState) -> bool {
-    let Some(rule) = slot.rule() else { return false };
-    match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {
+fn stale(rules: &Rules, state: &mut KeyState) -> bool {
+    let Some(rule) = state.rule() else { return false };
+    match rules.by_path(&rule.path).filter(|new| have_same_lease_terms(new, rule)) {
         Some(new) => {
-            slot.renew(new);
+            state.renew(new);
             false
         }
         None => true,

@@ -29,7 +29,7 @@ impl Shared {
 // === impl Charge ===
 
 impl Charge<'_> {
-    /// The place and the key of the slot that the charge is charged to.
+    /// The region of the table and the key that the charge is charged to.
     pub(super) fn region(&self) -> (Region, Key) {
         let region =
             if self.overflow.get().is_some() { Region::Reserved } else { Region::Evictable };

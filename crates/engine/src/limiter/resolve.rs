@@ -8,7 +8,7 @@ use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 
-use super::pods::domain_of;
+use super::pod_counts::domain_of;
 use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.

@@ -5,7 +5,7 @@ use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
 use super::attempt::Attempt;
-use super::away::Away;
+use super::failure_mode::FailureModes;
 use super::key_state::KeyState;
 use super::lease_policy::LeasePolicy;
 use super::resolve::Charge;
@@ -24,9 +24,10 @@ impl Shared {
     ) -> Result<Attempt, StoreError> {
         let local = charge.failure_mode() == FailureMode::Local && charge.spends();
         if local {
-            let used_up = self.table.with_existing(charge.key(), |slot| slot.used_up(charge, now));
+            let used_up =
+                self.table.with_existing(charge.key(), |state| state.used_up(charge, now));
             if let Some(quota) = used_up.flatten() {
-                return Ok(self.away.deny(quota));
+                return Ok(self.failure_modes.deny(quota));
             }
         }
         self.answer_alone(charge, now, why)
@@ -46,7 +47,7 @@ impl Shared {
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
             FailureMode::Local if !queued => self.answer_alone(charge, now, why),
-            mode => Ok(Away::pass(mode, charge)),
+            mode => Ok(FailureModes::pass(mode, charge)),
         }
     }
 
@@ -57,14 +58,14 @@ impl Shared {
         why: StoreError,
     ) -> Result<Attempt, StoreError> {
         let shard = self.shard_of(charge.key(), charge.applied.limit);
-        self.away.answer(charge, self.pods_of(charge), shard, now, why)
+        self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
     /// Notes that this pod admitted `charge` by itself while an ask for it is out: the lease will
     /// pay for the charge.
-    pub(super) fn owe(&self, charge: &Charge<'_>) {
+    pub(super) fn note_debt(&self, charge: &Charge<'_>) {
         if charge.spends() && charge.failure_mode() == FailureMode::Local {
-            self.table.with_existing(charge.key(), |slot| slot.owe(charge));
+            self.table.with_existing(charge.key(), |state| state.note_debt(charge));
         }
     }
 
@@ -91,7 +92,7 @@ impl Shared {
     /// Takes back hits that this pod admitted by itself, as one of `pods`, and that are not spent
     /// after all, or that a lease has paid for.
     pub(super) fn return_own(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
-        self.away.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
+        self.failure_modes.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
     }
 
     /// Puts back tokens that were taken and are not spent after all.
@@ -102,7 +103,7 @@ impl Shared {
         let context = self.context(self.clock.now());
         let key = charge.key();
         let mut asks = Vec::new();
-        let put_back = |slot: &mut KeyState| slot.put_back(taken, key, &context, &mut asks);
+        let put_back = |state: &mut KeyState| state.put_back(taken, key, &context, &mut asks);
         let kept = self.table.with_existing(key, put_back);
         if kept.is_none() {
             // The key was evicted meanwhile.

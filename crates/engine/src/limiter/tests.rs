@@ -14,8 +14,8 @@ use crate::store::{GrantFuture, Heartbeat, PodCountFuture};
 use crate::verdict::{Code, Modes};
 
 mod algorithms;
-mod away;
 mod demand;
+mod failure_mode;
 mod leases;
 mod memory;
 mod next_window;

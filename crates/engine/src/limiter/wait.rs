@@ -41,8 +41,8 @@ pub(super) fn answered(attempt: Attempt) -> ReplyReceiver {
 /// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) wish: PendingCharge,
-    reply: oneshot::Sender<Result<Attempt, StoreError>>,
+    pub(super) pending: PendingCharge,
+    sender: oneshot::Sender<Result<Attempt, StoreError>>,
 }
 
 /// What a charge needs from its key.
@@ -68,42 +68,52 @@ impl Queue {
     }
 
     pub(super) fn first(&self) -> Option<PendingCharge> {
-        self.waiters.front().map(|waiter| waiter.wish)
+        self.waiters.front().map(|waiter| waiter.pending)
     }
 
-    /// The wishes held to `limit`, in order.
+    /// The charges held to `limit`, in order.
     pub(super) fn under(&self, limit: Limit) -> impl Iterator<Item = PendingCharge> {
-        self.waiters.iter().map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
+        self.waiters
+            .iter()
+            .map(|waiter| waiter.pending)
+            .filter(move |pending| pending.limit == limit)
     }
 
-    /// Adds `wish` at the end. Returns false if there is no room, which the promise then reports.
-    pub(super) fn push(&mut self, wish: PendingCharge) -> (ReplyReceiver, bool) {
-        let (reply, promise) = oneshot::channel();
+    /// Hits of the charges held to `limit` that take tokens.
+    pub(super) fn wanted(&self, limit: Limit) -> u64 {
+        let spending = self.under(limit).filter(PendingCharge::spends);
+        spending.fold(0, |sum, pending| sum.saturating_add(pending.hits))
+    }
+
+    /// Adds `pending` at the end. Returns false if there is no room, which the receiver then
+    /// reports.
+    pub(super) fn push(&mut self, pending: PendingCharge) -> (ReplyReceiver, bool) {
+        let (sender, reply) = oneshot::channel();
         let is_full = |queue: &Self| queue.len() >= WAITING_MAX;
         if is_full(self) {
             self.forget_answered();
         }
         if is_full(self) {
             // The receiver still exists, so sending cannot fail.
-            let _ = reply.send(Err(StoreError::Overloaded));
-            return (promise, false);
+            let _ = sender.send(Err(StoreError::Overloaded));
+            return (reply, false);
         }
-        self.keep(Waiter { wish, reply });
-        (promise, true)
+        self.push_back(Waiter { pending, sender });
+        (reply, true)
     }
 
     /// Takes the hits out of the refunds held to `limit`, to be sent to the store. The emptied
     /// refunds wait for the store's reply.
     pub(super) fn take_refunds(&mut self, limit: Limit) -> u64 {
-        let wishes = self.waiters.iter_mut().map(|waiter| &mut waiter.wish);
-        let refunds = wishes.filter(|wish| wish.refund && wish.limit == limit);
-        refunds.fold(0, |sum: u64, wish| sum.saturating_add(std::mem::take(&mut wish.hits)))
+        let charges = self.waiters.iter_mut().map(|waiter| &mut waiter.pending);
+        let refunds = charges.filter(|pending| pending.refund && pending.limit == limit);
+        refunds.fold(0, |sum: u64, pending| sum.saturating_add(std::mem::take(&mut pending.hits)))
     }
 
     /// Drops the requests that have been answered otherwise, except refunds that are still to be
     /// sent.
     pub(super) fn forget_answered(&mut self) {
-        self.waiters.retain(Waiter::counts);
+        self.waiters.retain(Waiter::is_needed);
         if self.waiters.capacity() / 2 > self.waiters.len() {
             // The capacity must not exceed what was counted for it.
             self.waiters.shrink_to_fit();
@@ -111,13 +121,13 @@ impl Queue {
     }
 
     /// Removes and returns all that still wait; those that go on waiting must be put back with
-    /// `keep`.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = Waiter> + use<> {
+    /// `push_back`.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waiter> + use<> {
         let waiters = std::mem::take(&mut self.waiters);
-        waiters.into_iter().filter(Waiter::counts)
+        waiters.into_iter().filter(Waiter::is_needed)
     }
 
-    pub(super) fn keep(&mut self, waiter: Waiter) {
+    pub(super) fn push_back(&mut self, waiter: Waiter) {
         self.waiters.push_back(waiter);
     }
 }
@@ -126,13 +136,13 @@ impl Queue {
 
 impl Waiter {
     /// Whether it is still needed: its request waits, or its refund has yet to be sent.
-    fn counts(&self) -> bool {
-        !self.reply.is_closed() || (self.wish.refund && self.wish.hits > 0)
+    fn is_needed(&self) -> bool {
+        !self.sender.is_closed() || (self.pending.refund && self.pending.hits > 0)
     }
 
     /// Sends the outcome to the request. If the request is gone, returns the outcome.
     pub(super) fn answer(self, reply: Result<Attempt, StoreError>) -> Option<Attempt> {
-        self.reply.send(reply).err()?.ok()
+        self.sender.send(reply).err()?.ok()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The end of a desk: queued asks are answered, and no unavailable shard holds the others up.
+//! The end of a lease client: queued asks are answered, and no unavailable shard holds the others
+//! up.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,12 +14,12 @@ use crate::limiter::{Limiter, Options};
 #[tokio::test]
 async fn closing_answers_what_has_queued_and_takes_no_more() {
     let mut rig = Rig::new(|_| Fate::After(ms(1)));
-    rig.desk.ask(ask(0, 0));
-    rig.desk.ask(ask(1, 1));
-    rig.desk.close().await;
+    rig.client.ask(ask(0, 0));
+    rig.client.ask(ask(1, 1));
+    rig.client.close().await;
     assert!(rig.replies.try_recv().is_ok());
     assert!(rig.replies.try_recv().is_ok());
-    rig.desk.ask(ask(2, 0));
+    rig.client.ask(ask(2, 0));
     assert_eq!(rig.replies.try_recv().unwrap().outcome, Err(StoreError::Overloaded));
 }
 
@@ -26,14 +27,14 @@ async fn closing_answers_what_has_queued_and_takes_no_more() {
 async fn a_shard_that_is_away_is_not_waited_for_long() {
     let mut rig = Rig::new(|ask| if ask.want == 0 { Fate::Never } else { Fate::After(ms(200)) });
     let clock = Clock::start();
-    rig.desk.ask(ask(0, 0));
-    rig.desk.ask(ask(1, 1));
+    rig.client.ask(ask(0, 0));
+    rig.client.ask(ask(1, 1));
     rig.start(2).await;
-    rig.desk.settle().await;
+    rig.client.settle().await;
     assert_eq!(rig.replies.try_recv().unwrap().ask, ask(1, 1), "the other was waited for");
     assert!(clock.now() < Time::default() + ms(260), "{:?}", clock.now());
-    rig.desk.ask(ask(2, 1));
-    rig.desk.close().await;
+    rig.client.ask(ask(2, 1));
+    rig.client.close().await;
     assert_eq!(rig.replies.try_recv().unwrap().ask, ask(2, 1));
 }
 
@@ -42,12 +43,12 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
     let mut rig = Rig::new(|_| Fate::After(ms(3_000)));
     *rig.store.silence.lock() = Some(Duration::ZERO);
     let clock = Clock::start();
-    rig.desk.ask(ask(0, 0));
+    rig.client.ask(ask(0, 0));
     rig.start(1).await;
-    rig.desk.settle().await;
+    rig.client.settle().await;
     assert!(clock.now() < Time::default() + ms(1_002), "{:?}", clock.now());
-    rig.desk.ask(ask(1, 0));
-    rig.desk.close().await;
+    rig.client.ask(ask(1, 0));
+    rig.client.close().await;
     assert_eq!(rig.replies(2).await.len(), 2);
     assert!(clock.now() >= Time::default() + ms(4_000), "{:?}", clock.now());
 }
@@ -56,11 +57,11 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
 async fn a_queue_that_stands_still_delays_a_return_only_briefly() {
     let mut rig = Rig::new(|_| Fate::Gated);
     *rig.store.silence.lock() = Some(Duration::ZERO);
-    (0..4 * BATCH_MAX as u64).for_each(|key| rig.desk.ask(ask(key, 0)));
+    (0..4 * BATCH_MAX as u64).for_each(|key| rig.client.ask(ask(key, 0)));
     rig.start(4 * BATCH_MAX).await;
-    (0..QUEUE_MAX as u64).for_each(|key| rig.desk.ask(ask(key, 0)));
+    (0..QUEUE_MAX as u64).for_each(|key| rig.client.ask(ask(key, 0)));
     let clock = Clock::start();
-    rig.desk.ask_patiently(ask(0, 0)).await;
+    rig.client.send_wait(ask(0, 0)).await;
     assert!(clock.now() < Time::default() + ms(252), "{:?}", clock.now());
 }
 
@@ -162,9 +163,9 @@ async fn no_beat_arrives_after_the_one_that_says_that_the_pod_leaves() {
 #[tokio::test(start_paused = true)]
 async fn a_desk_that_is_dropped_ends_its_tasks() {
     let mut rig = Rig::new(|_| Fate::Never);
-    rig.desk.ask(ask(0, 0));
+    rig.client.ask(ask(0, 0));
     rig.start(1).await;
-    drop(rig.desk);
+    drop(rig.client);
     tokio::task::yield_now().await;
     assert_eq!(Arc::strong_count(&rig.store), 1);
 }

@@ -1,11 +1,11 @@
-//! What a slot asks of the store: how much, when it asks again, and what it returns.
+//! What a key asks of the store: how much, when it asks again, and what it returns.
 
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit};
 
-use super::{KeyState, LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, PROBES_SHED_FOR};
+use super::{KeyState, LOST_AFTER, OVERDUE_MIN, OVERDUE_ROUND_TRIPS, PROBES_SHED_FOR};
 use crate::buffer::LeaseKind;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
@@ -42,11 +42,11 @@ impl KeyState {
                 .flat_map(|queue| queue.under(policy.limit))
                 .filter(PendingCharge::spends)
         };
-        let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        let wanted = waiting.map_or(0, |queue| queue.wanted(policy.limit));
         let missing = wanted.saturating_sub(held).saturating_sub(expected);
         // The first waiting charge that the asks on their way do not cover.
         let first = if expected > 0 { charges().last() } else { charges().next() };
-        let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
+        let need = first.map_or(0, |pending| pending.hits.saturating_sub(held));
         let lease = self.need(&policy, missing, context);
         let pool = self.pool(&policy, &lease, context.now).filter(|_| refunds == 0);
         let want = match first {
@@ -68,7 +68,7 @@ impl KeyState {
         Ask {
             want,
             need: if own { need } else { 0 },
-            charge_denied: own && first.is_some_and(|wish| wish.charge_denied),
+            charge_denied: own && first.is_some_and(|pending| pending.charge_denied),
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
             ..policy.ask(key)
@@ -112,20 +112,19 @@ impl KeyState {
 
     /// Whether a request has no time to wait for three asks in sequence: the one that is out, one
     /// that brings less than is wanted, and one that is denied.
-    pub(in crate::limiter) fn is_far(&self, context: &PodContext<'_>) -> bool {
-        3 * self.round_trip() > context.patience
+    pub(in crate::limiter) fn is_distant(&self, context: &PodContext<'_>) -> bool {
+        3 * self.round_trip() > context.max_wait
     }
 
     /// Whether the waiting requests want more than the asks on their way may bring, and there is no
     /// time to ask again after the replies.
     pub(super) fn is_uncovered(&self, context: &PodContext<'_>) -> bool {
         let empty = self.buffer.is_known_empty(context.now); // one probe is enough
-        if empty || !self.is_far(context) || self.asking >= ASKS_MAX {
+        if empty || !self.is_distant(context) || self.asking >= ASKS_MAX {
             return false;
         }
         let Some(cold) = self.buffer.cold() else { return false };
-        let spending = cold.waiting.under(self.limit()).filter(PendingCharge::spends);
-        let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        let wanted = cold.waiting.wanted(self.limit());
         // The expected tokens are counted up to `u32::MAX` only.
         wanted.min(u32::MAX.into())
             > self.expected().saturating_add(self.buffer.tokens(context.now))
@@ -173,9 +172,9 @@ impl KeyState {
 
     /// Whether the reply to the ask on its way is overdue.
     pub(super) fn is_overdue(&self, context: &PodContext<'_>) -> bool {
-        let trips = self.round_trip() * OVERDUE_TRIPS;
+        let trips = self.round_trip() * OVERDUE_ROUND_TRIPS;
         let asked_for = self.buffer.ask_age(context.now);
-        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.patience)
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.max_wait)
     }
 
     /// Whether the reply to the ask on its way will never come.
@@ -184,14 +183,14 @@ impl KeyState {
     }
 
     pub(super) fn round_trip(&self) -> Duration {
-        Duration::from_micros(self.trip_us.get())
+        Duration::from_micros(self.round_trip_us.get())
     }
 
-    pub(super) fn note_trip(&mut self, measured: Duration) {
+    pub(super) fn note_round_trip(&mut self, measured: Duration) {
         let measured = u64::try_from(measured.as_micros()).unwrap_or(u64::MAX);
-        let before = self.trip_us.get();
+        let before = self.round_trip_us.get();
         let smooth = before - before / 8 + measured / 8;
-        self.trip_us = CompactU64::floor(smooth.max(measured));
+        self.round_trip_us = CompactU64::floor(smooth.max(measured));
     }
 }
 

@@ -1,4 +1,4 @@
-//! State that only few keys have at a time, in an optional box beside the slot's buffer.
+//! State that only few keys have at a time, in an optional box beside the key's buffer.
 
 use ratelease_rules::Limit;
 
@@ -12,8 +12,8 @@ use crate::time::Time;
 pub(in crate::limiter) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
 
 /// The largest number of requests that wait for leases, at all keys together: eight times the asks
-/// in the desk's queue for a shard, since a request that gave up stays until its lease arrives.
-/// Some 10 MiB.
+/// in the lease client's queue for a shard, since a request that gave up stays until its lease
+/// arrives. Some 10 MiB.
 pub(in crate::limiter) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
 const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
@@ -24,11 +24,11 @@ pub(in crate::limiter) struct ColdState {
     pub(super) waiting: Queue,
     /// Hits that this pod has admitted by itself since the ask on its way was made: if its lease
     /// arrives, it pays for them.
-    pub(super) owed: u32,
+    pub(super) debt: u32,
     /// Tokens that the asks on their way may bring to waiting requests.
     pub(super) expected: u32,
     /// Until when the store is not asked, since it holds another program's value under the key.
-    pub(super) barred_until: Time,
+    pub(super) suspended_until: Time,
     /// A lease of the next window, which has not begun yet.
     pub(super) next: Option<Box<Refill>>,
     /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
@@ -53,12 +53,12 @@ impl ColdState {
 
 impl Cold for ColdState {
     fn is_empty(&self) -> bool {
-        let Self { waiting, owed, expected, barred_until, next, limit } = self;
-        let is_barred = *barred_until > Time::default();
+        let Self { waiting, debt, expected, suspended_until, next, limit } = self;
+        let is_suspended = *suspended_until > Time::default();
         waiting.is_empty()
-            && *owed == 0
+            && *debt == 0
             && *expected == 0
-            && !is_barred
+            && !is_suspended
             && limit.is_none()
             && next.is_none()
     }

@@ -1,4 +1,4 @@
-//! The interface of a slot to the table.
+//! The interface of a key to the table.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ impl Entry for KeyState {
         self.buffer.cold().map_or(0, ColdState::heap)
     }
 
-    /// Drops rare state to free memory: a refused key may be asked for again, owed hits are not
-    /// paid for, and of two leases one ends too soon. Waiting requests stay.
+    /// Drops rare state to free memory: a refused key may be asked for again, admitted hits are
+    /// not paid for, and of two leases one ends too soon. Waiting requests stay.
     fn shed(&mut self) {
-        self.set_owed(0);
-        self.unbar();
+        self.set_debt(0);
+        self.resume();
         if let Some(cold) = self.buffer.cold_mut() {
             cold.next = None; // its tokens end with their window
         }
-        self.buffer.join_leases(self.manner_of_returns().kind);
+        self.buffer.join_leases(self.return_policy().kind);
         self.buffer.trim();
     }
 

@@ -36,7 +36,7 @@ const UNUSED: f64 = 0.2;
 impl KeyState {
     /// After a charge near the end of its window, asks for a lease of the next window if the demand
     /// will use it at once. It asks once, at a time that differs from pod to pod.
-    pub(in crate::limiter) fn look_to_next_window(
+    pub(in crate::limiter) fn request_next_window(
         &mut self,
         charge: &Charge<'_>,
         attempt: &Attempt,
@@ -114,7 +114,7 @@ impl KeyState {
     /// When to check whether the waiting lease is used, if its window begins soon. The check comes
     /// some time after the beginning, different for each pod and key, so that what idle keys give
     /// back does not reach the masters all at once with the window's first asks.
-    pub(super) fn looks_at_next(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
+    pub(super) fn checks_next_at(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
         let begins = self.buffer.cold()?.next.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
         let soon = begins.since(context.now) <= LOOK_WITHIN;
@@ -136,7 +136,7 @@ impl KeyState {
     pub(super) fn drop_next(&mut self, key: Key, asks: &mut Vec<Ask>) {
         let next = self.buffer.cold_mut().and_then(|cold| cold.next.take());
         if let Some(refill) = next {
-            asks.extend(self.manner_of_returns().returning(key, refill.lease));
+            asks.extend(self.return_policy().returning(key, refill.lease));
             self.buffer.trim();
         }
     }

@@ -108,7 +108,7 @@ impl KeyState {
         }
         let (pool, purpose) = (Some(self.pool % policy.pools), Purpose::Return);
         let deposit = Ask { pool, purpose, ..policy.ask(key) };
-        if !context.desk.takes(&deposit) {
+        if !context.lease_client.takes(&deposit) {
             return; // the excess goes back to the own count
         }
         let Some(lease) = self.buffer.take_out(kept, policy.kind, context.now) else { return };

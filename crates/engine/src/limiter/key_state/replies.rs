@@ -1,9 +1,9 @@
-//! How a slot handles the store's replies: tokens for waiting requests, and the state of its key.
+//! How a key handles the store's replies: tokens for waiting requests, and the state of its key.
 
 use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
 
-use super::terms::Held;
+use super::terms::LimitSource;
 use super::{KeyState, SHED_PAUSE, is_windowed};
 use crate::buffer::{LeaseKind, Take};
 use crate::invariant;
@@ -23,7 +23,7 @@ impl KeyState {
     /// The limit may have changed while the ask was out. A request that waited for this lease is
     /// served under the limit that the lease was asked for; only then is the next limit's turn.
     ///
-    /// Returns the number of owed hits that the lease has paid for.
+    /// Returns the number of admitted hits that the lease has paid for.
     pub(in crate::limiter) fn reply(
         &mut self,
         reply: &Reply,
@@ -41,28 +41,28 @@ impl KeyState {
             Err(error) => self.fail(error, context.now),
             Ok(grant) if reply.ask.pool.is_some() => {
                 self.take_from_pool(reply, grant, context, asks);
-                paid = self.pay(self.policy(context).kind, context.now);
+                paid = self.pay_debt(self.policy(context).kind, context.now);
             }
-            Ok(grant) => paid = self.take_in(reply, grant, context, asks),
+            Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
         }
         if self.asking == 0 {
-            self.set_owed(0); // no lease is out that could still pay
-            self.ask_for_the_rest(reply.ask.key, context, asks);
+            self.set_debt(0); // no lease is out that could still pay
+            self.ask_for_waiting(reply.ask.key, context, asks);
         }
         self.buffer.trim();
         paid
     }
 
-    /// Applies a grant. Returns the number of owed hits that it has paid for.
-    pub(in crate::limiter) fn take_in(
+    /// Applies a grant. Returns the number of admitted hits that it has paid for.
+    pub(in crate::limiter) fn apply_grant(
         &mut self,
         reply: &Reply,
         grant: &Grant,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) -> u64 {
-        self.unbar();
-        self.turn_to(reply.ask.limit, reply.ask.key, context, asks);
+        self.resume();
+        self.change_limit(reply.ask.limit, reply.ask.key, context, asks);
         let policy = self.policy(context);
         self.flags.set_relief(reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
@@ -73,8 +73,8 @@ impl KeyState {
         }
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
         self.buffer.refill(refill, policy.kind, context.now);
-        self.note_trip(context.now.since(reply.asked_at));
-        let paid = self.pay(policy.kind, context.now);
+        self.note_round_trip(context.now.since(reply.asked_at));
+        let paid = self.pay_debt(policy.kind, context.now);
         self.serve(context);
         self.fill_pool(reply.ask.key, context, asks);
         paid
@@ -103,7 +103,7 @@ impl KeyState {
     }
 
     /// Once no ask is out, asks for the requests that still wait.
-    pub(in crate::limiter) fn ask_for_the_rest(
+    pub(in crate::limiter) fn ask_for_waiting(
         &mut self,
         key: Key,
         context: &PodContext<'_>,
@@ -111,14 +111,16 @@ impl KeyState {
     ) {
         let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
         if let Some(first) = first {
-            self.turn_to(first.limit, key, context, asks);
+            self.change_limit(first.limit, key, context, asks);
             asks.push(self.ask(key, context));
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
             self.give_back(key, context.now, asks);
-        } else if let (Held::Apart, Some(limit)) = (self.held, self.limit_of_rule()) {
+        } else if let (LimitSource::ColdState, Some(limit)) =
+            (self.limit_source, self.limit_of_rule())
+        {
             // The other limit is kept only as long as the box is needed for waiting requests.
-            self.turn_to(limit, key, context, asks);
+            self.change_limit(limit, key, context, asks);
         }
     }
 
@@ -154,10 +156,10 @@ impl KeyState {
     pub(in crate::limiter) fn serve(&mut self, context: &PodContext<'_>) {
         let kind = self.policy(context).kind;
         let Some(cold) = self.buffer.cold_mut() else { return };
-        for waiter in cold.waiting.take() {
-            let attempt = self.settle(waiter.wish, context);
+        for waiter in cold.waiting.take_all() {
+            let attempt = self.settle(waiter.pending, context);
             if !attempt.is_settled() {
-                self.buffer.make_cold().waiting.keep(waiter);
+                self.buffer.make_cold().waiting.push_back(waiter);
                 continue;
             }
             let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
@@ -168,29 +170,30 @@ impl KeyState {
     }
 
     pub(in crate::limiter) fn fail(&mut self, error: &StoreError, now: Time) {
-        self.bar(error, now);
+        self.suspend(error, now);
         let Some(cold) = self.buffer.cold_mut() else { return };
-        for waiter in cold.waiting.take() {
+        for waiter in cold.waiting.take_all() {
             waiter.answer(Err(error.clone()));
         }
     }
 
-    /// Spends tokens on owed hits, as far as the tokens suffice.
-    pub(in crate::limiter) fn pay(&mut self, kind: LeaseKind, now: Time) -> u64 {
-        let due = u64::from(self.owed()).min(self.buffer.tokens(now));
+    /// Spends tokens on hits that this pod has admitted by itself, as far as the tokens suffice.
+    /// Returns how many.
+    pub(in crate::limiter) fn pay_debt(&mut self, kind: LeaseKind, now: Time) -> u64 {
+        let due = u64::from(self.debt()).min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
         let Take::Taken(lease) = take else { return 0 };
-        self.set_owed(self.owed().saturating_sub(u32::try_from(lease.tokens).unwrap_or(u32::MAX)));
+        self.set_debt(self.debt().saturating_sub(u32::try_from(lease.tokens).unwrap_or(u32::MAX)));
         lease.tokens
     }
 
     /// Notes hits that this pod has admitted by itself.
-    pub(in crate::limiter) fn owe(&mut self, charge: &Charge<'_>) {
+    pub(in crate::limiter) fn note_debt(&mut self, charge: &Charge<'_>) {
         let limit = self.limit();
         let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
         if self.asking > 0 && limit == charge.applied.limit && !spaced {
             let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
-            self.set_owed(self.owed().saturating_add(hits));
+            self.set_debt(self.debt().saturating_add(hits));
         }
     }
 }

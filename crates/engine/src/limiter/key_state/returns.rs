@@ -1,4 +1,4 @@
-//! What a slot gives back: tokens of another limit, of an idle key, and beyond the expected demand.
+//! What a key gives back: tokens of another limit, of an idle key, and beyond the expected demand.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use crate::store::Ask;
 use crate::time::Time;
 
 impl KeyState {
-    /// From now on the slot holds only tokens of `limit`; the others are returned. If their shard
+    /// From now on the key holds only tokens of `limit`; the others are returned. If their shard
     /// cannot take them they stay, since two limits of one key share the count that they belong to.
-    pub(in crate::limiter) fn turn_to(
+    pub(in crate::limiter) fn change_limit(
         &mut self,
         limit: Limit,
         key: Key,
@@ -35,7 +35,7 @@ impl KeyState {
         } else {
             self.buffer.mark_estimated();
         }
-        self.set_owed(0);
+        self.set_debt(0);
         self.set_limit(limit);
     }
 
@@ -72,7 +72,7 @@ impl KeyState {
         }
         let silent = self.demand.idle_for(context.now);
         let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
-        Some(self.looks_at_next(key, context).map_or(until_idle, |at| until_idle.max(at)))
+        Some(self.checks_next_at(key, context).map_or(until_idle, |at| until_idle.max(at)))
     }
 
     /// The silence after which the tokens held go back: in time for others to use them in a short
@@ -88,7 +88,7 @@ impl KeyState {
     /// Removes the unspent tokens; the asks return them to the store.
     pub(in crate::limiter) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         self.drop_next(key, asks);
-        let policy = self.manner_of_returns();
+        let policy = self.return_policy();
         let leases = self.buffer.drain(now).into_iter().flatten();
         asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
     }
@@ -110,12 +110,12 @@ impl KeyState {
 
     /// Whether the key's shard accepts returned tokens at present.
     pub(in crate::limiter) fn takes_returns(&self, key: Key, context: &PodContext<'_>) -> bool {
-        let policy = self.manner_of_returns();
-        context.desk.takes(&policy.ask(key))
+        let policy = self.return_policy();
+        context.lease_client.takes(&policy.ask(key))
     }
 
     /// Takes back the tokens of a return that, by `reply`, was not sent.
-    pub(in crate::limiter) fn keep_refused(&mut self, reply: &Reply, context: &PodContext<'_>) {
+    pub(in crate::limiter) fn take_back_unsent(&mut self, reply: &Reply, context: &PodContext<'_>) {
         let LeasePolicy { limit, kind, .. } = self.policy(context);
         let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
         let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
@@ -129,7 +129,7 @@ impl KeyState {
         }
     }
 
-    /// Starts to watch the slot for idleness if it holds enough. Returns whether the watch starts.
+    /// Starts to watch the key for idleness if it holds enough. Returns whether the watch starts.
     pub(in crate::limiter) fn watch(&mut self, context: &PodContext<'_>) -> bool {
         let starts = !self.flags.is_watched() && self.holds_above_allowance(context);
         if starts {

@@ -1,5 +1,5 @@
-//! The limit of a slot's tokens, and its debts and refusals: stored in place where every key has
-//! them, else in the box.
+//! The limit of a key's tokens, its debt, and its suspension: stored in place where every key has
+//! them, else in the cold state.
 
 use std::time::Duration;
 
@@ -11,41 +11,44 @@ use crate::time::Time;
 
 /// A key under which the store holds another program's value is not asked for again for this long:
 /// it is probed twice a second, as an unavailable shard is.
-const BARRED_FOR: Duration = Duration::from_millis(500);
+const SUSPENDED_FOR: Duration = Duration::from_millis(500);
 
 /// Where to find the limit that a key's tokens were lent under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
+pub(super) enum LimitSource {
     /// In the key's rule.
     Rule,
     /// It is an override's: a number of requests in a fixed window of one unit.
     Override(Unit),
-    /// In the box: the rule has changed, and waiting requests asked under the old one.
-    Apart,
+    /// In the cold state: the rule has changed, and waiting requests asked under the old one.
+    ColdState,
 }
 
 impl KeyState {
     /// The limit that the tokens were lent under.
     pub(super) fn limit(&self) -> Limit {
-        let limit = match self.held {
-            Held::Rule => self.limit_of_rule(),
-            Held::Override(_) => None,
-            Held::Apart => self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied()),
+        let limit = match self.limit_source {
+            LimitSource::Rule => self.limit_of_rule(),
+            LimitSource::Override(_) => None,
+            LimitSource::ColdState => {
+                self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied())
+            }
         };
-        let unit = if let Held::Override(unit) = self.held { unit } else { Unit::Second };
+        let unit =
+            if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
         limit.unwrap_or(Limit::fixed_window(self.requests, unit))
     }
 
     pub(super) fn set_limit(&mut self, limit: Limit) {
         let (mut apart, mut requests) = (None, 0);
-        self.held = if self.limit_of_rule() == Some(limit) {
-            Held::Rule
+        self.limit_source = if self.limit_of_rule() == Some(limit) {
+            LimitSource::Rule
         } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
             requests = limit.requests_per_unit;
-            Held::Override(limit.unit)
+            LimitSource::Override(limit.unit)
         } else {
             apart = Some(limit);
-            Held::Apart
+            LimitSource::ColdState
         };
         self.requests = requests;
         if apart.is_some() {
@@ -64,33 +67,33 @@ impl KeyState {
     }
 
     /// Notes that the store gave no grant, because of `error`.
-    pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
+    pub(super) fn suspend(&mut self, error: &StoreError, now: Time) {
         if *error == StoreError::ForeignValue {
-            self.buffer.make_cold().barred_until = now + BARRED_FOR;
+            self.buffer.make_cold().suspended_until = now + SUSPENDED_FOR;
         }
     }
 
     /// Whether the store replied recently that it can have no count under this key.
-    pub(super) fn is_barred(&self, now: Time) -> bool {
-        self.buffer.cold().is_some_and(|cold| now < cold.barred_until)
+    pub(super) fn is_suspended(&self, now: Time) -> bool {
+        self.buffer.cold().is_some_and(|cold| now < cold.suspended_until)
     }
 
     /// Notes that the store has a count under this key.
-    pub(super) fn unbar(&mut self) {
+    pub(super) fn resume(&mut self) {
         if let Some(cold) = self.buffer.cold_mut() {
-            cold.barred_until = Time::default();
+            cold.suspended_until = Time::default();
         }
     }
 
-    pub(super) fn owed(&self) -> u32 {
-        self.buffer.cold().map_or(0, |cold| cold.owed)
+    pub(super) fn debt(&self) -> u32 {
+        self.buffer.cold().map_or(0, |cold| cold.debt)
     }
 
-    pub(super) fn set_owed(&mut self, hits: u32) {
+    pub(super) fn set_debt(&mut self, hits: u32) {
         if hits > 0 {
-            self.buffer.make_cold().owed = hits;
+            self.buffer.make_cold().debt = hits;
         } else if let Some(cold) = self.buffer.cold_mut() {
-            cold.owed = 0;
+            cold.debt = 0;
             self.buffer.trim();
         }
     }

@@ -55,7 +55,7 @@ impl<'a, 'r> Queued<'a, 'r> {
         match self.reply.try_recv() {
             Ok(Ok(attempt)) if attempt.taken().tokens > 0 => self.shared.return_charge(self.charge),
             Ok(_) => {}
-            Err(_) => self.shared.owe(self.charge),
+            Err(_) => self.shared.note_debt(self.charge),
         }
     }
 }

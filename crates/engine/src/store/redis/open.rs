@@ -42,7 +42,7 @@ pub(super) enum Peer {
 }
 
 /// The largest number of commands on one connection that wait to be written; further ones wait for
-/// a place. It is the number that the lease desk sends to a shard at once.
+/// a place. It is the number that the lease client sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
 
 /// Connects to `address` and logs in within the given time, however many addresses a name has and

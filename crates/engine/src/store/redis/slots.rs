@@ -22,7 +22,7 @@ pub(super) struct Slots {
 const NOBODY: u16 = u16::MAX;
 
 /// The largest number of masters in one cluster: Redis's specification recommends at most about a
-/// thousand nodes, and it is the number of the lease desk's queues that one store may have. Each
+/// thousand nodes, and it is the number of the lease client's queues that one store may have. Each
 /// master takes a connection.
 const MASTERS_MAX: usize = 1024;
 const _: () = assert!(MASTERS_MAX * 2 <= SHARDS_MAX);

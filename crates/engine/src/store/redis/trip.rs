@@ -20,7 +20,7 @@ use crate::store::redis::settings::Address;
 const REPLIES: u32 = 3;
 const WAITS: Duration = Duration::from_millis(50);
 
-/// The upper bound of that for slow servers: below what the lease desk allows an ask, above the
+/// The upper bound of that for slow servers: below what the lease client allows an ask, above the
 /// longest silence.
 const DEADLINE_MAX: Duration = Duration::from_secs(9);
 const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());

@@ -31,7 +31,7 @@ pub struct ShardCounters {
 
 /// Counts the asks of one shard.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct AtomicShardCounters {
     asks: AtomicU64,
     grants: AtomicU64,
     returns: AtomicU64,
@@ -41,9 +41,9 @@ pub(super) struct Tally {
     took: Latency,
 }
 
-// === impl Tally ===
+// === impl AtomicShardCounters ===
 
-impl Tally {
+impl AtomicShardCounters {
     /// Records the outcome of `ask`.
     pub(super) fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
@@ -61,9 +61,9 @@ impl Tally {
         };
     }
 
-    /// Records that `asks` asks were out for this long.
-    pub(super) fn note_took(&self, took: Duration, asks: usize) {
-        self.took.note_all(took, asks as u64);
+    /// Records that an ask was out for this long.
+    pub(super) fn note_took(&self, took: Duration) {
+        self.took.note(took);
     }
 
     pub(super) fn of(&self, shard: usize) -> ShardCounters {

@@ -1,8 +1,8 @@
 //! The number of pods, by domain: it determines what a pod may hold before it has observed which
 //! pods draw on a key, and its part of a limit when the store is unavailable.
 //!
-//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while
-//! it has used the domain's keys within [`USED_FOR`].
+//! PodCounts of one domain count each other by heartbeats in the store. A pod counts in a domain
+//! while it has used the domain's keys within [`USED_FOR`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,17 +18,17 @@ pub(super) const DOMAINS_MAX: usize = 1024;
 
 /// The largest number of heartbeats that a pod sends in one round: with more domains than that,
 /// they take turns.
-pub(super) const BEATS_MAX: usize = 32;
+pub(super) const HEARTBEATS_MAX: usize = 32;
 
 /// A domain that was not asked for in this time no longer counts as used.
 const USED_FOR: Duration = Duration::from_secs(600);
 
-/// Number of heartbeats whose counts are compared: see [`Heard`].
-const HEARD_BEATS: usize = 4;
+/// Number of heartbeats whose counts are compared: see [`RecentCounts`].
+const RECENT_COUNTS: usize = 4;
 
 /// The numbers of pods.
 #[derive(Debug)]
-pub(super) struct Pods {
+pub(super) struct PodCounts {
     /// Number of pods assumed for a domain without a reply.
     expected: u32,
     counts: RwLock<Counts>,
@@ -36,8 +36,8 @@ pub(super) struct Pods {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Pods of all domains.
-    all: Heard,
+    /// PodCounts of all domains.
+    all: RecentCounts,
     by_domain: HashMap<Box<str>, Count>,
     /// Index of the domain whose heartbeat comes first in the next round.
     round: usize,
@@ -45,7 +45,7 @@ struct Counts {
 
 #[derive(Debug, Default)]
 struct Count {
-    heard: Heard,
+    heard: RecentCounts,
     /// When the domain was last asked for; `None` if it never was.
     used_at: Option<Time>,
 }
@@ -66,11 +66,11 @@ pub(super) struct Due {
 /// believed that count, it would take the whole limit as its part, so the count falls only once the
 /// last heartbeats agree.
 #[derive(Debug, Default)]
-struct Heard([u32; HEARD_BEATS]);
+struct RecentCounts([u32; RECENT_COUNTS]);
 
-// === impl Pods ===
+// === impl PodCounts ===
 
-impl Pods {
+impl PodCounts {
     /// Counts that are `expected`, at least 1, until the store reports others.
     pub(super) fn new(expected: u32) -> Self {
         Self { expected: expected.max(1), counts: RwLock::default() }
@@ -114,12 +114,12 @@ impl Pods {
         let used = counts.by_domain.iter().filter(|(_, count)| is_used(count));
         let mut used: Vec<_> = used.map(|(domain, _)| Some(domain.clone())).collect();
         used.sort();
-        let rounds = u32::try_from(used.len().div_ceil(BEATS_MAX)).unwrap_or(u32::MAX).max(1);
-        if used.len() > BEATS_MAX {
+        let rounds = u32::try_from(used.len().div_ceil(HEARTBEATS_MAX)).unwrap_or(u32::MAX).max(1);
+        if used.len() > HEARTBEATS_MAX {
             let first = counts.round % used.len();
-            counts.round = first + BEATS_MAX;
+            counts.round = first + HEARTBEATS_MAX;
             used.rotate_left(first);
-            used.truncate(BEATS_MAX);
+            used.truncate(HEARTBEATS_MAX);
         }
         used.insert(0, None);
         Due { domains: used, rounds }
@@ -154,7 +154,7 @@ impl Pods {
         for (domain, pods) in pods.iter().take(DOMAINS_MAX) {
             let count = counts.by_domain.entry(domain.clone()).or_default();
             if count.heard.count().is_none() {
-                count.heard = Heard([0, 0, 0, *pods]);
+                count.heard = RecentCounts([0, 0, 0, *pods]);
             }
         }
     }
@@ -162,7 +162,7 @@ impl Pods {
     /// Sets the number of all pods.
     #[cfg(test)]
     pub(super) fn set(&self, pods: u32) {
-        self.counts.write().all = Heard([pods; HEARD_BEATS]);
+        self.counts.write().all = RecentCounts([pods; RECENT_COUNTS]);
     }
 }
 
@@ -172,9 +172,9 @@ pub(super) fn domain_of(rule: &Rule) -> Option<&str> {
     rule.path.get(..start.checked_sub(1)?)
 }
 
-// === impl Heard ===
+// === impl RecentCounts ===
 
-impl Heard {
+impl RecentCounts {
     fn note(&mut self, pods: u32) {
         self.0.rotate_right(1);
         if let Some(last) = self.0.first_mut() {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_count_of_pods_rises_at_once_and_falls_when_the_last_beats_agree() {
-        let mut heard = Heard::default();
+        let mut heard = RecentCounts::default();
         let beats = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1];
         let counted = [0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 1, 1];
         for (beat, counted) in beats.into_iter().zip(counted) {
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_domain_that_nothing_was_heard_of_has_as_many_pods_as_all_or_as_expected() {
-        let pods = Pods::new(7);
+        let pods = PodCounts::new(7);
         assert_eq!((pods.of(None), pods.of(Some("shop"))), (7, 7));
         pods.note(&None, 40);
         assert_eq!((pods.of(None), pods.of(Some("shop"))), (40, 40));
@@ -219,17 +219,17 @@ mod tests {
 
     #[test]
     fn no_pods_expected_counts_as_one() {
-        assert_eq!(Pods::new(0).of(None), 1);
+        assert_eq!(PodCounts::new(0).of(None), 1);
     }
 
     #[test]
     fn counts_of_before_a_restart_stand_until_the_store_says_more() {
-        let pods = Pods::new(16);
+        let pods = PodCounts::new(16);
         pods.expect(&[("shop".into(), 400)]);
         assert_eq!((pods.of(Some("shop")), pods.of(Some("other"))), (400, 16));
         assert_eq!(pods.all(), [("shop".into(), 400)]);
         pods.note_used("shop", NOW);
-        for _ in 0..HEARD_BEATS {
+        for _ in 0..RECENT_COUNTS {
             pods.note(&Some("shop".into()), 390);
         }
         assert_eq!(pods.of(Some("shop")), 390);
@@ -239,14 +239,14 @@ mod tests {
 
     #[test]
     fn only_domains_in_use_have_heartbeats_and_each_comes_to_its_turn() {
-        let pods = Pods::new(1);
+        let pods = PodCounts::new(1);
         assert_eq!(pods.due(NOW).domains, [None]);
         let names: Vec<Box<str>> = (0..100).map(|n| format!("d{n}").into()).collect();
         names.iter().for_each(|name| assert!(pods.note_used(name, NOW)));
         let mut beaten = std::collections::BTreeSet::new();
-        for _ in 0..100_usize.div_ceil(BEATS_MAX) {
+        for _ in 0..100_usize.div_ceil(HEARTBEATS_MAX) {
             let Due { domains, rounds } = pods.due(NOW);
-            assert_eq!((domains.len(), &domains[0], rounds), (BEATS_MAX + 1, &None, 4));
+            assert_eq!((domains.len(), &domains[0], rounds), (HEARTBEATS_MAX + 1, &None, 4));
             beaten.extend(domains);
         }
         assert_eq!(beaten.len(), 101);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn domains_beyond_the_ceiling_are_counted_with_all() {
-        let pods = Pods::new(1);
+        let pods = PodCounts::new(1);
         (0..2 * DOMAINS_MAX).for_each(|n| {
             pods.note_used(&format!("d{n}"), NOW);
         });

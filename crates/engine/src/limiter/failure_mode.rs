@@ -25,8 +25,8 @@ use crate::verdict::DecisionSource;
 /// evicts a key whose window ends soonest, as the buffers do.
 const KEYS_MAX: usize = 1 << 16;
 
-/// Answers in place of the store.
-pub(super) struct Away {
+/// Answers in place of the store, by the failure mode of each rule.
+pub(super) struct FailureModes {
     /// This pod's number.
     pod: u64,
     clock: Clock,
@@ -49,9 +49,9 @@ struct Clocks {
     known: HashMap<usize, u64>,
 }
 
-// === impl Away ===
+// === impl FailureModes ===
 
-impl Away {
+impl FailureModes {
     /// `unix_start` is the time of day when `clock` was started. It is used until the shard's own
     /// time is known from its first grant.
     pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {

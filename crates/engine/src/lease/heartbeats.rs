@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 /// The largest number of heartbeats that are out at once; each domain sends one. More wait for
 /// their turn.
-const BEATS_MAX: u32 = 64;
+const HEARTBEATS_MAX: u32 = 64;
 
 /// How long the last heartbeat waits until the heartbeats before it are withdrawn. Withdrawing
 /// takes one poll of the task that sends them.
@@ -16,15 +16,15 @@ const END_MAX: Duration = Duration::from_millis(100);
 
 /// Keeps heartbeats from arriving after the one that says that the pod leaves.
 #[derive(Debug)]
-pub(super) struct Beats {
+pub(super) struct HeartbeatGate {
     permits: Semaphore,
     has_left: AtomicBool,
     leaves: Notify,
 }
 
-// === impl Beats ===
+// === impl HeartbeatGate ===
 
-impl Beats {
+impl HeartbeatGate {
     /// Returns the result of `beat`, or `None` if the pod has left or leaves meanwhile: then the
     /// beat is withdrawn.
     pub(super) async fn unless_left<T>(&self, beat: impl Future<Output = T>) -> Option<T> {
@@ -46,13 +46,13 @@ impl Beats {
         self.has_left.store(true, Ordering::SeqCst);
         self.leaves.notify_waiters();
         // Heartbeats sent before are ahead on the connection; none follows.
-        let _ = timeout(END_MAX, self.permits.acquire_many(BEATS_MAX)).await;
+        let _ = timeout(END_MAX, self.permits.acquire_many(HEARTBEATS_MAX)).await;
     }
 }
 
-impl Default for Beats {
+impl Default for HeartbeatGate {
     fn default() -> Self {
-        let permits = Semaphore::new(BEATS_MAX as usize);
+        let permits = Semaphore::new(HEARTBEATS_MAX as usize);
         Self { permits, has_left: AtomicBool::new(false), leaves: Notify::new() }
     }
 }
