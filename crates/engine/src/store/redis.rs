@@ -36,10 +36,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::cluster::Cluster;
-use self::connector::Dial;
-use self::context::{Site, count};
+use self::connector::Connector;
+use self::context::{StoreContext, count};
 use self::fault::{Fault, Kind};
-use self::reconnecting::Link;
+use self::reconnecting::Reconnecting;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 pub use self::slots::slot_of;
 use self::trip::Trip;
@@ -49,14 +49,14 @@ use crate::counter::Count;
 /// Counts that are stored in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
-    site: Arc<Site>,
+    context: Arc<StoreContext>,
     key_prefix: String,
     servers: Servers,
 }
 
 #[derive(Debug)]
 enum Servers {
-    One(Arc<Link>),
+    One(Arc<Reconnecting>),
     Cluster(Cluster),
 }
 
@@ -68,30 +68,34 @@ impl RedisStore {
     /// trying. Until then asks fail with [`StoreError::Unreachable`], after waiting at most for the
     /// first attempt.
     pub fn spawn(settings: RedisSettings, key_prefix: &str) -> Arc<Self> {
-        let site = Site::new(settings);
-        let servers = match &site.settings.kind {
-            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&site))),
-            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&site))),
+        let context = StoreContext::new(settings);
+        let servers = match &context.settings.kind {
+            RedisKind::Single => {
+                Servers::One(Reconnecting::spawn(Connector::first_server(&context)))
+            }
+            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&context))),
             RedisKind::Sentinel { master } => {
-                Servers::One(Link::spawn(Dial::master(&site, master)))
+                Servers::One(Reconnecting::spawn(Connector::master(&context, master)))
             }
         };
         let key_prefix = key_prefix.to_owned();
-        Arc::new(Self { site, key_prefix, servers })
+        Arc::new(Self { context, key_prefix, servers })
     }
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
-        count(&self.site.tally.asks);
-        let call = script::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        count(&self.context.counters.asks);
+        let call =
+            script::call(&self.context.scripts, ask, ask.counter().in_store(&self.key_prefix));
         let grant = Trip::new(&call).result(self, |reply| script::grant(ask, reply)).await;
         grant.map_err(|fault| {
-            count(&self.site.tally.errors);
+            count(&self.context.counters.errors);
             StoreError::from(fault)
         })
     }
 
     async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
-        let call = heartbeat::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        let call =
+            heartbeat::call(&self.context.scripts, beat, format!("{}rl:pods", self.key_prefix));
         Ok(Trip::new(&call).result(self, heartbeat::pods).await?)
     }
 
@@ -99,9 +103,9 @@ impl RedisStore {
         matches!(self.servers, Servers::Cluster(_))
     }
 
-    fn suspect(&self) {
+    fn mark_slots_stale(&self) {
         if let Servers::Cluster(cluster) = &self.servers {
-            cluster.suspect();
+            cluster.mark_slots_stale();
         }
     }
 
@@ -152,7 +156,9 @@ impl Store for RedisStore {
 
     fn owner(&self, ask: &Ask) -> Option<String> {
         match &self.servers {
-            Servers::One(link) => link.live().ok().map(|live| live.address.to_string()),
+            Servers::One(link) => {
+                link.connection().ok().map(|connection| connection.address.to_string())
+            }
             Servers::Cluster(cluster) => {
                 let key = ask.counter().in_store(&self.key_prefix);
                 cluster.master(slot_of(key.as_bytes())).map(|master| master.to_string())
@@ -162,13 +168,13 @@ impl Store for RedisStore {
 
     /// Counters of asks, of attempts to connect, and of each kind of failed reply.
     fn counts(&self) -> Vec<Count> {
-        self.site.tally.counts()
+        self.context.counters.counts()
     }
 
     fn describe(&self) -> String {
         let first =
-            self.site.settings.addresses.first().map(Address::to_string).unwrap_or_default();
-        match &self.site.settings.kind {
+            self.context.settings.addresses.first().map(Address::to_string).unwrap_or_default();
+        match &self.context.settings.kind {
             RedisKind::Single => format!("redis {first}"),
             RedisKind::Cluster => format!("cluster {first}"),
             RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),

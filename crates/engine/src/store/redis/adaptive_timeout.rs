@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// until an answer comes (Karn's rule), so that it adapts to a server that became slow within a few
 /// connections.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct AdaptiveTimeout {
     least: Duration,
     state: Mutex<State>,
 }
@@ -39,22 +39,22 @@ const PATIENCE_MAX: Duration = Duration::from_secs(4);
 /// before the silence of its connection is noticed.
 pub(super) const LEAST_MAX: Duration = Duration::from_secs(8);
 
-// === impl Patience ===
+// === impl AdaptiveTimeout ===
 
-impl Patience {
+impl AdaptiveTimeout {
     /// The timeout is never less than `least`, which is at most [`LEAST_MAX`].
     pub(super) fn new(least: Duration) -> Self {
         Self { least: least.min(LEAST_MAX), state: Mutex::default() }
     }
 
     /// The time for a command, counted from when data last arrived.
-    pub(super) fn of_command(&self) -> Duration {
+    pub(super) fn for_command(&self) -> Duration {
         let state = self.state.lock();
         self.doubled(&state, state.silences)
     }
 
     /// The time for connecting and logging in, together.
-    pub(super) fn of_dial(&self) -> Duration {
+    pub(super) fn for_connect(&self) -> Duration {
         let state = self.state.lock();
         self.doubled(&state, state.silences.saturating_add(state.dials))
     }
@@ -81,7 +81,7 @@ impl Patience {
     }
 
     /// Records that an attempt to connect got no answer.
-    pub(super) fn dialled_in_vain(&self) {
+    pub(super) fn note_failed_connect(&self) {
         let mut state = self.state.lock();
         state.dials = state.dials.saturating_add(1);
     }
@@ -116,59 +116,59 @@ mod tests {
 
     #[test]
     fn a_fast_server_gets_the_least() {
-        let patience = Patience::new(LEAST);
-        assert_eq!(patience.of_command(), LEAST);
-        patience.connected(ms(1));
-        (0..100).for_each(|_| patience.answered(ms(2)));
-        assert_eq!((patience.of_command(), patience.of_dial()), (LEAST, LEAST));
+        let timeout = AdaptiveTimeout::new(LEAST);
+        assert_eq!(timeout.for_command(), LEAST);
+        timeout.connected(ms(1));
+        (0..100).for_each(|_| timeout.answered(ms(2)));
+        assert_eq!((timeout.for_command(), timeout.for_connect()), (LEAST, LEAST));
     }
 
     #[test]
     fn a_server_that_is_slow_from_the_start_is_connected_to_at_the_third_attempt() {
-        let patience = Patience::new(LEAST);
+        let timeout = AdaptiveTimeout::new(LEAST);
         let mut dials = 0;
-        while patience.of_dial() <= ms(500) {
-            patience.dialled_in_vain();
+        while timeout.for_connect() <= ms(500) {
+            timeout.note_failed_connect();
             dials += 1;
         }
         assert_eq!(dials, 2);
-        patience.connected(ms(500));
-        assert_eq!(patience.of_command(), ms(1_500));
-        (0..100).for_each(|_| patience.answered(ms(500)));
-        assert!((ms(500)..ms(550)).contains(&patience.of_command()), "{patience:?}");
+        timeout.connected(ms(500));
+        assert_eq!(timeout.for_command(), ms(1_500));
+        (0..100).for_each(|_| timeout.answered(ms(500)));
+        assert!((ms(500)..ms(550)).contains(&timeout.for_command()), "{timeout:?}");
     }
 
     #[test]
     fn a_silence_doubles_until_a_command_is_answered_not_just_a_handshake() {
-        let patience = Patience::new(LEAST);
-        patience.connected(ms(1));
-        patience.given_up();
-        patience.connected(ms(1));
-        assert_eq!(patience.of_command(), LEAST * 2);
-        patience.given_up();
-        patience.connected(ms(1));
-        assert_eq!(patience.of_command(), LEAST * 4);
-        patience.answered(ms(1));
-        assert_eq!(patience.of_command(), LEAST);
+        let timeout = AdaptiveTimeout::new(LEAST);
+        timeout.connected(ms(1));
+        timeout.given_up();
+        timeout.connected(ms(1));
+        assert_eq!(timeout.for_command(), LEAST * 2);
+        timeout.given_up();
+        timeout.connected(ms(1));
+        assert_eq!(timeout.for_command(), LEAST * 4);
+        timeout.answered(ms(1));
+        assert_eq!(timeout.for_command(), LEAST);
     }
 
     #[test]
     fn attempts_to_connect_in_vain_are_no_reason_to_be_patient_with_the_connection() {
-        let patience = Patience::new(LEAST);
-        (0..100).for_each(|_| patience.dialled_in_vain());
-        assert_eq!(patience.of_dial(), PATIENCE_MAX);
-        patience.connected(ms(1));
-        assert_eq!((patience.of_command(), patience.of_dial()), (LEAST, LEAST));
+        let timeout = AdaptiveTimeout::new(LEAST);
+        (0..100).for_each(|_| timeout.note_failed_connect());
+        assert_eq!(timeout.for_connect(), PATIENCE_MAX);
+        timeout.connected(ms(1));
+        assert_eq!((timeout.for_command(), timeout.for_connect()), (LEAST, LEAST));
     }
 
     #[test]
     fn no_patience_is_without_end_and_none_is_below_what_was_set() {
         for (set, most) in [(1, 4_000), (250, 4_000), (5_000, 5_000), (60_000, 8_000)] {
-            let patience = Patience::new(ms(set));
-            assert_eq!(patience.of_command(), ms(set).min(LEAST_MAX));
-            patience.connected(Duration::MAX / 8);
-            (0..40).for_each(|_| patience.given_up());
-            assert_eq!(patience.of_command(), ms(most), "set to {set} ms");
+            let timeout = AdaptiveTimeout::new(ms(set));
+            assert_eq!(timeout.for_command(), ms(set).min(LEAST_MAX));
+            timeout.connected(Duration::MAX / 8);
+            (0..40).for_each(|_| timeout.given_up());
+            assert_eq!(timeout.for_command(), ms(most), "set to {set} ms");
         }
     }
 }

@@ -17,7 +17,7 @@
 //!    8 s after its replica had taken over, its keys still failed. With this module they are served
 //!    after 4.4 s.
 //!
-//! Here each master has its own [`Link`], so a failing node affects only its own slots.
+//! Here each master has its own [`Reconnecting`], so a failing node affects only its own slots.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::adaptive_timeout::Patience;
-use super::connection::Live;
-use super::connector::Dial;
-use super::context::Site;
+use super::adaptive_timeout::AdaptiveTimeout;
+use super::connection::Connection;
+use super::connector::Connector;
+use super::context::StoreContext;
 use super::fault::{Fault, Kind};
-use super::log_once::Outage;
+use super::log_once::LogOnce;
 use super::off_map_nodes::{self, OffMap};
-use super::reconnecting::Link;
+use super::reconnecting::Reconnecting;
 use super::slots::Slots;
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
@@ -48,9 +48,9 @@ pub(super) struct Cluster {
 
 #[derive(Debug)]
 struct Shared {
-    site: Arc<Site>,
+    context: Arc<StoreContext>,
     /// The timeouts for the configured addresses, used while no master on the map answers.
-    patience: Arc<Patience>,
+    timeout: Arc<AdaptiveTimeout>,
     map: watch::Sender<Known>,
     /// Notified when the map may be out of date.
     stale: Notify,
@@ -71,7 +71,7 @@ enum Known {
 struct Map {
     slots: Slots,
     /// The connections, by the position of the master.
-    links: Vec<Option<Arc<Link>>>,
+    links: Vec<Option<Arc<Reconnecting>>>,
 }
 
 /// The shard of slots whose owner is unknown, so that their failures do not count against a master.
@@ -93,10 +93,10 @@ const ASKED_MAX: usize = 3;
 
 impl Cluster {
     /// Starts to look for the cluster at the configured addresses.
-    pub(super) fn spawn(site: Arc<Site>) -> Self {
+    pub(super) fn spawn(context: Arc<StoreContext>) -> Self {
         let shared = Arc::new(Shared {
-            patience: site.patience(),
-            site,
+            timeout: context.timeout(),
+            context,
             map: watch::Sender::new(Known::Unknown),
             stale: Notify::new(),
             off_map: OffMap::default(),
@@ -126,11 +126,11 @@ impl Cluster {
     }
 
     /// The connection to the owner of `slot`.
-    pub(super) async fn owner(&self, slot: usize) -> Result<Arc<Live>, Fault> {
+    pub(super) async fn owner(&self, slot: usize) -> Result<Arc<Connection>, Fault> {
         let map = self.map().await?;
         let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
         match link {
-            Some(link) => link.dialled().await,
+            Some(link) => link.first_connection().await,
             None => {
                 let text = format!("no node of the cluster owns slot {slot}");
                 Err(Fault::new(Kind::NotSent, text))
@@ -140,32 +140,34 @@ impl Cluster {
 
     /// How long a reply of the owner of `slot` may take at present; `None` while the owner is
     /// unknown.
-    pub(super) fn patience(&self, slot: usize) -> Option<Duration> {
+    pub(super) fn timeout(&self, slot: usize) -> Option<Duration> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
         let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
-        link.map(|link| link.patience())
+        link.map(|link| link.timeout())
     }
 
     /// The connection to the node that a redirect named.
-    pub(super) async fn node(&self, address: &Address) -> Result<Arc<Live>, Fault> {
+    pub(super) async fn node(&self, address: &Address) -> Result<Arc<Connection>, Fault> {
         if let Some(link) = self.map().await?.link(address) {
-            return link.dialled().await;
+            return link.first_connection().await;
         }
         let may_follow = self.shared.may_follow(address).await;
         // To decide that, the map may have been read again.
         let link = match self.map().await?.link(address) {
             Some(link) => link,
-            None if may_follow => self.shared.off_map.link(address, || self.shared.dial(address)),
+            None if may_follow => {
+                self.shared.off_map.link(address, || self.shared.connector(address))
+            }
             None => {
                 let text = format!("redirected to {address}, which is no node of the cluster");
                 return Err(Fault::new(Kind::NotSent, text));
             }
         };
-        link.dialled().await
+        link.first_connection().await
     }
 
     /// Requests that the map be read again soon.
-    pub(super) fn suspect(&self) {
+    pub(super) fn mark_slots_stale(&self) {
         self.shared.stale.notify_one();
     }
 
@@ -178,7 +180,7 @@ impl Cluster {
             for link in map.links.iter().flatten() {
                 link.up().await;
             }
-            if map.links.iter().flatten().all(|link| link.live().is_ok()) {
+            if map.links.iter().flatten().all(|link| link.connection().is_ok()) {
                 return;
             }
         }
@@ -203,7 +205,7 @@ impl Drop for Cluster {
 }
 
 async fn keep_up(shared: Arc<Shared>) {
-    let mut outage = Outage::default();
+    let mut outage = LogOnce::default();
     let mut retry = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut gap = Backoff::new(REFRESH_GAP_FIRST, REFRESH_GAP_LAST);
     loop {
@@ -265,7 +267,7 @@ impl Shared {
             master.as_ref().map(|address| {
                 let known = before.and_then(|before| before.link(address));
                 let known = known.or_else(|| self.off_map.take(address));
-                known.unwrap_or_else(|| self.dial(address))
+                known.unwrap_or_else(|| self.connector(address))
             })
         });
         let links = links.collect();
@@ -282,7 +284,7 @@ impl Shared {
             }
         }
         let mut why = "no address is configured".to_owned();
-        for address in &self.site.settings.addresses {
+        for address in &self.context.settings.addresses {
             match self.look_up_at(address, slots_before).await {
                 Ok(slots) => return Ok(slots),
                 Err(error) => why = error,
@@ -292,10 +294,11 @@ impl Shared {
     }
 
     async fn look_up_at(&self, seed: &Address, before: Option<&Slots>) -> Result<Slots, String> {
-        let dial = Dial::server(&self.site, seed.clone());
-        dial.gates().again.pass(&self.site.clock).await;
-        let opened = dial.open(&self.patience).await;
-        let node = opened.map_err(|why| format!("{seed}: {}; {}", why.text, dial.advice(&why)))?;
+        let connector = Connector::server(&self.context, seed.clone());
+        connector.limiters().again.pass(&self.context.clock).await;
+        let opened = connector.open(&self.timeout).await;
+        let node =
+            opened.map_err(|why| format!("{seed}: {}; {}", why.text, connector.advice(&why)))?;
         let reply = node.send_for_list(&cluster("SLOTS")).await;
         let reply = reply.map_err(|fault| {
             if fault.text.contains("cluster support disabled") {
@@ -318,15 +321,15 @@ impl Shared {
         });
     }
 
-    fn dial(&self, address: &Address) -> Arc<Link> {
-        Link::spawn(Dial::server(&self.site, address.clone()))
+    fn connector(&self, address: &Address) -> Arc<Reconnecting> {
+        Reconnecting::spawn(Connector::server(&self.context, address.clone()))
     }
 
     /// Whether a redirect to `address`, which is not on the map, may be followed. If networks are
     /// configured, connecting is limited to them.
     async fn may_follow(&self, address: &Address) -> bool {
-        self.site.settings.redirect_networks.is_some()
-            || self.site.settings.addresses.contains(address)
+        self.context.settings.redirect_networks.is_some()
+            || self.context.settings.addresses.contains(address)
             || {
                 let has_password = self.is_host_of_a_master(address);
                 self.off_map.is_member(address, has_password, || self.stale.notify_one()).await
@@ -354,16 +357,16 @@ impl Shared {
 
 /// Some of the connected masters, in random order: a different node is asked each time, so that one
 /// with an outdated view is not believed forever.
-fn connected(map: Option<&Map>) -> impl Iterator<Item = Arc<Live>> {
+fn connected(map: Option<&Map>) -> impl Iterator<Item = Arc<Connection>> {
     let mut links: Vec<_> = map.iter().flat_map(|map| map.links.iter().flatten()).collect();
     links.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
-    links.into_iter().filter_map(|link| link.live().ok()).take(ASKED_MAX)
+    links.into_iter().filter_map(|link| link.connection().ok()).take(ASKED_MAX)
 }
 
 // === impl Map ===
 
 impl Map {
-    fn link(&self, address: &Address) -> Option<Arc<Link>> {
+    fn link(&self, address: &Address) -> Option<Arc<Reconnecting>> {
         let at = self.slots.masters().iter().position(|other| other.as_ref() == Some(address))?;
         self.links.get(at)?.clone()
     }

@@ -9,7 +9,7 @@ use crate::time::{Clock, Time};
 
 /// The rate limits for connections to one kind of address.
 #[derive(Debug)]
-pub(super) struct Gates {
+pub(super) struct ConnectLimiters {
     /// For connections that are opened again.
     pub(super) again: ConnectLimiter,
     /// For the first connection to a node.
@@ -32,7 +32,7 @@ pub(super) struct ConnectLimiter {
 struct Turn {
     at_once: u32,
     gap: Duration,
-    /// When the gate is in its initial state again.
+    /// When the limiter is in its initial state again.
     idle_at: Time,
 }
 
@@ -45,9 +45,9 @@ const _: () = assert!(AGAIN.0 as u128 + 1_000 / AGAIN.1.as_millis() <= 10);
 /// once, and one of 500, the largest that is offered as a service, within five seconds.
 const FIRST: (u32, Duration) = (64, Duration::from_millis(10));
 
-// === impl Gates ===
+// === impl ConnectLimiters ===
 
-impl Gates {
+impl ConnectLimiters {
     pub(super) fn new() -> Self {
         Self { again: ConnectLimiter::new(AGAIN), first: ConnectLimiter::new(FIRST) }
     }
@@ -123,14 +123,15 @@ mod tests {
 
     #[tokio::test]
     async fn those_who_gave_up_waiting_have_taken_no_turn() {
-        let (gate, clock) = (ConnectLimiter::new((1, Duration::from_secs(3_600))), Clock::start());
-        gate.pass(&clock).await;
-        let mut waiting: Vec<_> = (0..1_000).map(|_| Box::pin(gate.pass(&clock))).collect();
+        let (limiter, clock) =
+            (ConnectLimiter::new((1, Duration::from_secs(3_600))), Clock::start());
+        limiter.pass(&clock).await;
+        let mut waiting: Vec<_> = (0..1_000).map(|_| Box::pin(limiter.pass(&clock))).collect();
         for pass in &mut waiting {
             assert!(futures_util::poll!(pass).is_pending());
         }
         drop(waiting);
-        let wait = gate.turn.lock().await.wait(clock.now());
+        let wait = limiter.turn.lock().await.wait(clock.now());
         assert!(wait <= Duration::from_secs(3_600), "{wait:?}");
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
-use super::adaptive_timeout::Patience;
-use super::context::Site;
-use super::fault::{Connection, Fault, Kind};
+use super::adaptive_timeout::AdaptiveTimeout;
+use super::context::StoreContext;
+use super::fault::{ConnectionFate, Fault, Kind};
 use super::open::{Opened, fault_of};
 use super::stages::{Stage, Stages};
 use crate::store::redis::settings::Address;
@@ -17,12 +17,12 @@ use crate::time::Time;
 
 /// An open connection; redis-rs pipelines what its users send.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct Connection {
     pub(super) address: Address,
     opened: Opened,
-    site: Arc<Site>,
-    patience: Arc<Patience>,
-    /// When data last arrived, in nanoseconds of the site's clock.
+    context: Arc<StoreContext>,
+    timeout: Arc<AdaptiveTimeout>,
+    /// When data last arrived, in nanoseconds of the context's clock.
     heard: AtomicU64,
     /// When the scripts were last sent again, on the same clock; 0 means never.
     reloaded: AtomicU64,
@@ -36,7 +36,7 @@ pub(super) struct Live {
 #[derive(Debug, Default)]
 struct Owed {
     replies: AtomicUsize,
-    /// When the first of them was requested, in nanoseconds of the site's clock.
+    /// When the first of them was requested, in nanoseconds of the context's clock.
     since: AtomicU64,
 }
 
@@ -49,21 +49,21 @@ const GRACE: Duration = Duration::from_millis(20);
 /// flight fails at once, and a server that does not allow loading them forgets each time.
 const RELOAD_GAP: Duration = Duration::from_secs(1);
 
-// === impl Live ===
+// === impl Connection ===
 
-impl Live {
+impl Connection {
     /// `stage` is where redis-rs records the end of the connection.
     pub(super) fn new(
         address: Address,
         opened: Opened,
         stage: Stages,
-        site: Arc<Site>,
-        patience: Arc<Patience>,
+        context: Arc<StoreContext>,
+        timeout: Arc<AdaptiveTimeout>,
     ) -> Self {
-        let heard = AtomicU64::new(site.clock.now().nanos());
+        let heard = AtomicU64::new(context.clock.now().nanos());
         let owed = Owed::default();
         let (reloaded, end) = (AtomicU64::new(0), OnceLock::new());
-        Self { address, opened, site, patience, heard, reloaded, owed, stage, end }
+        Self { address, opened, context, timeout, heard, reloaded, owed, stage, end }
     }
 
     /// Sends all scripts ahead of whatever is sent after this. Returns once they are queued for
@@ -73,7 +73,7 @@ impl Live {
     /// first call in full.
     pub(super) async fn load_scripts(&self) {
         let mut connection = self.opened.connection.clone();
-        for load in self.site.scripts.loads() {
+        for load in self.context.scripts.loads() {
             if connection.send_packed_command(&load).await.is_err() {
                 // The connection has ended, which its link learns separately.
                 return;
@@ -93,8 +93,8 @@ impl Live {
         self.reply(async move { connection.send_packed_command(command).await }, read).await
     }
 
-    /// As [`Live::send`], for a list of the cluster's nodes, which may be longer than any other
-    /// reply.
+    /// As [`Connection::send`], for a list of the cluster's nodes, which may be longer than any
+    /// other reply.
     pub(super) async fn send_for_list(&self, command: &Cmd) -> Result<Value, Fault> {
         let _higher_limit = self.opened.limit.await_list();
         self.send(command, Ok).await
@@ -134,7 +134,7 @@ impl Live {
     /// How long the server has owed replies and sent nothing; zero while it owes none.
     pub(super) fn silence(&self) -> Duration {
         let heard = Time::from_nanos(self.heard.load(Ordering::Relaxed));
-        let since = |since: Time| self.site.clock.now().since(since.max(heard));
+        let since = |since: Time| self.context.clock.now().since(since.max(heard));
         self.owed.since().map(since).unwrap_or_default()
     }
 
@@ -146,7 +146,7 @@ impl Live {
         if self.stage.is_at(Stage::Abandoned) {
             return Err(Fault::new(Kind::NotSent, "the connection was given up"));
         }
-        let sent = self.site.clock.now();
+        let sent = self.context.clock.now();
         let _owed = self.owed.more(sent);
         let outcome = tokio::select! {
             // A reply that arrives together with the end of the connection is too late.
@@ -172,9 +172,9 @@ impl Live {
     ) -> Result<T, Fault> {
         let limit = &self.opened.limit;
         let reply = reply.map_err(|error| fault_of(&error, &self.address, limit))?;
-        let now = self.site.clock.now();
+        let now = self.context.clock.now();
         self.heard.fetch_max(now.nanos(), Ordering::Relaxed);
-        self.patience.answered(now.since(sent));
+        self.timeout.answered(now.since(sent));
         match reply {
             Value::ServerError(error) => Err(Fault::of_reply(&error, &self.address)),
             value => read(value).inspect(|_| self.prove()),
@@ -183,7 +183,7 @@ impl Live {
 
     /// Whether to send the scripts again. True for one caller within [`RELOAD_GAP`].
     fn may_reload(&self) -> bool {
-        let now = self.site.clock.now();
+        let now = self.context.clock.now();
         let last = self.reloaded.load(Ordering::Relaxed);
         let is_due = last == 0 || now.since(Time::from_nanos(last)) >= RELOAD_GAP;
         let (order, now) = (Ordering::Relaxed, now.nanos().max(1));
@@ -201,8 +201,8 @@ impl Live {
         let since = || sent.max(Time::from_nanos(self.heard.load(Ordering::Relaxed)));
         loop {
             let before = since();
-            let due = before + self.patience.of_command();
-            tokio::time::sleep_until(self.site.clock.instant(due)).await;
+            let due = before + self.timeout.for_command();
+            tokio::time::sleep_until(self.context.clock.instant(due)).await;
             tokio::time::sleep(GRACE).await;
             if since() == before {
                 self.end_by(&Fault::timed_out(), Stage::Abandoned);
@@ -220,11 +220,11 @@ impl Live {
     }
 
     fn note(&self, fault: &Fault) {
-        self.site.note(fault, &self.address);
+        self.context.note(fault, &self.address);
         match fault.kind.meaning().connection {
-            Connection::Keeps => {}
-            Connection::Retires => self.end_by(fault, Stage::Retired),
-            Connection::IsAbandoned => self.end_by(fault, Stage::Abandoned),
+            ConnectionFate::Keeps => {}
+            ConnectionFate::Retires => self.end_by(fault, Stage::Retired),
+            ConnectionFate::IsAbandoned => self.end_by(fault, Stage::Abandoned),
         }
     }
 
@@ -232,7 +232,7 @@ impl Live {
         // Set before others can see the stage, since they then ask for the reason.
         let _ = self.end.set(fault.clone());
         if self.stage.advance(stage) && fault.kind == Kind::TimedOut {
-            self.patience.given_up();
+            self.timeout.given_up();
         }
     }
 }

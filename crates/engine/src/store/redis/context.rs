@@ -1,4 +1,4 @@
-//! State that all connections of one store share: settings, scripts, counters, clock and gates.
+//! State that all connections of one store share: settings, scripts, counters, clock and limiters.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::adaptive_timeout::Patience;
+use super::adaptive_timeout::AdaptiveTimeout;
 use super::call::Scripts;
-use super::connect_limiter::Gates;
-use super::fault::{Connection, Fault, Kind};
+use super::connect_limiter::ConnectLimiters;
+use super::fault::{ConnectionFate, Fault, Kind};
 use super::threads::Threads;
 use crate::counter::{Count, Counter, RedisCounter};
 use crate::store::redis::settings::{Address, RedisSettings};
@@ -19,14 +19,14 @@ use crate::time::{Clock, Time};
 
 /// The shared state; one for each store.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(super) struct StoreContext {
     pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     pub(super) clock: Clock,
     /// For connections to the addresses of the settings.
-    own_gates: Gates,
+    configured_limiters: ConnectLimiters,
     /// For connections to nodes that a server named.
-    gates: Gates,
+    limiters: ConnectLimiters,
     connections: Arc<Semaphore>,
     /// Threads that look up the names of the settings.
     own_names: Threads,
@@ -34,12 +34,12 @@ pub(super) struct Site {
     names: Threads,
     /// Threads that read files of passwords.
     pub(super) files: Threads,
-    pub(super) tally: Tally,
+    pub(super) counters: Counters,
 }
 
 /// Event counters; each only grows.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     /// Asks that were sent, or that failed before.
     pub(super) asks: AtomicU64,
     /// Asks that ended in an error.
@@ -49,13 +49,13 @@ pub(super) struct Tally {
     /// Of these, those that failed.
     pub(super) connect_errors: AtomicU64,
     /// Failures by kind.
-    faults: [Met; Kind::ALL.len()],
+    faults: [FaultCounter; Kind::ALL.len()],
 }
 
 #[derive(Debug, Default)]
-struct Met {
+struct FaultCounter {
     times: AtomicU64,
-    /// The last time, in nanoseconds of the site's clock; 0 means never.
+    /// The last time, in nanoseconds of the context's clock; 0 means never.
     last: AtomicU64,
 }
 
@@ -66,9 +66,9 @@ const THREADS_MAX: usize = 16;
 /// Faults of one kind that follow each other within this time are one outage, which is logged once.
 const OUTAGE_GAP: Duration = Duration::from_secs(30);
 
-// === impl Site ===
+// === impl StoreContext ===
 
-impl Site {
+impl StoreContext {
     pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
         let connections = Arc::new(Semaphore::new(settings.connections_max));
         Arc::new(Self {
@@ -79,15 +79,15 @@ impl Site {
             files: Threads::new(THREADS_MAX),
             scripts: Scripts::default(),
             clock: Clock::start(),
-            own_gates: Gates::new(),
-            gates: Gates::new(),
-            tally: Tally::default(),
+            configured_limiters: ConnectLimiters::new(),
+            limiters: ConnectLimiters::new(),
+            counters: Counters::default(),
         })
     }
 
     /// The timeouts to begin with when nothing was measured yet.
-    pub(super) fn patience(&self) -> Arc<Patience> {
-        Arc::new(Patience::new(self.settings.timeout))
+    pub(super) fn timeout(&self) -> Arc<AdaptiveTimeout> {
+        Arc::new(AdaptiveTimeout::new(self.settings.timeout))
     }
 
     /// A permit for one more connection to `node`, valid until the returned value is dropped.
@@ -110,14 +110,14 @@ impl Site {
         if self.is_configured(node) { &self.own_names } else { &self.names }
     }
 
-    /// The gates for connections to the servers of the settings.
-    pub(super) fn own_gates(&self) -> &Gates {
-        &self.own_gates
+    /// The limiters for connections to the servers of the settings.
+    pub(super) fn configured_limiters(&self) -> &ConnectLimiters {
+        &self.configured_limiters
     }
 
-    /// The gates for connections to `node`: those to configured addresses wait for no others.
-    pub(super) fn gates(&self, node: &Address) -> &Gates {
-        if self.is_configured(node) { &self.own_gates } else { &self.gates }
+    /// The limiters for connections to `node`: those to configured addresses wait for no others.
+    pub(super) fn limiters(&self, node: &Address) -> &ConnectLimiters {
+        if self.is_configured(node) { &self.configured_limiters } else { &self.limiters }
     }
 
     fn is_configured(&self, node: &Address) -> bool {
@@ -137,28 +137,28 @@ impl Site {
     /// that maintains the connection logs why it ended.
     pub(super) fn note(&self, fault: &Fault, from: &Address) {
         let meaning = fault.kind.meaning();
-        let is_first = self.meet(fault.kind);
-        if let Some(mend) = meaning.mend
+        let is_first = self.note_fault(fault.kind);
+        if let Some(hint) = meaning.hint
             && is_first
-            && meaning.connection == Connection::Keeps
+            && meaning.connection == ConnectionFate::Keeps
         {
-            tracing::error!(redis = %from, "Redis refuses asks: {}; {mend}", fault.text);
+            tracing::error!(redis = %from, "Redis refuses asks: {}; {hint}", fault.text);
         }
     }
 
     /// Counts a fault. Returns whether it begins an outage.
-    pub(super) fn meet(&self, kind: Kind) -> bool {
-        self.tally.meet(kind, self.clock.now())
+    pub(super) fn note_fault(&self, kind: Kind) -> bool {
+        self.counters.note_fault(kind, self.clock.now())
     }
 }
 
-// === impl Tally ===
+// === impl Counters ===
 
-impl Tally {
-    fn meet(&self, kind: Kind, now: Time) -> bool {
-        let Some(met) = self.faults.get(kind as usize) else { return false };
-        count(&met.times);
-        let last = met.last.swap(now.nanos().max(1), Ordering::Relaxed);
+impl Counters {
+    fn note_fault(&self, kind: Kind, now: Time) -> bool {
+        let Some(fault) = self.faults.get(kind as usize) else { return false };
+        count(&fault.times);
+        let last = fault.last.swap(now.nanos().max(1), Ordering::Relaxed);
         last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
     }
 
@@ -172,7 +172,7 @@ impl Tally {
             (RedisCounter::ConnectErrors, read(&self.connect_errors)),
         ];
         let kinds = Kind::ALL.iter().zip(&self.faults);
-        counts.extend(kinds.map(|(kind, met)| (kind.meaning().counter, read(&met.times))));
+        counts.extend(kinds.map(|(kind, fault)| (kind.meaning().counter, read(&fault.times))));
         counts.into_iter().map(|(counter, count)| (Counter::Redis(counter), count)).collect()
     }
 }
@@ -187,12 +187,12 @@ mod tests {
 
     #[test]
     fn an_outage_begins_with_its_first_fault_and_ends_in_silence() {
-        let tally = Tally::default();
+        let counters = Counters::default();
         let at = |seconds| Time::default() + Duration::from_secs(seconds);
-        assert!(tally.meet(Kind::OutOfMemory, at(0)));
-        assert!(tally.meet(Kind::Busy, at(1)), "another kind is another outage");
-        assert!((1..100).all(|seconds| !tally.meet(Kind::OutOfMemory, at(seconds * 10))));
-        assert!(tally.meet(Kind::OutOfMemory, at(990 + 31)));
-        assert!(tally.counts().contains(&(Counter::Redis(RedisCounter::OutOfMemory), 101)));
+        assert!(counters.note_fault(Kind::OutOfMemory, at(0)));
+        assert!(counters.note_fault(Kind::Busy, at(1)), "another kind is another outage");
+        assert!((1..100).all(|seconds| !counters.note_fault(Kind::OutOfMemory, at(seconds * 10))));
+        assert!(counters.note_fault(Kind::OutOfMemory, at(990 + 31)));
+        assert!(counters.counts().contains(&(Counter::Redis(RedisCounter::OutOfMemory), 101)));
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Fault {
     /// The node that MOVED or ASK named.
     pub(super) to: Option<Address>,
     /// The fault comes from a node other than the slot's owner, to which the owner redirected.
-    pub(super) elsewhere: bool,
+    pub(super) redirected: bool,
 }
 
 /// The kinds of failed or missing replies.
@@ -74,11 +74,11 @@ pub(super) struct Meaning {
     /// Prefixes of error replies of this kind.
     codes: &'static [&'static str],
     pub(super) next: Next,
-    pub(super) connection: Connection,
+    pub(super) connection: ConnectionFate,
     /// Whether the cluster's slot map may be out of date.
-    pub(super) map_is_suspect: bool,
+    pub(super) map_may_be_stale: bool,
     /// A hint for the operator, if there is something to do.
-    pub(super) mend: Option<&'static str>,
+    pub(super) hint: Option<&'static str>,
 }
 
 /// What to do with the command.
@@ -98,7 +98,7 @@ pub(super) enum Next {
 
 /// What to do with the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Connection {
+pub(super) enum ConnectionFate {
     Keeps,
     /// Replace it; commands in flight on it may still be answered.
     Retires,
@@ -135,35 +135,35 @@ impl Kind {
 
     #[rustfmt::skip] // a table
     pub(super) const fn meaning(self) -> Meaning {
-        use Connection::{IsAbandoned, Keeps, Retires};
+        use ConnectionFate::{IsAbandoned, Keeps, Retires};
         use Next::{Again, GiveUp, InFull, There, ThereAsking};
         match self {
             // Not taken, and worth a retry.
             Self::NoScript    => row(RedisCounter::NoScript, &["NOSCRIPT"], InFull, Keeps),
-            Self::Moved       => row(RedisCounter::Moved, &["MOVED"], There, Keeps).on_a_suspect_map(),
+            Self::Moved       => row(RedisCounter::Moved, &["MOVED"], There, Keeps).with_stale_map(),
             Self::Ask         => row(RedisCounter::Ask, &["ASK"], ThereAsking, Keeps),
             Self::TryAgain    => row(RedisCounter::TryAgain, &["TRYAGAIN"], Again, Keeps),
             Self::ClusterDown => row(RedisCounter::ClusterDown, &["CLUSTERDOWN"], Again, Keeps)
-                .on_a_suspect_map().mend(MEND_CLUSTER),
+                .with_stale_map().hint(HINT_CLUSTER),
             Self::Loading     => row(RedisCounter::Loading, &["LOADING"], Again, Keeps)
-                .on_a_suspect_map().mend(MEND_LOADING),
+                .with_stale_map().hint(HINT_LOADING),
             // Replicas: the source that led us here may know the new master by now.
             Self::MasterDown  => row(RedisCounter::MasterDown, &["MASTERDOWN"], Again, Retires)
-                .on_a_suspect_map().mend(MEND_REPLICA),
+                .with_stale_map().hint(HINT_REPLICA),
             Self::ReadOnly    => row(RedisCounter::ReadOnly, &["READONLY"], Again, Retires)
-                .on_a_suspect_map().mend(MEND_REPLICA),
+                .with_stale_map().hint(HINT_REPLICA),
             // Not taken, and a retry soon would fail too.
-            Self::OutOfMemory => row(RedisCounter::OutOfMemory, &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
-            Self::Busy        => row(RedisCounter::Busy, &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
-            Self::Denied      => row(RedisCounter::Denied, DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
-            Self::ForeignValue => row(RedisCounter::ForeignValue, FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
-            Self::Refused     => row(RedisCounter::Refused, &[], GiveUp, Keeps).mend(MEND_REFUSED),
-            Self::NotSent     => row(RedisCounter::NotSent, &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::OutOfMemory => row(RedisCounter::OutOfMemory, &["OOM"], GiveUp, Keeps).hint(HINT_MEMORY),
+            Self::Busy        => row(RedisCounter::Busy, &["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
+            Self::Denied      => row(RedisCounter::Denied, DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
+            Self::ForeignValue => row(RedisCounter::ForeignValue, FOREIGN, GiveUp, Keeps).hint(HINT_FOREIGN),
+            Self::Refused     => row(RedisCounter::Refused, &[], GiveUp, Keeps).hint(HINT_REFUSED),
+            Self::NotSent     => row(RedisCounter::NotSent, &[], GiveUp, Keeps).with_stale_map(),
             // It is unknown whether the ask was taken.
-            Self::Lost        => row(RedisCounter::Lost, &[], GiveUp, Retires).on_a_suspect_map(),
-            Self::TimedOut    => row(RedisCounter::TimedOut, &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::Lost        => row(RedisCounter::Lost, &[], GiveUp, Retires).with_stale_map(),
+            Self::TimedOut    => row(RedisCounter::TimedOut, &[], GiveUp, Keeps).with_stale_map(),
             Self::MalformedReply => row(RedisCounter::MalformedReply, &[], GiveUp, IsAbandoned)
-                .on_a_suspect_map().mend(MEND_GARBLED),
+                .with_stale_map().hint(HINT_GARBLED),
         }
     }
 }
@@ -174,36 +174,36 @@ const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
 /// writes.
 const FOREIGN: &[&str] = &["WRONGTYPE", "FOREIGN"];
 
-const MEND_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
-const MEND_LOADING: &str = "it reads its data after a start, and serves once it has";
-const MEND_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
-const MEND_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
-const MEND_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
-const MEND_LOGIN: &str =
+const HINT_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
+const HINT_LOADING: &str = "it reads its data after a start, and serves once it has";
+const HINT_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
+const HINT_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
+const HINT_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
+const HINT_LOGIN: &str =
     "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
-const MEND_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
+const HINT_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
                             such keys; until then they alone fail";
-const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
-const MEND_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
+const HINT_REFUSED: &str = "hint there what it says; until then its keys fail";
+const HINT_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
 
 const fn row(
     counter: RedisCounter,
     codes: &'static [&'static str],
     next: Next,
-    connection: Connection,
+    connection: ConnectionFate,
 ) -> Meaning {
-    Meaning { counter, codes, next, connection, map_is_suspect: false, mend: None }
+    Meaning { counter, codes, next, connection, map_may_be_stale: false, hint: None }
 }
 
 // === impl Meaning ===
 
 impl Meaning {
-    const fn on_a_suspect_map(self) -> Self {
-        Self { map_is_suspect: true, ..self }
+    const fn with_stale_map(self) -> Self {
+        Self { map_may_be_stale: true, ..self }
     }
 
-    const fn mend(self, mend: &'static str) -> Self {
-        Self { mend: Some(mend), ..self }
+    const fn hint(self, hint: &'static str) -> Self {
+        Self { hint: Some(hint), ..self }
     }
 }
 
@@ -211,7 +211,7 @@ impl Meaning {
 
 impl Fault {
     pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: shown(&text.into()), to: None, elsewhere: false }
+        Self { kind, text: shown(&text.into()), to: None, redirected: false }
     }
 
     pub(super) fn timed_out() -> Self {
@@ -269,9 +269,9 @@ fn shown(text: &str) -> String {
 const CUT_MARK: char = '…';
 
 impl From<Fault> for StoreError {
-    fn from(Fault { kind, text, to, elsewhere }: Fault) -> Self {
+    fn from(Fault { kind, text, to, redirected }: Fault) -> Self {
         match (kind, to) {
-            (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if elsewhere => {
+            (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if redirected => {
                 StoreError::RedirectFailed(text)
             }
             (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),

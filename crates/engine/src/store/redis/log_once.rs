@@ -2,13 +2,13 @@
 
 /// Whether a part of the store is in an outage, so that only its two ends are logged.
 #[derive(Debug, Default)]
-pub(super) struct Outage {
+pub(super) struct LogOnce {
     begun: bool,
 }
 
-// === impl Outage ===
+// === impl LogOnce ===
 
-impl Outage {
+impl LogOnce {
     /// Whether this failure is the first of an outage.
     pub(super) fn begins(&mut self) -> bool {
         !std::mem::replace(&mut self.begun, true)
@@ -26,7 +26,7 @@ mod tests {
 
     #[test]
     fn an_outage_has_one_beginning_and_one_end() {
-        let mut outage = Outage::default();
+        let mut outage = LogOnce::default();
         assert!(!outage.ends());
         assert!(outage.begins());
         assert!(!outage.begins());

@@ -13,14 +13,14 @@ use parking_lot::Mutex;
 use redis::Value;
 use tokio::sync::watch;
 
-use super::reconnecting::Link;
+use super::reconnecting::Reconnecting;
 use crate::store::redis::settings::Address;
 
 /// The nodes that are not on the map.
 #[derive(Debug, Default)]
 pub(super) struct OffMap {
     /// Emptied from time to time: a node that owns slots gets onto the map.
-    links: Mutex<HashMap<Address, Arc<Link>>>,
+    links: Mutex<HashMap<Address, Arc<Reconnecting>>>,
     members: watch::Sender<Members>,
     /// A redirect named an unknown node since the members were last read.
     wanted: AtomicBool,
@@ -49,18 +49,22 @@ const MEMBERS_MAX: usize = 1 << 14;
 // === impl OffMap ===
 
 impl OffMap {
-    /// The connection to `address`; `dial` makes it if there is none.
-    pub(super) fn link(&self, address: &Address, dial: impl FnOnce() -> Arc<Link>) -> Arc<Link> {
+    /// The connection to `address`; `connector` makes it if there is none.
+    pub(super) fn link(
+        &self,
+        address: &Address,
+        connector: impl FnOnce() -> Arc<Reconnecting>,
+    ) -> Arc<Reconnecting> {
         let mut links = self.links.lock();
         if links.len() >= LINKS_MAX && !links.contains_key(address) {
             links.clear();
         }
-        Arc::clone(links.entry(address.clone()).or_insert_with(dial))
+        Arc::clone(links.entry(address.clone()).or_insert_with(connector))
     }
 
     /// Removes and returns the connection to `address`, if there is one, since the address is on
     /// the map now.
-    pub(super) fn take(&self, address: &Address) -> Option<Arc<Link>> {
+    pub(super) fn take(&self, address: &Address) -> Option<Arc<Reconnecting>> {
         self.links.lock().remove(address)
     }
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
-use super::context::Site;
+use super::context::StoreContext;
 use super::fault::{Fault, Kind};
 use super::reply_limit::ReplyLimit;
 use super::stages::Stages;
@@ -48,17 +48,17 @@ const UNWRITTEN_MAX: usize = 256;
 /// Connects to `address` and logs in within the given time, however many addresses a name has and
 /// however long reading a password takes. `stages` records the end of the connection.
 pub(super) async fn open(
-    site: &Arc<Site>,
+    context: &Arc<StoreContext>,
     address: &Address,
     peer: Peer,
     stages: Option<&Stages>,
     within: Duration,
 ) -> Result<Opened, Fault> {
-    let place = site.place(address)?;
+    let place = context.place(address)?;
     let limit = Arc::new(ReplyLimit::default());
     let opening = async {
-        let login = peer.login(site).await?;
-        let opening = connect(site, address, &login, Arc::clone(&limit), stages).await;
+        let login = peer.login(context).await?;
+        let opening = connect(context, address, &login, Arc::clone(&limit), stages).await;
         // redis-rs never puts a password into an error.
         opening.map_err(|error| fault_of(&error, address, &limit))
     };
@@ -68,13 +68,13 @@ pub(super) async fn open(
 }
 
 async fn connect(
-    site: &Site,
+    context: &StoreContext,
     address: &Address,
     login: &RedisConnectionInfo,
     limit: Arc<ReplyLimit>,
     stages: Option<&Stages>,
 ) -> RedisResult<(MultiplexedConnection, Driver)> {
-    // Deadlines for replies are set in `Live`.
+    // Deadlines for replies are set in `Connection`.
     let mut config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
         .set_pipeline_buffer_size(UNWRITTEN_MAX);
@@ -83,8 +83,8 @@ async fn connect(
     }
     match address {
         Address::Tcp(host, port) => {
-            let allows = |ip| site.allows(address, ip);
-            let stream = stream::tcp(host, *port, site.threads(address), allows).await?;
+            let allows = |ip| context.allows(address, ip);
+            let stream = stream::tcp(host, *port, context.threads(address), allows).await?;
             log_in(Bounded::new(stream, limit), login, config).await
         }
         Address::Unix(path) => {
@@ -114,17 +114,17 @@ impl Peer {
     /// as another user; and redis-rs reports a closed connection only with RESP3. With RESP2 it
     /// would skip the login of a user without a password, and would omit the user's name for a
     /// server that does not support names.
-    async fn login(self, site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
+    async fn login(self, context: &Arc<StoreContext>) -> Result<RedisConnectionInfo, Fault> {
         let protocol = match self {
             Self::Server => ProtocolVersion::RESP3,
             Self::Sentinel => ProtocolVersion::RESP2,
         };
-        let auth = if self.has_file(&site.settings) {
-            let of = Arc::clone(site);
-            let read = site.files.run(move || self.auth(&of.settings)).await;
+        let auth = if self.has_file(&context.settings) {
+            let of = Arc::clone(context);
+            let read = context.files.run(move || self.auth(&of.settings)).await;
             read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
         } else {
-            self.auth(&site.settings)
+            self.auth(&context.settings)
         };
         auth.map(|auth| login(auth, protocol)).map_err(|why| Fault::new(Kind::Denied, why))
     }

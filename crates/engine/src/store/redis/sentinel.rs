@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::select_ok;
 use redis::Value;
 
-use super::context::Site;
+use super::context::StoreContext;
 use super::fault::{Fault, Kind};
 use super::open::{Peer, open};
 use crate::store::redis::settings::Address;
@@ -22,29 +22,38 @@ const MASTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Finds the server that a sentinel names as the master `name`, and that confirms it. A sentinel
 /// that was cut off may still name an old master.
-pub(super) async fn find_master(site: &Arc<Site>, name: &str) -> Result<Address, Fault> {
-    let sentinels = &site.settings.addresses;
+pub(super) async fn find_master(context: &Arc<StoreContext>, name: &str) -> Result<Address, Fault> {
+    let sentinels = &context.settings.addresses;
     if sentinels.is_empty() {
         return Err(Fault::new(Kind::Lost, "no address is configured"));
     }
-    let asked = sentinels.iter().map(|sentinel| Box::pin(ask(site, sentinel, name)));
+    let asked = sentinels.iter().map(|sentinel| Box::pin(ask(context, sentinel, name)));
     let found = tokio::time::timeout(FIND_TIMEOUT, select_ok(asked)).await;
     let silent = |_| Fault::new(Kind::Lost, "the sentinels did not answer in time");
     found.map_err(silent)?.map(|(master, _)| master)
 }
 
-async fn ask(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
-    let master = named_by(site, sentinel, name).await;
+async fn ask(
+    context: &Arc<StoreContext>,
+    sentinel: &Address,
+    name: &str,
+) -> Result<Address, Fault> {
+    let master = named_by(context, sentinel, name).await;
     let master = master.map_err(|fault| fault.at(&format!("sentinel {sentinel}")))?;
-    let answer = is_master(site, &master).await.map_err(|fault| fault.at(&master.to_string()))?;
+    let answer =
+        is_master(context, &master).await.map_err(|fault| fault.at(&master.to_string()))?;
     if answer {
         return Ok(master);
     }
     Err(Fault::new(Kind::Lost, format!("{master} is called the master and is none yet")))
 }
 
-async fn named_by(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
-    let asked = open(site, sentinel, Peer::Sentinel, None, FIND_TIMEOUT).await?;
+async fn named_by(
+    context: &Arc<StoreContext>,
+    sentinel: &Address,
+    name: &str,
+) -> Result<Address, Fault> {
+    let asked = open(context, sentinel, Peer::Sentinel, None, FIND_TIMEOUT).await?;
     let mut command = redis::cmd("SENTINEL");
     command.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
     let reply = asked.ask(&command).await?;
@@ -52,8 +61,8 @@ async fn named_by(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Ad
     named(&reply).ok_or_else(unknown)
 }
 
-async fn is_master(site: &Arc<Site>, server: &Address) -> Result<bool, Fault> {
-    let server = open(site, server, Peer::Server, None, MASTER_TIMEOUT).await?;
+async fn is_master(context: &Arc<StoreContext>, server: &Address) -> Result<bool, Fault> {
+    let server = open(context, server, Peer::Server, None, MASTER_TIMEOUT).await?;
     match server.ask(&redis::cmd("ROLE")).await {
         Ok(Value::Array(parts)) => Ok(parts.first().and_then(text) == Some("master")),
         Ok(_) => Ok(false),

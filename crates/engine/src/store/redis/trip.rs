@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::adaptive_timeout::LEAST_MAX;
 use super::call::Call;
-use super::connection::Live;
+use super::connection::Connection;
 use super::fault::{Fault, Kind, Next};
 use super::slots::slot_of;
 use super::{RedisStore, Servers};
@@ -68,12 +68,12 @@ impl<'a> Trip<'a> {
     ) -> Result<T, Fault> {
         let result = tokio::time::timeout(self.deadline(store), self.follow(store, &read)).await;
         let result = result.unwrap_or_else(|_| {
-            store.site.meet(Kind::TimedOut);
-            store.suspect();
+            store.context.note_fault(Kind::TimedOut);
+            store.mark_slots_stale();
             Err(Fault::timed_out())
         });
-        let elsewhere = self.route != Route::Owner;
-        result.map_err(|fault| Fault { elsewhere, ..fault })
+        let redirected = self.route != Route::Owner;
+        result.map_err(|fault| Fault { redirected, ..fault })
     }
 
     /// Sends the call to its destination and follows the replies until one contains the result.
@@ -115,28 +115,31 @@ impl<'a> Trip<'a> {
         let read = |reply: Value| read(&reply);
         let command = if self.in_full { self.call.in_full() } else { self.call.by_name() };
         let result = match (self.connected(store).await, &self.route) {
-            (Ok(live), Route::Asking(_)) => live.send_asking(&command, read).await,
-            (Ok(live), Route::Owner | Route::Moved(_)) => live.send(&command, read).await,
+            (Ok(connection), Route::Asking(_)) => connection.send_asking(&command, read).await,
+            (Ok(connection), Route::Owner | Route::Moved(_)) => {
+                connection.send(&command, read).await
+            }
             (Err(fault), _) => Err(fault),
         };
         result.inspect_err(|fault| {
             if fault.kind == Kind::NotSent {
-                store.site.meet(fault.kind);
+                store.context.note_fault(fault.kind);
             }
-            if fault.kind.meaning().map_is_suspect {
-                store.suspect();
+            if fault.kind.meaning().map_may_be_stale {
+                store.mark_slots_stale();
             }
         })
     }
 
-    async fn connected(&self, store: &RedisStore) -> Result<Arc<Live>, Fault> {
-        let live = tokio::time::timeout(store.site.settings.timeout, self.server(store)).await;
-        live.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
+    async fn connected(&self, store: &RedisStore) -> Result<Arc<Connection>, Fault> {
+        let connection =
+            tokio::time::timeout(store.context.settings.timeout, self.server(store)).await;
+        connection.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
     }
 
-    async fn server(&self, store: &RedisStore) -> Result<Arc<Live>, Fault> {
+    async fn server(&self, store: &RedisStore) -> Result<Arc<Connection>, Fault> {
         match (&store.servers, &self.route) {
-            (Servers::One(link), _) => link.dialled().await,
+            (Servers::One(link), _) => link.first_connection().await,
             (Servers::Cluster(cluster), Route::Owner) => cluster.owner(self.slot).await,
             (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
                 cluster.node(to).await
@@ -146,10 +149,10 @@ impl<'a> Trip<'a> {
 
     fn deadline(&self, store: &RedisStore) -> Duration {
         let reply = match &store.servers {
-            Servers::One(link) => Some(link.patience()),
-            Servers::Cluster(cluster) => cluster.patience(self.slot),
+            Servers::One(link) => Some(link.timeout()),
+            Servers::Cluster(cluster) => cluster.timeout(self.slot),
         };
-        let reply = reply.unwrap_or(store.site.settings.timeout);
+        let reply = reply.unwrap_or(store.context.settings.timeout);
         (REPLIES * reply + WAITS).min(DEADLINE_MAX)
     }
 }

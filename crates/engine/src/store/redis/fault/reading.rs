@@ -88,7 +88,7 @@ mod tests {
             ("TRYAGAIN Multiple keys request during rehashing of slot", Kind::TryAgain),
             ("CLUSTERDOWN Hash slot not served", Kind::ClusterDown),
             ("LOADING Redis is loading the dataset in memory", Kind::Loading),
-            ("MASTERDOWN Link with MASTER is down", Kind::MasterDown),
+            ("MASTERDOWN Reconnecting with MASTER is down", Kind::MasterDown),
             ("READONLY You can't write against a read only replica.", Kind::ReadOnly),
             (
                 "ERR Error running script (call to f_1): @user_script:9: -READONLY You can't write",
