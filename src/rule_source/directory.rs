@@ -24,8 +24,8 @@ impl Directory {
 
 impl Load for Directory {
     fn read(&mut self) -> Result<Vec<Source>, String> {
-        let RulesSource { dir, ignore_dotfiles, .. } = &self.settings;
-        rules::read_directory(dir, *ignore_dotfiles).map_err(|error| error.to_string())
+        let RulesSource { dir, dotfiles, .. } = &self.settings;
+        rules::read_directory(dir, *dotfiles).map_err(|error| error.to_string())
     }
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {

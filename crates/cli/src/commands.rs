@@ -132,20 +132,20 @@ fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> 
 /// Prints the help or version text.
 pub fn help(program: &str, text: &str) -> ExitCode {
     let mut out = Out::stdout();
-    let ended = out.line(text.trim_end()).map(|()| out::Completion::Clean);
-    out::end(&format!("{program} help"), out, ended)
+    let result = out.line(text.trim_end()).map(|()| out::Completion::Clean);
+    out::finish(&format!("{program} help"), out, result)
 }
 
 /// Checks rule files. Results go to standard output, errors to standard error.
 pub fn check(flags: &CheckFlags, role: Role) -> ExitCode {
     let mut out = Out::stdout();
-    let ended = check::run(flags, role, &mut out);
-    out::end("ratelease check", out, ended)
+    let result = check::run(flags, role, &mut out);
+    out::finish("ratelease check", out, result)
 }
 
 /// Asks a pod whether it is healthy; prints nothing if it is.
 pub fn health(flags: HealthFlags) -> ExitCode {
     let mut out = Out::stdout();
-    let ended = health::run(flags, &mut out);
-    out::end("ratelease health", out, ended)
+    let result = health::run(flags, &mut out);
+    out::finish("ratelease health", out, result)
 }

@@ -165,33 +165,30 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_its_status_and_what_follows_the_head() {
+    fn a_page_has_a_status_and_a_body() {
         let server = server(b"HTTP/1.1 503 Service\r\na: b\r\n\r\nbody\r\n\r\nmore", false);
         let page = get(&server, "/page", WITHIN).unwrap();
         assert_eq!(page, Page { status: 503, body: b"body\r\n\r\nmore".to_vec() });
     }
 
     #[test]
-    fn what_is_not_http_is_told() {
+    fn an_answer_that_is_not_http_is_reported() {
         let server = server(b"\x00\x00\x12\x04 not HTTP/1.1 200", false);
-        let trouble = get(&server, "/page", WITHIN).unwrap_err().to_string();
-        assert!(trouble.ends_with("its answer is not HTTP"), "{trouble}");
+        let error = get(&server, "/page", WITHIN).unwrap_err().to_string();
+        assert!(error.ends_with("its answer is not HTTP"), "{error}");
     }
 
     #[test]
     fn a_server_that_hangs_is_left_in_time() {
         let server = server(b"HTTP/1.1 200 OK\r\n\r\n", true);
-        let trouble = get(&server, "/page", Duration::from_millis(50)).unwrap_err().to_string();
-        assert!(trouble.ends_with("no answer within 50ms"), "{trouble}");
+        let error = get(&server, "/page", Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.ends_with("no answer within 50ms"), "{error}");
     }
 
     #[test]
-    fn nobody_there_is_told_with_the_reason() {
+    fn an_unreachable_server_is_reported_with_the_reason() {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        let trouble = get(&HostPort::new("127.0.0.1", port), "/", WITHIN).unwrap_err().to_string();
-        assert!(
-            trouble.starts_with(&format!("127.0.0.1:{port}: cannot be reached: ")),
-            "{trouble}"
-        );
+        let error = get(&HostPort::new("127.0.0.1", port), "/", WITHIN).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("127.0.0.1:{port}: cannot be reached: ")), "{error}");
     }
 }

@@ -10,7 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::TlsFlags;
 use crate::fetch;
-use crate::out::{CliError, CliResult, Completion, Out, OutFlags, tell};
+use crate::out::{CliError, CliResult, Completion, Out, OutFlags, eprint_line};
 use crate::safe;
 use crate::settings::{HealthListenerFlags, HostPort};
 use crate::source;
@@ -35,7 +35,7 @@ const PATH: &str = "/healthcheck";
 const HTTP_OK: u16 = 200;
 
 /// Maximum number of characters of an answer that are printed.
-const WORD_CHARS_MAX: usize = 200;
+const ANSWER_CHARS_MAX: usize = 200;
 
 /// Flags of `health`.
 #[derive(Debug, Args)]
@@ -64,13 +64,13 @@ struct Health {
     /// The server that was asked.
     target: String,
     /// Its answer.
-    word: String,
+    answer: String,
 }
 
 /// Checks the health of a pod; prints nothing if it is healthy.
 pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
     let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
-    let Health { is_healthy, target, word } = match grpc {
+    let Health { is_healthy, target, answer } = match grpc {
         Some(target) => {
             let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
             ask_grpc(target, tls.config()?, timeout)?
@@ -84,20 +84,20 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
         }
     };
     if json {
-        let word = word.trim();
-        out.json(&serde_json::json!({"healthy": is_healthy, "target": target, "answer": word}))?;
+        let answer = answer.trim();
+        out.json(&serde_json::json!({"healthy": is_healthy, "target": target, "answer": answer}))?;
     } else if !is_healthy {
-        tell(format_args!("ratelease health: {target} is not healthy: {}", word.trim()));
+        eprint_line(format_args!("ratelease health: {target} is not healthy: {}", answer.trim()));
     }
     Ok(Completion::clean_if(is_healthy))
 }
 
 fn ask_http(target: &HostPort, within: Duration) -> Result<Health, CliError> {
     let page = fetch::get(target, PATH, within)?;
-    let word = safe::line(String::from_utf8_lossy(&page.body).trim());
-    let word: String = word.chars().take(WORD_CHARS_MAX).collect();
-    let word = format!("{} {word}", page.status);
-    Ok(Health { is_healthy: page.status == HTTP_OK, target: target.to_string(), word })
+    let answer = safe::line(String::from_utf8_lossy(&page.body).trim());
+    let answer: String = answer.chars().take(ANSWER_CHARS_MAX).collect();
+    let answer = format!("{} {answer}", page.status);
+    Ok(Health { is_healthy: page.status == HTTP_OK, target: target.to_string(), answer })
 }
 
 fn ask_grpc(
@@ -118,8 +118,8 @@ fn ask_grpc(
         let answer = tokio::time::timeout(within, asked).await;
         let status = answer.map_err(|_| target.late(within))??.into_inner().status();
         let is_healthy = status == ServingStatus::Serving;
-        let word = status.as_str_name().to_owned();
-        Ok(Health { is_healthy, target: target.to_string(), word })
+        let answer = status.as_str_name().to_owned();
+        Ok(Health { is_healthy, target: target.to_string(), answer })
     })
 }
 

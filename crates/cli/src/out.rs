@@ -18,7 +18,7 @@ use tokio::signal::unix::SignalKind;
 use crate::safe::Safe;
 use crate::settings;
 
-/// How a subcommand ended that completed its work.
+/// How a subcommand result that completed its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
     /// Status 0: no problem was found.
@@ -82,28 +82,28 @@ pub enum Style {
 
 /// Exit statuses of the process.
 const EXIT_FINDING: u8 = 1;
-const EXIT_TROUBLE: u8 = 2;
+const EXIT_ERROR: u8 = 2;
 
-/// Added to the number of a signal to form the exit status of a process that it ended, as shells
+/// Added to the number of a signal to form the exit status of a process that it result, as shells
 /// do.
 const EXIT_SIGNAL: u8 = 128;
 
-/// Flushes the output, prints the error of `name` if `ended` is one, and returns the exit status.
-pub fn end(name: &str, mut out: Out, ended: CliResult) -> ExitCode {
-    match out.flush().and(ended) {
+/// Flushes the output, prints the error of `name` if `result` is one, and returns the exit status.
+pub fn finish(name: &str, mut out: Out, result: CliResult) -> ExitCode {
+    match out.flush().and(result) {
         Ok(Completion::Clean) => ExitCode::SUCCESS,
         Ok(Completion::Finding) => ExitCode::from(EXIT_FINDING),
         Ok(Completion::Interrupted(interrupt)) => ExitCode::from(interrupt.status()),
-        Err(trouble) => {
+        Err(error) => {
             // It may quote a server or a file.
-            tell(format_args!("{name}: {}", Safe(trouble)));
-            ExitCode::from(EXIT_TROUBLE)
+            eprint_line(format_args!("{name}: {}", Safe(error)));
+            ExitCode::from(EXIT_ERROR)
         }
     }
 }
 
 /// Writes a line to standard error. Ignores write errors.
-pub fn tell(line: impl Display) {
+pub fn eprint_line(line: impl Display) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_no_trouble_and_shows() {
+    fn a_closed_pipe_is_no_error_and_is_reported() {
         let (mut out, _) = out(Some(ErrorKind::BrokenPipe));
         out.line("text").unwrap();
         assert!(!out.is_closed(), "nothing was handed on yet");
@@ -316,11 +316,11 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_trouble() {
+    fn a_full_disk_is_an_error() {
         let (mut out, _) = out(Some(ErrorKind::StorageFull));
         out.line("text").unwrap();
-        let trouble = out.flush().unwrap_err();
-        assert!(trouble.to_string().starts_with("cannot write the result: "), "{trouble}");
+        let error = out.flush().unwrap_err();
+        assert!(error.to_string().starts_with("cannot write the result: "), "{error}");
     }
 
     #[test]

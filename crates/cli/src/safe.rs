@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_is_escaped_and_all_else_is_left() {
+    fn characters_that_control_a_terminal_are_escaped_and_others_kept() {
         let text = "\u{1b}[2J é 日本 \u{202e}x\u{200b}\t\r\na";
         let shown = "\\u{1b}[2J é 日本 \\u{202e}x\\u{200b}\\t\\r\na";
         assert_eq!(Safe(text).to_string(), shown);

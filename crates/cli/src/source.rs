@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ratelease_rules::{
-    self as rules, Faults as RuleFaults, Options, ReadError, RuleLocations, Rules, Source,
+    self as rules, Dotfiles, Faults as RuleFaults, Options, ReadError, RuleLocations, Rules, Source,
 };
 
 use crate::out::CliError;
@@ -35,7 +35,7 @@ pub fn read_file(path: &Path) -> Result<Source, CliError> {
     if is_stdin(path) {
         return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
     }
-    let only = if path.is_dir() { None } else { rules::read_path(path, false)?.pop() };
+    let only = if path.is_dir() { None } else { rules::read_path(path, Dotfiles::Read)?.pop() };
     only.ok_or_else(|| {
         CliError::new(format_args!(
             "{}: is a directory; name the files in it",
@@ -52,7 +52,7 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError
         if is_stdin(path) {
             sources.push(read_file(path)?);
         } else {
-            sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
+            sources.extend(rules::read_path(path, reading.dotfiles)?);
         }
     }
     // A file that was named twice is read once.

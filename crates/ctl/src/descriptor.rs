@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_entry_is_refused_with_how_to_write_one() {
+    fn a_malformed_entry_is_refused_with_the_right_form() {
         for text in ["", "a", "a=b,", "a=b,,c=d", "=b", r"a\=b"] {
             let why = DescriptorArg::parse(text).unwrap_err();
             assert!(why.ends_with("; write key=value,key=value"), "{text}: {why}");

@@ -5,7 +5,7 @@
 //! test cases. Only `main.rs` and the tests use this crate.
 //!
 //! All exit with one of three statuses: 0 success, 1 a finding, 2 a usage or I/O error; or, if a
-//! signal ended the process, with 128 plus its number.
+//! signal result the process, with 128 plus its number.
 
 #![forbid(unsafe_code)]
 
@@ -34,7 +34,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ratelease_cli::grammar::documented;
-use ratelease_cli::out::{self, Out, tell};
+use ratelease_cli::out::{self, Out, eprint_line};
 use ratelease_cli::settings::{Role, SettingsError, process_env};
 use ratelease_cli::{commands, grammar};
 
@@ -112,7 +112,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(tool) => run_tool(tool),
         Err(SettingsError::Help(text)) => commands::help("ratectl", &text),
         Err(error) => {
-            tell(&error);
+            eprint_line(&error);
             ExitCode::from(error.exit_code())
         }
     }
@@ -131,7 +131,7 @@ fn parse(
 /// Runs `tool`. Results go to standard output, errors to standard error.
 fn run_tool(tool: Tool) -> ExitCode {
     let mut out = Out::stdout();
-    let (name, ended) = match tool {
+    let (name, result) = match tool {
         Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Test(flags) => ("test", rule_tests::run(&flags, &mut out)),
@@ -146,5 +146,5 @@ fn run_tool(tool: Tool) -> ExitCode {
         }
         Tool::Man(flags) => ("man", manual::man(&flags, documented::<Cli>(), &mut out)),
     };
-    out::end(&format!("ratectl {name}"), out, ended)
+    out::finish(&format!("ratectl {name}"), out, result)
 }

@@ -151,7 +151,7 @@ mod tests {
     use ratelease_rules::Unit;
 
     #[test]
-    fn a_limit_is_said_in_words() {
+    fn a_limit_is_described_in_words() {
         let limit = |requests_per_unit, units, algorithm| Limit {
             requests_per_unit,
             unit: Unit::Minute,

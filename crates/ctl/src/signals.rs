@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_was_started_to_ignore_is_read_from_its_mask() {
+    fn ignored_signals_are_read_from_the_mask_of_the_process() {
         // As `nohup` sets it, and as a shell without job control sets it for background jobs.
         for (mask, ignored) in [
             ("0000000000000001", vec![SignalKind::hangup()]),

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_comes_first_and_what_is_not_there_is_left_out() {
+    fn problems_come_first_and_missing_parts_are_left_out() {
         let pod = PodStatus::parse(&json!({
             "version": "1.2.3", "uptime_seconds": 61.9, "store": "memory",
             "rules": {"version": "00ab", "count": 7, "loads_ok": 2, "loads_failed": 1,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_steers_no_terminal() {
+    fn text_of_a_server_cannot_control_the_terminal() {
         let evil = "\u{1b}[2J\u{9b}";
         let hot = json!([{"key": evil, "rule": evil, "values": evil}]);
         let pod = PodStatus::parse(&json!({
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn decisions_rules_and_keys_are_shown_where_a_pod_tells_of_them() {
+    fn decisions_rules_and_keys_are_shown_if_the_pod_reports_them() {
         let hot = json!([{"key": "hash", "rule": "shop.user", "count": 5, "share": 0.125,
             "values": null}]);
         let pod = PodStatus::parse(&json!({

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_or_otherwise_is_empty_and_the_rest_is_there() {
+    fn missing_or_malformed_fields_are_empty_and_the_rest_is_kept() {
         let pod = PodStatus::parse(&json!({
             "version": "9", "uptime_seconds": 1.5, "store": {"kind": "other"},
             "rules": {"version": "ab", "count": 3, "new": 1},
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_is_told() {
+    fn each_problem_is_reported() {
         let pod = PodStatus::parse(&json!({
             "rules": {"version": "ab", "last_fault": "a.yaml:1:1: bad"},
             "shards": [{"shard": 2, "breaker": "open"}, {"shard": 3, "breaker": "probing"}],

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_fails_is_told_and_the_next_is_shown() {
+    fn a_failed_sample_is_shown_as_an_error_until_the_next_one() {
         let (sender, samples) = sync_channel(1);
         let mut view = View::new("a:1".into());
         assert!(!take_sample(&samples, &mut view));

@@ -21,7 +21,7 @@ use crate::source::Source;
 use crate::text;
 use crate::tree::{Branch, Node, composite};
 use limit_options::LimitOptions;
-use path::{Paths, Trail};
+use path::{Paths, RulePath};
 
 /// Options for compiling sources to rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -174,9 +174,9 @@ impl<'f> Compiler<'f> {
             line: file.domain.place_or(file.place).line,
         });
         self.defaults = self.options(&file.defaults);
-        let mut trail = Trail { path: name.to_owned(), levels: Vec::new() };
+        let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
-            self.branch(reader, list, &mut domain.branch, &mut trail);
+            self.branch(reader, list, &mut domain.branch, &mut rule_path);
         }
         self.domains.insert(name.into(), domain);
     }
@@ -216,12 +216,12 @@ impl<'f> Compiler<'f> {
         reader: &mut Reader<'d, '_>,
         list: &'d node::Node<'d>,
         branch: &mut Branch,
-        trail: &mut Trail,
+        rule_path: &mut RulePath,
     ) {
         reader.descriptors(list, |reader, descriptor| {
             self.descriptors += 1;
             if self.descriptors <= DESCRIPTORS_MAX {
-                self.descriptor(reader, descriptor, branch, trail);
+                self.descriptor(reader, descriptor, branch, rule_path);
             } else {
                 let message = format!("more than {DESCRIPTORS_MAX} descriptors in all files");
                 self.fault_once(descriptor.place, message);
@@ -234,25 +234,25 @@ impl<'f> Compiler<'f> {
         reader: &mut Reader<'d, '_>,
         descriptor: &Descriptor<'d>,
         branch: &mut Branch,
-        trail: &mut Trail,
+        rule_path: &mut RulePath,
     ) {
-        let up = trail.path.len();
-        let start = trail.push(descriptor);
+        let up = rule_path.path.len();
+        let start = rule_path.push(descriptor);
         let mut detached = Node::default();
-        let node = self.insert(branch, descriptor, &trail.path).unwrap_or(&mut detached);
-        trail.levels.push(self.level(descriptor, start));
+        let node = self.insert(branch, descriptor, &rule_path.path).unwrap_or(&mut detached);
+        rule_path.levels.push(self.level(descriptor, start));
         if let Some(limit) = &descriptor.rate_limit {
-            node.rule = self.rule(descriptor, limit, trail);
+            node.rule = self.rule(descriptor, limit, rule_path);
         } else {
             self.warn_of_idle_flags(descriptor);
         }
         if let Some(list) = descriptor.descriptors {
             let mut children = Branch::default();
-            self.branch(reader, list, &mut children, trail);
+            self.branch(reader, list, &mut children, rule_path);
             node.children = (!children.is_empty()).then(|| Box::new(children.finish()));
         }
-        trail.levels.pop();
-        trail.path.truncate(up);
+        rule_path.levels.pop();
+        rule_path.path.truncate(up);
     }
 
     /// Inserts the descriptor's node and returns it. If its key is missing or taken, reports that

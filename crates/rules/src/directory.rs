@@ -56,16 +56,25 @@ pub enum ReadError {
     },
 }
 
+/// What becomes of files and directories whose name begins with a dot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dotfiles {
+    /// They are read like others.
+    Read,
+    /// They are left out.
+    Skip,
+}
+
 /// Reads every `*.yaml` and `*.yml` file under `dir`, in order of its path below `dir`, which
 /// becomes its name. Follows symlinks. Skips names that start with `..`, which Kubernetes uses for
-/// its own entries, and, with `ignore_dotfiles`, all names that start with `.`. Of a file that is
+/// its own entries, and, with [`Dotfiles::Skip`], all names that start with `.`. Of a file that is
 /// too large to load, reads only one byte more than the maximum.
 ///
 /// # Errors
 /// The first path that cannot be read, or the ceiling that was exceeded. Finding no file is not an
 /// error.
-pub fn read_directory(dir: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, ReadError> {
-    let mut walk = Walk { dir, ignore_dotfiles, above: Vec::new(), entries: 0, files: Vec::new() };
+pub fn read_directory(dir: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, ReadError> {
+    let mut walk = Walk { dir, dotfiles, above: Vec::new(), entries: 0, files: Vec::new() };
     walk.directory(dir, "")?;
     let Walk { mut files, .. } = walk;
     files.sort();
@@ -88,10 +97,10 @@ pub fn read_directory(dir: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, 
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn read_path(path: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, ReadError> {
+pub fn read_path(path: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, ReadError> {
     let metadata = fs::metadata(path).map_err(|error| ReadError::at(path, error))?;
     if metadata.is_dir() {
-        let mut sources = read_directory(path, ignore_dotfiles)?;
+        let mut sources = read_directory(path, dotfiles)?;
         for source in &mut sources {
             source.name = path.join(&source.name).to_string_lossy().into_owned();
         }
@@ -127,7 +136,7 @@ fn too_large(dir: &Path, what: String) -> ReadError {
 
 struct Walk<'a> {
     dir: &'a Path,
-    ignore_dotfiles: bool,
+    dotfiles: Dotfiles,
     /// Device and inode of the enclosing directories, outermost first.
     above: Vec<(u64, u64)>,
     entries: usize,
@@ -162,7 +171,7 @@ impl Walk<'_> {
         if self.entries > ENTRIES_MAX {
             return Err(too_large(self.dir, format!("{ENTRIES_MAX} names")));
         }
-        if name.starts_with("..") || (self.ignore_dotfiles && name.starts_with('.')) {
+        if name.starts_with("..") || (self.dotfiles == Dotfiles::Skip && name.starts_with('.')) {
             return Ok(());
         }
         let is_rules = name.ends_with(".yaml") || name.ends_with(".yml");

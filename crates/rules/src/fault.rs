@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_what_an_alias_repeats_once() {
+    fn reports_a_fault_that_an_alias_repeats_once() {
         let findings = Findings::default();
         findings.fault(Place::START, "wrong");
         findings.fault(Place::START, "wrong");
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_alias_repeats_keeps_nothing_else_out() {
+    fn faults_repeated_by_an_alias_do_not_crowd_out_others() {
         let findings = Findings::default();
         for _ in 0..3 * FINDINGS_KEPT_MAX {
             findings.fault(Place::START, "wrong");

@@ -37,7 +37,7 @@ pub(crate) enum Field {
 
 /// The kinds of map in a rule file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum MapKind {
     Root,
     Descriptor,
     RateLimit,
@@ -91,9 +91,9 @@ impl Field {
         Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
     }
 
-    /// Returns whether the field has a meaning in a map of kind `owner`.
-    pub(crate) fn belongs_to(self, owner: Owner) -> bool {
-        owner.fields().contains(&self)
+    /// Returns whether the field has a meaning in a map of kind `map`.
+    pub(crate) fn belongs_to(self, map: MapKind) -> bool {
+        map.fields().contains(&self)
     }
 
     /// Returns whether the reference knows the field. The reference ignores known fields in a wrong
@@ -117,23 +117,23 @@ impl Field {
     }
 }
 
-// === impl Owner ===
+// === impl MapKind ===
 
-impl Owner {
-    const ALL: [Owner; 6] = [
-        Owner::Root,
-        Owner::Descriptor,
-        Owner::RateLimit,
-        Owner::Replaced,
-        Owner::Defaults,
-        Owner::Lease,
+impl MapKind {
+    const ALL: [MapKind; 6] = [
+        MapKind::Root,
+        MapKind::Descriptor,
+        MapKind::RateLimit,
+        MapKind::Replaced,
+        MapKind::Defaults,
+        MapKind::Lease,
     ];
 
     /// Returns the fields that the map may hold.
     pub(crate) const fn fields(self) -> &'static [Field] {
         match self {
-            Owner::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
-            Owner::Descriptor => &[
+            MapKind::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
+            MapKind::Descriptor => &[
                 Field::Key,
                 Field::Value,
                 Field::RateLimit,
@@ -145,7 +145,7 @@ impl Owner {
                 Field::ShareThreshold,
                 Field::Metadata,
             ],
-            Owner::RateLimit => &[
+            MapKind::RateLimit => &[
                 Field::Unit,
                 Field::RequestsPerUnit,
                 Field::Unlimited,
@@ -160,8 +160,8 @@ impl Owner {
                 Field::Shards,
                 Field::FailureMode,
             ],
-            Owner::Replaced => &[Field::Name],
-            Owner::Defaults => &[
+            MapKind::Replaced => &[Field::Name],
+            MapKind::Defaults => &[
                 Field::Algorithm,
                 Field::MaxDelay,
                 Field::Lease,
@@ -169,31 +169,31 @@ impl Owner {
                 Field::ChargeDenied,
                 Field::FailureMode,
             ],
-            Owner::Lease => &[Field::Fraction, Field::Max, Field::Ttl],
+            MapKind::Lease => &[Field::Fraction, Field::Max, Field::Ttl],
         }
     }
 
     /// Returns whether the reference knows this kind of map.
     pub(crate) const fn is_known_to_reference(self) -> bool {
-        !matches!(self, Owner::Defaults | Owner::Lease)
+        !matches!(self, MapKind::Defaults | MapKind::Lease)
     }
 
     /// Describes the map, for a message.
     pub(crate) const fn describe(self) -> &'static str {
         match self {
-            Owner::Root => "the file's top level",
-            Owner::Descriptor => "a descriptor",
-            Owner::RateLimit => "'rate_limit'",
-            Owner::Replaced => "an item of 'replaces'",
-            Owner::Defaults => "'defaults'",
-            Owner::Lease => "'lease'",
+            MapKind::Root => "the file's top level",
+            MapKind::Descriptor => "a descriptor",
+            MapKind::RateLimit => "'rate_limit'",
+            MapKind::Replaced => "an item of 'replaces'",
+            MapKind::Defaults => "'defaults'",
+            MapKind::Lease => "'lease'",
         }
     }
 
     /// Describes where `field` has a meaning, for a message.
-    pub(crate) fn place_of(field: Field) -> String {
-        let owners = Owner::ALL.into_iter().filter(|owner| field.belongs_to(*owner));
-        owners.map(Owner::describe).collect::<Vec<_>>().join(" or ")
+    pub(crate) fn homes_of(field: Field) -> String {
+        let maps = MapKind::ALL.into_iter().filter(|map| field.belongs_to(*map));
+        maps.map(MapKind::describe).collect::<Vec<_>>().join(" or ")
     }
 
     /// Returns the message for a name that no map may hold.
@@ -214,7 +214,7 @@ mod tests {
     fn every_field_is_found_by_its_name_and_belongs_somewhere() {
         for (field, _) in Field::NAMES {
             assert_eq!(Field::parse(field.name()), Some(field));
-            assert!(Owner::ALL.iter().any(|owner| field.belongs_to(*owner)), "{field:?}");
+            assert!(MapKind::ALL.iter().any(|map| field.belongs_to(*map)), "{field:?}");
         }
         assert_eq!(Field::parse("Domain"), None);
     }

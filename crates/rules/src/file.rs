@@ -6,10 +6,10 @@
 mod limit;
 mod value;
 
-pub(crate) use limit::{Lease, LimitFields, RateLimit};
+pub(crate) use limit::{LeaseField, LimitFields, RateLimit};
 
 use crate::fault::{Place, excerpt};
-use crate::field::{Field, Owner};
+use crate::field::{Field, MapKind};
 use crate::metadata;
 use crate::node::{Kind, Node};
 use crate::parsed::Parsed;
@@ -54,7 +54,7 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
-        for (field, value) in reader.fields(entries, Owner::Root) {
+        for (field, value) in reader.fields(entries, MapKind::Root) {
             match field {
                 Field::Domain => file.domain = reader.text(value, field),
                 Field::Descriptors => reader.replace(&mut file.descriptors, value),
@@ -107,7 +107,7 @@ impl<'d> Reader<'d, '_> {
 
     fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
         let mut read = Descriptor::at(place);
-        for (field, value) in self.fields(entries, Owner::Descriptor) {
+        for (field, value) in self.fields(entries, MapKind::Descriptor) {
             match field {
                 Field::Key => read.key = self.text(value, field),
                 Field::Value => read.value = self.text(value, field),
@@ -125,13 +125,13 @@ impl<'d> Reader<'d, '_> {
         read
     }
 
-    /// Returns the entries that are allowed in a map of kind `owner`, and reports the others.
-    fn fields(&mut self, entries: Vec<Entry<'d>>, owner: Owner) -> Vec<(Field, &'d Node<'d>)> {
+    /// Returns the entries that are allowed in a map of kind `map`, and reports the others.
+    fn fields(&mut self, entries: Vec<Entry<'d>>, map: MapKind) -> Vec<(Field, &'d Node<'d>)> {
         let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
         for entry in entries {
             let Some(name) = self.key_text(entry.key) else { continue };
             match Field::parse(name) {
-                Some(field) if field.belongs_to(owner) => {
+                Some(field) if field.belongs_to(map) => {
                     // A map has few different fields but may repeat one; only the last copy counts.
                     let earlier = fields.iter_mut().rev().find(|(other, _)| *other == field);
                     if let Some((_, earlier)) = earlier {
@@ -140,22 +140,20 @@ impl<'d> Reader<'d, '_> {
                     }
                     fields.push((field, entry));
                 }
-                Some(field)
-                    if !(owner.is_known_to_reference() && field.is_known_to_reference()) =>
-                {
-                    let home = Owner::place_of(field);
-                    let message = format!("'{name}' cannot stand here; it belongs to {home}");
+                Some(field) if !(map.is_known_to_reference() && field.is_known_to_reference()) => {
+                    let homes = MapKind::homes_of(field);
+                    let message = format!("'{name}' cannot stand here; it belongs to {homes}");
                     self.fault(entry.key.place, message);
                 }
                 Some(field) => {
-                    let home = Owner::place_of(field);
-                    let message = format!("'{name}' has no effect here; it belongs to {home}");
+                    let homes = MapKind::homes_of(field);
+                    let message = format!("'{name}' has no effect here; it belongs to {homes}");
                     self.warn(entry.key.place, message);
                     if field != Field::Metadata {
-                        self.sweep(entry.value, owner);
+                        self.report_unknown_keys(entry.value, map);
                     }
                 }
-                None => self.refuse_key(entry.key.place, name, owner),
+                None => self.refuse_key(entry.key.place, name, map),
             }
         }
         fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
@@ -181,23 +179,23 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Checks the names in a value that is ignored, as the reference does.
-    fn sweep(&mut self, node: &'d Node<'d>, owner: Owner) {
+    fn report_unknown_keys(&mut self, node: &'d Node<'d>, map: MapKind) {
         self.inside(node.place, |reader| match &node.kind {
             Kind::Map(pairs) => {
                 for entry in reader.entries(pairs) {
                     let Some(name) = reader.key_text(entry.key) else { continue };
                     match Field::parse(name) {
-                        None => reader.refuse_key(entry.key.place, name, owner),
+                        None => reader.refuse_key(entry.key.place, name, map),
                         // These may hold fractions.
                         Some(Field::Metadata | Field::Lease) => {}
-                        Some(_) => reader.sweep(entry.value, owner),
+                        Some(_) => reader.report_unknown_keys(entry.value, map),
                     }
                 }
             }
             Kind::List(ids) => {
                 for item in reader.items(ids) {
                     match item.kind {
-                        Kind::Map(_) => reader.sweep(item, owner),
+                        Kind::Map(_) => reader.report_unknown_keys(item, map),
                         _ => reader.refuse_item(item, "name: …"),
                     }
                 }

@@ -331,7 +331,7 @@ mod tests {
 
     /// Pods of different versions share counts, so a key must not change between versions.
     #[test]
-    fn keys_are_what_they_were() {
+    fn keys_do_not_change_between_versions() {
         let parts = [("user", KeyPart::Value("alice"))];
         assert_eq!(key("", "shop", 60, &parts).in_store("p:"), "p:rl:{SIkqHKtZuP__J8Xf1wKPgA}");
         let long = "x".repeat(20_000);

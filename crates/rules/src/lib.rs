@@ -56,7 +56,7 @@ pub mod yaml;
 
 pub use attachment::Attachment;
 pub use compile::{Loaded, Options, load, load_with_locations};
-pub use directory::{ReadError, read_directory, read_from, read_path};
+pub use directory::{Dotfiles, ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults, Place, excerpt};
 pub use lease::{LeaseTerms, Leasing};

@@ -2,7 +2,7 @@
 //! and lets the last of two equal keys win. It bounds the work that aliases can multiply.
 
 use crate::fault::{Findings, Place, excerpt};
-use crate::field::Owner;
+use crate::field::MapKind;
 use crate::node::{DEPTH_MAX, Document, Kind, Node, NodeId};
 use crate::scalar::Meaning;
 
@@ -91,9 +91,9 @@ impl<'d, 'f> Reader<'d, 'f> {
         self.findings.fault(place, message);
     }
 
-    /// Reports a name that a map of kind `owner` may not hold.
-    pub(crate) fn refuse_key(&mut self, place: Place, name: &str, owner: Owner) {
-        self.findings.fault_with(place, || owner.refusal(name, self.findings));
+    /// Reports a name that a map of kind `map` may not hold.
+    pub(crate) fn refuse_key(&mut self, place: Place, name: &str, map: MapKind) {
+        self.findings.fault_with(place, || map.refusal(name, self.findings));
     }
 
     /// Reports a warning.

@@ -115,7 +115,7 @@ mod tests {
     use super::Meaning::{self, Big, Bool, Float, Int, Null, Text};
 
     #[test]
-    fn scalars_mean_what_they_mean_to_the_reference() {
+    fn scalars_have_the_types_they_have_in_the_reference() {
         let table = [
             ("", Null),
             ("~", Null),

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_was_put_in_is_found_however_many_there_are() {
+    fn every_inserted_entry_is_found() {
         for count in [0, 1, FEW_MAX, FEW_MAX + 1, 100] {
             let texts: Vec<String> = (0..count).map(|at| format!("key-{at}")).collect();
             let mut map: SmallMap<usize> =

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_not_text_with_its_place() {
+    fn refuses_bytes_that_are_not_text_with_their_place() {
         let table: [(&[u8], &str); 6] = [
             (b"a: b\nc: \xe9\n", "2:4 invalid UTF-8, found byte 0xe9"),
             ("é: \0".as_bytes(), "1:4 control characters are not allowed, found U+0000"),

@@ -1,7 +1,7 @@
 //! The tree that descriptors are matched against.
 //!
 //! A branch holds the children of a node: for each key, a map from value to child, the patterns in
-//! the order of the file, and the child for the key alone. Keys and values are looked up one after
+//! the order of the file, and the child for the key key_only. Keys and values are looked up one after
 //! the other and never joined. So a lookup takes as long among ten children as among a million, and
 //! two different pairs of key and value are never confused. A lookup allocates only for the search
 //! among many patterns, and for a long value if a key is a pattern.
@@ -30,7 +30,7 @@ pub(crate) struct Node {
 /// The children of a node, or of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Branch {
-    keys: SmallMap<Slot>,
+    keys: SmallMap<KeyNodes>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Patterns,
     /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
@@ -39,10 +39,10 @@ pub(crate) struct Branch {
 
 /// The children of one key.
 #[derive(Debug, Default)]
-struct Slot {
+struct KeyNodes {
     values: TextMap<u32>,
     wild_values: Patterns,
-    alone: Option<u32>,
+    key_only: Option<u32>,
 }
 
 /// `key_value` joined to one text.
@@ -71,17 +71,19 @@ impl Branch {
     }
 
     /// Returns the node for the value itself, else for the first wildcard that matches, else for
-    /// the key alone.
+    /// the key key_only.
     #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
-        let slot = self.keys.get(entry.key);
-        slot.and_then(|slot| slot.values.get(entry.value).copied())
-            .or_else(|| self.first_wild(slot, entry))
-            .or_else(|| slot?.alone)
+        let key_nodes = self.keys.get(entry.key);
+        key_nodes
+            .and_then(|key_nodes| key_nodes.values.get(entry.value).copied())
+            .or_else(|| self.first_wild(key_nodes, entry))
+            .or_else(|| key_nodes?.key_only)
     }
 
-    fn first_wild(&self, slot: Option<&Slot>, entry: &Entry<'_>) -> Option<u32> {
-        let by_value = slot.and_then(|slot| slot.wild_values.find(entry.value.as_bytes()));
+    fn first_wild(&self, key_nodes: Option<&KeyNodes>, entry: &Entry<'_>) -> Option<u32> {
+        let by_value =
+            key_nodes.and_then(|key_nodes| key_nodes.wild_values.find(entry.value.as_bytes()));
         let by_key = match self.wild_keys.is_empty() {
             true => None,
             false => self.wild_keys.find(&joined(entry)),
@@ -95,7 +97,7 @@ impl Branch {
     /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
     pub(crate) fn finish(mut self) -> Branch {
         self.keys.shrink();
-        self.keys.values_mut().for_each(|slot| slot.wild_values.index());
+        self.keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index());
         self.wild_keys.index();
         self.nodes.shrink_to_fit();
         self
@@ -105,25 +107,25 @@ impl Branch {
         self.nodes.is_empty()
     }
 
-    /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
+    /// Adds a node for `key` and `value` (empty: the key key_only) and returns it; `None` if it exists
     /// already.
     pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
         let index = u32::try_from(self.nodes.len()).ok()?;
         if self.keys.get(key).is_none() {
-            self.keys.insert(key.into(), Slot::default());
+            self.keys.insert(key.into(), KeyNodes::default());
         }
-        let slot = self.keys.get_mut(key)?;
+        let key_nodes = self.keys.get_mut(key)?;
         match value {
-            "" if slot.alone.is_some() => return None,
-            "" => slot.alone = Some(index),
-            _ if slot.values.contains_key(value) => return None,
-            _ => drop(slot.values.insert(value.into(), index)),
+            "" if key_nodes.key_only.is_some() => return None,
+            "" => key_nodes.key_only = Some(index),
+            _ if key_nodes.values.contains_key(value) => return None,
+            _ => drop(key_nodes.values.insert(value.into(), index)),
         }
         if key.contains('*') {
             self.wild_keys.push(&composite(key, value), index);
         } else {
-            slot.wild_values.push(value, index);
+            key_nodes.wild_values.push(value, index);
         }
         self.nodes.push(Node::default());
         self.nodes.last_mut()
@@ -140,7 +142,7 @@ fn joined(entry: &Entry<'_>) -> Joined {
     text
 }
 
-/// Joins key and value as the reference does: `key_value`, or `key` alone.
+/// Joins key and value as the reference does: `key_value`, or `key` key_only.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     match value {
         "" => key.to_owned(),

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_is_refused_with_its_place() {
+    fn malformed_yaml_is_refused_with_its_place() {
         let faults = read("a: [b\n").unwrap_err();
         assert!(faults.to_string().starts_with("a.yaml:"), "{faults}");
         assert!(read("# nothing\n").unwrap().is_none());

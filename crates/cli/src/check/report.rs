@@ -44,9 +44,12 @@ pub(super) enum Severity {
 // === impl Report ===
 
 impl Report {
-    /// Returns whether nothing needs to be fixed.
-    pub(super) fn is_good(&self, is_strict: bool) -> bool {
-        self.rules.is_some() && (!is_strict || self.findings.is_empty())
+    /// Returns whether there is nothing of severity `least` or above.
+    pub(super) fn is_good(&self, least: Severity) -> bool {
+        match least {
+            Severity::Error => self.rules.is_some(),
+            Severity::Warning => self.rules.is_some() && self.findings.is_empty(),
+        }
     }
 
     /// Prints each finding with its line of the source, and a summary.

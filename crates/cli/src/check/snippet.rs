@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caret_stands_under_the_place() {
+    fn the_caret_is_under_the_place() {
         check("a: b\nkey: value\n", 2, 6, "key: value", 5);
         check("\u{feff}a: b", 1, 1, "a: b", 0);
         check("a: b\r\nc: d\r\n", 2, 4, "c: d", 3);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_utf_8_is_shown_as_such() {
+    fn invalid_utf_8_is_marked() {
         let snippet = snippet(b"a: \xff\xfe b", 1, 4).unwrap();
         assert_eq!((&*snippet.text, snippet.caret), ("a: \u{fffd}\u{fffd} b", 3));
     }

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_asks_for_what_it_names_in_any_order() {
+    fn a_list_selects_headers_in_any_order() {
         let all = asked("ietf, reference,x-ratelimit ,retry-after").unwrap();
         assert!(all.reference && all.x_ratelimit && all.retry_after && all.ietf);
         let one = asked("retry-after").unwrap();

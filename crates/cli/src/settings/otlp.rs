@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percent_codes_are_decoded_and_what_is_none_stays() {
+    fn percent_codes_are_decoded_and_malformed_ones_stay() {
         for (text, expected) in
             [("a%20b", "a b"), ("%41%4a", "AJ"), ("100%", "100%"), ("%zz", "%zz")]
         {

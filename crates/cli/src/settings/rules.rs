@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ratelease_rules::Dotfiles;
 
 use super::fault::Faults;
 use super::group::Flags;
@@ -24,8 +25,8 @@ pub struct RulesSource {
     /// `RUNTIME_ROOT` if `RUNTIME_WATCH_ROOT` is true. The root and the directories between it and
     /// `dir` may be replaced at any time, or be symlinks that are swapped.
     pub watch_root: Option<PathBuf>,
-    /// Skip files and directories whose name begins with a dot.
-    pub ignore_dotfiles: bool,
+    /// Whether files and directories whose name begins with a dot are read.
+    pub dotfiles: Dotfiles,
     /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
     /// Report healthy only while rules of at least one domain are loaded.
@@ -43,8 +44,8 @@ pub struct RulesDir {
     pub dir: PathBuf,
     /// The `RUNTIME_ROOT` from which the directory was derived, if it was.
     pub root: Option<PathBuf>,
-    /// Skip files and directories whose name begins with a dot.
-    pub ignore_dotfiles: bool,
+    /// Whether files and directories whose name begins with a dot are read.
+    pub dotfiles: Dotfiles,
     /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
 }
@@ -52,8 +53,8 @@ pub struct RulesDir {
 /// How rule files are read, independent of their location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Skip files and directories whose name begins with a dot.
-    pub ignore_dotfiles: bool,
+    /// Whether files and directories whose name begins with a dot are read.
+    pub dotfiles: Dotfiles,
     /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
 }
@@ -129,11 +130,11 @@ impl RulesFlags {
         let watch_root = self.serve.get(&RUNTIME_WATCH_ROOT, faults);
         let healthy_with_config = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
         let force_start = self.serve.get(&FORCE_START_WITHOUT_INITIAL_CONFIG, faults);
-        let RulesDir { dir, root, ignore_dotfiles, merge_domains } = dir?;
+        let RulesDir { dir, root, dotfiles, merge_domains } = dir?;
         Some(RulesSource {
             dir,
             watch_root: root.filter(|_| watch_root == Some(true)),
-            ignore_dotfiles,
+            dotfiles,
             merge_domains,
             healthy_with_config: healthy_with_config?,
             force_start: force_start?,
@@ -147,9 +148,10 @@ impl RulesFlags {
 impl ReadingFlags {
     /// Resolves the flags.
     pub fn resolve(&self, faults: &mut Faults) -> Option<Reading> {
-        let ignore_dotfiles = self.get(&RUNTIME_IGNOREDOTFILES, faults);
+        let skips = self.get(&RUNTIME_IGNOREDOTFILES, faults);
+        let dotfiles = skips.map(|skips| if skips { Dotfiles::Skip } else { Dotfiles::Read });
         let merge_domains = self.get(&MERGE_DOMAIN_CONFIG, faults);
-        Some(Reading { ignore_dotfiles: ignore_dotfiles?, merge_domains: merge_domains? })
+        Some(Reading { dotfiles: dotfiles?, merge_domains: merge_domains? })
     }
 }
 
@@ -158,8 +160,8 @@ impl ReadingFlags {
 impl RulesDir {
     /// Returns how the files are read.
     pub fn reading(&self) -> Reading {
-        let Self { ignore_dotfiles, merge_domains, .. } = *self;
-        Reading { ignore_dotfiles, merge_domains }
+        let Self { dotfiles, merge_domains, .. } = *self;
+        Reading { dotfiles, merge_domains }
     }
 }
 
@@ -168,9 +170,9 @@ impl RulesDir {
 impl RulesDirFlags {
     /// Resolves the flags with the defaults of `role`.
     pub fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
-        let Reading { ignore_dotfiles, merge_domains } = self.reading.resolve(faults)?;
+        let Reading { dotfiles, merge_domains } = self.reading.resolve(faults)?;
         let (dir, root) = self.directory(role);
-        Some(RulesDir { dir, root, ignore_dotfiles, merge_domains })
+        Some(RulesDir { dir, root, dotfiles, merge_domains })
     }
 
     /// Returns the directory, and the `RUNTIME_ROOT` from which it was derived.

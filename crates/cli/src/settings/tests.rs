@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 
 use clap::CommandFactory;
+use ratelease_rules::Dotfiles;
 
 use super::fault::flag_name;
 use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
@@ -68,7 +69,7 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.rules.watch_root, None);
     assert_eq!(settings.rules.snapshot, None);
     assert_eq!(settings.listeners.calls_max, 4096);
-    assert!(settings.rules.ignore_dotfiles);
+    assert_eq!(settings.rules.dotfiles, Dotfiles::Skip);
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(
         (settings.logging.level, settings.logging.format),
@@ -110,7 +111,7 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
         settings.rules.watch_root.as_deref().and_then(|root| root.to_str()),
         Some("/srv/runtime_data/current")
     );
-    assert!(!settings.rules.ignore_dotfiles);
+    assert_eq!(settings.rules.dotfiles, Dotfiles::Read);
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(settings.logging.level, LogLevel::Warn);
     assert_eq!(settings, good("ratelimit serve", &[]), "the subcommand may be given");
@@ -138,7 +139,7 @@ fn a_variable_set_to_nothing_counts_as_unset() {
 }
 
 #[test]
-fn all_faults_are_told_at_once_each_with_what_was_expected_and_how_to_mend_it() {
+fn all_faults_are_reported_at_once_each_with_what_was_expected_and_how_to_fix_it() {
     let env = [
         ("PORT", "70000"),
         ("SHADOW_MODE", "yes"),
@@ -277,7 +278,7 @@ fn help_names_each_variable_and_default_and_nothing_of_the_environment() {
 }
 
 #[test]
-fn what_clap_does_not_understand_ends_with_status_2() {
+fn unknown_arguments_end_with_status_2() {
     for line in ["ratelease", "ratelease fly", "ratelease serve --prot 1", "ratelimit --prot 1"] {
         let error = parse(line, &[]).expect_err(line);
         assert!(matches!(error, SettingsError::Usage(_)), "{line}: {error:?}");
@@ -300,7 +301,7 @@ fn a_variable_that_is_not_followed_gets_one_warning_with_the_reason() {
 }
 
 #[test]
-fn what_would_be_less_safe_than_asked_for_is_a_fault() {
+fn a_setting_that_would_be_less_safe_than_requested_is_a_fault() {
     for (name, support) in REFERENCE {
         match support {
             Support::Off(reason) => {

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn envoy_reads_what_is_written() {
+    fn envoys_types_decode_the_encoded_request() {
         // Long enough that the length takes two bytes.
         let domain = "d".repeat(300);
         let shape = Shape { domain: domain.clone(), keys: 12, descriptors: 3, entries: 4 };

@@ -53,7 +53,7 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
     drop(ready);
     connected.iter().take(threads as usize).collect::<Result<(), String>>()?;
     let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)
-        .map_err(|trouble| trouble.to_string())?;
+        .map_err(|error| error.to_string())?;
     let start = shared.clock.now() + HEAD_START;
     let span = RunTimes { start, warm: start + warmup, end: start + warmup + duration };
     begin.send_replace(Some(span));

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_the_oldest_is_given_up() {
+    fn the_backlog_is_bounded_and_its_oldest_request_is_given_up() {
         let long = RunTimes { end: at(1_000_000), ..span() };
         let mut schedule = Schedule::new(long, Some(Pace { rate: 1000, connections: 1 }), 0);
         let now = at(1000 + BACKLOG_MAX + 2);

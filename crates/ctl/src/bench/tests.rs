@@ -194,7 +194,7 @@ fn errors_are_counted_by_code_and_are_not_good() {
 }
 
 #[test]
-fn what_is_not_answered_or_not_sent_by_the_end_is_an_error_with_its_wait() {
+fn requests_unanswered_or_unsent_at_the_end_are_errors_with_their_wait() {
     let server = Server::start(|at| if at < 10 { OK } else { Act::Ignore });
     let report = server.run("--rate 100 --connections 1 --streams 4");
     assert_eq!((count(&report, "requests"), count(&report, "ok")), (20, 9), "{report}");
@@ -238,7 +238,7 @@ fn a_unix_socket_is_a_target_too() {
 }
 
 #[test]
-fn a_target_that_is_no_rate_limit_server_is_told_before_the_run() {
+fn a_target_that_is_no_rate_limit_server_is_reported_before_the_run() {
     // No server.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = report(&format!("--target {gone}")).unwrap_err();
@@ -260,7 +260,7 @@ fn a_target_that_is_no_rate_limit_server_is_told_before_the_run() {
 }
 
 #[test]
-fn flags_that_cannot_be_are_refused_with_what_to_set() {
+fn flags_that_conflict_are_refused_with_what_to_set() {
     for (flags, told) in [
         ("", "--target"),
         ("--target a", "expected HOST:PORT or unix:PATH"),

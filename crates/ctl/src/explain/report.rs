@@ -44,18 +44,18 @@ fn level(
 ) -> Result<(), CliError> {
     out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
     for (at, candidate) in step.candidates.iter().enumerate() {
-        let (what, style) = match step.taken {
-            Some(taken) if taken == at => ("taken", Style::Good),
-            _ if !candidate.fits => ("does not match", Style::Faint),
+        let (what, style) = match step.chosen {
+            Some(chosen) if chosen == at => ("taken", Style::Good),
+            _ if !candidate.matches_entry => ("does not match", Style::Faint),
             _ => ("matches, but what was taken comes first", Style::Faint),
         };
-        let node = format!("{:<9}{:<30}", fit(candidate.fit), node(candidate));
+        let node = format!("{:<9}{:<30}", fit(candidate.kind), node(candidate));
         out.line(format_args!("    {} {}", Safe(node), out.painter().paint(style, what)))?;
     }
     if step.unlisted > 0 {
         out.line(format_args!("    and {} more patterns that do not match", step.unlisted))?;
     }
-    if step.taken.is_none() {
+    if step.chosen.is_none() {
         let (names, count, what) = match &step.values {
             (values, count) if *count > 0 => (values, *count, "values of this key"),
             _ => (&step.keys.0, step.keys.1, "keys"),
@@ -115,9 +115,9 @@ fn conclusion(
 /// Explains why no rule was found.
 fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     let why = match steps.last() {
-        Some(step) if step.taken.is_none() => "no node matches",
+        Some(step) if step.chosen.is_none() => "no node matches",
         Some(_) if steps.len() < entries.len() => "the last node has nothing below it",
-        Some(step) if step.leads_on => {
+        Some(step) if step.has_children => {
             "the node that matches has no rate_limit, only descriptors below it"
         }
         Some(_) => "the node that matches has no rate_limit",
@@ -223,7 +223,7 @@ fn shown(entries: &[request::Entry<'_>]) -> String {
 }
 
 fn node(candidate: &Candidate<'_>) -> String {
-    match candidate.fit {
+    match candidate.kind {
         MatchKind::Key => format!("{}: any value", candidate.key),
         MatchKind::Value | MatchKind::Pattern if candidate.value.is_empty() => {
             candidate.key.to_owned()
@@ -275,15 +275,15 @@ fn entry_json(entry: &request::Entry<'_>) -> Value {
 
 fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
     let candidates = step.candidates.iter().enumerate().map(|(at, candidate)| {
-        let Candidate { key, value, fits, .. } = candidate;
-        json!({ "by": fit(candidate.fit), "key": key, "value": value, "matches": fits,
-            "taken": step.taken == Some(at) })
+        let Candidate { key, value, matches_entry, .. } = candidate;
+        json!({ "by": fit(candidate.kind), "key": key, "value": value, "matches": matches_entry,
+            "taken": step.chosen == Some(at) })
     });
     json!({
         "entry": entry_json(entry),
         "candidates": candidates.collect::<Vec<_>>(),
         "patterns_not_listed": step.unlisted,
-        "leads_on": step.leads_on,
+        "has_children": step.has_children,
     })
 }
 

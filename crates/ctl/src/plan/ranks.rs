@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_weighs_what_its_keys_do() {
+    fn a_group_has_the_weight_of_its_keys() {
         let exact: f64 = (1..=100_000).map(|rank| 1.0 / f64::from(rank)).sum();
         let groups = groups(100_000, 1.0);
         let hottest = groups[0].weight;

@@ -92,7 +92,7 @@ fn more_demand_than_the_limit_is_denied_and_the_denials_are_local() {
 }
 
 #[test]
-fn every_key_begins_anew_in_the_first_second_of_its_window() {
+fn every_key_restarts_in_the_first_second_of_its_window() {
     let estimate = Estimate::of(&fleet(20, 1_000, 1_000_000, 60, 1_000_000.0));
     assert!(near(estimate.asks_at_start, 20_000.0), "each pod, for each key: {estimate:?}");
     assert!(estimate.asks < estimate.asks_at_start);

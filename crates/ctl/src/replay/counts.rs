@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_count_all_give_way_and_it_is_told() {
+    fn keys_with_the_same_count_are_all_dropped_and_the_loss_is_reported() {
         let mut counts = ReplayCounts::default();
         (0..=KEYS_MAX as u64).for_each(|n| deny(&mut counts, n));
         assert_eq!((counts.by_key.len(), counts.key_counts_low_by), (1, 1));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn malformed_mappings_are_refused() {
         for bad in ["", "k", "=v", "k=%a", "k=v,", "k=%a%,%b%"] {
             assert!(Mapping::parse(bad).is_err(), "{bad}");
         }

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused_with_its_reason() {
+    fn a_line_of_no_known_form_is_refused_with_a_reason() {
         assert!(Record::parse("{\"a\":").unwrap_err().starts_with("not JSON: EOF"));
         assert!(Record::parse("GET /").unwrap_err().starts_with("not Envoy's text format: "));
     }

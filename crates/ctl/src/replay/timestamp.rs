@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_numbers_size_tells_its_unit() {
+    fn the_size_of_a_number_determines_its_unit() {
         let micros = Some(1_460_751_420_310_000);
         for value in [
             json!(1_460_751_420.31),
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_what_was_read() {
+    fn a_time_is_printed_as_it_was_read() {
         for text in [
             "1970-01-01T00:00:00Z",
             "1999-12-31T23:59:59Z",

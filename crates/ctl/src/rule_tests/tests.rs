@@ -100,7 +100,7 @@ fn modes_and_the_lack_of_rules_are_seen() {
 }
 
 #[test]
-fn what_is_not_as_expected_is_told_once_with_its_line() {
+fn an_unexpected_answer_is_reported_once_with_its_line() {
     let failures = play(
         "request: {descriptors: [{k: a}]}, times: 5, expect: {code: ok, rule: d.j, remaining: 1}
          request: {descriptors: [{k: b}, {one: a}]}, expect: {descriptors: [{}, {remaining: 7}]}",
@@ -115,7 +115,7 @@ fn what_is_not_as_expected_is_told_once_with_its_line() {
 }
 
 #[test]
-fn every_fault_of_a_file_is_told_with_its_place() {
+fn every_fault_of_a_file_is_reported_with_its_place() {
     let text = "
 rule: x
 domain: d

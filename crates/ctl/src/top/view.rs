@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_began_anew_has_no_rates_yet() {
+    fn a_restarted_pod_has_no_rates_yet() {
         let mut view = View::default();
         for (at, ok) in [(10, 1000), (11, 2000), (1, 10)] {
             view.update(pod(at, ok, 0));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_tells_of_no_decisions_has_no_rates() {
+    fn a_pod_without_decisions_has_no_rates() {
         let mut view = View::default();
         view.update(PodStatus { uptime: Duration::from_secs(1), ..PodStatus::default() });
         view.update(PodStatus { uptime: Duration::from_secs(2), ..PodStatus::default() });
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_told_stays_while_the_pod_is_away() {
+    fn the_last_status_stays_while_the_pod_is_unreachable() {
         let mut view = View::new("a:1".into());
         view.update(pod(1, 1, 0));
         view.set_error("cannot be reached".into());

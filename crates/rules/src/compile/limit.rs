@@ -3,7 +3,7 @@
 use std::num::{NonZeroU8, NonZeroU32};
 
 use super::Compiler;
-use super::limit_options::{Lease, LimitOptions};
+use super::limit_options::{LeaseOption, LimitOptions};
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
 use crate::file::RateLimit;
@@ -16,7 +16,7 @@ use crate::parsed::Parsed;
 use crate::rule::Allowance;
 
 /// The result of a `rate_limit` combined with its file's `defaults`.
-pub(super) struct Counting {
+pub(super) struct CompiledLimit {
     pub(super) allowance: Allowance,
     pub(super) leasing: Leasing,
     pub(super) shards: NonZeroU8,
@@ -28,7 +28,7 @@ pub(super) struct Counting {
 
 impl Compiler<'_> {
     /// Returns `None` if `limit` is faulty, after reporting the fault.
-    pub(super) fn counting(&mut self, limit: &RateLimit<'_>) -> Option<Counting> {
+    pub(super) fn compiled_limit(&mut self, limit: &RateLimit<'_>) -> Option<CompiledLimit> {
         if limit.unlimited.is_faulty() {
             return None;
         }
@@ -42,7 +42,7 @@ impl Compiler<'_> {
         let shards = self.shards(&own, kind, allowed);
         let charge_denied = own.charge_denied.or(&self.defaults.charge_denied);
         let failure_mode = own.failure_mode.or(&self.defaults.failure_mode);
-        Some(Counting {
+        Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
@@ -51,7 +51,7 @@ impl Compiler<'_> {
         })
     }
 
-    fn unlimited(&mut self, limit: &RateLimit<'_>) -> Option<Counting> {
+    fn unlimited(&mut self, limit: &RateLimit<'_>) -> Option<CompiledLimit> {
         let unit = limit.unit.text();
         let place = limit.unit.place_or(limit.place);
         if limit.unit.is_faulty() {
@@ -83,7 +83,7 @@ impl Compiler<'_> {
             }
         }
         let charge_denied = options.charge_denied.or(&self.defaults.charge_denied);
-        Some(Counting {
+        Some(CompiledLimit {
             allowance: Allowance::Unlimited,
             leasing: Leasing::default(),
             shards: NonZeroU8::MIN,
@@ -180,14 +180,14 @@ impl Compiler<'_> {
     fn leasing(&mut self, own: &LimitOptions, kind: Option<Algorithm>) -> Leasing {
         if kind == Some(Algorithm::SlidingLog) {
             self.within(&own.lease, |lease| match lease {
-                Lease::Off => Ok(()),
-                Lease::On { .. } => {
+                LeaseOption::Off => Ok(()),
+                LeaseOption::On { .. } => {
                     Err("sliding_log is never leased; remove 'lease', or write 'lease: off'".into())
                 }
             });
             return Leasing::Off;
         }
-        Lease::resolve(own.lease.value(), self.defaults.lease.value())
+        LeaseOption::resolve(own.lease.value(), self.defaults.lease.value())
     }
 
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would

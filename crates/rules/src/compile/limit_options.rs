@@ -18,7 +18,7 @@ pub(super) struct LimitOptions {
     pub(super) algorithm: Parsed<Algorithm>,
     /// In microseconds.
     pub(super) max_delay: Parsed<u32>,
-    pub(super) lease: Parsed<Lease>,
+    pub(super) lease: Parsed<LeaseOption>,
     pub(super) shards: Parsed<NonZeroU8>,
     pub(super) charge_denied: Parsed<bool>,
     pub(super) failure_mode: Parsed<FailureMode>,
@@ -27,7 +27,7 @@ pub(super) struct LimitOptions {
 /// A `lease` setting. Terms that it does not name come from the next source: the defaults of the
 /// file, then the built-in terms.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Lease {
+pub(super) enum LeaseOption {
     Off,
     On { fraction: Option<f32>, max: Option<u32>, ttl: Option<Duration> },
 }
@@ -55,13 +55,13 @@ impl Compiler<'_> {
         }
     }
 
-    fn lease(&mut self, read: &Parsed<file::Lease>) -> Parsed<Lease> {
+    fn lease(&mut self, read: &Parsed<file::LeaseField>) -> Parsed<LeaseOption> {
         match read {
             Parsed::Absent => Parsed::Absent,
             Parsed::Faulty => Parsed::Faulty,
-            Parsed::As(place, file::Lease::Off) => Parsed::As(*place, Lease::Off),
-            Parsed::As(place, file::Lease::On(terms)) => {
-                let lease = Lease::On {
+            Parsed::As(place, file::LeaseField::Off) => Parsed::As(*place, LeaseOption::Off),
+            Parsed::As(place, file::LeaseField::On(terms)) => {
+                let lease = LeaseOption::On {
                     fraction: self.within(&terms.fraction, fraction).value().copied(),
                     max: self.within(&terms.max, lease_max).value().copied(),
                     ttl: self.within(&terms.ttl, ttl).value().copied(),
@@ -148,21 +148,21 @@ fn ttl(span: Duration) -> Result<Duration, String> {
     Err(format!("'ttl' must be from {least:?} to {most:?}, found {span:?}"))
 }
 
-// === impl Lease ===
+// === impl LeaseOption ===
 
-impl Lease {
+impl LeaseOption {
     /// Returns the terms in force. Each comes from `own`, else from `default`, else is the built-in
     /// one.
-    pub(super) fn resolve(own: Option<&Lease>, default: Option<&Lease>) -> Leasing {
-        let none = Lease::On { fraction: None, max: None, ttl: None };
+    pub(super) fn resolve(own: Option<&LeaseOption>, default: Option<&LeaseOption>) -> Leasing {
+        let none = LeaseOption::On { fraction: None, max: None, ttl: None };
         let (own, default) = match own {
             Some(own) => (own, default.unwrap_or(&none)),
             None => (default.unwrap_or(&none), &none),
         };
-        let Lease::On { fraction, max, ttl } = *own else { return Leasing::Off };
+        let LeaseOption::On { fraction, max, ttl } = *own else { return Leasing::Off };
         let (or_fraction, or_max, or_ttl) = match *default {
-            Lease::On { fraction, max, ttl } => (fraction, max, ttl),
-            Lease::Off => (None, None, None),
+            LeaseOption::On { fraction, max, ttl } => (fraction, max, ttl),
+            LeaseOption::Off => (None, None, None),
         };
         let built_in = LeaseTerms::default();
         Leasing::On(LeaseTerms {

@@ -12,7 +12,7 @@ use crate::rule::{Level, Rule};
 use crate::small_map::TextMap;
 
 /// The levels from the domain down to the descriptor being compiled.
-pub(super) struct Trail {
+pub(super) struct RulePath {
     pub(super) path: String,
     pub(super) levels: Vec<Level>,
 }
@@ -28,9 +28,9 @@ pub(super) struct Paths {
 /// A rule that is compared and hashed by its path.
 struct ByPath(Arc<Rule>);
 
-// === impl Trail ===
+// === impl RulePath ===
 
-impl Trail {
+impl RulePath {
     /// Adds `descriptor` to the path and returns the byte at which its text starts.
     pub(super) fn push(&mut self, descriptor: &Descriptor<'_>) -> u32 {
         self.path.push('.');

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Map;
 
-use super::limit::Counting;
-use super::path::Trail;
+use super::limit::CompiledLimit;
+use super::path::RulePath;
 use super::{Compiler, PATH_BYTES_MAX};
 use crate::attachment::Attachment;
 use crate::fault::{Place, excerpt};
@@ -21,13 +21,13 @@ impl Compiler<'_> {
         &mut self,
         descriptor: &Descriptor<'_>,
         limit: &RateLimit<'_>,
-        trail: &Trail,
+        rule_path: &RulePath,
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let counted = self.counting(limit)?;
-        let Counting { allowance, leasing, shards, charge_denied, failure_mode } = counted;
-        let (path, levels) = self.identity(trail, limit.place)?;
+        let counted = self.compiled_limit(limit)?;
+        let CompiledLimit { allowance, leasing, shards, charge_denied, failure_mode } = counted;
+        let (path, levels) = self.identity(rule_path, limit.place)?;
         let rule = Arc::new(Rule {
             path,
             name: limit.name.text().into(),
@@ -89,13 +89,13 @@ impl Compiler<'_> {
         }
     }
 
-    /// Returns the trail's path, made unique, and its levels. If the text that rules hold exceeds
+    /// Returns the path, made unique, and its levels. If the text that rules hold exceeds
     /// its ceiling, reports that and returns `None`.
-    fn identity(&mut self, trail: &Trail, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
-        self.path_bytes += trail.path.len();
-        if *self.levels != *trail.levels {
-            self.path_bytes += trail.levels.iter().map(Level::bytes).sum::<usize>();
-            self.levels = trail.levels.as_slice().into();
+    fn identity(&mut self, rule_path: &RulePath, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
+        self.path_bytes += rule_path.path.len();
+        if *self.levels != *rule_path.levels {
+            self.path_bytes += rule_path.levels.iter().map(Level::bytes).sum::<usize>();
+            self.levels = rule_path.levels.as_slice().into();
         }
         if self.path_bytes > PATH_BYTES_MAX {
             let mib = PATH_BYTES_MAX >> 20;
@@ -104,7 +104,7 @@ impl Compiler<'_> {
             self.fault_once(place, message);
             return None;
         }
-        Some((self.paths.unique(&trail.path), Arc::clone(&self.levels)))
+        Some((self.paths.unique(&rule_path.path), Arc::clone(&self.levels)))
     }
 }
 

@@ -14,8 +14,8 @@ fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     dir
 }
 
-fn names(dir: &Path, ignore_dotfiles: bool) -> Vec<String> {
-    let sources = read_directory(dir, ignore_dotfiles).unwrap();
+fn names(dir: &Path, dotfiles: Dotfiles) -> Vec<String> {
+    let sources = read_directory(dir, dotfiles).unwrap();
     sources.into_iter().map(|source| source.name).collect()
 }
 
@@ -33,15 +33,15 @@ fn reads_yaml_files_below_the_directory_in_order_of_their_names() {
         ("c.yaml~", ""),
     ]);
     let all = [".git/x.yaml", ".hidden.yaml", "a.yml", "b.yaml", "team.yaml", "team/z.yaml"];
-    assert_eq!(names(dir.path(), false), all);
-    assert_eq!(names(dir.path(), true), all[2..]);
-    let sources = read_directory(dir.path(), true).unwrap();
+    assert_eq!(names(dir.path(), Dotfiles::Read), all);
+    assert_eq!(names(dir.path(), Dotfiles::Skip), all[2..]);
+    let sources = read_directory(dir.path(), Dotfiles::Skip).unwrap();
     assert_eq!(sources[1], Source { name: "b.yaml".into(), text: b"b".to_vec() });
 }
 
 #[test]
 fn an_empty_directory_is_no_rules() {
-    assert!(names(tempfile::tempdir().unwrap().path(), true).is_empty());
+    assert!(names(tempfile::tempdir().unwrap().path(), Dotfiles::Skip).is_empty());
 }
 
 #[test]
@@ -50,27 +50,27 @@ fn follows_links_as_a_config_map_lays_them() {
     let at = |name: &str| dir.path().join(name);
     symlink("..2026_01", at("..data")).unwrap();
     symlink("..data/shop.yaml", at("shop.yaml")).unwrap();
-    assert_eq!(read_directory(dir.path(), true).unwrap()[0].text, b"old");
+    assert_eq!(read_directory(dir.path(), Dotfiles::Skip).unwrap()[0].text, b"old");
     symlink("..2026_02", at("..next")).unwrap();
     fs::rename(at("..next"), at("..data")).unwrap();
-    assert_eq!(read_directory(dir.path(), true).unwrap()[0].text, b"new");
+    assert_eq!(read_directory(dir.path(), Dotfiles::Skip).unwrap()[0].text, b"new");
     let outside = tempfile::tempdir().unwrap();
     symlink(dir.path(), outside.path().join("link")).unwrap();
-    assert_eq!(names(&outside.path().join("link"), true), ["shop.yaml"]);
-    assert_eq!(names(outside.path(), true), ["link/shop.yaml"]);
+    assert_eq!(names(&outside.path().join("link"), Dotfiles::Skip), ["shop.yaml"]);
+    assert_eq!(names(outside.path(), Dotfiles::Skip), ["link/shop.yaml"]);
 }
 
 #[test]
 fn a_loop_of_links_and_a_dangling_one_are_named() {
     let dir = directory(&[("a/b/c.yaml", "")]);
     symlink(dir.path(), dir.path().join("a/b/up")).unwrap();
-    let error = read_directory(dir.path(), true).unwrap_err();
+    let error = read_directory(dir.path(), Dotfiles::Skip).unwrap_err();
     assert!(matches!(&error, ReadError::Loop(path) if path.ends_with("a/b/up")), "{error}");
     let dir = directory(&[]);
     symlink("nowhere", dir.path().join("gone")).unwrap();
-    assert!(names(dir.path(), true).is_empty());
+    assert!(names(dir.path(), Dotfiles::Skip).is_empty());
     symlink("nowhere", dir.path().join("gone.yaml")).unwrap();
-    let error = read_directory(dir.path(), true).unwrap_err().to_string();
+    let error = read_directory(dir.path(), Dotfiles::Skip).unwrap_err().to_string();
     assert!(
         error.ends_with("gone.yaml: does not exist, or is a link to nothing; create it"),
         "{error}"
@@ -78,11 +78,11 @@ fn a_loop_of_links_and_a_dangling_one_are_named() {
 }
 
 #[test]
-fn what_is_no_directory_is_named() {
+fn a_path_that_is_no_directory_is_named() {
     let dir = directory(&[("a.yaml", "")]);
-    let error = read_directory(&dir.path().join("a.yaml"), true).unwrap_err();
+    let error = read_directory(&dir.path().join("a.yaml"), Dotfiles::Skip).unwrap_err();
     assert!(matches!(error, ReadError::NotADirectory(_)), "{error}");
-    let error = read_directory(&dir.path().join("none"), true).unwrap_err();
+    let error = read_directory(&dir.path().join("none"), Dotfiles::Skip).unwrap_err();
     assert!(matches!(error, ReadError::Missing(_)), "{error}");
     let denied = ReadError::at(Path::new("/rules"), io::ErrorKind::PermissionDenied.into());
     assert_eq!(
@@ -95,9 +95,9 @@ fn what_is_no_directory_is_named() {
 fn depth_is_bounded() {
     let nested = |levels| format!("{}x.yaml", "d/".repeat(levels));
     let dir = directory(&[(&nested(DIRECTORY_DEPTH_MAX - 1), "")]);
-    assert_eq!(names(dir.path(), true).len(), 1);
+    assert_eq!(names(dir.path(), Dotfiles::Skip).len(), 1);
     let dir = directory(&[(&nested(DIRECTORY_DEPTH_MAX), "")]);
-    let error = read_directory(dir.path(), true).unwrap_err();
+    let error = read_directory(dir.path(), Dotfiles::Skip).unwrap_err();
     assert!(matches!(error, ReadError::TooDeep(_)), "{error}");
 }
 
@@ -106,7 +106,7 @@ fn of_a_large_file_one_byte_too_many_is_read_and_the_load_refuses_it() {
     let dir = directory(&[]);
     let file = File::create(dir.path().join("big.yaml")).unwrap();
     file.set_len(SOURCE_BYTES_MAX as u64 * 4).unwrap();
-    let sources = read_directory(dir.path(), true).unwrap();
+    let sources = read_directory(dir.path(), Dotfiles::Skip).unwrap();
     assert_eq!(sources[0].text.len(), SOURCE_BYTES_MAX + 1);
     let faults = crate::load(&sources, crate::Options::default()).unwrap_err();
     assert_eq!(
@@ -121,7 +121,7 @@ fn the_number_of_files_is_bounded() {
     for n in 0..=FILES_MAX {
         File::create(dir.path().join(format!("{n}.yaml"))).unwrap();
     }
-    let error = read_directory(dir.path(), true).unwrap_err().to_string();
+    let error = read_directory(dir.path(), Dotfiles::Skip).unwrap_err().to_string();
     assert!(
         error.ends_with("holds more than 10000 rule files; move what is not rules elsewhere"),
         "{error}"
@@ -129,8 +129,8 @@ fn the_number_of_files_is_bounded() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_skipped() {
+fn anything_but_a_regular_file_is_skipped() {
     let dir = directory(&[("a.yaml", "")]);
     let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s.yaml")).unwrap();
-    assert_eq!(names(dir.path(), true), ["a.yaml"]);
+    assert_eq!(names(dir.path(), Dotfiles::Skip), ["a.yaml"]);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::is_null;
 use crate::fault::Place;
-use crate::field::{Field, Owner};
+use crate::field::{Field, MapKind};
 use crate::node::{Kind, Node};
 use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
@@ -37,7 +37,7 @@ pub(crate) struct Replaced<'d> {
 pub(crate) struct LimitFields<'d> {
     pub(crate) algorithm: Parsed<&'d str>,
     pub(crate) max_delay: Parsed<Duration>,
-    pub(crate) lease: Parsed<Lease>,
+    pub(crate) lease: Parsed<LeaseField>,
     pub(crate) shards: Parsed<u32>,
     pub(crate) charge_denied: Parsed<bool>,
     pub(crate) failure_mode: Parsed<&'d str>,
@@ -45,15 +45,15 @@ pub(crate) struct LimitFields<'d> {
 
 /// A `lease`.
 #[derive(Debug)]
-pub(crate) enum Lease {
+pub(crate) enum LeaseField {
     Off,
     /// On, with these terms; `lease: on` names none.
-    On(Terms),
+    On(LeaseTermFields),
 }
 
 /// The map of a `lease`.
 #[derive(Debug, Default)]
-pub(crate) struct Terms {
+pub(crate) struct LeaseTermFields {
     pub(crate) fraction: Parsed<f64>,
     pub(crate) max: Parsed<u32>,
     pub(crate) ttl: Parsed<Duration>,
@@ -77,7 +77,7 @@ impl<'d> Reader<'d, '_> {
             read.unit = Parsed::Faulty;
             return;
         };
-        for (field, value) in self.fields(entries, Owner::RateLimit) {
+        for (field, value) in self.fields(entries, MapKind::RateLimit) {
             match field {
                 Field::Unit => read.unit = self.text(value, field),
                 Field::UnitMultiplier => read.unit_multiplier = self.number(value, field),
@@ -98,7 +98,7 @@ impl<'d> Reader<'d, '_> {
             return;
         }
         let Some(entries) = self.map(node, "'defaults'") else { return };
-        for (field, value) in self.fields(entries, Owner::Defaults) {
+        for (field, value) in self.fields(entries, MapKind::Defaults) {
             self.options(field, value, options);
         }
     }
@@ -116,7 +116,7 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Without quotes, `off` and `on` are booleans in YAML 1.1; in quotes they are text.
-    fn lease(&mut self, node: &'d Node<'d>, lease: &mut Parsed<Lease>) {
+    fn lease(&mut self, node: &'d Node<'d>, lease: &mut Parsed<LeaseField>) {
         let word = match &node.kind {
             Kind::Scalar(_, Meaning::Null) => {
                 *lease = Parsed::Absent;
@@ -134,17 +134,17 @@ impl<'d> Reader<'d, '_> {
         };
         *lease = match word {
             Some(true) => Parsed::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
-            Some(false) => Parsed::As(node.place, Lease::Off),
+            Some(false) => Parsed::As(node.place, LeaseField::Off),
             None => self.refuse(node, Field::Lease, "off, on, or a map such as {max: 1000}"),
         };
     }
 
-    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<Lease>) -> Lease {
+    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<LeaseField>) -> LeaseField {
         let mut read = match earlier {
-            Parsed::As(_, Lease::On(terms)) => terms,
-            _ => Terms::default(),
+            Parsed::As(_, LeaseField::On(terms)) => terms,
+            _ => LeaseTermFields::default(),
         };
-        for (field, value) in self.fields(entries, Owner::Lease) {
+        for (field, value) in self.fields(entries, MapKind::Lease) {
             match field {
                 Field::Fraction => read.fraction = self.fraction(value, field),
                 Field::Max => read.max = self.number(value, field),
@@ -152,14 +152,14 @@ impl<'d> Reader<'d, '_> {
                 _ => {}
             }
         }
-        Lease::On(read)
+        LeaseField::On(read)
     }
 
     fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
         let mut items = Vec::new();
         self.maps(node, Field::Replaces, |reader, place, entries| {
             let mut read = Replaced { place, name: Parsed::Absent };
-            for (field, value) in reader.fields(entries, Owner::Replaced) {
+            for (field, value) in reader.fields(entries, MapKind::Replaced) {
                 read.name = reader.text(value, field);
             }
             items.push(read);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_made_once_of_the_same_bytes_and_secret_and_anew_of_others() {
+    fn a_key_is_reused_only_for_the_same_bytes_and_secret() {
         let times = Cell::new(0);
         for _ in 0..3 {
             assert_eq!(made(1, b"alice", 1, &times), Key([1; 16]));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_long_is_made_each_time_and_what_just_fits_is_not() {
+    fn long_keys_are_not_cached_and_those_that_just_fit_are() {
         let times = Cell::new(0);
         for (length, more) in [(BYTES_MAX, 1), (BYTES_MAX + 1, 2), (300, 2)] {
             let before = times.get();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_share_a_place_are_told_apart() {
+    fn keys_that_share_a_cache_slot_are_distinguished() {
         let times = Cell::new(0);
         for round in 0..2 {
             for at in 0..4 * PLACES {

@@ -81,7 +81,7 @@ fn the_expected_sum_is_the_limit_also_with_fewer_tokens_than_pods() {
 }
 
 #[test]
-fn the_last_dice_rounds_down_and_the_first_rounds_up() {
+fn the_highest_random_number_rounds_down_and_the_lowest_up() {
     let limit = bucket(20, 1_999);
     assert_eq!(limit.part(1_000, 0), bucket(1, 2));
     assert_eq!(limit.part(1_000, u64::MAX), bucket(0, 1));

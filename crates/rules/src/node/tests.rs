@@ -52,7 +52,7 @@ fn only_the_first_document_is_read() {
 }
 
 #[test]
-fn tags_decide_what_a_scalar_means() {
+fn a_tag_determines_the_type_of_a_scalar() {
     let meaning = |text| {
         let document = Document::parse(text).unwrap();
         match document.node(document.root().unwrap()).unwrap().0.kind {

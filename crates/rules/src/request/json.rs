@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_request_and_says_why() {
+    fn refuses_a_body_that_is_no_request_with_the_reason() {
         for (body, reason) in [
             ("", "EOF"),
             ("[]", "expected an object"),

@@ -157,7 +157,7 @@ descriptors:
 }
 
 #[test]
-fn defaults_fill_in_what_a_rule_leaves_open() {
+fn defaults_apply_where_a_rule_sets_nothing() {
     let defaults = "defaults: {algorithm: leaky_bucket, max_delay: 2s, lease: {max: 5, ttl: 1s}, \
                     shards: 4, charge_denied: false}";
     let table = [

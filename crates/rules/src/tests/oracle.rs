@@ -143,9 +143,9 @@ proptest! {
             for step in &trace.steps {
                 // The first listed candidate that fits is the one that is taken, and no other is
                 // taken.
-                let fitting = step.candidates.iter().position(|candidate| candidate.fits);
-                prop_assert_eq!(step.taken, fitting, "{:?} in\n{}", request, text);
-                prop_assert!(step.taken.is_some() || step.rule.is_none());
+                let fitting = step.candidates.iter().position(|candidate| candidate.matches_entry);
+                prop_assert_eq!(step.chosen, fitting, "{:?} in\n{}", request, text);
+                prop_assert!(step.chosen.is_some() || step.rule.is_none());
             }
         }
     }

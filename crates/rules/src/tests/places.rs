@@ -54,7 +54,7 @@ fn files_that_add_up_to_one_domain_keep_their_names() {
 }
 
 #[test]
-fn two_rules_of_one_path_are_told_apart() {
+fn two_rules_with_one_path_get_different_paths() {
     let text = "\
 domain: d
 descriptors:

@@ -20,9 +20,9 @@ fn candidates(value: &str) -> Vec<(String, &'static str)> {
     let trace = rules.trace("d", &[Entry { key: "path", value }]).expect("the domain is there");
     let step = &trace.steps[0];
     let each = step.candidates.iter().enumerate().map(|(at, candidate)| {
-        let what = match step.taken {
-            Some(taken) if taken == at => "taken",
-            _ if candidate.fits => "fits",
+        let what = match step.chosen {
+            Some(chosen) if chosen == at => "taken",
+            _ if candidate.matches_entry => "matches",
             _ => "no",
         };
         (candidate.value.to_owned(), what)
@@ -31,14 +31,14 @@ fn candidates(value: &str) -> Vec<(String, &'static str)> {
 }
 
 #[test]
-fn candidates_are_told_in_the_order_in_which_they_are_tried() {
-    let told = |table: &[(&str, &'static str)]| -> Vec<(String, &'static str)> {
+fn candidates_are_listed_in_the_order_in_which_they_are_tried() {
+    let expected = |table: &[(&str, &'static str)]| -> Vec<(String, &'static str)> {
         table.iter().map(|(value, what)| ((*value).to_owned(), *what)).collect()
     };
-    let value_first = [("/a/b", "taken"), ("/a/*", "fits"), ("*/b", "fits"), ("", "fits")];
-    assert_eq!(candidates("/a/b"), told(&value_first));
-    assert_eq!(candidates("/a/c"), told(&[("/a/*", "taken"), ("*/b", "no"), ("", "fits")]));
-    assert_eq!(candidates("/c"), told(&[("/a/*", "no"), ("*/b", "no"), ("", "taken")]));
+    let value_first = [("/a/b", "taken"), ("/a/*", "matches"), ("*/b", "matches"), ("", "matches")];
+    assert_eq!(candidates("/a/b"), expected(&value_first));
+    assert_eq!(candidates("/a/c"), expected(&[("/a/*", "taken"), ("*/b", "no"), ("", "matches")]));
+    assert_eq!(candidates("/c"), expected(&[("/a/*", "no"), ("*/b", "no"), ("", "taken")]));
 }
 
 #[test]
@@ -46,10 +46,10 @@ fn a_way_that_ends_early_says_what_there_was() {
     let rules = compile(RULES).rules;
     assert!(rules.trace("other", &[]).is_none());
     let trace = rules.trace("d", &entries("plan=paid")).unwrap();
-    assert_eq!((trace.steps[0].taken, &trace.steps[0].values), (None, &(vec!["free"], 1)));
+    assert_eq!((trace.steps[0].chosen, &trace.steps[0].values), (None, &(vec!["free"], 1)));
     let trace = rules.trace("d", &entries("plan=free user=1 more=2")).unwrap();
     assert_eq!(trace.steps.len(), 2);
-    assert!(trace.rule.is_none() && trace.steps[0].leads_on && !trace.steps[1].leads_on);
+    assert!(trace.rule.is_none() && trace.steps[0].has_children && !trace.steps[1].has_children);
     let trace = rules.trace("d", &entries("nope=1")).unwrap();
     assert_eq!(trace.steps[0].keys, (vec!["path", "plan"], 2));
 }
@@ -68,5 +68,5 @@ fn patterns_that_do_not_match_are_listed_up_to_a_number() {
     let step = &trace.steps[0];
     // `9*` and `99*` match.
     assert_eq!((step.candidates.len(), step.unlisted), (Step::SHOWN_MAX + 2, 90));
-    assert_eq!(step.candidates[step.taken.unwrap()].value, "9*");
+    assert_eq!(step.candidates[step.chosen.unwrap()].value, "9*");
 }

@@ -35,7 +35,7 @@ descriptors:
 }
 
 #[test]
-fn what_a_misplaced_key_holds_is_checked_still() {
+fn the_content_of_a_misplaced_key_is_checked() {
     let text = "domain: a
 rate_limit: {units: day, value: 1.5, replaces: [x]}
 ";
@@ -82,7 +82,7 @@ descriptors:
 }
 
 #[test]
-fn a_merge_key_that_replaces_what_stands_before_it() {
+fn a_merge_key_that_replaces_an_earlier_key() {
     let text = "domain: a
 descriptors:
   - &base {key: k, rate_limit: &limit {unit: day, requests_per_unit: 1}}
@@ -116,7 +116,7 @@ descriptors:
 #[test]
 fn the_sample_rules_load_without_a_warning() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/rules");
-    let loaded = load(&read_directory(&dir, true).unwrap(), NO_MERGE).unwrap();
+    let loaded = load(&read_directory(&dir, Dotfiles::Skip).unwrap(), NO_MERGE).unwrap();
     assert_eq!(loaded.warnings, []);
     let table = [
         ("demo", "generic_key=demo", "1000 SECOND"),

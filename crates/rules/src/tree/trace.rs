@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Branch, Slot, composite, joined};
+use super::{Branch, KeyNodes, composite, joined};
 use crate::request::Entry;
 use crate::rule::Rule;
 
@@ -25,7 +25,7 @@ pub struct Step<'r> {
     /// that do not match, only the first [`Step::SHOWN_MAX`] are listed.
     pub candidates: Vec<Candidate<'r>>,
     /// The index in `candidates` of the node that was chosen.
-    pub taken: Option<usize>,
+    pub chosen: Option<usize>,
     /// Number of patterns that do not match and are not among the candidates.
     pub unlisted: usize,
     /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and their total number.
@@ -35,7 +35,7 @@ pub struct Step<'r> {
     /// The rule at the node that was chosen.
     pub rule: Option<&'r Arc<Rule>>,
     /// Whether that node has children.
-    pub leads_on: bool,
+    pub has_children: bool,
 }
 
 /// A node that an entry could lead to.
@@ -43,12 +43,12 @@ pub struct Step<'r> {
 pub struct Candidate<'r> {
     /// Key, as in the file.
     pub key: &'r str,
-    /// Value, as in the file; empty for the key alone.
+    /// Value, as in the file; empty for the key key_only.
     pub value: &'r str,
     /// How the node would match.
-    pub fit: MatchKind,
+    pub kind: MatchKind,
     /// Whether it matches the entry.
-    pub fits: bool,
+    pub matches_entry: bool,
 }
 
 /// How a node matches.
@@ -89,7 +89,7 @@ impl Branch {
     /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
     /// recursion is at most as deep as a file.
     pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
-        let texts = self.keys.iter().flat_map(|(key, slot)| slot.nodes(key));
+        let texts = self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
         texts.sort_unstable();
         let is_pattern =
@@ -114,66 +114,73 @@ impl Branch {
         let mut unlisted = 0;
         let mut misses = 0;
         listed.retain(|(_, candidate)| {
-            misses += usize::from(!candidate.fits);
-            let keep = candidate.fits || misses <= Step::SHOWN_MAX;
+            misses += usize::from(!candidate.matches_entry);
+            let keep = candidate.matches_entry || misses <= Step::SHOWN_MAX;
             unlisted += usize::from(!keep);
             keep
         });
         Step {
-            taken: listed.iter().position(|(index, _)| Some(*index) == chosen),
+            chosen: listed.iter().position(|(index, _)| Some(*index) == chosen),
             candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
             unlisted,
             keys: first_of(self.keys.keys()),
-            values: self.keys.get(entry.key).map_or_else(Default::default, Slot::shown),
+            values: self.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
             rule: node.and_then(|node| node.rule.as_ref()),
-            leads_on: node.is_some_and(|node| node.children.is_some()),
+            has_children: node.is_some_and(|node| node.children.is_some()),
         }
     }
 
     /// Returns every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
-        let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
-        let exact = slot.and_then(|(key, slot)| {
-            let (value, index) = slot.values.get_key_value(entry.value)?;
-            Some((*index, Candidate { key, value, fit: MatchKind::Value, fits: true }))
+        let key_nodes = self.keys.iter().find(|(key, _)| *key == entry.key);
+        let exact = key_nodes.and_then(|(key, key_nodes)| {
+            let (value, index) = key_nodes.values.get_key_value(entry.value)?;
+            Some((*index, Candidate { key, value, kind: MatchKind::Value, matches_entry: true }))
         });
-        let wild_values = slot.into_iter().map(|(_, slot)| &slot.wild_values);
+        let wild_values = key_nodes.into_iter().map(|(_, key_nodes)| &key_nodes.wild_values);
         let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
         let text = joined(entry);
         let by_key = self.wild_keys.matches(&text);
         // Wildcards are tried in the order of the files, which is the order of their indices.
-        let wild_slots = self.keys.iter().filter(|(key, _)| key.contains('*'));
-        let nodes = slot.into_iter().chain(wild_slots).flat_map(|(key, slot)| slot.nodes(key));
+        let wild_keys_nodes = self.keys.iter().filter(|(key, _)| key.contains('*'));
+        let nodes = key_nodes
+            .into_iter()
+            .chain(wild_keys_nodes)
+            .flat_map(|(key, key_nodes)| key_nodes.nodes(key));
         let written: HashMap<u32, (&str, &str)> =
             nodes.map(|(index, key, value)| (index, (key, value))).collect();
-        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, fits)| {
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, matches_entry)| {
             let (key, value) = *written.get(&node)?;
-            Some((node, Candidate { key, value, fit: MatchKind::Pattern, fits }))
+            Some((node, Candidate { key, value, kind: MatchKind::Pattern, matches_entry }))
         });
         let mut patterns: Vec<_> = by_value_or_key.collect();
         patterns.sort_by_key(|(index, _)| *index);
         // A value that equals a pattern's text was already listed as an exact match.
         patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
-        let alone = slot.and_then(|(key, slot)| {
-            Some((slot.alone?, Candidate { key, value: "", fit: MatchKind::Key, fits: true }))
+        let key_only = key_nodes.and_then(|(key, key_nodes)| {
+            Some((
+                key_nodes.key_only?,
+                Candidate { key, value: "", kind: MatchKind::Key, matches_entry: true },
+            ))
         });
         // A key with a `*` is also a pattern, which was tried before; if it matched, do not list it
         // again.
-        let is_met =
-            |alone: &(u32, _)| patterns.iter().any(|(index, p)| p.fits && *index == alone.0);
-        let alone = alone.filter(|alone| !is_met(alone));
-        patterns.retain(|(index, _)| alone.is_none_or(|(alone, _)| alone != *index));
-        exact.into_iter().chain(patterns).chain(alone).collect()
+        let is_met = |key_only: &(u32, _)| {
+            patterns.iter().any(|(index, p)| p.matches_entry && *index == key_only.0)
+        };
+        let key_only = key_only.filter(|key_only| !is_met(key_only));
+        patterns.retain(|(index, _)| key_only.is_none_or(|(key_only, _)| key_only != *index));
+        exact.into_iter().chain(patterns).chain(key_only).collect()
     }
 }
 
-// === impl Slot ===
+// === impl KeyNodes ===
 
-impl Slot {
+impl KeyNodes {
     /// Returns its nodes as index, `key` and value.
     fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
         let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
-        values.chain(self.alone.map(|index| (index, key, "")))
+        values.chain(self.key_only.map(|index| (index, key, "")))
     }
 
     fn shown(&self) -> (Vec<&str>, usize) {

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pattern_moves_on_once_a_piece_however_often_the_text_has_what_it_waited_for() {
+    fn a_pattern_advances_once_per_piece_however_often_the_text_repeats_it() {
         let texts = (0..1000).map(|at| format!("*api*api*needle{at}*"));
         let patterns: Vec<Pattern> = texts.map(|text| Pattern::parse(&text).unwrap()).collect();
         let pieces = Pieces::new(&patterns).unwrap();

@@ -73,7 +73,7 @@ fn names_of_the_debug_port_come_in_a_list_or_are_any() {
 }
 
 #[test]
-fn a_socket_for_grpc_goes_in_place_of_its_port() {
+fn a_socket_for_grpc_replaces_its_port() {
     let listeners = good("ratelimit", &[("GRPC_UDS", "/run/rl.sock")]).listeners;
     let path = PathBuf::from("/run/rl.sock");
     let uds = Uds { path: path.clone(), mode: 0o666, group: None };
@@ -130,10 +130,10 @@ fn switches_of_the_rules_are_read() {
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
     ];
     let rules = good("ratelimit", &env).rules;
-    assert!(rules.ignore_dotfiles && rules.merge_domains);
+    assert!(rules.dotfiles == Dotfiles::Skip && rules.merge_domains);
     assert!(rules.healthy_with_config && rules.force_start);
     let rules = good("ratelimit", &[]).rules;
-    assert!(!rules.ignore_dotfiles && !rules.merge_domains);
+    assert!(rules.dotfiles == Dotfiles::Read && !rules.merge_domains);
     assert!(!rules.healthy_with_config && !rules.force_start);
 }
 
@@ -184,7 +184,7 @@ fn no_header_may_be_sent_with_two_meanings() {
 }
 
 #[test]
-fn hot_keys_are_counted_by_hash_unless_told_otherwise() {
+fn hot_keys_are_counted_by_hash_unless_values_are_enabled() {
     let settings = |env: &[(&str, &str)]| good("ratelease serve", env).hot_keys;
     assert_eq!(settings(&[("HOT_KEYS", "false"), ("HOT_KEYS_VALUES", "true")]), None);
     let env = [("HOT_KEYS_SAMPLE", "100"), ("HOT_KEYS_VALUES", "true")];

@@ -136,7 +136,7 @@ fn settings_of_redis_without_a_redis_get_a_warning() {
 }
 
 #[test]
-fn a_faulty_url_is_told_with_its_problem_and_an_example() {
+fn a_faulty_url_is_reported_with_its_problem_and_an_example() {
     let case = |kind: &str, socket: &str, url: &str, problem: &str| {
         let env = [("REDIS_TYPE", kind), ("REDIS_SOCKET_TYPE", socket), ("REDIS_URL", url)];
         let faults = faults("ratelimit", &env);
@@ -186,7 +186,7 @@ fn redirects_may_be_confined_to_networks() {
 }
 
 #[test]
-fn other_faulty_settings_of_redis_are_told() {
+fn other_faulty_settings_of_redis_are_reported() {
     let with_url = |name, value| {
         let faults = faults("ratelimit", &[("REDIS_URL", "redis:6379"), (name, value)]);
         let [fault] = faults.as_slice() else { panic!("{name}={value}: {faults:?}") };

@@ -56,7 +56,7 @@ fn secrets_are_read_from_files() {
 }
 
 #[test]
-fn a_secret_that_is_given_twice_or_in_no_file_is_a_fault() {
+fn a_secret_given_twice_or_in_a_missing_file_is_a_fault() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "secret", "hunter2");
     for name in ["KEY_SECRET", "DEBUG_TOKEN", "REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_URL"] {
@@ -102,7 +102,7 @@ fn a_file_without_a_name_is_none() {
 }
 
 #[test]
-fn nothing_of_a_url_that_lies_in_a_file_is_quoted() {
+fn a_url_from_a_file_is_never_quoted() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "url", "hunter2 is a password");
     let second = [("REDIS_URL", "a:1"), ("REDIS_PERSECOND", "true")];

@@ -106,7 +106,7 @@ fn the_service_is_named_by_the_first_that_names_it() {
 }
 
 #[test]
-fn faults_of_a_collector_are_told_where_it_is_used() {
+fn faults_of_a_collector_are_reported_only_if_it_is_used() {
     for (name, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318", "expected a URL of http or https"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://a:4318", "expected a URL of http or https"),
@@ -136,7 +136,7 @@ fn faults_of_a_collector_are_told_where_it_is_used() {
 }
 
 #[test]
-fn a_rate_out_of_its_range_is_what_the_reference_takes_it_for() {
+fn a_sampling_rate_out_of_range_is_clamped_as_in_the_reference() {
     for (given, taken) in [("2", 1.0), ("+Inf", 1.0), ("-0.5", 0.0)] {
         let settings = good("ratelease serve", &[ON, ("TRACING_SAMPLING_RATE", given)]);
         assert_eq!(settings.telemetry.tracing.expect("tracing").rate, taken, "{given}");
@@ -157,7 +157,7 @@ fn tls_is_for_an_endpoint_that_has_it() {
 }
 
 #[test]
-fn faulty_files_of_tls_are_told_all_at_once() {
+fn faulty_tls_files_are_reported_all_at_once() {
     let dir = tempfile::TempDir::new().expect("a directory");
     let empty = dir.path().join("empty.pem");
     std::fs::write(&empty, "nothing\n").expect("a file");

@@ -60,7 +60,7 @@ fn the_whole_screen_is_as_it_was() {
 }
 
 #[test]
-fn what_is_wrong_is_red_and_without_colour_bold_still() {
+fn problems_are_red_and_without_colour_bold() {
     let problem = |colours| {
         let area = Rect::new(0, 0, 100, 28);
         let mut buffer = Buffer::empty(area);
@@ -74,7 +74,7 @@ fn what_is_wrong_is_red_and_without_colour_bold_still() {
 }
 
 #[test]
-fn a_pod_of_another_version_shows_what_it_tells() {
+fn a_pod_of_another_version_shows_the_fields_it_has() {
     let mut view = View::new("a:1".into());
     view.update(PodStatus::parse(
         &json!({"version": "0.0.9", "rules": {"version": "ab", "count": 1}}),
@@ -86,7 +86,7 @@ fn a_pod_of_another_version_shows_what_it_tells() {
 }
 
 #[test]
-fn a_pod_that_went_away_is_told_of_above_all() {
+fn the_error_of_an_unreachable_pod_comes_first() {
     let mut view = view();
     view.set_error("127.0.0.1:6070: cannot be reached".into());
     let text = text(&view, 100, 28);
