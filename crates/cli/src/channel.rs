@@ -20,19 +20,19 @@ const PEM_BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS")]
 pub struct TlsFlags {
-    /// Speak TLS; any of the flags below does too
+    /// Use TLS; implied by each flag below
     #[arg(long)]
     tls: bool,
-    /// Certificates that the server's must descend from, PEM [default: the system's]
+    /// CA certificates that the server's certificate must be signed by, PEM [default: the system's]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Our own certificate, with those between it and the root, PEM
+    /// Client certificate, with its intermediate certificates, PEM
     #[arg(long, value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
-    /// The key of our certificate, PEM
+    /// Key of the client certificate, PEM
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// Name that the server's certificate must bear [default: the host of the target]
+    /// Name that the server's certificate must have [default: the host of the target]
     #[arg(long, value_name = "NAME")]
     server_name: Option<String>,
 }

@@ -14,8 +14,8 @@ use crate::source;
 use report::{Finding, Report, Rules, Severity};
 
 pub(crate) const NOTES: &str = "\
-All paths are checked together, as though they lay in one directory: two files of one domain are
-told unless MERGE_DOMAIN_CONFIG lets them add up.
+All paths are checked together, as if they were in one directory: two files with one domain are a
+fault unless MERGE_DOMAIN_CONFIG is true.
 
 Exit status: 0 the rules load, 1 they do not, or --strict and there are warnings, 2 something could
 not be read.
@@ -28,13 +28,14 @@ Examples:
 /// Flags of `check`.
 #[derive(Debug, Args)]
 pub struct CheckFlags {
-    /// Rule files, directories with some, or - for standard input [default: as serve, see below]
+    /// Rule files, directories of rule files, or - for standard input [default: the directory that serve
+    /// would read]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Warnings are findings too
+    /// Treat warnings as findings
     #[arg(long)]
     strict: bool,
-    /// How to print what was found
+    /// Output format
     #[arg(long, value_name = "FORMAT", default_value = "text", conflicts_with = "json")]
     format: Format,
     #[command(flatten)]
@@ -45,7 +46,7 @@ pub struct CheckFlags {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// A line each, the line of the file, and a caret under the place
+    /// One line for each finding, with the line of the file and a caret under the place
     Text,
     /// One line of JSON
     Json,

@@ -30,13 +30,13 @@ pub struct Cli {
 /// What the program can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answer Envoy's rate limit requests until a signal comes
+    /// Answer Envoy's rate limit requests until a signal arrives
     #[command(after_help = EXAMPLES, next_line_help = true)]
     Serve(Box<ServeFlags>),
-    /// Find every fault of rule files
+    /// Report every fault of rule files
     #[command(after_help = check::NOTES)]
     Check(Box<CheckFlags>),
-    /// Say whether a pod is healthy, for the probes of containers
+    /// Check whether a pod is healthy, for container probes
     #[command(after_help = health::NOTES)]
     Health(Box<HealthFlags>),
 }
@@ -68,8 +68,8 @@ const MOVED: [&str; 11] = [
 ];
 
 const EXAMPLES: &str = "\
-A flag beats its environment variable; a variable set to nothing counts as unset.
-Durations are Go's: 20ms, 1.5s, 1h30m. Booleans too: true, false, t, f, 1, 0.
+A flag takes precedence over its environment variable; an empty variable counts as unset.
+Durations and booleans are Go's: 20ms, 1.5s, 1h30m; true, false, t, f, 1, 0.
 
 Examples:
   Counts in this process's memory, rules of ./config/rules:

@@ -65,7 +65,7 @@ fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
         let Ok(Some(secret)) = matches.try_get_one::<Secret>(id) else { continue };
         let may_show = id.ends_with("_URL") && !secret.reveal().contains('@');
         if given && !may_show {
-            let problem = "a secret among the flags shows in ps";
+            let problem = "a secret given as a flag shows in ps";
             let fix = format!("set {id} in the environment, or name a file in {id}_FILE");
             faults.add(Fault::new(id, problem, fix));
         }

@@ -17,10 +17,10 @@ use crate::source;
 use crate::target::Target;
 
 pub(crate) const NOTES: &str = "\
-Asks /healthcheck at HOST and PORT of the environment, those that `serve` listens on; a host that
-stands for all interfaces is asked at loopback. Says nothing if the pod is healthy.
+Calls /healthcheck at HOST and PORT of the environment, on which `serve` listens; a host that means
+all interfaces is called at loopback. Prints nothing if the pod is healthy.
 
-Exit status: 0 healthy, 1 not, 2 it cannot be asked.
+Exit status: 0 healthy, 1 not healthy, 2 the pod cannot be called.
 
 Examples:
   ratelease health
@@ -40,14 +40,14 @@ const ANSWER_CHARS_MAX: usize = 200;
 /// Flags of `health`.
 #[derive(Debug, Args)]
 pub struct HealthFlags {
-    /// The HTTP address to ask [default: HOST and PORT]
+    /// HTTP address to call [default: HOST and PORT]
     #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
     http: Option<HostPort>,
-    /// Ask grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and
+    /// Call grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and
     /// GRPC_PORT]
     #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
     grpc: Option<Option<Target>>,
-    /// What the answer may take, a duration
+    /// Maximum time for the answer, a duration
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = fetch::span_above_zero)]
     timeout: Duration,
     #[command(flatten)]
@@ -76,7 +76,7 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
             ask_grpc(target, tls.config()?, timeout)?
         }
         None if tls.is_on() => {
-            return Err(CliError::new("the flags for TLS go with --grpc: the HTTP port has none"));
+            return Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"));
         }
         None => {
             let listener = || source::resolved(|faults| listeners.http(faults));

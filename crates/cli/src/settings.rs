@@ -156,7 +156,7 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
         "KEY_SECRET: not set, so keys in Redis are hashes without a secret, and anyone who reads \
          them can find the values (addresses, user names) by trying; set KEY_SECRET or \
          KEY_SECRET_FILE to the same random text on all pods at once: pods with different \
-         secrets count apart"
+         secrets count separately"
             .to_owned()
     })
 }
@@ -164,8 +164,8 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
 /// Returns a warning if the secret ends with a line end, which `KEY_SECRET_FILE` would leave out.
 fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
     leases.key_secret.reveal().ends_with('\n').then(|| {
-        "KEY_SECRET: ends in a line end, which is of the secret here and is left out of \
-         KEY_SECRET_FILE: pods with the one and with the other count apart"
+        "KEY_SECRET: ends with a line end, which is part of the secret here but not in \
+         KEY_SECRET_FILE: pods that use the one and the other count separately"
             .to_owned()
     })
 }

@@ -61,7 +61,7 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError
     if sources.is_empty() {
         let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
         return Err(CliError::new(format_args!(
-            "{}: no rule files there; their names end in .yaml or .yml",
+            "{}: no rule files; their names must end in .yaml or .yml",
             Safe(paths.join(", "))
         )));
     }

@@ -29,7 +29,7 @@ pub use flags::LoadFlags;
 /// What can be measured.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Load a rate limit server over gRPC, and report rates, codes and latencies
+    /// Send load to a rate limit server over gRPC, and report rates, codes and latencies
     #[command(after_help = flags::NOTES, next_line_help = true)]
     Load(Box<LoadFlags>),
 }

@@ -11,8 +11,8 @@ pub(super) struct DescriptorArg {
 
 /// Help text on descriptors, for the subcommands that take them.
 pub(super) const NOTES: &str = "\
-A descriptor is one argument: key=value, further entries behind commas. A backslash takes the
-meaning off a comma, an equals sign or a backslash: path=/a\\,b.";
+A descriptor is one argument: key=value, further entries after commas. A backslash escapes
+a comma, an equals sign or a backslash: path=/a\\,b.";
 
 // === impl DescriptorArg ===
 

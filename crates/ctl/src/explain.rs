@@ -17,8 +17,8 @@ use super::descriptor::{self, DescriptorArg};
 use count::{Count, StoredCount};
 
 pub(super) const NOTES: &str = "\
-The descriptors are those of one request, so that a rule of one may replace that of another.
-Where a Redis is given, the store is looked at: what it holds now is shown, and nothing is taken.
+The descriptors are those of one request, so the rule of one may replace the rule of another.
+If a Redis is configured, its current counts are read and shown; nothing is spent.
 
 Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not be read.
 
@@ -30,10 +30,10 @@ Examples:
 /// Flags of `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainFlags {
-    /// The request's domain
+    /// Domain of the request
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: String,
-    /// The request's descriptors: key=value,key=value
+    /// Descriptors of the request: key=value,key=value
     #[arg(
         value_name = "DESCRIPTOR",
         required = true,

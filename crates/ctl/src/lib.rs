@@ -54,7 +54,7 @@ use top::TopFlags;
 #[command(
     name = "ratectl",
     version,
-    about = "Tools for the rate limits of ratelease, and for other rate limit servers of Envoy",
+    about = "Tools for ratelease, and for other rate limit servers of Envoy",
     propagate_version = true,
     subcommand_required = true,
     arg_required_else_help = true
@@ -68,37 +68,37 @@ pub struct Cli {
 /// A subcommand, with its flags as they were typed.
 #[derive(Debug, Subcommand)]
 pub enum Tool {
-    /// Say what the rules make of a request, and where it is counted
+    /// Explain how the rules match a request, and where it is counted
     #[command(after_help = explain::NOTES)]
     Explain(Box<ExplainFlags>),
-    /// Say what new rules change, and which counts they restart
+    /// Report what new rules change, and which counts they restart
     #[command(after_help = diff::NOTES)]
     Diff(Box<DiffFlags>),
-    /// Hold rules to cases of requests over virtual time
+    /// Run rule tests on a virtual clock
     #[command(after_help = rule_tests::NOTES)]
     Test(Box<TestFlags>),
-    /// Measure a rate limit server, this or another
+    /// Measure a rate limit server, ratelease or another
     #[command(subcommand)]
     Bench(Bench),
-    /// Ask a live rate limit server, this or another, once
+    /// Send one request to a rate limit server, ratelease or another
     #[command(after_help = query::NOTES)]
     Query(Box<QueryFlags>),
-    /// Print how a pod is doing
+    /// Print the status of a pod
     #[command(after_help = status::NOTES)]
     Status(StatusFlags),
-    /// Show a pod live on a terminal: rates, rules, hot keys, shards
+    /// Show a pod live on the terminal: rates, rules, hot keys, shards
     #[command(after_help = top::NOTES)]
     Top(Box<TopFlags>),
-    /// Find what rules would have denied of a log
+    /// Report what rules would have denied of a log
     #[command(after_help = replay::NOTES)]
     Replay(Box<ReplayFlags>),
-    /// Estimate what a fleet asks of Redis, and how much of it is needed
+    /// Estimate the load of a fleet on Redis, and how much Redis it needs
     #[command(after_help = plan::NOTES)]
     Plan(Box<PlanFlags>),
-    /// Print the completions of a shell
+    /// Print shell completions
     #[command(after_help = manual::COMPLETIONS_NOTES)]
     Completions(CompletionsFlags),
-    /// Print a page of the manual, in roff
+    /// Print a manual page, in roff
     #[command(after_help = manual::MAN_NOTES)]
     Man(ManFlags),
 }

@@ -22,10 +22,10 @@ Examples:
 /// Flags of `completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsFlags {
-    /// Whose
+    /// The shell
     #[arg(value_name = "SHELL")]
     shell: Shell,
-    /// Of which program
+    /// The program to complete
     #[arg(value_name = "PROGRAM", default_value = "ratectl")]
     program: Program,
 }
@@ -33,7 +33,7 @@ pub struct CompletionsFlags {
 /// Flags of `man`.
 #[derive(Debug, Args)]
 pub struct ManFlags {
-    /// A subcommand, for its page; behind ratelease, one of that
+    /// A subcommand, for its page; after the word ratelease, a subcommand of ratelease
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -46,13 +46,13 @@ Examples:
 /// Flags of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanFlags {
-    /// Pods that share the limits
+    /// Number of pods that share the limits
     #[arg(long, value_name = "COUNT", value_parser = pods)]
     pods: u32,
-    /// Distinct keys, such as users
+    /// Number of distinct keys, such as users
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=KEYS_MAX))]
     keys: u64,
-    /// Requests that each key is allowed in a window
+    /// Number of requests that each key is allowed in a window
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// The window: second, minute, hour, day, week, month or year, or a duration such as 5m
@@ -61,13 +61,13 @@ pub struct PlanFlags {
     /// Decisions a second of all pods together
     #[arg(long, value_name = "COUNT", value_parser = rate)]
     rate: f64,
-    /// How skewed the demand is: the k-th key has weight 1/k^S; 0 means all alike
+    /// Skew of the demand: the k-th key has weight 1/k^S; with 0 all are equal
     #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = skew::parse)]
     zipf: f64,
-    /// Script calls a second that one Redis shard is to serve; scripts/bench-shard measures it
+    /// Script calls a second for one Redis shard; scripts/bench-shard measures its maximum
     #[arg(long, value_name = "COUNT", default_value = CALLS_PER_SHARD, value_parser = rate)]
     calls_per_shard: f64,
-    /// What a round trip to Redis takes, a duration
+    /// Round trip to Redis, a duration
     #[arg(long, value_name = "SPAN", default_value = "500us", value_parser = round_trip)]
     round_trip: Duration,
     #[command(flatten)]

@@ -48,25 +48,25 @@ const LINES_PER_CHECK: u64 = 1024;
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const NOTES: &str = "\
-A line is one of three things, told apart by itself:
+A line has one of three forms, which is recognised:
   - Envoy's default text format (the older one, the newer one, or Istio's), whose fields are method,
     path, path_without_query, protocol, status, response_flags, bytes_received, bytes_sent,
     duration, upstream_service_time, x_forwarded_for, remote_address (the last of x_forwarded_for),
     user_agent, request_id, authority, upstream_host; and with Istio upstream_cluster,
     downstream_remote_address, route_name and others;
-  - an object of JSON, with fields of any name; dots lead into objects, as in %http.path%;
+  - a JSON object, with fields of any name; dots select inner fields, as in %http.path%;
   - such an object with a field \"descriptors\": a request as /json takes it, and a time.
 
 Each --descriptor makes one descriptor of a line: KEY=VALUE, separated by commas, where %field% in
-VALUE stands for a field. Where a field is missing that descriptor is left out, as Envoy does.
+VALUE stands for a field. If a field is missing, that descriptor is left out, as Envoy does.
 
-Each line is decided at its own time. Logs are written when requests end, so that some lines are
-older than one before them: those are decided at the newest time so far. Counts are those of one
-exact server; a fleet admits a little less, by what lies unspent in leases.
+Each line is decided at its own time. Logs are written when requests end, so some lines are older
+than the line before them: those are decided at the newest time so far. Counts are those of one exact
+server; a fleet admits a little less, because some tokens remain unspent in leases.
 
-A signal, such as Ctrl-C, ends the reading and what was read by then is reported.
+A signal, such as Ctrl-C, ends the reading; the results so far are reported.
 
-Exit status: 0 nothing would have been denied, 1 something would, 2 it could not be done, or 128 and
+Exit status: 0 nothing would have been denied, 1 something would, 2 an error, or 128 plus
 the number of the signal that ended it.
 
 Examples:
@@ -81,17 +81,17 @@ pub struct ReplayFlags {
     /// Logs, in order of their times; - for standard input
     #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
     logs: Vec<String>,
-    /// Domain of the requests; that of a line in JSON goes before it
+    /// Domain of the requests; the domain in a JSON line takes precedence
     #[arg(long, value_name = "NAME")]
     domain: Option<String>,
-    /// One descriptor of a line, with %fields%: key=%field%,key=text
+    /// A descriptor made from fields of a line: key=%field%,key=text
     #[arg(long = "descriptor", value_name = "KEY=VALUE,…", value_parser = Mapping::parse)]
     descriptors: Vec<Mapping>,
-    /// The field of JSON lines that holds the time [default: start_time, time, timestamp,
+    /// Name of the field with the time in JSON lines [default: start_time, time, timestamp,
     /// @timestamp, ts or date]
     #[arg(long = "time", value_name = "FIELD")]
     time_field: Option<String>,
-    /// Rules and keys to show
+    /// Number of rules and keys to show
     #[arg(long, value_name = "COUNT", default_value_t = 10,
           value_parser = clap::value_parser!(u64).range(1..=TOP_MAX))]
     top: u64,
@@ -272,7 +272,7 @@ impl Replay<'_> {
         if flags.descriptors.is_empty() {
             return Err(line_error(
                 place,
-                "is of an access log: say what to make of it, as in \
+                "is of an access log and needs a descriptor, as in \
                 --descriptor path=%path%",
             ));
         }
@@ -301,7 +301,7 @@ impl Replay<'_> {
         place: (&str, u64),
     ) -> Result<(), CliError> {
         if request.domain.is_empty() {
-            return Err(line_error(place, "names no domain: say --domain"));
+            return Err(line_error(place, "has no domain: set --domain"));
         }
         self.counts.lines += 1;
         self.counts.note_time(at);

@@ -22,10 +22,10 @@ use ratelease_rules::{Fault, Place};
 use run_case::Failure;
 
 pub(super) const NOTES: &str = "\
-A file of cases:
+A test file:
 
-  rules: ../config/rules       # a file or directory, from here
-  domain: shop                 # of all requests that name none
+  rules: ../config/rules       # a file or directory, relative to this file
+  domain: shop                 # of all requests that have none
   cases:
     - name: a user has a hundred a minute
       steps:
@@ -36,17 +36,18 @@ A file of cases:
           request: {descriptors: [{user_id: alice}]}
           expect: {code: over_limit}
 
-A descriptor is a map of its entries in order. A request may have a domain and hits (0 looks). code
-and rule must hold for each of the times, remaining after the last. A request of several descriptors
-expects of each: {descriptors: [{code: ok}, {rule: none}]}. Every case begins with nothing counted,
-and asks one exact server: leases are left out, no clock is read, and an hour takes no time.
+A descriptor is a map of its entries in order. A request may have a domain and hits (0 only reads
+the limit). code and rule must hold for each repetition, remaining after the last. A request with
+several descriptors has an expectation for each: {descriptors: [{code: ok}, {rule: none}]}. Every
+case starts with empty counts and runs on one exact server: there are no leases, no clock is read,
+and an hour takes no time.
 
 Exit status: 0 all cases hold, 1 one does not, 2 a file is faulty or could not be read.";
 
 /// Flags of `test`.
 #[derive(Debug, Args)]
 pub struct TestFlags {
-    /// Files of cases; - for standard input
+    /// Test files; - for standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -161,7 +162,7 @@ fn run_file(file: &Path, reading: Reading) -> Result<FileResult, CliError> {
 
 fn listed(faults: &[Fault]) -> CliError {
     let lines: Vec<String> = faults.iter().map(|fault| Safe(fault).to_string()).collect();
-    CliError::new(format_args!("the cases are faulty\n{}", lines.join("\n")))
+    CliError::new(format_args!("the tests are faulty\n{}", lines.join("\n")))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::status_client::{BusyRule, Decisions, HotKey, PodFlags, PodStatus};
 
 pub(super) const NOTES: &str = "\
 Exit status: 0 all is well, 1 there is a problem (the last load of the rules was refused, or there
-are none; a breaker is not closed; an invariant was violated), 2 the pod cannot be asked.
+are none; a breaker is not closed; an invariant was violated), 2 the pod cannot be queried.
 
 Examples:
   ratectl status

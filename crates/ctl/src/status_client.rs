@@ -22,10 +22,10 @@ const HTTP_UNAUTHORIZED: u16 = 401;
 /// Flags that say which pod.
 #[derive(Debug, Args)]
 pub(super) struct PodFlags {
-    /// The debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
+    /// Debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
     #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port)]
     debug: Option<HostPort>,
-    /// What an answer may take, a duration
+    /// Maximum time for an answer, a duration
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span_above_zero)]
     timeout: Duration,
     #[command(flatten)]
@@ -134,14 +134,14 @@ impl PodFlags {
         let token = source::resolved(|faults| self.listener.token(faults))?;
         let page = fetch::get_with(&server, PATH, &token, self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
-            let told = "asks for a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
+            let told = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
             return Err(CliError::new(format_args!("{server}: {told}")));
         }
         let status: Option<Value> = serde_json::from_slice(&page.body).ok();
         match status.filter(|status| page.status == HTTP_OK && status.is_object()) {
             Some(status) => Ok(status),
             None => Err(CliError::new(format_args!(
-                "{server}: answered {} and no status at {PATH}; is it the debug port?",
+                "{server}: answered {} without a status at {PATH}; is it the debug port?",
                 page.status
             ))),
         }

@@ -45,7 +45,7 @@ fn every_fault_has_its_line_and_a_caret_under_its_place() {
     assert_eq!(lines[5].find('^').unwrap(), lines[4].find("fortnight").unwrap());
     assert!(lines[6].starts_with("bad.yaml:8:18: warning: "), "{}", ran.out);
     assert!(lines[9].starts_with("worse.yaml:"), "{}", ran.out);
-    let last = "2 files: 3 faults, 1 warning; nothing of them would load";
+    let last = "2 files: 3 faults, 1 warning; none of the rules would load";
     assert_eq!(lines.last(), Some(&last));
 }
 
@@ -97,7 +97,7 @@ fn what_cannot_be_read_ends_with_2() {
     let ran = run_in(dir.path(), &["check", "gone.yaml"], &[]);
     assert!(ran.ended(2).err.starts_with("ratelease check: gone.yaml: does not exist"));
     let ran = run_in(dir.path(), &["check", "."], &[]);
-    assert!(ran.ended(2).err.contains("no rule files there"), "{}", ran.err);
+    assert!(ran.ended(2).err.contains("no rule files; their names"), "{}", ran.err);
     let ran = run_in(dir.path(), &["check", "--merge-domain-config=perhaps", "a.txt"], &[]);
     assert!(ran.ended(2).err.contains("MERGE_DOMAIN_CONFIG: expected true or false"));
     run_in(dir.path(), &["check", "a.txt"], &[]).ended(0);

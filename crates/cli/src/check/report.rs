@@ -129,7 +129,7 @@ impl Report {
                 let (rules, domains) = (number(*rules, "rule"), number(*domains, "domain"));
                 format!("{files}: {rules} in {domains}, {found}")
             }
-            None => format!("{files}: {found}; nothing of them would load"),
+            None => format!("{files}: {found}; none of the rules would load"),
         }
     }
 

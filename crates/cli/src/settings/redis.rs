@@ -199,7 +199,7 @@ struct Nodes {
 }
 
 fn sentinels(text: &str) -> Result<Nodes, String> {
-    let needs = "a sentinel setting names the master, then host:port of each sentinel";
+    let needs = "expected the name of the master, then host:port of each sentinel";
     let (master, list_text) = text.split_once(',').ok_or(needs)?;
     let master = master.trim();
     if master.is_empty() || master.contains([':', '/']) {
@@ -223,7 +223,9 @@ fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
         }
         match (&nodes.auth, endpoint.auth) {
             (Some(first), Some(other)) if *first != other => {
-                return Err(format!("address {place}: another user or password than before it"));
+                return Err(format!(
+                    "address {place}: its user or password differs from those before it"
+                ));
             }
             (None, found) => nodes.auth = found,
             _ => {}

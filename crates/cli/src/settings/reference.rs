@@ -23,12 +23,11 @@ pub(super) enum Support {
 use Support::{Flag, Off, Only, Unsupported};
 
 const GRPC_TLS: Support = Unsupported("TLS on the gRPC listener is not supported yet");
-const PLAIN_GRPC: &str =
-    "TLS on the gRPC listener is not supported yet, and plaintext is not what was asked for";
+const PLAIN_GRPC: &str = "TLS on the gRPC listener is not supported yet, and plaintext would be less safe than requested";
 const PLAIN_REDIS: &str =
-    "TLS to Redis is not supported yet, and plaintext is not what was asked for";
+    "TLS to Redis is not supported yet, and plaintext would be less safe than requested";
 const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
-const HEALTH: &str = "health does not hang on Redis: leased tokens go on being spent without it";
+const HEALTH: &str = "health does not depend on Redis: leased tokens are spent without it";
 const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
 const XDS: Support = Unsupported("rules over xDS are not supported yet");
 const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
@@ -37,10 +36,10 @@ const MAPPER: Support =
 const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
 const MEMCACHE: Support = Unsupported("only Redis is supported");
 const ONE_CONNECTION: Support =
-    Unsupported("there is no pool: one multiplexed connection a node carries every ask");
-const BATCHES: Support = Unsupported("asks of a shard travel in batches anyway");
+    Unsupported("there is no pool: one multiplexed connection to each node carries every call");
+const BATCHES: Support = Unsupported("calls to a shard are batched anyway");
 const STARTUP: Support =
-    Unsupported("the start does not wait for Redis; connecting is tried again for ever");
+    Unsupported("the start does not wait for Redis; connecting is retried forever");
 
 /// All 114 variables, in the order of the reference.
 #[rustfmt::skip]
@@ -61,7 +60,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("GRPC_CLIENT_TLS_SAN", GRPC_TLS),
     ("LOG_LEVEL", Flag),
     ("LOG_FORMAT", Flag),
-    ("CONFIG_TYPE", Only("FILE", "rules over xDS are not supported yet, only those of files")),
+    ("CONFIG_TYPE", Only("FILE", "rules over xDS are not supported yet, only rule files")),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", Flag),
     ("CONFIG_GRPC_XDS_NODE_ID", XDS),
     ("CONFIG_GRPC_XDS_NODE_METADATA", XDS),

@@ -23,17 +23,18 @@ const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) const NOTES: &str = "\
 By default requests are for domain \"shop\" with one descriptor (plan, free)(user_id, user-0000042),
-which config/rules/shop.yaml limits to 1000 a day for each user: the keys drawn most will soon be
-over it. --entries 1 sends (user_id, …) alone, 100 a minute there. Further entries stand between
-the two, (part_2, all), (part_3, all) and so on, and find no rule in that file.
+which config/rules/shop.yaml limits to 1000 a day for each user: the most frequent keys soon exceed
+it. --entries 1 sends (user_id, …) alone, which has 100 a minute there. Further entries are inserted
+between the two, (part_2, all), (part_3, all) and so on, and match no rule in that file.
 
-Without --rate the loop is closed: a stream sends when it was answered, which shows throughput.
-With --rate it is open: requests are due at even intervals whatever the server does, and latency
-counts from when a request was due, so that a stall shows in all of those that it held up.
+Without --rate the loop is closed: a stream sends its next request when it has an answer, which
+measures throughput. With --rate it is open: requests are due at even intervals whatever the server
+does, and latency counts from when a request was due, so that a stall shows in every request that it
+delayed.
 
-A signal, such as Ctrl-C, ends the run early and what was measured by then is reported.
+A signal, such as Ctrl-C, ends the run early; the results so far are reported.
 
-Exit status: 0 every request got a verdict, 1 some did not, 2 the run could not begin, or 128 and
+Exit status: 0 every request got a verdict, 1 some did not, 2 the run could not start, or 128 plus
 the number of the signal that ended it.
 
 Examples:
@@ -43,43 +44,43 @@ Examples:
 /// Flags of `bench load`.
 #[derive(Debug, Args)]
 pub struct LoadFlags {
-    /// The gRPC address of the server: HOST:PORT, or unix:PATH
+    /// gRPC address of the server: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "TARGET", value_parser = Target::parse)]
     target: Target,
-    /// HTTP/2 connections
+    /// Number of HTTP/2 connections
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(CONNECTIONS_MAX))]
     connections: u32,
-    /// Requests under way on a connection at most
+    /// Maximum number of requests in flight on a connection
     #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = count(STREAMS_MAX))]
     streams: u32,
-    /// Requests a second in all, in an open loop; without it the loop is closed
+    /// Total requests a second, in an open loop; without it the loop is closed
     #[arg(long, value_name = "COUNT", value_parser = count(RATE_MAX))]
     rate: Option<u32>,
-    /// Threads that the connections are spread over
+    /// Number of threads, over which the connections are spread
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(THREADS_MAX))]
     threads: u32,
-    /// Distinct requests
+    /// Number of distinct requests
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = count(KEYS_MAX))]
     keys: u32,
-    /// How skewed the draw is: the k-th key has weight 1/k^S; 0 draws all alike
+    /// Skew of the draw: the k-th key has weight 1/k^S; with 0 all are equally likely
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew::parse)]
     zipf: f64,
-    /// Descriptors of a request, each for another key
+    /// Number of descriptors in a request, each for another key
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX as i64))]
     descriptors: u32,
-    /// Entries of a descriptor
+    /// Number of entries in a descriptor
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX as i64))]
     entries: u32,
     /// Domain of the requests
     #[arg(long, value_name = "NAME", default_value = "shop")]
     domain: String,
-    /// How long to measure, a duration
+    /// Measured time, a duration
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = span_above_zero)]
     duration: Duration,
-    /// How long to load before that, a duration
+    /// Time before it that is not measured, a duration
     #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = span)]
     warmup: Duration,
-    /// Two runs with the same seed draw the same keys
+    /// Seed of the draw; two runs with the same seed draw the same keys
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]

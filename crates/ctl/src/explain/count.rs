@@ -87,7 +87,7 @@ pub(super) fn read_store(
     let asks: Vec<Ask> = entries.iter().map(|entry| entry.ask).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
-        runtime.map_err(|error| CliError::new(format_args!("cannot look at Redis: {error}")))?;
+        runtime.map_err(|error| CliError::new(format_args!("cannot read from Redis: {error}")))?;
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
         let store = store::open(store);
         let replies = store.exchange(&asks).await;

@@ -47,7 +47,7 @@ fn level(
         let (what, style) = match step.chosen {
             Some(chosen) if chosen == at => ("taken", Style::Good),
             _ if !candidate.matches_entry => ("does not match", Style::Faint),
-            _ => ("matches, but what was taken comes first", Style::Faint),
+            _ => ("matches, but the one taken comes first", Style::Faint),
         };
         let node = format!("{:<9}{:<30}", fit(candidate.kind), node(candidate));
         out.line(format_args!("    {} {}", Safe(node), out.painter().paint(style, what)))?;
@@ -116,7 +116,7 @@ fn conclusion(
 fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     let why = match steps.last() {
         Some(step) if step.chosen.is_none() => "no node matches",
-        Some(_) if steps.len() < entries.len() => "the last node has nothing below it",
+        Some(_) if steps.len() < entries.len() => "the last node has no descriptors below it",
         Some(step) if step.has_children => {
             "the node that matches has no rate_limit, only descriptors below it"
         }
@@ -136,7 +136,7 @@ fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), CliError> {
     field("lease", &rule::lent(limit, &rule.leasing), out)?;
     field("store away", rule::failure(rule.failure_mode), out)?;
     if !rule.charge_denied {
-        field("denied", "a denied charge leaves what is left of the count", out)?;
+        field("denied", "a denied charge spends nothing", out)?;
     }
     if rule.shards.get() > 1 {
         field("shards", &format!("one count, and tokens of it in {} pools", rule.shards), out)?;

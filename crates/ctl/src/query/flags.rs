@@ -19,11 +19,11 @@ const REPEAT_MAX: i64 = 1_000_000;
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) const NOTES: &str = "\
-Each argument is one descriptor: key=value, further entries behind commas. A backslash takes the
-meaning off a comma, an equals sign or a backslash: path=/a\\,b.
+Each argument is one descriptor: key=value, further entries after commas. A backslash escapes
+a comma, an equals sign or a backslash: path=/a\\,b.
 
-Exit status: 0 the server answered OK, 1 OVER_LIMIT (of several calls: at least once), 2 it could
-not be asked, or answered with an error.
+Exit status: 0 the server answered OK, 1 OVER_LIMIT (of several calls: at least once), 2 it
+cannot be called, or answered with an error.
 
 Examples:
   ratectl query --domain demo generic_key=hello
@@ -33,28 +33,28 @@ Examples:
 /// Flags of `query`.
 #[derive(Debug, Args)]
 pub struct QueryFlags {
-    /// The gRPC address of the server: HOST:PORT, or unix:PATH
+    /// gRPC address of the server: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "TARGET", default_value = "127.0.0.1:8081",
           value_parser = Target::parse)]
     pub(super) target: Target,
     /// Domain of the request
     #[arg(long, value_name = "NAME")]
     domain: String,
-    /// The request's descriptors: key=value,key=value
+    /// Descriptors of the request: key=value,key=value
     #[arg(required = true, value_name = "DESCRIPTOR", value_parser = DescriptorArg::parse)]
     pub(super) descriptors: Vec<DescriptorArg>,
     /// Hits to charge
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     hits: u32,
-    /// A limit in place of the rules': COUNT/UNIT, as in 10/minute
+    /// A limit that overrides the rules: COUNT/UNIT, as in 10/minute
     #[arg(long, value_name = "LIMIT", value_parser = limit)]
     limit: Option<Limit>,
-    /// Calls to make, one after another
+    /// Number of calls, one after another
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=REPEAT_MAX))]
     pub(super) repeat: u32,
-    /// What connecting, and then each answer, may take, a duration
+    /// Maximum time for connecting, and for each answer, a duration
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = timeout)]
     pub(super) timeout: Duration,
     #[command(flatten)]

@@ -48,7 +48,7 @@ impl<'a> Record<'a> {
         };
         let (name, value) = found.ok_or_else(|| match named {
             Some(name) => format!("has no field {name}"),
-            None => format!("has no time: no field {}; say --time", TIME_FIELDS.join(", ")),
+            None => format!("has no time: no field {}; set --time", TIME_FIELDS.join(", ")),
         })?;
         timestamp::of_json(value).ok_or_else(|| format!("its {name} is no time"))
     }
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(record.time(Some("x")).unwrap_err(), "its x is no time");
         assert_eq!(record.time(Some("no")).unwrap_err(), "has no field no");
         let without = Record::parse("{}").unwrap().time(None).unwrap_err();
-        assert!(without.ends_with("; say --time"), "{without}");
+        assert!(without.ends_with("; set --time"), "{without}");
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl Report<'_> {
     fn print_totals(&self, out: &mut Out) -> Result<(), CliError> {
         let counts = self.counts;
         if self.is_interrupted {
-            let line = "interrupted: this is of the lines that were read by then";
+            let line = "interrupted: this covers the lines that were read before";
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         if let Some((from, to)) = counts.span {

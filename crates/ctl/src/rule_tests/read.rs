@@ -113,7 +113,7 @@ impl Reader<'_> {
             return None;
         };
         if micros < before_us {
-            self.fault(at.place, "'at' lies before the step above; time only goes on");
+            self.fault(at.place, "'at' is before the previous step; time does not go back");
             return None;
         }
         Some(micros)
@@ -188,7 +188,7 @@ impl Reader<'_> {
             return Some(Expect { code, statuses: vec![one] });
         };
         if one.rule.take().is_some() || one.remaining.take().is_some() {
-            let message = "'rule' and 'remaining' belong into 'descriptors' where that is given";
+            let message = "'rule' and 'remaining' belong in 'descriptors' if it is present";
             self.fault(fields.place, message);
         }
         let items = self.list(list, "'descriptors'");
@@ -267,7 +267,7 @@ impl Reader<'_> {
                 };
                 self.fault(key.place, format!("{what} has no '{}'{hint}", excerpt(name)));
             } else if fields.get(name).is_some() {
-                self.fault(key.place, format!("'{name}' stands here twice; remove one"));
+                self.fault(key.place, format!("'{name}' occurs twice here; remove one"));
             } else {
                 fields.found.push((name, value));
             }
@@ -289,7 +289,7 @@ impl Reader<'_> {
             return Vec::new();
         };
         if items.is_empty() {
-            self.fault(list.place, format!("{what} is empty; what is not there cannot fail"));
+            self.fault(list.place, format!("{what} is empty"));
         }
         items.iter().collect()
     }

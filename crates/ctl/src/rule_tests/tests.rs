@@ -136,7 +136,7 @@ cases:
         (2, "no 'rules'; add 'rules: …'"),
         (2, "a file of cases has no 'rule'; did you mean 'rules'?"),
         (7, "'code' is ok or over_limit, found 'fine'"),
-        (8, "'at' lies before the step above"),
+        (8, "'at' is before the previous step"),
         (8, "nothing is expected"),
         (9, "'at' must be a duration such as 1m30s, found 'soon'"),
         (9, "'descriptors' is empty"),

@@ -136,7 +136,7 @@ fn figures(pod: &PodStatus, colours: Colours) -> Paragraph<'static> {
             let how: Vec<_> = of.used().map(|(how, count)| format!("{how} {count}")).collect();
             format!("{latency}{} errors; {}", of.errors, how.join(", "))
         }
-        None => "this pod tells of no decisions".to_owned(),
+        None => "this pod reports no decisions".to_owned(),
     };
     let (keys, evicted) = (count("keys"), count("buffer_evictions"));
     let (held, budget) = (bytes(count("buffer_bytes")), bytes(count("buffer_budget_bytes")));

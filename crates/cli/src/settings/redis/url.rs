@@ -59,7 +59,7 @@ fn authority(rest: &str) -> Result<(&str, Option<Auth>), &'static str> {
 
 fn credentials(userinfo: &str) -> Result<Auth, &'static str> {
     let (user, password) =
-        userinfo.split_once(':').ok_or("before @ stands user:password or :password")?;
+        userinfo.split_once(':').ok_or("expected user:password or :password before @")?;
     let unescape =
         |text| percent_decode(text).ok_or("a % before @ is not followed by two hex digits");
     let (user, password) = (unescape(user)?, unescape(password)?);
@@ -77,7 +77,7 @@ fn split_port(authority: &str, port: u16) -> Result<(&str, u16), &'static str> {
         _ => (authority, None),
     };
     if host.contains(':') && !host.starts_with('[') {
-        return Err("an IPv6 address stands in brackets, as in [::1]:6379");
+        return Err("an IPv6 address must be in brackets, as in [::1]:6379");
     }
     let port = match port_text {
         Some(text) => value::port(text).ok().filter(|port| *port > 0),

@@ -152,25 +152,20 @@ fn a_faulty_url_is_reported_with_its_problem_and_an_example() {
     case("single", "", "redis://a:1/3", "only database 0 is supported");
     case("single", "", "redis://a:1?x=y", "parameters behind ?");
     case("single", "", "pass@a:1", "a user or password needs redis:// before it");
-    case("single", "", "redis://pass@a:1", "before @ stands user:password or :password");
+    case("single", "", "redis://pass@a:1", "expected user:password or :password before @");
     case("single", "", "redis://:@a:1", "the password before @ is empty");
     case("single", "", "redis://:p%4@a:1", "a % before @ is not followed by two hex digits");
     case("single", "", "a:0", "the port is not a number from 1 to 65535");
     case("single", "", "a:b", "the port is not a number from 1 to 65535");
-    case("single", "", "::1", "an IPv6 address stands in brackets");
+    case("single", "", "::1", "an IPv6 address must be in brackets");
     case("single", "", "a b:1", "the host is not a name or an IP address");
     case("single", "", ":6379", "the host is not a name or an IP address");
     case("cluster", "", "a:1,,b:2", "address 2: the host is not a name or an IP address");
     case("cluster", "", "a:1,/run/b", "address 2: nodes of a list are host:port, not paths");
-    case("cluster", "", "redis://:x@a,redis://:y@b", "address 2: another user or password");
+    case("cluster", "", "redis://:x@a,redis://:y@b", "address 2: its user or password differs");
     case("cluster", "", &"a,".repeat(256), "more than 256 addresses");
-    case("sentinel", "", "mymaster", "a sentinel setting names the master, then host:port");
-    case(
-        "sentinel",
-        "",
-        "s-0:26379,s-1:26379",
-        "a sentinel setting names the master, then host:port",
-    );
+    case("sentinel", "", "mymaster", "expected the name of the master, then host:port");
+    case("sentinel", "", "s-0:26379,s-1:26379", "expected the name of the master, then host:port");
 }
 
 #[test]

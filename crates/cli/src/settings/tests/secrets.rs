@@ -127,7 +127,7 @@ fn a_secret_among_the_flags_is_a_fault_that_does_not_repeat_it() {
     ] {
         let faults = faults(&format!("ratelease serve {flags}"), &[]);
         let [fault] = faults.as_slice() else { panic!("{flags}: {faults:?}") };
-        assert!(fault.starts_with(&format!("{name}: a secret among the flags")), "{fault}");
+        assert!(fault.starts_with(&format!("{name}: a secret given as a flag")), "{fault}");
         assert!(fault.contains(&format!("{name}_FILE")) && !fault.contains("hunter2"), "{fault}");
     }
     good("ratelease serve --redis-url redis:6379", &[("KEY_SECRET", "x")]);
@@ -148,7 +148,7 @@ fn shared_counts_without_a_key_secret_get_one_warning() {
 fn a_key_secret_that_ends_in_a_line_end_gets_a_warning() {
     let warnings = good("ratelease serve", &[("KEY_SECRET", "hunter2\n")]).warnings;
     let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
-    assert!(warning.starts_with("KEY_SECRET: ends in a line end"), "{warning}");
+    assert!(warning.starts_with("KEY_SECRET: ends with a line end"), "{warning}");
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "key", "hunter2\n");
     assert_eq!(good("ratelease serve", &[("KEY_SECRET_FILE", &path)]).warnings, [""; 0]);

@@ -140,7 +140,7 @@ fn a_sampling_rate_out_of_range_is_clamped_as_in_the_reference() {
     for (given, taken) in [("2", 1.0), ("+Inf", 1.0), ("-0.5", 0.0)] {
         let settings = good("ratelease serve", &[ON, ("TRACING_SAMPLING_RATE", given)]);
         assert_eq!(settings.telemetry.tracing.expect("tracing").rate, taken, "{given}");
-        let expected = format!("is taken for {taken}; it is a share, from 0 to 1");
+        let expected = format!("is out of range, {taken} is used; the rate is a share from 0 to 1");
         assert!(settings.warnings[0].ends_with(&expected), "{:?}", settings.warnings);
     }
     let settings = good("ratelease serve", &[ON, ("TRACING_SAMPLING_RATE", "0.25")]);

@@ -80,7 +80,7 @@ fn a_pod_of_another_version_shows_the_fields_it_has() {
         &json!({"version": "0.0.9", "rules": {"version": "ab", "count": 1}}),
     ));
     let text = text(&view, 80, 24);
-    for part in ["0.0.9", "rules ab: 1 rules", "tells of no decisions", "none asked yet"] {
+    for part in ["0.0.9", "rules ab: 1 rules", "reports no decisions", "none asked yet"] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
 }
