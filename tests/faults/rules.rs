@@ -59,8 +59,8 @@ async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_rules_are_garbage() {
     let _turn = turn().await;
-    let promise = "0 errors; the last good rules stay; the log names the file for each; good rules are in \
-                   force 1 s after they are in place; memory + 16 MiB at most; at most 2 L";
+    let promise = "0 errors; the last good rules stay; the log names the file for each; good rules \
+                   are in force 1 s after they are in place; memory + 16 MiB at most; at most 2 L";
     let mut row = Row::new("R13", "garbage in the place of the rules, 13 kinds", promise);
     let stage = Plan::new("r13", Cluster::shared()).start().await;
     let good = version("r13", stage.tight, 1);

@@ -2,10 +2,10 @@
 //!
 //! At full scale every test has the machine to itself, since time is part of the measurement, and
 //! `scripts/faults` runs one at a time. At small scale, whose bounds allow for a busy machine, four
-//! run at a time: they wait most of the time. Windows are days, so that none ends during a test. The load goes to [`TIGHT`],
-//! whose limit is reached; to warm keys, of which the pods hold tokens; and to new keys
-//! continually, of which they hold none. The limit of the last two kinds is not reached: their
-//! requests must all pass.
+//! run at a time: they wait most of the time. Windows are days, so that none ends during a test.
+//! The load goes to [`TIGHT`], whose limit is reached; to warm keys, of which the pods hold tokens;
+//! and to new keys continually, of which they hold none. The limit of the last two kinds is not
+//! reached: their requests must all pass.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

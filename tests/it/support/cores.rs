@@ -1,6 +1,6 @@
 //! The processor cores of this machine, for tests that keep one busy for seconds: as many of them
-//! run at a time as there are cores, since more would starve each other. Tests that mostly wait take
-//! none.
+//! run at a time as there are cores, since more would starve each other. Tests that mostly wait
+//! take none.
 
 use std::sync::LazyLock;
 
