@@ -69,7 +69,7 @@ impl Flood {
 
 /// Ended or absorbed: an honest Envoy whose calls time out looks almost the same (`impatient.rs`).
 #[tokio::test(flavor = "multi_thread")]
-async fn h3_calls_that_are_reset_at_once_harm_nobody() {
+async fn h3_calls_that_are_reset_at_once_harm_no_other_client() {
     let reset = |n| [begun(stream(n)), frame(RST_STREAM, 0, stream(n), &[0, 0, 0, 8])].concat();
     of("H3", "rapid reset (CVE-2023-44487)").absorbed().of_parts(reset).await;
 }
@@ -125,7 +125,7 @@ async fn h6f_settings_that_move_the_windows_of_many_streams_end_their_connection
 
 /// Whole calls, more than a connection may have: the pod has to refuse the excess cheaply.
 #[tokio::test(flavor = "multi_thread")]
-async fn h6g_more_calls_than_streams_harm_nobody() {
+async fn h6g_more_calls_than_streams_harm_no_other_client() {
     let body = framed(&message("plenty", "flood"));
     let part = |n| [begun(stream(n)), frame(DATA, END_STREAM, stream(n), &body)].concat();
     of("H6g", "whole calls without end").absorbed().of_parts(part).await;

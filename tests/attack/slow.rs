@@ -22,7 +22,7 @@ async fn dribble(foe: &mut Foe, foes: &Foes, bytes: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn h7a_greetings_byte_by_byte_harm_nobody() {
+async fn h7a_prefaces_byte_by_byte_harm_no_other_client() {
     let scene = Scene::start(Plan::new("H7a", "HTTP/2, TLS and HTTP/1 begun byte by byte")).await;
     // The beginning of a ClientHello, on a port without TLS.
     let hello = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];

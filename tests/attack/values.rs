@@ -109,7 +109,7 @@ async fn v7_a_page_of_another_site_opens_no_limit() {
 
 /// Errors about a body stay short, however long the faulty part is.
 #[tokio::test(flavor = "multi_thread")]
-async fn v7b_faulty_bodies_are_not_told_back() {
+async fn v7b_faulty_bodies_are_not_quoted_in_answers() {
     let scene = Scene::start(Plan::new("V7b", "/json with long faulty values")).await;
     let long = "v".repeat(60_000);
     let bodies = [

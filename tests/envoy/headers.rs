@@ -21,7 +21,7 @@ descriptors:
 const ALL: &str = "reference,x-ratelimit,retry-after,ietf";
 
 #[tokio::test]
-async fn a_client_is_told_of_every_limit_and_when_to_come_back() {
+async fn headers_name_every_limit_and_when_to_retry() {
     let _shared = MACHINE.read().await;
     clear_of_midnight().await;
     let rules = Rules::new(RULES);

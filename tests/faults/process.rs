@@ -237,7 +237,7 @@ async fn r18_hardly_any_processor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r18_the_log_goes_nowhere() {
+async fn r18_the_log_cannot_be_written() {
     let _turn = turn().await;
     let promise = "no exit, no deadlock; what cannot be logged is dropped";
     let mut row =

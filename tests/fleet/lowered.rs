@@ -61,7 +61,7 @@ async fn lowered(pods: &Pods, round: usize) -> Vec<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_below_what_is_lent_holds_at_once() {
+async fn a_limit_lowered_below_what_is_leased_holds_at_once() {
     let _shared = MACHINE.read().await;
     early_in_a_window(DAY, Duration::from_secs(120)).await;
     let places = Cluster::shared().places();

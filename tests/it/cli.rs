@@ -94,7 +94,7 @@ fn a_wrong_flag_ends_with_2_and_names_it() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_trouble() {
+fn a_reader_that_closes_its_pipe_is_no_error() {
     // More than a pipe holds, so that a write reaches the closed end.
     let faults = "  - {kee: a}\n".repeat(20_000);
     let dir = files(&[("a.yaml", &format!("domain: d\ndescriptors:\n{faults}"))]);
@@ -107,7 +107,7 @@ fn a_reader_that_goes_away_is_no_trouble() {
 }
 
 #[test]
-fn a_result_that_cannot_be_written_is_told_with_2() {
+fn a_result_that_cannot_be_written_ends_with_status_2() {
     for args in [&["check"][..], &["--help"], &["check", "--help"], &["--version"]] {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let ran = ran(command(root(), args, &[]).stdout(full));

@@ -72,7 +72,7 @@ async fn a_quiet_rule_shows_its_keys_beside_a_loud_one() {
 }
 
 #[tokio::test]
-async fn no_value_is_told_unasked_and_nothing_where_hot_keys_are_off() {
+async fn values_show_only_where_enabled_and_nothing_where_hot_keys_are_off() {
     let (_rules, hashes) = pod(&[("HOT_KEYS_SAMPLE", "1")]).await;
     ask(&hashes, 1, "user", "alice").await;
     let told_by_hash = told(&hashes).await;

@@ -122,7 +122,7 @@ async fn a_known_sequence(shop: &mut Shop) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
+async fn a_known_sequence_of_requests_is_counted_with_every_label() {
     let mut shop = Shop::open(RULES, &[("NEAR_LIMIT_RATIO", "0.5")]).await;
     a_known_sequence(&mut shop).await;
     let pod = &shop.pod;
@@ -215,7 +215,7 @@ async fn metrics_have_a_port_of_their_own_if_asked_and_decisions_are_counted_unl
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
+async fn a_change_of_the_rules_is_logged_with_its_duration() {
     let shop = Shop::open(RULES, &[]).await;
     let (pod, file) = (&shop.pod, shop.rules().join("shop.yaml"));
     let info =
@@ -280,7 +280,7 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
 /// Labels contain the operator's text, even characters that would end a label or a line of the
 /// page.
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_all_kinds_are_told_and_stay_in_their_labels() {
+async fn names_of_all_kinds_are_escaped_in_labels() {
     let key = r#"back\slash "quoted"} 7"#;
     let key = format!("{key}\nline\té\u{1f980}");
     let limit = "rate_limit: {unit: year, requests_per_unit: 9}";

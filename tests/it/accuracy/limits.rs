@@ -99,7 +99,7 @@ async fn four_pods_admit_a_small_limit_and_deny_few_too_early() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn below_the_limit_nobody_is_denied() {
+async fn below_the_limit_no_request_is_denied() {
     within_the_limit(40_000, Duration::from_secs(5)).await;
     within_the_limit(200, Duration::from_secs(5)).await;
 }

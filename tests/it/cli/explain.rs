@@ -156,7 +156,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
 }
 
 #[test]
-fn a_store_that_is_away_is_told_and_the_rest_explained() {
+fn a_store_that_is_unavailable_is_reported_and_the_rest_explained() {
     // A port without a listener: it was free a moment ago.
     let port = crate::support::ports::free_port();
     let url = format!("127.0.0.1:{port}");

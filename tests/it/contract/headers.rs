@@ -18,7 +18,7 @@ const ENABLED: (&str, &str) = ("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
 in_every_world!(
     headers_tell_of_the_tightest_descriptor,
     headers_take_their_names_from_settings,
-    more_headers_are_told_where_they_are_asked_for,
+    more_headers_are_sent_where_they_are_configured,
 );
 
 /// Sends a request, and checks that the headers describe the descriptor of this index, or are
@@ -75,7 +75,7 @@ async fn headers_take_their_names_from_settings(world: World) {
 }
 
 /// Our own headers, requested by name: they agree with the statuses.
-async fn more_headers_are_told_where_they_are_asked_for(world: World) {
+async fn more_headers_are_sent_where_they_are_configured(world: World) {
     let env = [("RESPONSE_HEADERS", "x-ratelimit,retry-after,ietf")];
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &env).await;
     for (request, tightest, over) in

@@ -58,7 +58,7 @@ async fn bad_rules_never_replace_good_ones(world: World) {
 }
 
 #[tokio::test]
-async fn every_fault_of_a_load_is_told_at_once() {
+async fn all_faults_of_a_load_are_reported_together() {
     let bad = "domain: e\ndescriptors: [{key: k, rate_limit: {unit: foo}}, {key: }]\n";
     let worse = "domain: f\ndescriptors: [{key: k, rate_limt: {unit: day}}]\n";
     let rules = [("a.yaml", bad), ("b.yaml", worse), ("good.yaml", GOOD)];

@@ -198,7 +198,7 @@ async fn a_refund_gives_back_no_more_than_was_charged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_is_no_call_of_ours_gets_a_grpc_error() {
+async fn a_call_of_an_unknown_method_gets_a_grpc_error() {
     let (pod, _rules) = pod().await;
     let pair = Pair::open(pod.grpc).await;
     let ours = || post(SHOULD_RATE_LIMIT);

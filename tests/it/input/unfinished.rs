@@ -96,7 +96,7 @@ async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_calls_on_the_grpc_port_shut_nobody_out() {
+async fn half_calls_on_the_grpc_port_keep_no_other_client_out() {
     withstands(async |pod| {
         let mut open = halves(pod.grpc, 17, 255, begun).await;
         assert!(open[16].next_of(RST_STREAM).await.is_some(), "more than a few are refused");
@@ -106,7 +106,7 @@ async fn half_calls_on_the_grpc_port_shut_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_requests_on_the_http_port_shut_nobody_out() {
+async fn half_requests_on_the_http_port_keep_no_other_client_out() {
     withstands(async |pod| {
         let open = halves(pod.http, 64, 16, json_begun).await;
         // Refused for lack of room for messages, or by the limits of their connections.

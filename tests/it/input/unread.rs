@@ -159,7 +159,7 @@ fn many_rules() -> TempDir {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_that_are_not_read_are_given_up_for_those_that_are() {
+async fn pages_that_are_not_read_give_way_to_those_that_are() {
     let _core = one_core().await;
     let rules = many_rules();
     let pod = Ratelease::start(rules.path(), &[], &[]).await;

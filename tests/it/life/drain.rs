@@ -203,7 +203,7 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_clients_that_never_close_hold_up_nothing() {
+async fn idle_clients_that_never_close_do_not_delay_the_drain() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let connection = Connection::open(pod.grpc).await;
@@ -248,7 +248,7 @@ async fn a_second_signal_ends_it_at_once() {
 /// As the first process of a container, it would not even be killed: the kernel drops signals that
 /// such a process does not handle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_signal_that_comes_while_it_starts_ends_it_in_good_order() {
+async fn a_signal_during_the_start_ends_the_process_in_order() {
     // Doubles the rules until loading them takes so long that the signal arrives before the end.
     for doublings in 0..5 {
         let rules = many_rules(30_000 << doublings);

@@ -79,7 +79,7 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_has_said_nothing_yet_holds_up_nothing() {
+async fn clients_that_have_sent_nothing_do_not_delay_the_drain() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let mut silent = Vec::new();

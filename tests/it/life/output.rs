@@ -30,7 +30,7 @@ fn shell(script: &str, dir: &Path) -> std::process::Command {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_nobody_takes_does_not_stop_it() {
+async fn output_that_cannot_be_written_does_not_stop_the_process() {
     let rules = rules(RULES);
     for (name, script) in OUTPUTS {
         println!("{name}");
@@ -54,7 +54,7 @@ async fn output_that_nobody_takes_does_not_stop_it() {
 /// One line per decision, far more than the queue holds: excess lines are lost and counted, and no
 /// decision waits.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
+async fn a_log_that_is_not_read_loses_lines_and_delays_no_decision() {
     const DECISIONS: u64 = 3_000;
     let rules = rules(RULES);
     let dir = TempDir::new().unwrap();
@@ -75,7 +75,7 @@ async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
 }
 
 #[tokio::test]
-async fn what_ends_at_once_ends_with_its_status_though_nobody_listens() {
+async fn a_short_command_ends_with_its_status_though_its_output_is_lost() {
     for (name, script) in &OUTPUTS[..3] {
         for (args, status) in [
             // The exit status reports a failed write, if the system reports one.

@@ -152,7 +152,7 @@ async fn calls_that_wait_take_little_memory() {
 /// Open loop: calls are sent at their rate, whatever the state of earlier ones. As an Envoy does,
 /// the client holds back calls above the connection's limit of streams.
 #[tokio::test(flavor = "multi_thread")]
-async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_end() {
+async fn at_three_times_the_saturating_load_memory_is_flat_and_the_pod_recovers() {
     const CONNECTIONS: usize = 12;
     const SPAN: Duration = Duration::from_millis(1_500);
     const SPANS: usize = 6;

@@ -56,7 +56,7 @@ async fn serves_without_redis(kind: &str, url: &str) -> Ratelease {
 }
 
 /// Ends the pod, which must have logged once that Redis is unavailable, with `why`.
-async fn ends_having_told_once(pod: Ratelease, why: &[&str]) {
+async fn ends_having_logged_once(pod: Ratelease, why: &[&str]) {
     assert_eq!(pod.stop().await, 0);
     let mut lines = pod.logged(TARGET);
     lines.retain(|line| !line.contains(AGAIN));
@@ -71,22 +71,22 @@ async fn ends_having_told_once(pod: Ratelease, why: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_does_not_resolve_is_told_once() {
+async fn a_name_that_does_not_resolve_is_logged_once() {
     for kind in ["single", "cluster"] {
         // .invalid never resolves (RFC 2606).
         let why = ["no-such-host.invalid:6379", "REDIS_URL"];
         let pod = serves_without_redis(kind, "no-such-host.invalid:6379").await;
-        ends_having_told_once(pod, &why).await;
+        ends_having_logged_once(pod, &why).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_takes_connections_and_never_answers_is_told_once() {
+async fn a_server_that_accepts_and_never_answers_is_logged_once() {
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = mute.local_addr().unwrap().to_string();
     for kind in ["single", "cluster"] {
         let pod = serves_without_redis(kind, &addr).await;
-        ends_having_told_once(pod, &[&addr]).await;
+        ends_having_logged_once(pod, &[&addr]).await;
     }
 }
 
@@ -104,5 +104,5 @@ async fn a_redis_that_comes_later_is_found() {
     pod.process.until("served by the Redis that came", SOON, served).await;
     assert_eq!(redis.keys().len(), 1);
     pod.logs(AGAIN).await;
-    ends_having_told_once(pod, &[&addr, "REDIS_URL"]).await;
+    ends_having_logged_once(pod, &[&addr, "REDIS_URL"]).await;
 }

@@ -37,7 +37,7 @@ async fn help_and_version_go_to_stdout() {
 }
 
 #[tokio::test]
-async fn a_wrong_command_line_is_told_with_exit_2() {
+async fn a_wrong_command_line_ends_with_status_2() {
     let dir = TempDir::new().unwrap();
     let ratelimit = dir.path().join("ratelimit");
     symlink(BINARY, &ratelimit).unwrap();
@@ -57,7 +57,7 @@ async fn a_wrong_command_line_is_told_with_exit_2() {
 }
 
 #[tokio::test]
-async fn all_faulty_settings_are_told_at_once_with_exit_2() {
+async fn all_faulty_settings_are_reported_together_with_status_2() {
     let env = [
         ("PORT", "65536"),
         ("GRPC_MAX_CONNECTION_AGE", "a day"),

@@ -117,7 +117,7 @@ async fn a_snapshot_that_is_not_whole_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_that_cannot_be_written_is_told_once_and_harms_nothing() {
+async fn a_snapshot_that_cannot_be_written_is_logged_once_and_harms_nothing() {
     let rules = rules(RULES);
     for path in ["/dev/null/snapshot", "/no/such/directory/snapshot", "/proc/snapshot"] {
         let pod = Ratelease::start(rules.path(), &[], &[("RULES_SNAPSHOT", path), QUICK_END]).await;

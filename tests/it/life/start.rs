@@ -20,7 +20,7 @@ use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
 
 #[tokio::test]
-async fn a_port_in_use_is_told_with_the_way_to_move() {
+async fn a_port_in_use_is_reported_with_the_setting_that_changes_it() {
     let rules = rules(RULES);
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = taken.local_addr().unwrap().to_string();
@@ -35,7 +35,7 @@ async fn a_port_in_use_is_told_with_the_way_to_move() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_not_of_this_machine_is_told() {
+async fn an_address_of_another_machine_is_reported() {
     let rules = rules(RULES);
     // 192.0.2.0/24 is reserved for documentation (RFC 5737).
     for (variable, name) in
@@ -49,7 +49,7 @@ async fn an_address_that_is_not_of_this_machine_is_told() {
 /// Permission bits do not bind root, which tests may run as: a path longer than the kernel accepts
 /// cannot be read by any user.
 #[tokio::test]
-async fn a_rules_directory_that_cannot_be_read_is_told() {
+async fn a_rules_directory_that_cannot_be_read_is_reported() {
     let dir = rules(RULES);
     let at = |name: &str| dir.path().join(name);
     symlink("loop", at("loop")).unwrap();
@@ -80,7 +80,7 @@ async fn forced_to_start_without_a_directory_it_waits_for_one() {
 }
 
 #[tokio::test]
-async fn bad_rules_at_start_are_told_and_mended_while_it_runs() {
+async fn bad_rules_at_start_are_reported_and_can_be_fixed_while_it_runs() {
     let dir = rules("domain: test\ndescriptors:\n  - key: hundred\n    rate_limt: {}\n");
     let pod = Ratelease::spawn(dir.path(), &[], &[]);
     pod.says("/readyz", 503).await;

@@ -67,7 +67,7 @@ async fn events_come_each_second_after_the_last_minutes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_listener_too_many_is_told_so_until_another_has_gone() {
+async fn one_listener_too_many_is_refused_until_another_has_left() {
     let Shop { pod, .. } = &shop().await;
     let mut crowd = Vec::new();
     for _ in 0..LISTENERS_MAX {

@@ -75,7 +75,7 @@ async fn a_page_of_another_origin_loads_nothing_and_nothing_can_be_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_a_token_nothing_is_told_to_who_does_not_name_it() {
+async fn with_a_token_set_no_page_is_served_without_it() {
     let Shop { pod, .. } = &Shop::open(RULES, &[("DEBUG_TOKEN", "s3cret")]).await;
     let host = ("host", "localhost:6070");
     for path in GUARDED {

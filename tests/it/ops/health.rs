@@ -44,7 +44,7 @@ async fn a_pod_without_rules_is_not_healthy_where_it_has_to_have_some() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_not_the_same_as_not_healthy() {
+async fn an_unreachable_server_differs_from_an_unhealthy_one() {
     let nowhere = nowhere();
     for args in [["--http", &nowhere].as_slice(), &[&format!("--grpc={nowhere}")]] {
         let ran = run(&[&["health"], args].concat()).await.ended(2);

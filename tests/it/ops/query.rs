@@ -58,7 +58,7 @@ async fn a_socket_is_asked_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_asked_is_told_in_a_line() {
+async fn a_request_that_cannot_be_sent_is_reported_in_one_line() {
     let rules = rules(RULES);
     let pod = pod(&rules).await;
     let (target, nowhere) = (pod.grpc.to_string(), nowhere());

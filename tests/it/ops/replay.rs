@@ -110,7 +110,7 @@ async fn json_lines_of_any_names_and_requests_are_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lines_that_are_none_or_come_late_are_told_and_the_rest_counts() {
+async fn unreadable_and_late_lines_are_reported_and_the_rest_counts() {
     let rules = super::rules(RULES);
     let late = "[2026-11-21T09:59:00.000Z] \"GET / HTTP/1.1\" 200 - 0 5 3 2 \"10.0.0.9\" \"c\" \
                 \"i\" \"a\" \"-\"\n";

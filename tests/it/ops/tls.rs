@@ -58,7 +58,7 @@ async fn health(target: &str, flags: &[&str]) -> Ran {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_sides_show_certificates_and_whoever_has_none_is_turned_away() {
+async fn both_sides_show_certificates_and_a_client_without_one_is_refused() {
     let papers = Papers::new(NAME);
     let target = serve(&papers).await;
     let dir = TempDir::new().unwrap();

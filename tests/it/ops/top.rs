@@ -36,7 +36,7 @@ async fn json_is_a_line_a_look() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_is_told_at_once() {
+async fn an_unreachable_pod_is_reported_at_once() {
     let ran = run(&["top", "--debug", &nowhere()]).await.ended(2);
     assert!(ran.err.contains("cannot be reached: "), "{ran:?}");
     let ran = run(&["top", "--interval", "0s"]).await.ended(2);

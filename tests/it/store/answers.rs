@@ -51,7 +51,7 @@ async fn an_ask_to_a_full_server_is_refused_without_a_repeat() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ask_to_a_server_that_a_script_holds_up_is_refused_without_a_repeat() {
+async fn an_ask_to_a_server_that_runs_a_long_script_is_refused_and_not_repeated() {
     let single = Single { server: Server::start(&["--busy-reply-threshold", "20"]) };
     let store = connected(single.config()).await;
     let lent = ask(100, 10, 0);
@@ -104,7 +104,7 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_password_that_is_set_at_run_time_shuts_us_out_until_it_is_unset() {
+async fn a_password_set_at_run_time_locks_the_store_out_until_it_is_unset() {
     let single = Single::start();
     let store = connected(single.config()).await;
     // A connection opened before the password was set.
@@ -253,7 +253,7 @@ async fn a_foreign_value_is_counted_and_costs_no_connection() {
 
 /// Everything runs on this thread, so that the log belongs to this test.
 #[tokio::test]
-async fn the_log_says_once_what_is_wrong_and_how_it_is_mended() {
+async fn the_log_says_once_what_is_wrong_and_how_to_fix_it() {
     let log = Log::default();
     let writer = log.clone();
     let logging = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());

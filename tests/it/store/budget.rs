@@ -44,7 +44,7 @@ async fn a_low_soft_limit_of_files_leaves_redis_its_part_of_the_hard_one() {
 /// A master that owns one half of the slots, and assigns the other to 1000 unknown names, different
 /// ones each time, for as long as it lies.
 #[tokio::test(flavor = "multi_thread")]
-async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
+async fn masters_that_are_gone_do_not_delay_the_next_one() {
     let honest = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
     let honest_port = honest.port();
     let reads = Arc::new(AtomicU64::new(0));

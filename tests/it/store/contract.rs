@@ -55,7 +55,7 @@ async fn keeps_the_contract(store: &dyn Store) {
     a_return_of_another_window_is_not(store).await;
     a_refund_goes_to_the_present_window(store).await;
     credits_go_before_the_rest(store).await;
-    a_limit_that_shrank_counts_what_is_out(store).await;
+    a_lowered_limit_counts_the_tokens_that_are_leased(store).await;
     a_return_under_a_past_limit_credits_what_it_brings(store).await;
     takes_the_largest_numbers(store).await;
     names_the_window_of_every_unit(store).await;
@@ -144,7 +144,7 @@ async fn credits_go_before_the_rest(store: &dyn Store) {
     assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false));
 }
 
-async fn a_limit_that_shrank_counts_what_is_out(store: &dyn Store) {
+async fn a_lowered_limit_counts_the_tokens_that_are_leased(store: &dyn Store) {
     let mut ask = ask(10, 8, 0);
     granted(store, ask).await;
     ask.limit.requests_per_unit = 5;

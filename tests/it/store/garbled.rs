@@ -99,7 +99,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_hangs_up_on_everybody_is_knocked_at_ever_more_seldom() {
+async fn a_server_that_closes_every_connection_is_connected_to_less_and_less_often() {
     let server = Scripted::start(|_| async { Act::SayAndLeave(String::new()) }).await;
     let store = RedisStore::spawn(server.config(), "");
     let asking = async {

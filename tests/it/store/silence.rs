@@ -149,7 +149,7 @@ async fn a_connection_on_which_something_comes_is_not_given_up() {
 
 /// A listener whose queue is full answers no SYN.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_a_server_that_does_not_even_accept() {
+async fn no_ask_waits_for_a_server_that_accepts_no_connection() {
     let single = Single::start();
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
@@ -179,7 +179,7 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
 
 /// Row R3, and worse: a slot gone for good, then all of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_servers_are_knocked_at_ten_times_a_second_at_most() {
+async fn lost_servers_are_connected_to_ten_times_a_second_at_most() {
     let cluster = Cluster::start(3, 0);
     // Long time-outs: a stall of the machine must not break other connections.
     let store = connected(patient(cluster.config())).await;
