@@ -139,17 +139,15 @@ impl App {
         ended
     }
 
-    async fn start(self) -> io::Result<Serving> {
-        let App { published, health, limiter, service, open, supervisor, .. } = self;
-        let (stop_grpc, grpc_stop) = watch::channel(false);
-        let (stop_http, http_stop) = watch::channel(false);
-        let (health_service, health_handle) = serve::health();
-        let mut background = Background::new(&supervisor);
-        background.spawn_health(published.clone(), health.clone(), health_handle.clone());
-        background.spawn_limiter(published, limiter.clone());
+    /// Starts the tasks that do not serve a port.
+    fn spawn_background(&self, health_handle: &HealthHandle) -> Background {
+        let mut background = Background::new(&self.supervisor);
+        let (published, limiter) = (&self.published, &self.limiter);
+        background.spawn_health(published.clone(), self.health.clone(), health_handle.clone());
+        background.spawn_limiter(published.clone(), limiter.clone());
         background.spawn_live(self.live.clone());
-        if let Some(snapshot) = self.snapshot {
-            background.spawn_snapshot(snapshot, limiter.clone());
+        if let Some(snapshot) = &self.snapshot {
+            background.spawn_snapshot(snapshot.clone(), limiter.clone());
         }
         if self.tracer.is_on() {
             background.spawn_tracer(self.tracer.clone());
@@ -157,6 +155,15 @@ impl App {
         if let Some(push) = &self.push {
             background.spawn_push(push.clone());
         }
+        background
+    }
+
+    async fn start(self) -> io::Result<Serving> {
+        let (stop_grpc, grpc_stop) = watch::channel(false);
+        let (stop_http, http_stop) = watch::channel(false);
+        let (health_service, health_handle) = serve::health();
+        let background = self.spawn_background(&health_handle);
+        let App { health, limiter, service, open, supervisor, .. } = self;
         // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
         // requests of each new pod would be answered without Redis.
         if timeout(CONNECT_MAX, self.store.ready()).await.is_err() {

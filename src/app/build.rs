@@ -99,24 +99,18 @@ impl App {
         let store_description = store.describe();
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
-        let without_rules = match rules.healthy_with_config {
-            true => WithoutRules::Unhealthy,
-            false => WithoutRules::Healthy,
-        };
-        let health = Health::new(Arc::clone(&published), without_rules);
+        let health = health(&rules, &published);
         let banner = banner(&bound, &store_description, &published)?;
-        let hot_keys =
-            hot_keys.map(|options| HotKeys::new(options.into(), clock)).unwrap_or_default();
+        let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
-        let samples = samples(&settings.logging, clock);
-        let observers = stats.observers().with_samples(samples).with_tracer(tracer.clone());
+        let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
         let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
             .observed_by(observers.clone());
-        let (supervisor, open, start) =
-            (Supervisor::default(), bind::connection_limits(), Start::new(clock));
-        let parts = ProcessStats {
+        let (supervisor, start) = (Supervisor::default(), Start::new(clock));
+        let open = bind::connection_limits();
+        let process_stats = ProcessStats {
             limiter: limiter.clone(),
             service: service.clone(),
             published: Arc::clone(&published),
@@ -127,7 +121,7 @@ impl App {
             observers,
             runtime: Handle::current().metrics(),
         };
-        let sources = parts.sources(stats, start.clone(), store_description, summary);
+        let sources = process_stats.sources(stats, start.clone(), store_description, summary);
         let live = Live::new(sources.status.clone());
         let admin = debug_pages(&listeners, &sources, &live);
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &sources));
@@ -270,6 +264,14 @@ fn json_options(listeners: &Listeners) -> JsonOptions {
 fn age(listeners: &Listeners) -> ConnectionAge {
     let Listeners { max_connection_age: age, max_connection_age_grace: grace, .. } = *listeners;
     ConnectionAge { age, grace }
+}
+
+fn health(rules: &RulesSource, published: &Arc<CurrentRules>) -> Health {
+    let without_rules = match rules.healthy_with_config {
+        true => WithoutRules::Unhealthy,
+        false => WithoutRules::Healthy,
+    };
+    Health::new(Arc::clone(published), without_rules)
 }
 
 fn samples(logging: &Logging, clock: Clock) -> Samples {

@@ -1,4 +1,4 @@
-//! The counts that the debug port shows.
+//! The sources of the counts that the debug port shows.
 
 use ratelease_engine::lease::ShardCounters;
 use ratelease_engine::limiter::Limiter;
@@ -7,8 +7,10 @@ use crate::admin::status::stats::Stats;
 use crate::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
+use crate::telemetry::Samples;
+use crate::telemetry::trace::Tracer;
 
-/// The observers that count.
+/// The counters of decisions, of hot keys and of leases.
 pub(super) struct StatsSources {
     pub(super) meters: Option<Meters>,
     pub(super) hot_keys: HotKeys,
@@ -18,9 +20,10 @@ pub(super) struct StatsSources {
 // === impl StatsSources ===
 
 impl StatsSources {
-    /// Observers that record each decision.
-    pub(super) fn observers(&self) -> Observers {
-        let observers = Observers::default().with_hot_keys(self.hot_keys.clone());
+    /// Observers that record each decision: these sources, `samples` and `tracer`.
+    pub(super) fn observers(&self, samples: Samples, tracer: Tracer) -> Observers {
+        let observers = Observers::default().with_samples(samples).with_tracer(tracer);
+        let observers = observers.with_hot_keys(self.hot_keys.clone());
         match &self.meters {
             Some(meters) => observers.with_meters(meters.clone()),
             None => observers,

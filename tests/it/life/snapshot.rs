@@ -96,7 +96,7 @@ async fn a_snapshot_that_is_not_whole_is_refused() {
         (
             "newer",
             &newer,
-            "it has format 3, and this version knows formats up to 2 only; remove it",
+            "the file has format 3, and this version knows formats up to 2 only; remove it",
         ),
     ] {
         fs::write(place.snapshot(), bytes).unwrap();

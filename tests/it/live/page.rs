@@ -197,7 +197,7 @@ async fn a_page_that_lost_its_pod_goes_on_with_the_next_one() {
     browser.until(passed, &"7".into()).await;
     assert_eq!(browser.evaluate(state).await, "● live");
     // All five minutes are the second pod's, and none the first's.
-    let ages = "seconds.every((it) => it.at <= told.uptime_seconds) && seconds.length <= 300";
+    let ages = "seconds.every((it) => it.at <= latest.uptime_seconds) && seconds.length <= 300";
     assert_eq!(browser.evaluate(ages).await, true);
     browser.close().await;
 }
