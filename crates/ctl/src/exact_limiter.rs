@@ -54,8 +54,9 @@ impl ExactLimiter {
 
     /// Decides `request` under `rules` at the present time.
     ///
-    /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are checked before any is
-    /// charged, and a request that is denied spends only what is left of the keys that deny it.
+    /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are
+    /// checked before any is charged, and a request that is denied spends only what is left of the
+    /// keys that deny it.
     ///
     /// # Errors
     ///

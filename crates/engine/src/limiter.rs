@@ -10,6 +10,7 @@ mod lease_policy;
 mod maintenance;
 mod options;
 mod overflow;
+mod pod_context;
 mod pod_counts;
 mod resolve;
 mod settle;
@@ -41,6 +42,7 @@ use attempt::Attempt;
 use failure_mode::FailureModes;
 use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 pub use options::{Options, PODS_EXPECTED};
+use pod_context::PodContext;
 use pod_counts::PodCounts;
 pub use resolve::{Charge, Resolved, limits, resolve};
 use transaction::Transaction;
@@ -50,20 +52,6 @@ use wait::ReplyReceiver;
 #[derive(Clone)]
 pub struct Limiter {
     shared: Arc<Shared>,
-}
-
-/// The context that a key needs from its limiter.
-#[derive(Clone, Copy)]
-struct PodContext<'a> {
-    now: Time,
-    pods: &'a PodCounts,
-    /// This pod's number.
-    pod: u64,
-    /// The longest time that a request waits for a lease.
-    max_wait: Duration,
-    /// The round trip to the store that was last measured for any key, in microseconds.
-    round_trip_us: u64,
-    lease_client: &'a LeaseClient,
 }
 
 /// Keys that hold more than their allowance, each with the time to check whether the key is idle,
@@ -389,17 +377,6 @@ impl Shared {
     /// Number of pods that share the limit of `charge`.
     fn pods_of(&self, charge: &Charge<'_>) -> u32 {
         self.pods.of(charge.domain())
-    }
-}
-
-// === impl PodContext ===
-
-impl PodContext<'_> {
-    /// The pool of a split key that this pod asks: a different one for each pod, as far as there
-    /// are enough pools.
-    #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
-    fn first_pool(&self, key: Key) -> u8 {
-        self.pod.wrapping_add(key.bits()) as u8
     }
 }
 

@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(current(), Some(outer));
             assert_eq!(std::thread::spawn(current).join().expect("no panic"), None);
         });
-        let panicked = std::panic::catch_unwind(|| outer.within(|| panic!("told to")));
+        let panicked = std::panic::catch_unwind(|| outer.within(|| panic!("by the test")));
         assert!(panicked.is_err());
         assert_eq!(current(), None);
     }

@@ -231,7 +231,7 @@ fn the_last_slot_taken_can_be_put_back() {
 }
 
 #[test]
-fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
+fn an_ask_has_no_age_for_a_clock_read_before_it() {
     let mut buffer = live(0, 10);
     for asked in [0, 5, 40_000, 68_000, 100_000_000] {
         buffer.note_ask(at(asked));

@@ -284,7 +284,7 @@ mod tests {
         for _ in 0..30 {
             demand.note_draw(0, second);
         }
-        assert!(demand.pods().unwrap() < 1.3, "nobody else draws");
+        assert!(demand.pods().unwrap() < 1.3, "no other pod draws");
     }
 
     #[test]

@@ -145,11 +145,11 @@ impl LeasePolicy {
             _ => (asked_at + LeaseTerms::TTL).max(ends), // as long as there may be tokens
         };
         let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
-        let told = scarcity.pods > CROWD && grant.left == 0;
+        let is_crowded = scarcity.pods > CROWD && grant.left == 0;
         Refill {
             lease: LeasedTokens { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
             left: grant.left,
-            overdrawn: grant.overdrawn || told,
+            overdrawn: grant.overdrawn || is_crowded,
             is_sure: true,
             known_until,
             resets: asked_at + if grant.left > 0 { grant.reset_after } else { grant.retry_after },

@@ -51,7 +51,7 @@ struct Distant {
 
 impl Store for Distant {
     fn shard(&self, ask: &Ask) -> usize {
-        assert!(!self.panics_in_requests.load(Ordering::Relaxed), "as it was told");
+        assert!(!self.panics_in_requests.load(Ordering::Relaxed), "by the test");
         usize::from(ask.limit.unit == Unit::Day)
     }
 
@@ -66,7 +66,7 @@ impl Store for Distant {
                 let late = *self.days_late.lock();
                 tokio::time::sleep(late).await;
             }
-            assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
+            assert!(!self.panics.load(Ordering::Relaxed), "by the test");
             if self.hangs.load(Ordering::Relaxed) {
                 std::future::pending::<()>().await;
             }

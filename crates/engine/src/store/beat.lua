@@ -1,11 +1,11 @@
--- One beat of a pod's heart, on the key of all pods or of those of one domain.
+-- A pod's heartbeat, on the key of all pods or of the pods of one domain.
 --
 --   KEYS[1]  the key
---   ARGV     pod, milliseconds until it lapses, whether it leaves (0 or 1), pods at most
+--   ARGV     pod, milliseconds until it expires, whether it leaves (0 or 1), most pods
 --   reply    pods alive
 --
--- The state is a sorted set: each pod by the time, in milliseconds, that it lapses at. A beat that
--- fails half-way, or comes twice, has done no harm: the next one mends it.
+-- The state is a sorted set: each pod with the time in milliseconds at which it expires. A heartbeat
+-- that fails half-way, or arrives twice, does no harm: the next one corrects it.
 local key, pod = KEYS[1], ARGV[1]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

@@ -1,9 +1,9 @@
--- One step of a fixed window: the same sums as `src/algorithm/fixed_window.rs`, one key a call.
+-- One step of a fixed window: the same sums as `../algorithm/fixed_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the
 --            next window are asked for (0 or 1),
---            and, only where tokens come back: how many, and the window they were lent in
+--            and, only if tokens are returned: their number, and the window they were lent in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, and of the window that was asked: its number, its
 --            count
@@ -14,10 +14,10 @@
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
 -- a number inside its object of 16 bytes; 12 packed bytes took 32. Only while tokens of the next
--- window are lent, a colon and ten digits with their count follow. It names its window, though the
--- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of one,
--- and so may the clocks of two masters: a count of the window after this one is the one to go on
--- with, or that window would be lent twice.
+-- window are lent, a colon and ten digits with their count follow. The value names its window,
+-- although the expiry seems to suffice: TIME and the clock that expires keys may differ at the edge
+-- of a window, and so may the clocks of two masters. A count of the window after this one must be
+-- continued, or that window would be lent twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local limit, seconds, ahead = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
@@ -26,7 +26,7 @@ local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
 local window = math.floor(now / seconds)
 
--- So that the number stays below 2^63. No key lives to see the same digits come round.
+-- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
 local stored, stored_next = 0, 0
@@ -46,7 +46,7 @@ end
 
 local count, next_count = stored, stored_next
 if back and (not lent_in or lent_in == window) then
-  -- Only the mark goes: what was counted under a larger limit stays counted.
+  -- Only the mark is removed: what was counted under a larger limit stays counted.
   if count == limit + 1 then count = limit end
   count = math.max(0, count - back)
 elseif back and lent_in == window + 1 then
@@ -61,7 +61,7 @@ elseif ARGV[3] == '1' and not ahead then
   count = math.max(count, limit + 1)
 end
 
--- A look writes nothing, and no call makes a key that says no more than its absence.
+-- A look writes nothing, and no call creates a key that means the same as its absence.
 if count ~= stored or next_count ~= stored_next then
   local state, lasts = string.format('%d%010d', window % WINDOWS, count), 1
   if next_count > 0 then

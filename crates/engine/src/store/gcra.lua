@@ -1,4 +1,4 @@
--- One step of a token bucket or a leaky bucket: the same sums as `src/algorithm/gcra.rs`, one key a
+-- One step of a token bucket or a leaky bucket: the same sums as `../algorithm/gcra.rs`, one key per
 -- call.
 --
 --   KEYS[1]  the key
@@ -6,12 +6,12 @@
 --            nanoseconds in a tick (1 or 1000), what a token costs (ticks, parts of a tick), parts
 --            that make a tick, tokens at most, debt at most, room without a debt (ticks, parts of
 --            a tick), tokens at its end (0 or 1), how long a lease may last in microseconds,
---            and, only where tokens come back: how many, and the time they were lent at in
+--            and, only if tokens are returned: their number, and the time they were lent at in
 --            microseconds (none for a refund, which is never late)
 --   reply    tokens, the time in microseconds, debt before, debt after
 --
--- Lua's numbers are doubles, exact below 2^53. The caller picks the tick such that no debt in ticks
--- comes near; parts, and all amounts of tokens, are at most 2^32.
+-- Lua's numbers are doubles, exact below 2^53. The caller chooses the tick so that no debt in ticks
+-- comes near that; parts, and all amounts of tokens, are at most 2^32.
 --
 -- The state is one time, 19 decimal digits of nanoseconds since the Unix epoch: more than a double
 -- holds, so that seconds and nanoseconds are read and written apart. Redis keeps such a number
@@ -25,7 +25,7 @@ local room, room_part, tokens_min = tonumber(ARGV[10]), tonumber(ARGV[11]), tonu
 local ttl, back, lent_at = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
 
 -- What n tokens are worth, in ticks and parts of a tick. The product of n and part may have 64
--- bits: n goes by halves.
+-- bits, so n is split into halves.
 local function worth(n)
   local high = math.floor(n / 65536) * part
   local low = (high % parts) * 65536 + (n % 65536) * part
@@ -57,7 +57,7 @@ local value = redis.call('GET', KEYS[1])
 if value then
   local of, nanos = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
-  -- Beyond the largest debt it need not be exact: that is what it is cut to.
+  -- Beyond the largest debt it need not be exact, since it is cut to that.
   local ahead = (tonumber(of) - seconds) * ticks_per_second + math.ceil(tonumber(nanos) / tick)
   stored = math.max(0, math.min(ahead - ticks_now, debt_max))
 end
@@ -82,7 +82,7 @@ local ticks, rest = worth(spent)
 local after = before + ticks
 if rest > 0 then after = after + 1 end
 
--- A look writes nothing, and no call makes a key that says no more than its absence.
+-- A look writes nothing, and no call creates a key that means the same as its absence.
 if after ~= stored then
   local nanos = (ticks_now + after) % ticks_per_second * tick
   local of = seconds + math.floor((ticks_now + after) / ticks_per_second)

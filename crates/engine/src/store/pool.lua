@@ -1,8 +1,8 @@
--- One step of a pool of a split key: the same sums as `src/algorithm/pool.rs`, one key a call.
+-- One step of a pool of a split key: the same sums as `../algorithm/pool.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, whether epochs are windows (0 or 1),
---            and, only where tokens are put in: how many (from 1), the epoch of their lease, the
+--            and, only if tokens are put in: their number (from 1), the epoch of their lease, the
 --            milliseconds until it ends (from 1)
 --   reply    tokens, tokens left, the epoch of both, milliseconds until they end (0 without any)
 --
@@ -11,9 +11,9 @@
 --
 -- The state is a decimal epoch, a colon, and ten digits of tokens. The pool ends with the key's
 -- expiry, which only this server measures, so that no master's clock is compared with another's.
--- A step that leaves the end alone writes with KEEPTTL: setting what PTTL said would put the end
--- off by a millisecond now and then. PTTL rounds the present down, so that a millisecond less is
--- what surely remains. The only command that writes is the last one, so a script that fails has
+-- A step that leaves the end alone writes with KEEPTTL: setting the value of PTTL would delay the end
+-- by a millisecond now and then. PTTL rounds the time down, so at least a
+-- millisecond less remains. The only command that writes is the last one, so a script that fails has
 -- changed nothing.
 local key = KEYS[1]
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -45,7 +45,7 @@ local tokens = 0
 if need <= held then tokens = math.min(math.max(want, need), held) end
 local left = held - tokens
 
--- A look writes nothing, and no call makes a key that says no more than its absence.
+-- A look writes nothing, and no call creates a key that means the same as its absence.
 if left == 0 then
   if value then redis.call('DEL', key) end
 elseif put or tokens > 0 then

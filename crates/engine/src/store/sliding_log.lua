@@ -1,18 +1,18 @@
--- One step of a sliding log: the same as `src/algorithm/sliding_log.rs`, one key a call.
+-- One step of a sliding log: the same as `../algorithm/sliding_log.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in microseconds,
---            and, only where tokens come back: how many, and the time they are entered under
+--            and, only if tokens are returned: their number, and the time they are entered under
 --            (none for a refund, which takes the newest)
 --   reply    tokens, the time in microseconds, the time that they are entered under, entries, the
 --            newest of them, the one that must leave before there is a token more (0 for none)
 --
 -- Lua's numbers are doubles, exact below 2^53; a time is, until the year 2255.
 --
--- The state is a list of times, oldest first, at most 10 000. It is in order, so that what has
--- expired is found by halving, in 14 reads, and leaves with the next write.
--- Everything is read before the first write, with every command of reading, so that a script that
--- fails has changed nothing. What Redis refuses for want of memory it refuses at the first write.
+-- The state is a list of times, oldest first, at most 10 000. It is in order, so expired
+-- entries are found by binary search, in 14 reads, and removed with the next write.
+-- Everything is read before the first write, so that a script that fails has changed nothing. If
+-- Redis is out of memory, it refuses the first write.
 local key = KEYS[1]
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])

@@ -1,18 +1,18 @@
--- One step of a sliding window: the same sums as `src/algorithm/sliding_window.rs`, one key a call.
+-- One step of a sliding window: the same sums as `../algorithm/sliding_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, microseconds in a part
 --            of the window (1, or 1000000 where it is longer than a day),
---            and, only where tokens come back: how many, and the window they were lent in
+--            and, only if tokens are returned: their number, and the window they were lent in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, window, its count, the count before
 --
 -- Lua's numbers are doubles, exact below 2^53. A limit, and so a count, is below 10^9, a window has
--- fewer than 2^37 parts, and their product goes by halves.
+-- fewer than 2^37 parts, and their product is computed by halves.
 --
 -- The state is a decimal number of 19 digits: the window modulo 8 and one, nine digits of its count,
--- nine of the count before. Redis keeps a number inside its object of 16 bytes. The key is gone long
--- before the same digit comes round. SET is the last command, so a script that fails has changed
+-- nine of the count before. Redis keeps a number inside its object of 16 bytes. The key expires long
+-- before the same digit repeats. SET is the last command, so a script that fails has changed
 -- nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local limit, seconds, part = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -28,7 +28,7 @@ if value then
     value:match('^([1-8])(%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no counts of ratelease') end
   local ahead = (tonumber(of) - 1 - window) % 8
-  -- A master whose clock is behind goes on with the window it finds.
+  -- A master whose clock is behind continues the window that it finds.
   if ahead == 1 then window = window + 1 end
   if ahead <= 1 then
     stored, previous = tonumber(one), tonumber(two)
@@ -42,7 +42,7 @@ if ARGV[7] and (not ARGV[8] or tonumber(ARGV[8]) == window) then
   count = math.max(0, count - tonumber(ARGV[7]))
 end
 
--- Of the count before, the part that a window's length up to now still covers, rounded up.
+-- The part of the previous count that one window's length up to now still covers, rounded up.
 local parts, rest = seconds, (window + 1) * seconds - now
 if part == 1 then
   parts, rest = seconds * 1000000, rest * 1000000 - micros
@@ -62,7 +62,7 @@ elseif ARGV[3] == '1' then
 end
 count = math.min(count + spent, COUNT_MAX)
 
--- A look writes nothing, and no call makes a key that says no more than its absence.
+-- A look writes nothing, and no call creates a key that means the same as its absence.
 if count ~= stored then
   -- A second past the next window's end: until then the count has weight.
   local expires = ((window + 2) * seconds + 1) * 1000

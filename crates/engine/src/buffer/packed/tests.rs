@@ -10,7 +10,7 @@ fn at(micros: u64) -> Time {
 }
 
 /// The parts of a payment that matter later.
-fn told(lease: Option<LeasedTokens>, kind: LeaseKind) -> Option<(u64, u64, Time)> {
+fn observed(lease: Option<LeasedTokens>, kind: LeaseKind) -> Option<(u64, u64, Time)> {
     let of = |lease: LeasedTokens| if is_spaced(kind) { lease.starts.nanos() } else { lease.epoch };
     lease.map(|lease| (lease.tokens, of(lease), lease.ends))
 }
@@ -38,7 +38,11 @@ fn it_lends_and_takes_back_what_plain_lots_do() {
                     let hits = 1 + rng(4);
                     let spent = packed.spend(hits, kind, at(now));
                     let plain = leases.spend(hits, kind, at(now));
-                    assert_eq!(told(spent, kind), told(plain, kind), "round {round}, step {step}");
+                    assert_eq!(
+                        observed(spent, kind),
+                        observed(plain, kind),
+                        "round {round}, step {step}"
+                    );
                     taken.extend(spent.zip(plain));
                 }
                 _ => {
@@ -68,7 +72,7 @@ fn two_lots_that_must_be_one_end_with_the_first() {
     assert!(packed.cold().is_some());
     packed.join(LeaseKind::Timed);
     assert!(packed.cold().is_none());
-    assert_eq!(told(packed.drain(at(2))[1], LeaseKind::Timed), Some((10, 1, at(100))));
+    assert_eq!(observed(packed.drain(at(2))[1], LeaseKind::Timed), Some((10, 1, at(100))));
 }
 
 #[test]

@@ -58,18 +58,18 @@ impl Demand {
         let Resolved::Charged(charge) = &resolved[0] else { unreachable!("it has a limit") };
         let look = Ask::look(charge.own, charge.applied.limit);
         let ask = Ask { need: 1, charge_denied: charge.charge_denied(), ..look };
-        let (mut told, rules) = (tokio::task::JoinSet::new(), Arc::clone(&rig.rules));
+        let (mut decisions, rules) = (tokio::task::JoinSet::new(), Arc::clone(&rig.rules));
         let mut outcome = Outcome { offered: 0, passed: 0, exact: 0, asks: 0 };
         for (at, pod) in self.arrivals() {
             tokio::time::sleep_until(rig.clock.instant(start + at)).await;
             outcome.exact += u32::from(exact.take(&ask).unwrap().tokens == 1);
             outcome.offered += 1;
             let (pod, rules) = (pods[pod].clone(), Arc::clone(&rules));
-            told.spawn(async move {
+            decisions.spawn(async move {
                 pod.decide(&rules, &request(&["a"])).await.unwrap().code == Code::Ok
             });
         }
-        while let Some(passed) = told.join_next().await {
+        while let Some(passed) = decisions.join_next().await {
             outcome.passed += u32::from(passed.unwrap());
         }
         outcome.asks = rig.asks();

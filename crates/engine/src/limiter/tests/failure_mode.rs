@@ -157,7 +157,7 @@ async fn with_the_breaker_open_the_answer_comes_at_once() {
     assert_eq!((shard.breaker, shard.opened), (BreakerState::Open, 1));
     let begun = rig.clock.now();
     assert_eq!(passed(&pod, &rig.rules, 100).await, 100);
-    assert_eq!(rig.clock.now(), begun, "nobody waited");
+    assert_eq!(rig.clock.now(), begun, "no request waited");
 }
 
 #[tokio::test(start_paused = true)]

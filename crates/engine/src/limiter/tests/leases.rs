@@ -134,7 +134,7 @@ async fn a_denial_stands_though_the_store_fails_for_another_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_waits_while_its_limit_changes_is_told_of_its_own() {
+async fn a_request_that_waits_while_its_limit_changes_is_answered_under_its_own_limit() {
     for (old, new, expected) in
         [(10, 1_000, (true, 6)), (1_000, 10, (true, 996)), (1_000, 3, (true, 996))]
     {
@@ -147,7 +147,7 @@ async fn a_request_that_waits_while_its_limit_changes_is_told_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_under_a_limit_that_was_lowered_meanwhile_is_in_nobodys_way() {
+async fn a_lease_under_a_limit_that_was_lowered_meanwhile_blocks_no_request() {
     let rig = Rig::new(&per_hour(1_000_000, 1));
     let (pod, lower) = (rig.pod(), compile(&per_hour(10, 1)));
     let one = request(&["a"]);

@@ -53,7 +53,7 @@ async fn no_window_admits_more_than_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_of_a_window_that_nobody_asks_in_goes_back() {
+async fn a_lease_of_a_window_without_requests_goes_back() {
     let rig = rule(1_000);
     let (pod, other) = (rig.pod(), rig.pod());
     let kept = pod.clone();

@@ -136,33 +136,36 @@ impl Kind {
     #[rustfmt::skip] // a table
     pub(super) const fn meaning(self) -> Meaning {
         use ConnectionFate::{IsAbandoned, Keeps, Retires};
+        use RedisCounter as Count;
         use Next::{Again, GiveUp, InFull, There, ThereAsking};
         match self {
-            // Not taken, and worth a retry.
-            Self::NoScript    => row(RedisCounter::NoScript, &["NOSCRIPT"], InFull, Keeps),
-            Self::Moved       => row(RedisCounter::Moved, &["MOVED"], There, Keeps).with_stale_map(),
-            Self::Ask         => row(RedisCounter::Ask, &["ASK"], ThereAsking, Keeps),
-            Self::TryAgain    => row(RedisCounter::TryAgain, &["TRYAGAIN"], Again, Keeps),
-            Self::ClusterDown => row(RedisCounter::ClusterDown, &["CLUSTERDOWN"], Again, Keeps)
+            // Not applied, and worth a retry.
+            Self::NoScript    => row(Count::NoScript, &["NOSCRIPT"], InFull, Keeps),
+            Self::Moved       => row(Count::Moved, &["MOVED"], There, Keeps).with_stale_map(),
+            Self::Ask         => row(Count::Ask, &["ASK"], ThereAsking, Keeps),
+            Self::TryAgain    => row(Count::TryAgain, &["TRYAGAIN"], Again, Keeps),
+            Self::ClusterDown => row(Count::ClusterDown, &["CLUSTERDOWN"], Again, Keeps)
                 .with_stale_map().hint(HINT_CLUSTER),
-            Self::Loading     => row(RedisCounter::Loading, &["LOADING"], Again, Keeps)
+            Self::Loading     => row(Count::Loading, &["LOADING"], Again, Keeps)
                 .with_stale_map().hint(HINT_LOADING),
             // Replicas: the source that led us here may know the new master by now.
-            Self::MasterDown  => row(RedisCounter::MasterDown, &["MASTERDOWN"], Again, Retires)
+            Self::MasterDown  => row(Count::MasterDown, &["MASTERDOWN"], Again, Retires)
                 .with_stale_map().hint(HINT_REPLICA),
-            Self::ReadOnly    => row(RedisCounter::ReadOnly, &["READONLY"], Again, Retires)
+            Self::ReadOnly    => row(Count::ReadOnly, &["READONLY"], Again, Retires)
                 .with_stale_map().hint(HINT_REPLICA),
-            // Not taken, and a retry soon would fail too.
-            Self::OutOfMemory => row(RedisCounter::OutOfMemory, &["OOM"], GiveUp, Keeps).hint(HINT_MEMORY),
-            Self::Busy        => row(RedisCounter::Busy, &["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
-            Self::Denied      => row(RedisCounter::Denied, DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
-            Self::ForeignValue => row(RedisCounter::ForeignValue, FOREIGN, GiveUp, Keeps).hint(HINT_FOREIGN),
-            Self::Refused     => row(RedisCounter::Refused, &[], GiveUp, Keeps).hint(HINT_REFUSED),
-            Self::NotSent     => row(RedisCounter::NotSent, &[], GiveUp, Keeps).with_stale_map(),
-            // It is unknown whether the ask was taken.
-            Self::Lost        => row(RedisCounter::Lost, &[], GiveUp, Retires).with_stale_map(),
-            Self::TimedOut    => row(RedisCounter::TimedOut, &[], GiveUp, Keeps).with_stale_map(),
-            Self::MalformedReply => row(RedisCounter::MalformedReply, &[], GiveUp, IsAbandoned)
+            // Not applied, and a retry soon would fail too.
+            Self::OutOfMemory => row(Count::OutOfMemory, &["OOM"], GiveUp, Keeps)
+                .hint(HINT_MEMORY),
+            Self::Busy        => row(Count::Busy, &["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
+            Self::Denied      => row(Count::Denied, DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
+            Self::ForeignValue => row(Count::ForeignValue, FOREIGN, GiveUp, Keeps)
+                .hint(HINT_FOREIGN),
+            Self::Refused     => row(Count::Refused, &[], GiveUp, Keeps).hint(HINT_REFUSED),
+            Self::NotSent     => row(Count::NotSent, &[], GiveUp, Keeps).with_stale_map(),
+            // It is unknown whether the ask was applied.
+            Self::Lost        => row(Count::Lost, &[], GiveUp, Retires).with_stale_map(),
+            Self::TimedOut    => row(Count::TimedOut, &[], GiveUp, Keeps).with_stale_map(),
+            Self::MalformedReply => row(Count::MalformedReply, &[], GiveUp, IsAbandoned)
                 .with_stale_map().hint(HINT_GARBLED),
         }
     }
