@@ -28,8 +28,8 @@ Examples:
 /// Flags of `check`.
 #[derive(Debug, Args)]
 pub struct CheckFlags {
-    /// Rule files, directories of rule files, or - for standard input [default: the directory that serve
-    /// would read]
+    /// Rule files, directories of rule files, or - for standard input [default: the directory that
+    /// serve would read]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Treat warnings as findings

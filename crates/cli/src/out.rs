@@ -18,7 +18,7 @@ use tokio::signal::unix::SignalKind;
 use crate::safe::Safe;
 use crate::settings;
 
-/// How a subcommand result that completed its work.
+/// How a subcommand ended that completed its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completion {
     /// Status 0: no problem was found.
@@ -84,7 +84,7 @@ pub enum Style {
 const EXIT_FINDING: u8 = 1;
 const EXIT_ERROR: u8 = 2;
 
-/// Added to the number of a signal to form the exit status of a process that it result, as shells
+/// Added to the number of a signal to form the exit status of a process that it ended, as shells
 /// do.
 const EXIT_SIGNAL: u8 = 128;
 

@@ -5,7 +5,7 @@
 //! test cases. Only `main.rs` and the tests use this crate.
 //!
 //! All exit with one of three statuses: 0 success, 1 a finding, 2 a usage or I/O error; or, if a
-//! signal result the process, with 128 plus its number.
+//! signal ended the process, with 128 plus its number.
 
 #![forbid(unsafe_code)]
 

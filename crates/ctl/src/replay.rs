@@ -61,8 +61,8 @@ Each --descriptor makes one descriptor of a line: KEY=VALUE, separated by commas
 VALUE stands for a field. If a field is missing, that descriptor is left out, as Envoy does.
 
 Each line is decided at its own time. Logs are written when requests end, so some lines are older
-than the line before them: those are decided at the newest time so far. Counts are those of one exact
-server; a fleet admits a little less, because some tokens remain unspent in leases.
+than the line before them: those are decided at the newest time so far. Counts are those of one
+exact server; a fleet admits a little less, because some tokens remain unspent in leases.
 
 A signal, such as Ctrl-C, ends the reading; the results so far are reported.
 

@@ -91,7 +91,7 @@ impl Field {
         Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
     }
 
-    /// Returns whether the field has a meaning in a map of kind `map`.
+    /// Returns whether the field has a meaning in a `map` of this kind.
     pub(crate) fn belongs_to(self, map: MapKind) -> bool {
         map.fields().contains(&self)
     }

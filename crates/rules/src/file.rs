@@ -125,7 +125,7 @@ impl<'d> Reader<'d, '_> {
         read
     }
 
-    /// Returns the entries that are allowed in a map of kind `map`, and reports the others.
+    /// Returns the entries that are allowed in a `map` of this kind, and reports the others.
     fn fields(&mut self, entries: Vec<Entry<'d>>, map: MapKind) -> Vec<(Field, &'d Node<'d>)> {
         let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
         for entry in entries {

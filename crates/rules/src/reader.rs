@@ -91,7 +91,7 @@ impl<'d, 'f> Reader<'d, 'f> {
         self.findings.fault(place, message);
     }
 
-    /// Reports a name that a map of kind `map` may not hold.
+    /// Reports a name that a map of this kind may not hold.
     pub(crate) fn refuse_key(&mut self, place: Place, name: &str, map: MapKind) {
         self.findings.fault_with(place, || map.refusal(name, self.findings));
     }

@@ -1,7 +1,7 @@
 //! The tree that descriptors are matched against.
 //!
 //! A branch holds the children of a node: for each key, a map from value to child, the patterns in
-//! the order of the file, and the child for the key key_only. Keys and values are looked up one after
+//! the order of the file, and the child for the key alone. Keys and values are looked up one after
 //! the other and never joined. So a lookup takes as long among ten children as among a million, and
 //! two different pairs of key and value are never confused. A lookup allocates only for the search
 //! among many patterns, and for a long value if a key is a pattern.
@@ -71,7 +71,7 @@ impl Branch {
     }
 
     /// Returns the node for the value itself, else for the first wildcard that matches, else for
-    /// the key key_only.
+    /// the key alone.
     #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
         let key_nodes = self.keys.get(entry.key);
@@ -107,7 +107,7 @@ impl Branch {
         self.nodes.is_empty()
     }
 
-    /// Adds a node for `key` and `value` (empty: the key key_only) and returns it; `None` if it exists
+    /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
     /// already.
     pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
@@ -142,7 +142,7 @@ fn joined(entry: &Entry<'_>) -> Joined {
     text
 }
 
-/// Joins key and value as the reference does: `key_value`, or `key` key_only.
+/// Joins key and value as the reference does: `key_value`, or `key` alone.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     match value {
         "" => key.to_owned(),

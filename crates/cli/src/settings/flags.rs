@@ -2,7 +2,6 @@
 
 use clap::Args;
 
-use super::group::Group;
 use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::{ListenerFlags, ListenerTable};
@@ -11,7 +10,7 @@ use super::metrics::MetricsFlags;
 use super::responses::ResponseFlags;
 use super::rules::{ReadingTable, RulesFlags};
 use super::store::{PerSecondFlags, StoreFlags};
-use super::table::Row;
+use super::table::{Group, Row};
 use super::tracing::TracingFlags;
 
 /// Flags of `serve`, not parsed yet; the environment and the defaults have supplied those that were

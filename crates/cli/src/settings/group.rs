@@ -11,28 +11,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueHint, value_pars
 use ratelease_engine::secret::{Secret, SecretFile};
 
 use super::fault::{Faults, file_name, flag_name};
-use super::table::{Alias, Kind, OptionalSetting, Row, SecretSetting, Setting};
-
-/// Rows whose flags belong together.
-pub trait Group {
-    /// The heading above the flags in the help text.
-    const HEADING: &'static str;
-    /// The settings, in the order of the help text.
-    const ROWS: &'static [Row];
-    /// Which names the flags have.
-    const NAMES: Names = Names::AsInTable;
-    /// Whether the flags are left out of the help text.
-    const IS_HIDDEN: bool = false;
-}
-
-/// The names of a group's flags.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Names {
-    /// Those of the rows.
-    AsInTable,
-    /// Those of the rows with `REDIS_PERSECOND_` in place of `REDIS_`.
-    PerSecond,
-}
+use super::table::{Alias, Group, Kind, Names, OptionalSetting, Row, SecretSetting, Setting};
 
 /// The flags of a group; dereferences to what was given for them.
 pub struct Flags<G> {
@@ -116,18 +95,6 @@ impl GroupOptions {
             .help(help.into_owned())
             .help_heading(self.heading)
             .hide(self.is_hidden)
-    }
-}
-
-// === impl Names ===
-
-impl Names {
-    /// Returns the name of the variable of a row.
-    fn name(self, row: &'static str) -> Cow<'static, str> {
-        match self {
-            Self::AsInTable => row.into(),
-            Self::PerSecond => row.replacen("REDIS_", "REDIS_PERSECOND_", 1).into(),
-        }
     }
 }
 

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use ratelease_engine::secret::Secret;
 
 use super::fault::{Fault, Faults};
-use super::group::{Flags, Group, Values};
+use super::group::{Flags, Values};
 use super::listeners::{
     DEBUG_HOST, DEBUG_PORT, DEBUG_TOKEN, GRPC_HOST, GRPC_PORT, GRPC_UDS, HOST, PORT,
 };
-use super::table::{Row, Setting};
+use super::table::{Group, Row, Setting};
 use super::value::HostPort;
 
 /// The settings of the listeners that answer whether a pod is healthy.

@@ -10,10 +10,10 @@ use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
 
 use super::fault::{Expected, Fault, Faults, file_name};
-use super::group::{Group, Names, Values};
+use super::group::Values;
 use super::table::{
-    OptionalSetting, Row, SecretSetting, Setting, optional, reloaded_secret, secret, setting,
-    settings,
+    Group, Names, OptionalSetting, Row, SecretSetting, Setting, optional, reloaded_secret, secret,
+    setting, settings,
 };
 use super::value;
 
@@ -29,9 +29,10 @@ settings! {
     /// Settings of one Redis.
     pub(super) group RedisTable("Redis");
 
-    /// host:port, or the path of a socket; for a cluster, a list separated by commas; for sentinels,
-    /// the name of the master and then their addresses. redis://user:password@host:port works too
-    /// [default: none, counts are kept in the memory of this process]
+    /// host:port, or the path of a socket; for a cluster, a list separated by commas; for
+    /// sentinels, the name of the master and then their addresses.
+    /// redis://user:password@host:port works too [default: none, counts are kept in the memory of
+    /// this process]
     pub(super) REDIS_URL: SecretSetting = secret("URL");
     /// Deployment type: single, cluster or sentinel
     REDIS_TYPE: Setting<Topology> = setting("TYPE", "single", topology);

@@ -23,7 +23,8 @@ pub(super) enum Support {
 use Support::{Flag, Off, Only, Unsupported};
 
 const GRPC_TLS: Support = Unsupported("TLS on the gRPC listener is not supported yet");
-const PLAIN_GRPC: &str = "TLS on the gRPC listener is not supported yet, and plaintext would be less safe than requested";
+const PLAIN_GRPC: &str = "TLS on the gRPC listener is not supported yet, and plaintext would be \
+                          less safe than requested";
 const PLAIN_REDIS: &str =
     "TLS to Redis is not supported yet, and plaintext would be less safe than requested";
 const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";

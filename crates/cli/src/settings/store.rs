@@ -5,9 +5,9 @@ use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::redis::RedisSettings;
 
 use super::fault::{Expected, Fault, Faults};
-use super::group::{Flags, Group};
+use super::group::Flags;
 use super::redis::{PerSecondRedisTable, REDIS_TIMEOUT, REDIS_URL, RawRedis, RedisTable};
-use super::table::{OptionalSetting, Row, Setting, optional, settings, switch};
+use super::table::{Group, OptionalSetting, Row, Setting, optional, settings, switch};
 
 /// Maximum length of `CACHE_KEY_PREFIX`, in bytes: every key contains the prefix.
 const KEY_PREFIX_BYTES_MAX: usize = 64;

@@ -18,8 +18,8 @@ pub struct EffectiveSetting {
     pub is_default: bool,
 }
 
-/// Returns all flags of the subcommand of `matches` with their values. `command` is the grammar, and
-/// `bare` the matches without flags and environment; `None` if it cannot be run
+/// Returns all flags of the subcommand of `matches` with their values. `command` is the grammar,
+/// and `bare` the matches without flags and environment; `None` if it cannot be run
 /// without any.
 pub(crate) fn effective_settings(
     command: &Command,

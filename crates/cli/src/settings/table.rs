@@ -4,6 +4,8 @@
 //! clap's derive would repeat the name of each setting, and generate code for each flag where here
 //! one loop makes them all.
 
+use std::borrow::Cow;
+
 use super::fault::Expected;
 use super::value;
 
@@ -59,6 +61,27 @@ pub(crate) struct SecretSetting {
     pub(super) row: Row,
 }
 
+/// Rows whose flags belong together.
+pub trait Group {
+    /// The heading above the flags in the help text.
+    const HEADING: &'static str;
+    /// The settings, in the order of the help text.
+    const ROWS: &'static [Row];
+    /// Which names the flags have.
+    const NAMES: Names = Names::AsInTable;
+    /// Whether the flags are left out of the help text.
+    const IS_HIDDEN: bool = false;
+}
+
+/// The names of a group's flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Names {
+    /// Those of the rows.
+    AsInTable,
+    /// Those of the rows with `REDIS_PERSECOND_` in place of `REDIS_`.
+    PerSecond,
+}
+
 /// States the settings of a group: a constant for each row, and the group.
 ///
 /// The comment of a row is the help text of its flag.
@@ -74,7 +97,7 @@ macro_rules! settings {
         $(#[$attribute])*
         #[derive(Debug)]
         $vis enum $group {}
-        impl $crate::settings::group::Group for $group {
+        impl $crate::settings::table::Group for $group {
             const HEADING: &'static str = $heading;
             const ROWS: &'static [$crate::settings::table::Row] = &[$($name.row),+];
         }
@@ -130,6 +153,18 @@ impl Row {
 
     const fn named(self, name: &'static str, help: &'static str) -> Self {
         Self { name, help, ..self }
+    }
+}
+
+// === impl Names ===
+
+impl Names {
+    /// Returns the name of the variable of a row.
+    pub(super) fn name(self, row: &'static str) -> Cow<'static, str> {
+        match self {
+            Self::AsInTable => row.into(),
+            Self::PerSecond => row.replacen("REDIS_", "REDIS_PERSECOND_", 1).into(),
+        }
     }
 }
 

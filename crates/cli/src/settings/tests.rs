@@ -160,8 +160,8 @@ fn all_faults_are_reported_at_once_each_with_what_was_expected_and_how_to_fix_it
          set PORT or --port, as in PORT=8080",
         "SHADOW_MODE: expected true or false (also t, f, 1, 0), found \"yes\"; \
          set SHADOW_MODE or --shadow-mode, as in SHADOW_MODE=true",
-        "REDIS_TLS: TLS to Redis is not supported yet, and plaintext would be less safe than requested, \
-         found \"true\"; unset it, or set it to false",
+        "REDIS_TLS: TLS to Redis is not supported yet, and plaintext would be less safe than \
+         requested, found \"true\"; unset it, or set it to false",
         "NEAR_LIMIT_RATIO: expected a number from 0 to 1, found \"1.5\"; \
          set NEAR_LIMIT_RATIO or --near-limit-ratio, as in NEAR_LIMIT_RATIO=0.8",
     ];

@@ -160,7 +160,8 @@ fn sampling_rate(text: &str) -> Result<SamplingRate, Expected> {
     let given = given.ok_or_else(|| Expected::new("a number from 0 to 1").example("0.01"))?;
     let rate = given.clamp(0.0, 1.0);
     let warning = format!(
-        "TRACING_SAMPLING_RATE: {given} is out of range, {rate} is used; the rate is a share from 0 to 1"
+        "TRACING_SAMPLING_RATE: {given} is out of range, {rate} is used; the rate is a share from \
+         0 to 1"
     );
     Ok(SamplingRate { rate, warning: (rate != given).then_some(warning) })
 }

@@ -66,10 +66,10 @@ pub struct LoadFlags {
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew::parse)]
     zipf: f64,
     /// Number of descriptors in a request, each for another key
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX as i64))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX))]
     descriptors: u32,
     /// Number of entries in a descriptor
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX as i64))]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX))]
     entries: u32,
     /// Domain of the requests
     #[arg(long, value_name = "NAME", default_value = "shop")]
@@ -105,8 +105,8 @@ pub(super) struct Plan {
     pub(super) seed: u64,
 }
 
-fn count(most: i64) -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=most)
+fn count(most: impl TryInto<i64>) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=most.try_into().unwrap_or(i64::MAX))
 }
 
 fn span(text: &str) -> Result<Duration, String> {

@@ -43,7 +43,7 @@ pub struct Step<'r> {
 pub struct Candidate<'r> {
     /// Key, as in the file.
     pub key: &'r str,
-    /// Value, as in the file; empty for the key key_only.
+    /// Value, as in the file; empty for the key alone.
     pub value: &'r str,
     /// How the node would match.
     pub kind: MatchKind,
