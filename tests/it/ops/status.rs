@@ -16,7 +16,7 @@ async fn a_good_pod_is_shown_and_a_refused_load_is_a_finding() {
     let refused = async || run(&["status", "--debug", &debug]).await.status == Some(1);
     pod.process.until("telling of the fault", super::RUN_MAX, refused).await;
     let ran = run(&["status", "--debug", &debug]).await.ended(1);
-    assert!(ran.out.starts_with("wrong: the last load of the rules was refused: "), "{ran:?}");
+    assert!(ran.out.starts_with("problem: the last load of the rules was refused: "), "{ran:?}");
     assert!(ran.out.contains(" bad.yaml:2:1: "), "{ran:?}");
 }
 
@@ -47,5 +47,6 @@ async fn a_pod_that_is_not_there_cannot_be_asked() {
         assert!(ran.err.contains(reason), "{ran:?}");
     }
     let ran = run_with(&["status"], &[("DEBUG_PORT", "x")], "").await.ended(2);
-    assert!(ran.err.contains("invalid value 'x'"), "{ran:?}");
+    let expected = "DEBUG_PORT: expected a port from 0 to 65535, found \"x\"";
+    assert!(ran.err.contains(expected), "{ran:?}");
 }
