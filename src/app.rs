@@ -149,9 +149,6 @@ impl App {
         if let Some(snapshot) = &self.snapshot {
             background.spawn_snapshot(snapshot.clone(), limiter.clone());
         }
-        if self.tracer.is_on() {
-            background.spawn_tracer(self.tracer.clone());
-        }
         if let Some(push) = &self.push {
             background.spawn_push(push.clone());
         }
@@ -257,7 +254,7 @@ impl Serving {
                 push.push().await;
             }
         };
-        tokio::join!(self.tracer.flush(), push);
+        tokio::join!(self.tracer.shut_down(), push);
     }
 
     /// Stops accepting calls and lets those in progress finish, within `limit`.

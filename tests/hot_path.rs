@@ -18,7 +18,7 @@ use ratelease::rule_source::CurrentRules;
 use ratelease::service::DecisionService;
 use ratelease::telemetry::trace::{Tracer, Transport};
 use ratelease::telemetry::{Origin, SampleValues, Samples};
-use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
+use ratelease_cli::settings::{Identity, Otlp, OtlpCompression, OtlpProtocol, Tracing};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
@@ -109,7 +109,8 @@ fn rare() -> Observers {
     let clock = Clock::start();
     let endpoint = "http://127.0.0.1:1/v1/traces".parse().unwrap();
     let (protocol, timeout) = (OtlpProtocol::Http, Duration::from_secs(1));
-    let otlp = Otlp { protocol, endpoint, tls: None, headers: HeaderMap::new(), timeout };
+    let (headers, compression) = (HeaderMap::new(), OtlpCompression::None);
+    let otlp = Otlp { protocol, endpoint, tls: None, headers, timeout, compression };
     let (name, namespace, instance) = Default::default();
     let origin = Origin::new(Identity { name, namespace, instance, attributes: Vec::new() });
     let tracer = Tracer::new(&origin, Some(Tracing { rate: f32::MIN_POSITIVE, otlp }), clock);

@@ -20,7 +20,6 @@ use crate::rule_source::CurrentRules;
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
-use crate::telemetry::trace::Tracer;
 
 /// Supervised tasks; dropping this ends them.
 pub(super) struct Background {
@@ -70,11 +69,6 @@ impl Background {
     /// Counts each second for the live page.
     pub(super) fn spawn_live(&mut self, live: Live) {
         self.spawn("live", live, Live::run);
-    }
-
-    /// Sends spans to their collector.
-    pub(super) fn spawn_tracer(&mut self, tracer: Tracer) {
-        self.spawn("traces", tracer, Tracer::run);
     }
 
     /// Sends metrics to their collector.

@@ -1,25 +1,23 @@
 //! OTLP, OpenTelemetry's protocol: the parts shared by spans and metrics.
 //!
-//! OpenTelemetry's SDK is not used: `docs/decisions/0017` says why. That leaves a few messages to
-//! define and send.
+//! The messages, the exporter of spans and the gRPC clients are OpenTelemetry's own:
+//! `docs/decisions/0030` says what is left here, and why.
 
-mod client;
-mod connect;
-pub(super) mod message;
-mod retry;
+pub(super) mod failure_log;
+pub(super) mod transport;
 
-pub(super) use client::{Client, Told};
-use message::{KeyValue, Resource, Scope};
-pub(super) use retry::{Again, ExportError, insist};
-
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use ratelease_cli::settings::Identity;
 use ratelease_engine::rng;
 
-/// The sender's identity: one for all telemetry of a process.
+/// The name of the part of a process that telemetry comes from: the whole process.
+pub(super) const SCOPE: &str = env!("CARGO_PKG_NAME");
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The sender's identity, as attributes: one for all telemetry of a process.
 #[derive(Debug, Clone)]
-pub struct Origin(Resource);
+pub struct Origin(Vec<(String, String)>);
 
 // === impl Origin ===
 
@@ -32,24 +30,23 @@ impl Origin {
             ("service.namespace", namespace),
             ("service.instance.id", instance),
         ];
-        let unset = [
-            ("service.instance.id", random_instance()),
-            ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ];
+        let unset =
+            [("service.instance.id", random_instance()), ("service.version", VERSION.to_owned())];
         let owned = |(key, value): (&str, String)| (key.to_owned(), value);
         let set = set.into_iter().filter(|(_, value)| !value.is_empty()).map(owned);
-        let mut all: Vec<KeyValue> = Vec::new();
+        let mut all: Vec<(String, String)> = Vec::new();
         // The first value wins: a setting, then the list, as OpenTelemetry specifies.
         for (key, value) in set.chain(attributes).chain(unset.into_iter().map(owned)) {
-            if all.iter().all(|said| said.key != key) {
-                all.push(KeyValue::text(&key, value));
+            if all.iter().all(|(taken, _)| *taken != key) {
+                all.push((key, value));
             }
         }
-        Self(Resource { attributes: all })
+        Self(all)
     }
 
-    pub(super) fn resource(&self) -> Resource {
-        self.0.clone()
+    /// The attributes, without duplicates.
+    pub(super) fn attributes(&self) -> &[(String, String)] {
+        &self.0
     }
 }
 
@@ -62,15 +59,10 @@ fn random_instance() -> String {
     format!("{first:08x}-{second:04x}-{version:04x}-{variant:04x}-{node:012x}")
 }
 
-/// The part of a process that telemetry comes from: the whole process.
-pub(super) fn scope() -> Scope {
-    Scope { name: env!("CARGO_PKG_NAME").to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
-}
-
-/// The time of day, in nanoseconds since the Unix epoch; no count depends on it.
-pub(super) fn unix_nanos() -> u64 {
+/// The time of day; no count depends on it.
+pub(super) fn system_time() -> SystemTime {
     #[allow(clippy::disallowed_methods, reason = "the edge where telemetry is dated")]
-    nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    SystemTime::now()
 }
 
 pub(super) fn nanos(span: Duration) -> u64 {
@@ -81,16 +73,12 @@ pub(super) fn nanos(span: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn said(identity: Identity) -> Vec<(String, String)> {
-        let shown = |said: &KeyValue| match said.value.as_ref().and_then(|it| it.value.as_ref()) {
-            Some(message::Any::Text(text)) => (said.key.clone(), text.clone()),
-            other => panic!("{other:?}"),
-        };
-        Origin::new(identity).resource().attributes.iter().map(shown).collect()
+    fn attributes_of(identity: Identity) -> Vec<(String, String)> {
+        Origin::new(identity).attributes().to_vec()
     }
 
     #[test]
-    fn a_setting_wins_over_the_list_and_the_list_over_what_is_made_up() {
+    fn a_setting_wins_over_the_list_and_the_list_over_defaults() {
         let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
             pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
@@ -109,12 +97,12 @@ mod tests {
         };
         let mut expected = listed.clone();
         expected[0].1 = "limits".to_owned();
-        assert_eq!(said(own("", listed)), expected);
-        let alone = said(own("", Vec::new()));
+        assert_eq!(attributes_of(own("", listed)), expected);
+        let alone = attributes_of(own("", Vec::new()));
         let version = env!("CARGO_PKG_VERSION");
         let expected = [("service.name", "limits"), ("service.version", version)];
         assert_eq!([alone[0].clone(), alone[2].clone()], *pairs(&expected));
-        assert_eq!(said(own("pod-8", Vec::new()))[1].1, "pod-8");
+        assert_eq!(attributes_of(own("pod-8", Vec::new()))[1].1, "pod-8");
         let (key, id) = &alone[1];
         assert_eq!((key.as_str(), id.len()), ("service.instance.id", 36));
         assert_eq!((&id[14..15], id[19..20].find(['8', '9', 'a', 'b'])), ("4", Some(0)), "{id}");

@@ -1,35 +1,42 @@
 //! Spans of requests, for an OpenTelemetry collector.
 //!
 //! ```text
-//! transport ─begin─▶ Span ─note, end─▶ queue, bounded ─▶ export, a batch at a time ─▶ collector
+//! transport ─begin─▶ Span ─note, end─▶ pipeline: the SDK's batches, exporter ─▶ collector
 //!    └─ not sampled: nothing
 //! ```
 //! A request is traced if its parent is, by W3C's `traceparent` or B3's headers; a request without
-//! a parent is sampled at random. This is decided before anything is allocated, and not at all
-//! while tracing is off.
+//! a parent is sampled at random. This is decided before the SDK is called and before anything is
+//! allocated, and not at all while tracing is off.
 
 mod b3;
 mod context;
-mod export;
+mod exporter;
 mod parent;
+mod pipeline;
 mod span;
 
 use std::sync::Arc;
 
 use http::HeaderMap;
+use opentelemetry::trace::{
+    Link, SpanBuilder, SpanContext as RemoteContext, SpanId, SpanKind, TraceContextExt, TraceFlags,
+    TraceId, TraceState, Tracer as _,
+};
+use opentelemetry::{Context, KeyValue};
 use ratelease_cli::settings::Tracing;
 use ratelease_engine::rng;
-use ratelease_engine::span_context::{self, SpanContext};
+use ratelease_engine::span_context::SpanContext;
 use ratelease_engine::store::Ask;
 use ratelease_engine::time::Clock;
+use tracing::error;
 
-use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
-use super::otlp::{Origin, unix_nanos};
+use super::otlp::{Origin, system_time};
 
 use crate::metrics::counter::Count;
-use export::{Export, Queue};
 use parent::Parent;
+use pipeline::{Counts, Pipeline};
 pub use span::{Outcome, Span};
+use span::{Start, number};
 
 /// Begins spans. A cheap handle: clones share all state; the default traces nothing.
 #[derive(Debug, Clone, Default)]
@@ -41,8 +48,7 @@ pub struct Tracer {
 struct Shared {
     rate: f32,
     clock: Clock,
-    queue: Queue,
-    export: Export,
+    pipeline: Pipeline,
 }
 
 /// The protocol by which a request came in.
@@ -57,25 +63,21 @@ pub enum Transport {
 /// `rpc.method`, and the name of the spans.
 const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The lowest bit of W3C's flags, and of OTLP's.
-const SAMPLED: u32 = 1;
-
-/// OTLP flags: it is known whether the parent belongs to another process, and it does.
-const PARENT_IS_REMOTE: u32 = 1 << 8 | 1 << 9;
-const PARENT_IS_NOT: u32 = 1 << 8;
-
 /// Maximum number of requests that one exchange is linked to: OpenTelemetry's default.
 const LINKS_MAX: usize = 128;
 
 // === impl Tracer ===
 
 impl Tracer {
-    /// Creates a tracer that sends spans as `settings` say, once [`Tracer::run`] runs; without
-    /// settings it traces nothing.
+    /// Creates a tracer that sends spans as `settings` say; without settings it traces nothing.
+    /// With settings, it must be called in a runtime, which sends the spans.
     pub fn new(origin: &Origin, settings: Option<Tracing>, clock: Clock) -> Self {
-        let shared = settings.map(|Tracing { rate, otlp }| {
-            let (queue, export) = export::open(origin, otlp, clock);
-            Arc::new(Shared { rate, clock, queue, export })
+        let shared = settings.and_then(|Tracing { rate, otlp }| {
+            // The settings have been validated: the exporter has nothing to reject.
+            let pipeline = Pipeline::start(origin, &otlp, clock)
+                .inspect_err(|why| error!("spans cannot be pushed: {why}; none is recorded"))
+                .ok()?;
+            Some(Arc::new(Shared { rate, clock, pipeline }))
         });
         Self { shared }
     }
@@ -104,24 +106,18 @@ impl Tracer {
         self.shared.is_some()
     }
 
-    /// Sends spans as they end; never returns.
-    pub async fn run(self) {
-        match &self.shared {
-            Some(shared) => shared.export.run().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Returns once the spans that have ended so far have been sent, or could not be.
-    pub async fn flush(&self) {
+    /// Exports the spans that have ended so far, and stops. Returns once they have been sent, or
+    /// could not be.
+    pub async fn shut_down(&self) {
         if let Some(shared) = &self.shared {
-            shared.queue.flush().await;
+            shared.pipeline.shut_down().await;
         }
     }
 
     /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
-        self.shared.as_ref().map_or_else(export::no_counts, |shared| shared.queue.counts())
+        let shared = self.shared.as_ref();
+        shared.map_or_else(|| Counts::default().read(), |shared| shared.pipeline.counts())
     }
 }
 
@@ -135,81 +131,83 @@ impl Shared {
         parent: Option<Parent>,
         headers: &HeaderMap,
     ) -> Span {
-        let mut message = match transport {
-            Transport::Grpc => Message {
-                name: METHOD.to_owned(),
-                attributes: vec![
-                    KeyValue::text("rpc.system.name", "grpc"),
-                    KeyValue::text("rpc.method", METHOD),
-                ],
-                ..Message::default()
-            },
-            Transport::Json => Message {
-                name: "POST /json".to_owned(),
-                attributes: vec![
-                    KeyValue::text("http.request.method", "POST"),
-                    KeyValue::text("http.route", "/json"),
-                    KeyValue::text("url.path", "/json"),
-                    KeyValue::text("url.scheme", "http"),
-                ],
-                ..Message::default()
-            },
+        let (builder, given_up) = match transport {
+            Transport::Grpc => {
+                let builder = SpanBuilder::from_name(METHOD).with_attributes([
+                    KeyValue::new("rpc.system.name", "grpc"),
+                    KeyValue::new("rpc.method", METHOD),
+                ]);
+                // CANCELLED.
+                (builder, Outcome::Grpc(1))
+            }
+            Transport::Json => {
+                let builder = SpanBuilder::from_name("POST /json").with_attributes([
+                    KeyValue::new("http.request.method", "POST"),
+                    KeyValue::new("http.route", "/json"),
+                    KeyValue::new("url.path", "/json"),
+                    KeyValue::new("url.scheme", "http"),
+                ]);
+                // No client receives this status; nginx uses it in its log.
+                (builder, Outcome::Http(499))
+            }
         };
-        message.kind = SpanKind::Server.into();
-        message.flags = SAMPLED | PARENT_IS_NOT;
-        if let Some(parent) = parent {
-            message.parent_span_id = parent.span.to_vec();
-            message.trace_state = context::state(headers);
-            message.flags = SAMPLED | PARENT_IS_REMOTE;
-        }
-        let trace = parent.map_or_else(span_context::fresh_id, |parent| parent.trace);
-        let given_up = match transport {
-            // CANCELLED.
-            Transport::Grpc => Outcome::Grpc(1),
-            // No client receives this status; nginx uses it in its log.
-            Transport::Json => Outcome::Http(499),
-        };
-        self.start(message, trace, given_up)
+        let parent = parent.map_or_else(Context::new, |parent| {
+            let state = context::state(headers);
+            below(SpanContext { trace: parent.trace, span: parent.span }, true, state)
+        });
+        self.start(builder.with_kind(SpanKind::Server), &parent, given_up)
     }
 
     #[cold]
     fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Span {
-        let (message, trace) = exchange(shard, asks);
-        self.start(message, trace, Outcome::Failed(asks.len()))
+        let (builder, parent) = exchange(shard, asks);
+        self.start(builder, &parent, Outcome::Failed(asks.len()))
     }
 
-    fn start(&self, mut message: Message, trace: [u8; 16], given_up: Outcome) -> Span {
-        message.start_time_unix_nano = unix_nanos();
-        Span::new(message, SpanContext::fresh(trace), given_up, self.clock, self.queue.clone())
+    fn start(&self, builder: SpanBuilder, parent: &Context, given_up: Outcome) -> Span {
+        let started = system_time();
+        let span = builder.with_start_time(started);
+        let span = self.pipeline.tracer.build_with_context(span, parent);
+        Span::new(span, Start { started, begun: self.clock.now(), clock: self.clock }, given_up)
     }
 }
 
-/// A span of `asks` sent to a shard, and its trace.
-fn exchange(shard: usize, asks: &[Ask]) -> (Message, [u8; 16]) {
+/// A span of `asks` sent to a shard, and its parent.
+fn exchange(shard: usize, asks: &[Ask]) -> (SpanBuilder, Context) {
     // A single ask is not a batch, by OpenTelemetry's conventions.
     let is_batch = asks.len() > 1;
     let operation = if is_batch { "PIPELINE EVALSHA" } else { "EVALSHA" };
     let mut attributes = vec![
-        KeyValue::text("db.system.name", "redis"),
-        KeyValue::text("db.operation.name", operation),
-        KeyValue::number("ratelease.shard", shard),
+        KeyValue::new("db.system.name", "redis"),
+        KeyValue::new("db.operation.name", operation),
+        number("ratelease.shard", shard),
     ];
     if is_batch {
-        attributes.push(KeyValue::number("db.operation.batch.size", asks.len()));
+        attributes.push(number("db.operation.batch.size", asks.len()));
     }
-    let (name, kind) = (operation.to_owned(), SpanKind::Client.into());
-    let flags = SAMPLED | PARENT_IS_NOT;
-    let mut message = Message { name, kind, attributes, flags, ..Message::default() };
+    let builder =
+        SpanBuilder::from_name(operation).with_kind(SpanKind::Client).with_attributes(attributes);
     match causes(asks).as_slice() {
-        [only] => {
-            message.parent_span_id = only.span.to_vec();
-            (message, only.trace)
-        }
+        [only] => (builder, below(*only, false, TraceState::NONE)),
         several => {
-            message.links = several.iter().map(link).collect();
-            (message, span_context::fresh_id())
+            let links = several.iter().map(|cause| {
+                let context = context_of(*cause, false, TraceState::NONE);
+                Link::new(context, Vec::new(), 0)
+            });
+            (builder.with_links(links.collect()), Context::new())
         }
     }
+}
+
+/// The context of a child of `parent`.
+fn below(parent: SpanContext, is_remote: bool, state: TraceState) -> Context {
+    Context::new().with_remote_span_context(context_of(parent, is_remote, state))
+}
+
+/// A sampled span, as the SDK names it.
+fn context_of(span: SpanContext, is_remote: bool, state: TraceState) -> RemoteContext {
+    let (trace, span) = (TraceId::from_bytes(span.trace), SpanId::from_bytes(span.span));
+    RemoteContext::new(trace, span, TraceFlags::SAMPLED, is_remote, state)
 }
 
 /// The requests that sent `asks`, each once.
@@ -221,11 +219,6 @@ fn causes(asks: &[Ask]) -> Vec<SpanContext> {
     causes
 }
 
-fn link(cause: &SpanContext) -> Link {
-    let (trace_id, span_id) = (cause.trace.to_vec(), cause.span.to_vec());
-    Link { trace_id, span_id, flags: SAMPLED | PARENT_IS_NOT }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,40 +226,42 @@ mod tests {
     use ratelease_rules::{Limit, Unit};
 
     /// The span of asks that were sent by these requests.
-    fn sent_by(causes: &[Option<SpanContext>]) -> (Message, [u8; 16]) {
+    fn sent_by(causes: &[Option<SpanContext>]) -> (SpanBuilder, RemoteContext) {
         let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
         let asks: Vec<_> = causes.iter().map(|cause| Ask { cause: *cause, ..look }).collect();
-        exchange(3, &asks)
+        let (builder, parent) = exchange(3, &asks);
+        (builder, parent.span().span_context().clone())
     }
 
-    fn attributes(message: &Message) -> Vec<&str> {
-        message.attributes.iter().map(|it| it.key.as_str()).collect()
-    }
-
-    #[test]
-    fn what_one_request_asks_for_is_its_child() {
-        let request = Some(SpanContext::for_test(1, 2));
-        let (message, trace) = sent_by(&[request, None, request]);
-        assert_eq!((trace, message.parent_span_id.as_slice()), ([1; 16], &[2; 8][..]));
-        assert_eq!((message.links.len(), message.name.as_str()), (0, "PIPELINE EVALSHA"));
-        assert!(attributes(&message).contains(&"db.operation.batch.size"), "{message:?}");
+    fn has_attribute(builder: &SpanBuilder, name: &str) -> bool {
+        builder.attributes.iter().flatten().any(|it| it.key.as_str() == name)
     }
 
     #[test]
-    fn what_several_ask_for_is_linked_to_each() {
+    fn an_exchange_for_one_request_is_its_child() {
+        let request = SpanContext::for_test(1, 2);
+        let (builder, parent) = sent_by(&[Some(request), None, Some(request)]);
+        assert_eq!(parent, context_of(request, false, TraceState::NONE));
+        assert_eq!((builder.links.is_none(), &*builder.name), (true, "PIPELINE EVALSHA"));
+        assert!(has_attribute(&builder, "db.operation.batch.size"), "{builder:?}");
+    }
+
+    #[test]
+    fn an_exchange_for_several_requests_is_linked_to_each() {
         let [first, second] = [(1, 2), (3, 4)].map(|(n, m)| SpanContext::for_test(n, m));
-        let (message, trace) = sent_by(&[Some(second), Some(first), None, Some(second)]);
-        assert!(trace != [1; 16] && trace != [3; 16] && message.parent_span_id.is_empty());
-        assert_eq!(message.links, [first, second].map(|it| link(&it)));
-        assert_eq!((&message.links[0].trace_id[..], message.links[0].flags), (&[1; 16][..], 0x101));
-        let many: Vec<_> = (0..=u8::MAX).map(|n| Some(SpanContext::for_test(1, n))).collect();
-        assert_eq!(sent_by(&many).0.links.len(), LINKS_MAX);
+        let (builder, parent) = sent_by(&[Some(second), Some(first), None, Some(second)]);
+        assert!(!parent.is_valid());
+        let links = builder.links.expect("links");
+        let linked: Vec<_> = links.into_iter().map(|link| link.span_context).collect();
+        assert_eq!(linked, [first, second].map(|it| context_of(it, false, TraceState::NONE)));
+        let many: Vec<_> = (1..=u8::MAX).map(|n| Some(SpanContext::for_test(1, n))).collect();
+        assert_eq!(sent_by(&many).0.links.map(|links| links.len()), Some(LINKS_MAX));
     }
 
     #[test]
-    fn what_nobody_who_is_traced_asks_for_is_a_root() {
-        let (message, _) = sent_by(&[None]);
-        assert!(message.parent_span_id.is_empty() && message.links.is_empty(), "{message:?}");
-        assert!(!attributes(&message).contains(&"db.operation.batch.size"), "one is no batch");
+    fn an_exchange_for_no_traced_request_is_a_root() {
+        let (builder, parent) = sent_by(&[None]);
+        assert!(!parent.is_valid() && builder.links.iter().flatten().count() == 0, "{builder:?}");
+        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
     }
 }

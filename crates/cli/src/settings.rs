@@ -42,7 +42,7 @@ pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners, Uds};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
-pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
+pub use otlp::{Otlp, OtlpCompression, OtlpProtocol, OtlpTls};
 pub use pod::{DebugListenerFlags, HealthListenerFlags};
 pub use responses::ResponseSettings;
 pub use role::Role;

@@ -1,11 +1,15 @@
 //! Converts metrics to OTLP messages.
 
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
+use opentelemetry_proto::tonic::metrics::v1::{
+    AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint, Sum,
+};
 use ratelease_engine::buckets::Buckets;
 
 use crate::metrics::family::{Family, Kind, Labels, Sample, Value};
-use crate::telemetry::otlp::message::{
-    Data, Gauge, Histogram, HistogramPoint, KeyValue, Metric, Number, NumberPoint, Sum, Temporality,
-};
 
 /// When a point's count began, and when it was read; nanoseconds since the Unix epoch.
 #[derive(Debug, Clone, Copy)]
@@ -48,21 +52,23 @@ pub(super) fn count(metric: &Metric) -> usize {
         Some(Data::Gauge(gauge)) => gauge.data_points.len(),
         Some(Data::Sum(sum)) => sum.data_points.len(),
         Some(Data::Histogram(histogram)) => histogram.data_points.len(),
-        None => 0,
+        Some(Data::ExponentialHistogram(_) | Data::Summary(_)) | None => 0,
     }
 }
 
 fn metric(family: &Family, samples: &[Sample], span: Span) -> Metric {
     let numbers = || samples.iter().filter_map(|sample| number_point(sample, span)).collect();
-    let temporality = Temporality::Cumulative.into();
+    let aggregation_temporality = AggregationTemporality::Cumulative.into();
     let (data, unit) = match family.kind {
         Kind::Counter | Kind::Unsuffixed => {
-            (Data::Sum(Sum { data_points: numbers(), temporality, is_monotonic: true }), "")
+            let data_points = numbers();
+            (Data::Sum(Sum { data_points, aggregation_temporality, is_monotonic: true }), "")
         }
         Kind::Gauge => (Data::Gauge(Gauge { data_points: numbers() }), ""),
         Kind::Histogram => {
             let points = samples.iter().filter_map(|sample| histogram_point(sample, span));
-            (Data::Histogram(Histogram { data_points: points.collect(), temporality }), "s")
+            let data_points = points.collect();
+            (Data::Histogram(Histogram { data_points, aggregation_temporality }), "s")
         }
     };
     Metric {
@@ -70,29 +76,31 @@ fn metric(family: &Family, samples: &[Sample], span: Span) -> Metric {
         description: family.help.clone().into_owned(),
         unit: unit.to_owned(),
         data: Some(data),
+        ..Metric::default()
     }
 }
 
 /// `None` for a distribution, which a family of numbers never contains.
-fn number_point(sample: &Sample, span: Span) -> Option<NumberPoint> {
+fn number_point(sample: &Sample, span: Span) -> Option<NumberDataPoint> {
     let value = match &sample.value {
-        Value::Count(count) => Number::Int(i64::try_from(*count).unwrap_or(i64::MAX)),
-        Value::Number(number) => Number::Double(*number),
+        Value::Count(count) => Number::AsInt(i64::try_from(*count).unwrap_or(i64::MAX)),
+        Value::Number(number) => Number::AsDouble(*number),
         Value::Buckets(_) => return None,
     };
-    Some(NumberPoint {
+    Some(NumberDataPoint {
         start_time_unix_nano: span.begun,
         time_unix_nano: span.now,
         value: Some(value),
         attributes: attributes(&sample.labels),
+        ..NumberDataPoint::default()
     })
 }
 
 /// `None` for a number, which a family of distributions never contains.
-fn histogram_point(sample: &Sample, span: Span) -> Option<HistogramPoint> {
+fn histogram_point(sample: &Sample, span: Span) -> Option<HistogramDataPoint> {
     let Value::Buckets(buckets) = &sample.value else { return None };
     let Buckets { bounds, counts, sum } = buckets;
-    Some(HistogramPoint {
+    Some(HistogramDataPoint {
         start_time_unix_nano: span.begun,
         time_unix_nano: span.now,
         count: buckets.count(),
@@ -100,11 +108,18 @@ fn histogram_point(sample: &Sample, span: Span) -> Option<HistogramPoint> {
         bucket_counts: counts.clone(),
         explicit_bounds: bounds.iter().map(|bound| bound.as_secs_f64()).collect(),
         attributes: attributes(&sample.labels),
+        ..HistogramDataPoint::default()
     })
 }
 
 fn attributes(labels: &Labels) -> Vec<KeyValue> {
-    labels.iter().map(|(name, value)| KeyValue::text(name, value.as_ref())).collect()
+    labels.iter().map(|(name, value)| text(name, value.as_ref())).collect()
+}
+
+/// An attribute whose value is a text.
+pub(super) fn text(key: &str, value: &str) -> KeyValue {
+    let value = AnyValue { value: Some(Any::StringValue(value.to_owned())) };
+    KeyValue { key: key.to_owned(), value: Some(value), ..KeyValue::default() }
 }
 
 #[cfg(test)]
@@ -139,10 +154,10 @@ mod tests {
             metric(&family, &family.samples, Span { begun: 1, now: 2 })
         });
         let Some(Data::Sum(sum)) = counter.data else { panic!("{counter:?}") };
-        assert!(sum.is_monotonic && sum.temporality == i32::from(Temporality::Cumulative));
+        assert!(sum.is_monotonic && sum.aggregation_temporality == 2);
         let point = &sum.data_points[0];
         assert_eq!((point.start_time_unix_nano, point.time_unix_nano), (1, 2));
-        assert_eq!(point.attributes, [KeyValue::text("n", "0")]);
+        assert_eq!(point.attributes, [text("n", "0")]);
         assert!(matches!(gauge.data, Some(Data::Gauge(_))), "{gauge:?}");
     }
 

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_no_parent() {
+    fn a_malformed_header_is_no_parent() {
         let zeros = "0".repeat(16);
         for bad in [
             "",

@@ -1,6 +1,7 @@
 //! The parent of a request by W3C's Trace Context (<https://www.w3.org/TR/trace-context/>).
 
 use http::HeaderMap;
+use opentelemetry::trace::TraceState;
 
 use super::b3;
 use super::parent::{Parent, hex};
@@ -49,13 +50,14 @@ impl Parent {
     }
 }
 
-/// The value of `tracestate`, its headers joined; empty if there is none, or it must not be passed
-/// on.
-pub(super) fn state(headers: &HeaderMap) -> String {
+/// The value of `tracestate`, its headers joined; empty if there is none, it is malformed, or it
+/// must not be passed on.
+pub(super) fn state(headers: &HeaderMap) -> TraceState {
     let parts: Option<Vec<_>> =
         headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
     let state = parts.unwrap_or_default().join(",");
-    if state.len() <= STATE_BYTES_MAX { state } else { String::new() }
+    let is_short = state.len() <= STATE_BYTES_MAX;
+    is_short.then(|| state.parse().ok()).flatten().unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_no_parent() {
+    fn a_malformed_header_is_no_parent() {
         for bad in [
             "",
             "00",
@@ -120,12 +122,12 @@ mod tests {
     #[test]
     fn a_state_is_joined_and_a_long_one_dropped() {
         let mut headers = HeaderMap::new();
-        assert_eq!(state(&headers), "");
+        assert_eq!(state(&headers).header(), "");
         headers.append("tracestate", HeaderValue::from_static("a=1"));
         headers.append("tracestate", HeaderValue::from_static("b=2"));
-        assert_eq!(state(&headers), "a=1,b=2");
+        assert_eq!(state(&headers).header(), "a=1,b=2");
         let long = format!("c={}", "x".repeat(STATE_BYTES_MAX));
         headers.append("tracestate", HeaderValue::from_str(&long).expect("a value"));
-        assert_eq!(state(&headers), "");
+        assert_eq!(state(&headers).header(), "");
     }
 }

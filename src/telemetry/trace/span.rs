@@ -3,7 +3,11 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::SystemTime;
 
+use opentelemetry::trace::{Span as _, Status};
+use opentelemetry::{Key, KeyValue};
+use opentelemetry_sdk::trace::Span as SdkSpan;
 use parking_lot::Mutex;
 use ratelease_cli::grpc_codes::GRPC_CODES;
 use ratelease_engine::span_context::SpanContext;
@@ -11,9 +15,7 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Verdict;
 use ratelease_rules::request::Request;
 
-use super::export::Queue;
-use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
-use crate::telemetry::otlp::nanos;
+use super::pipeline::DISCARDED;
 use crate::telemetry::samples::rule_of;
 
 /// A span that has begun. A cheap handle: clones are the same span. It ends with [`Span::end`]; a
@@ -41,32 +43,31 @@ const SERVER_ERRORS: [&str; 6] =
 /// Maximum number of bytes shown of a domain: the client chooses it.
 const DOMAIN_BYTES_MAX: usize = 256;
 
+/// When a span began, by both clocks: the end follows from the one that never jumps.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) started: SystemTime,
+    pub(super) begun: Time,
+    pub(super) clock: Clock,
+}
+
 #[derive(Debug)]
 struct Open {
-    /// `None` once it has ended.
-    message: Mutex<Option<Message>>,
+    span: Mutex<SdkSpan>,
     context: SpanContext,
-    begun: Time,
+    start: Start,
     /// The outcome if the span is given up.
     given_up: Outcome,
-    clock: Clock,
-    queue: Queue,
 }
 
 // === impl Span ===
 
 impl Span {
-    pub(super) fn new(
-        mut message: Message,
-        context: SpanContext,
-        given_up: Outcome,
-        clock: Clock,
-        queue: Queue,
-    ) -> Self {
-        message.trace_id = context.trace.to_vec();
-        message.span_id = context.span.to_vec();
-        let message = Mutex::new(Some(message));
-        Self(Arc::new(Open { message, context, begun: clock.now(), given_up, clock, queue }))
+    pub(super) fn new(span: SdkSpan, start: Start, given_up: Outcome) -> Self {
+        let context = span.span_context();
+        let (trace, id) = (context.trace_id().to_bytes(), context.span_id().to_bytes());
+        let context = SpanContext { trace, span: id };
+        Self(Arc::new(Open { span: Mutex::new(span), context, start, given_up }))
     }
 
     /// Runs `call` and returns its result. Log lines written and asks sent during the call refer to
@@ -86,20 +87,18 @@ impl Span {
     pub fn note(&self, request: &Request<'_>, verdict: &Verdict<'_>) {
         let end = request.domain.floor_char_boundary(DOMAIN_BYTES_MAX);
         let mut noted = vec![
-            KeyValue::text("ratelease.domain", &request.domain[..end]),
-            KeyValue::text("ratelease.verdict", verdict.code.name()),
-            KeyValue::number("ratelease.descriptors", request.descriptors.len()),
+            KeyValue::new("ratelease.domain", request.domain[..end].to_owned()),
+            KeyValue::new("ratelease.verdict", verdict.code.name()),
+            number("ratelease.descriptors", request.descriptors.len()),
         ];
         if let Some(status) = verdict.tightest.and_then(|at| verdict.statuses.get(at)) {
-            noted.push(KeyValue::text("ratelease.rule", rule_of(status)));
-            noted.push(KeyValue::number("ratelease.remaining", status.remaining));
+            noted.push(KeyValue::new("ratelease.rule", rule_of(status).to_owned()));
+            noted.push(number("ratelease.remaining", status.remaining));
             if let Some(counted) = status.counted {
-                noted.push(KeyValue::text("ratelease.how", counted.how.name()));
+                noted.push(KeyValue::new("ratelease.how", counted.how.name()));
             }
         }
-        if let Some(message) = self.0.message.lock().as_mut() {
-            message.attributes.extend(noted);
-        }
+        self.0.span.lock().set_attributes(noted);
     }
 
     /// Ends the span now; a second end has no effect.
@@ -107,9 +106,12 @@ impl Span {
         self.0.end(outcome);
     }
 
-    /// Drops the span as if it had not begun.
+    /// Drops the span as if it had not begun. The SDK ends every span that is dropped, so the
+    /// pipeline has to leave it out.
     pub fn discard(&self) {
-        self.0.message.lock().take();
+        let mut span = self.0.span.lock();
+        span.set_attribute(KeyValue::new(DISCARDED, true));
+        span.end();
     }
 }
 
@@ -117,11 +119,12 @@ impl Span {
 
 impl Open {
     fn end(&self, outcome: Outcome) {
-        let Some(mut message) = self.message.lock().take() else { return };
-        let took = self.clock.now().since(self.begun);
-        message.end_time_unix_nano = message.start_time_unix_nano.saturating_add(nanos(took));
-        outcome.describe(&mut message);
-        self.queue.push(message);
+        let mut span = self.span.lock();
+        if span.is_recording() {
+            outcome.describe(&mut span);
+            let Start { started, begun, clock } = &self.start;
+            span.end_with_timestamp(*started + clock.now().since(*begun));
+        }
     }
 }
 
@@ -134,11 +137,10 @@ impl Drop for Open {
 // === impl Outcome ===
 
 impl Outcome {
-    fn describe(self, message: &mut Message) {
+    fn describe(self, span: &mut SdkSpan) {
         let mut fail = |why: String| {
-            message.attributes.push(KeyValue::text("error.type", why));
-            message.status =
-                Some(Status { code: StatusCode::Error.into(), message: String::new() });
+            span.set_attribute(KeyValue::new("error.type", why));
+            span.set_status(Status::error(""));
         };
         let shown = match self {
             Self::Grpc(code) => {
@@ -147,21 +149,89 @@ impl Outcome {
                 if SERVER_ERRORS.contains(&name.as_str()) {
                     fail(name.clone());
                 }
-                KeyValue::text("rpc.response.status_code", name)
+                KeyValue::new("rpc.response.status_code", name)
             }
             Self::Http(status) => {
                 if status >= 500 {
                     fail(status.to_string());
                 }
-                KeyValue::number("http.response.status_code", status)
+                number("http.response.status_code", status)
             }
             Self::Failed(asks) => {
                 if asks > 0 {
                     fail("_OTHER".to_owned());
                 }
-                KeyValue::number("ratelease.asks_failed", asks)
+                number("ratelease.asks_failed", asks)
             }
         };
-        message.attributes.push(shown);
+        span.set_attribute(shown);
+    }
+}
+
+/// An attribute; a number too large for the protocol becomes the largest.
+pub(super) fn number(key: impl Into<Key>, value: impl TryInto<i64>) -> KeyValue {
+    KeyValue::new(key, value.try_into().unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use opentelemetry::Context;
+    use opentelemetry::trace::Tracer;
+    use opentelemetry_sdk::error::OTelSdkResult;
+    use opentelemetry_sdk::trace::{SdkTracer, SpanData, SpanProcessor};
+    use ratelease_cli::settings::Identity;
+
+    use super::*;
+    use crate::telemetry::otlp::{Origin, system_time};
+    use crate::telemetry::trace::pipeline::Pipeline;
+
+    /// Passes on the spans that end.
+    #[derive(Debug)]
+    struct Ended(mpsc::Sender<SpanData>);
+
+    impl SpanProcessor for Ended {
+        fn on_start(&self, _: &mut SdkSpan, _: &Context) {}
+        fn on_end(&self, span: SpanData) {
+            let _ = self.0.send(span);
+        }
+        fn force_flush(&self) -> OTelSdkResult {
+            Ok(())
+        }
+        fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+            Ok(())
+        }
+    }
+
+    fn begin(tracer: &SdkTracer) -> Span {
+        let clock = Clock::start();
+        let start = Start { started: system_time(), begun: clock.now(), clock };
+        Span::new(tracer.start("a span"), start, Outcome::Grpc(1))
+    }
+
+    #[test]
+    fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
+        let (name, namespace, instance, attributes) = Default::default();
+        let origin = Origin::new(Identity { name, namespace, instance, attributes });
+        let (sender, ended) = mpsc::channel();
+        let pipeline = Pipeline::to(Ended(sender), Arc::default(), &origin);
+        let next = || {
+            let span = ended.try_recv().ok()?;
+            Some(span.attributes.last().expect("a status").value.to_string())
+        };
+        begin(&pipeline.tracer).discard();
+        assert_eq!(next(), None);
+        let span = begin(&pipeline.tracer);
+        span.end(Outcome::Grpc(0));
+        span.end(Outcome::Grpc(2));
+        drop(span);
+        assert_eq!((next().as_deref(), next()), (Some("OK"), None));
+        let dropped = begin(&pipeline.tracer);
+        drop(dropped.clone());
+        assert_eq!(next(), None, "a handle is left");
+        drop(dropped);
+        assert_eq!(next().as_deref(), Some("CANCELLED"));
     }
 }

@@ -1,7 +1,7 @@
 //! A stand-in for an OpenTelemetry collector: it accepts exports over gRPC or HTTP, with the types
 //! that OpenTelemetry generates, and keeps them.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,6 +11,8 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
 use axum::serve::Listener;
+use flate2::read::GzDecoder;
+use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, StatusCode};
 use opentelemetry_proto::tonic::collector::metrics::v1 as metrics_pb;
 use opentelemetry_proto::tonic::collector::trace::v1 as traces_pb;
@@ -28,6 +30,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
+use tonic::codec::CompressionEncoding::Gzip;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -89,6 +92,7 @@ impl Collector {
     fn grpc_routes(&self) -> Router {
         let traces = traces_pb::trace_service_server::TraceServiceServer::new(self.clone());
         let metrics = metrics_pb::metrics_service_server::MetricsServiceServer::new(self.clone());
+        let (traces, metrics) = (traces.accept_compressed(Gzip), metrics.accept_compressed(Gzip));
         Routes::new(traces).add_service(metrics).into_axum_router()
     }
 
@@ -235,6 +239,16 @@ impl metrics_pb::metrics_service_server::MetricsService for Collector {
     }
 }
 
+/// The message in a body, decompressed if its headers say that it is compressed.
+fn decoded<M: Message + Default>(head: &HeaderMap, body: Bytes) -> Option<M> {
+    if head.get(CONTENT_ENCODING).is_none_or(|it| it != "gzip") {
+        return M::decode(body).ok();
+    }
+    let mut plain = Vec::new();
+    GzDecoder::new(&body[..]).read_to_end(&mut plain).ok()?;
+    M::decode(plain.as_slice()).ok()
+}
+
 async fn take_traces(
     State(collector): State<Collector>,
     head: HeaderMap,
@@ -243,7 +257,7 @@ async fn take_traces(
     if collector.refuses() {
         return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
     }
-    let Ok(message) = traces_pb::ExportTraceServiceRequest::decode(body) else {
+    let Some(message) = decoded::<traces_pb::ExportTraceServiceRequest>(&head, body) else {
         return (StatusCode::BAD_REQUEST, Vec::new());
     };
     let mut kept = collector.kept.lock();
@@ -257,7 +271,7 @@ async fn take_metrics(
     head: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, Vec<u8>) {
-    let Ok(message) = metrics_pb::ExportMetricsServiceRequest::decode(body) else {
+    let Some(message) = decoded::<metrics_pb::ExportMetricsServiceRequest>(&head, body) else {
         return (StatusCode::BAD_REQUEST, Vec::new());
     };
     let mut kept = collector.kept.lock();

@@ -70,6 +70,34 @@ fn total(metric: &Metric) -> f64 {
     }
 }
 
+/// Spans and metrics arrive, and every message of theirs was compressed.
+async fn arrives_compressed(protocol: &str, (collector, endpoint): (Collector, String)) {
+    let env = [
+        ("TRACING_ENABLED", "true"),
+        ("TRACING_EXPORTER_PROTOCOL", protocol),
+        ("OTEL_METRICS_EXPORTER", "otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+    ];
+    let rules = rules();
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    decide(&pod, request("test", "once"), &[]).await;
+    assert_eq!(pod.stop().await, 0);
+    assert_eq!(collector.spans().len(), 1);
+    metric(&last(&collector), "ratelease_decisions_total");
+    let header = if protocol == "grpc" { "grpc-encoding" } else { "content-encoding" };
+    assert_eq!(collector.header(header), ["gzip", "gzip"]);
+}
+
+#[tokio::test]
+async fn spans_and_metrics_are_compressed_if_asked_for() {
+    let (collector, at) = Collector::grpc().await;
+    arrives_compressed("grpc", (collector, format!("http://{at}"))).await;
+    let (collector, at) = Collector::http().await;
+    arrives_compressed("http", (collector, format!("http://{at}/base"))).await;
+}
+
 async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collector, String)) {
     let [wait, timeout] = PATIENT;
     let env = [

@@ -80,7 +80,7 @@ async fn spans_travel_over_tls_by_both_protocols() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_not_trusted_gets_nothing_and_is_told_of() {
+async fn a_collector_that_is_not_trusted_gets_nothing_and_is_logged() {
     let papers = Papers::new("127.0.0.1");
     // Signed by another root.
     let stranger = Papers::new("127.0.0.1");

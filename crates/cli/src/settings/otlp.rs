@@ -30,12 +30,21 @@ pub enum OtlpProtocol {
     Http,
 }
 
+/// The compression of what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtlpCompression {
+    /// No compression.
+    None,
+    /// gzip.
+    Gzip,
+}
+
 /// The destination of one signal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Otlp {
     /// The transport.
     pub protocol: OtlpProtocol,
-    /// The URL: scheme, authority and the whole path.
+    /// The URL: scheme, authority and, over HTTP, the whole path.
     pub endpoint: Uri,
     /// TLS for an endpoint of `https`.
     pub tls: Option<OtlpTls>,
@@ -44,6 +53,8 @@ pub struct Otlp {
     pub headers: HeaderMap,
     /// Timeout of one push, including the connection.
     pub timeout: Duration,
+    /// The compression of messages.
+    pub compression: OtlpCompression,
 }
 
 /// Default and maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`.
@@ -76,14 +87,11 @@ impl Otlp {
         let endpoint = lookup.endpoint(protocol.unwrap_or(OtlpProtocol::Http), faults);
         let headers = lookup.headers(faults);
         let timeout = lookup.timeout(faults);
-        if let Some((name, found)) = lookup.find("COMPRESSION")
-            && found != "none"
-        {
-            warnings.push(format!("{name}: ignored; telemetry is pushed uncompressed"));
-        }
+        let compression = lookup.compression(warnings);
         let (protocol, endpoint) = (protocol?, endpoint?);
         let tls = lookup.tls(protocol, &endpoint, faults, warnings)?;
-        Some(Self { protocol, endpoint, tls, headers: headers?, timeout: timeout? })
+        let (headers, timeout) = (headers?, timeout?);
+        Some(Self { protocol, endpoint, tls, headers, timeout, compression })
     }
 }
 
@@ -132,8 +140,7 @@ impl Lookup<'_> {
         let (port, path) = match (protocol, self.signal) {
             (OtlpProtocol::Http, Signal::Traces) => (4318, "/v1/traces"),
             (OtlpProtocol::Http, Signal::Metrics) => (4318, "/v1/metrics"),
-            (OtlpProtocol::Grpc, Signal::Traces) => (4317, TRACES_EXPORT),
-            (OtlpProtocol::Grpc, Signal::Metrics) => (4317, METRICS_EXPORT),
+            (OtlpProtocol::Grpc, _) => (4317, ""),
         };
         let (name, found) = self.find("ENDPOINT").unwrap_or_else(|| {
             ("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), format!("http://localhost:{port}"))
@@ -142,7 +149,7 @@ impl Lookup<'_> {
         let text = match protocol {
             OtlpProtocol::Http if !is_common => found.clone(),
             OtlpProtocol::Http => format!("{}{path}", found.trim_end_matches('/')),
-            OtlpProtocol::Grpc => format!("{}{path}", origin(&found)),
+            OtlpProtocol::Grpc => origin(&found).to_owned(),
         };
         let uri = text.parse::<Uri>().ok().filter(|uri| {
             [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
@@ -222,6 +229,20 @@ impl Lookup<'_> {
         headers
     }
 
+    /// Resolves the compression. An unknown one is ignored with a warning, as OpenTelemetry's
+    /// exporters do.
+    fn compression(&self, warnings: &mut Vec<String>) -> OtlpCompression {
+        let Some((name, found)) = self.find("COMPRESSION") else { return OtlpCompression::None };
+        match found.to_ascii_lowercase().as_str() {
+            "gzip" => OtlpCompression::Gzip,
+            "none" => OtlpCompression::None,
+            _ => {
+                warnings.push(format!("{name}: ignored; expected gzip or none"));
+                OtlpCompression::None
+            }
+        }
+    }
+
     fn timeout(&self, faults: &mut Faults) -> Option<Duration> {
         let Some((name, found)) = self.find("TIMEOUT") else { return Some(TIMEOUT) };
         let timeout = found.parse().ok().map(Duration::from_millis);
@@ -235,11 +256,7 @@ impl Lookup<'_> {
     }
 }
 
-/// The methods of OTLP's gRPC services.
-const TRACES_EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-const METRICS_EXPORT: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
-
-/// Returns a URL up to its authority: gRPC has paths of its own.
+/// Returns a URL up to its authority: the path of a gRPC call is its method.
 fn origin(url: &str) -> &str {
     let authority = url.find("://").map_or(0, |at| at + "://".len());
     let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);

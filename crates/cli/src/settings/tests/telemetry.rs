@@ -22,8 +22,7 @@ fn spans_have_the_defaults_of_the_reference_and_of_opentelemetry() {
     assert_eq!(otlp.endpoint, "http://localhost:4318/v1/traces");
     assert_eq!((otlp.timeout, otlp.headers.len()), (Duration::from_secs(10), 0));
     let grpc = traces(&[("TRACING_EXPORTER_PROTOCOL", "grpc")]);
-    let path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-    assert_eq!(grpc.endpoint, *format!("http://localhost:4317{path}"));
+    assert_eq!(grpc.endpoint, "http://localhost:4317/");
 }
 
 #[test]
@@ -38,8 +37,7 @@ fn a_variable_of_the_signal_beats_the_common_one() {
     assert_eq!(push.interval, Duration::from_secs(60));
     let grpc = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc");
     let push = telemetry(&[common, metrics, grpc]).push.expect("a push");
-    let path = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
-    assert_eq!(push.otlp.endpoint, *format!("http://a:1{path}"));
+    assert_eq!(push.otlp.endpoint, "http://a:1/");
 }
 
 #[test]
@@ -124,15 +122,27 @@ fn faults_of_a_collector_are_reported_only_if_it_is_used() {
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].starts_with(&format!("{name}: {expected}")), "{}", told[0]);
         if name.starts_with("OTEL_EXPORTER") {
-            assert!(telemetry(&[(name, value)]).tracing.is_none(), "nobody uses it");
+            assert!(telemetry(&[(name, value)]).tracing.is_none(), "it is not used");
         }
     }
     let protocol =
         [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")];
     let told = faults("ratelease serve", &protocol);
     assert!(told[0].contains("expected grpc or http/protobuf, found"), "{told:?}");
-    let settings = good("ratelease serve", &[ON, ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")]);
-    assert!(settings.warnings[0].contains("uncompressed"), "{:?}", settings.warnings);
+}
+
+#[test]
+fn messages_are_compressed_by_gzip_or_not_at_all() {
+    const COMMON: &str = "OTEL_EXPORTER_OTLP_COMPRESSION";
+    assert_eq!(traces(&[]).compression, OtlpCompression::None);
+    assert_eq!(traces(&[(COMMON, "gzip")]).compression, OtlpCompression::Gzip);
+    let own = ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "none");
+    assert_eq!(traces(&[(COMMON, "gzip"), own]).compression, OtlpCompression::None);
+    let settings = good("ratelease serve", &[ON, (COMMON, "zstd")]);
+    let expected = format!("{COMMON}: ignored; expected gzip or none");
+    assert_eq!(settings.warnings, [expected]);
+    let otlp = settings.telemetry.tracing.expect("tracing").otlp;
+    assert_eq!(otlp.compression, OtlpCompression::None);
 }
 
 #[test]
