@@ -4,8 +4,6 @@
 use std::cell::Cell;
 use std::fmt;
 
-use crate::rng;
-
 thread_local! {
     /// `None` on nearly all threads nearly all of the time.
     static CURRENT: Cell<Option<SpanContext>> = const { Cell::new(None) };
@@ -33,24 +31,9 @@ pub fn current() -> Option<SpanContext> {
     CURRENT.get()
 }
 
-/// Random bytes, not all of them zero. `N` is at most 16.
-pub fn fresh_id<const N: usize>() -> [u8; N] {
-    let mut id = [0; N];
-    for part in id.chunks_mut(8) {
-        let random = rng::next_u64().max(1).to_le_bytes();
-        part.iter_mut().zip(random).for_each(|(byte, random)| *byte = random);
-    }
-    id
-}
-
 // === impl SpanContext ===
 
 impl SpanContext {
-    /// A new span of `trace`.
-    pub fn fresh(trace: [u8; 16]) -> Self {
-        Self { trace, span: fresh_id() }
-    }
-
     /// Runs `call` with this as [`current`] and returns its result.
     pub fn within<T>(self, call: impl FnOnce() -> T) -> T {
         let _before = Before(CURRENT.replace(Some(self)));
@@ -113,12 +96,5 @@ mod tests {
         let context = SpanContext::for_test(0x0a, 0xf1);
         assert_eq!(context.trace_id().to_string(), "0a".repeat(16));
         assert_eq!(context.span_id().to_string(), "f1".repeat(8));
-    }
-
-    #[test]
-    fn ids_are_random_and_never_zero() {
-        let ids: std::collections::HashSet<[u8; 16]> = (0..1000).map(|_| fresh_id()).collect();
-        assert_eq!(ids.len(), 1000);
-        assert!(!ids.contains(&[0; 16]));
     }
 }
