@@ -273,7 +273,7 @@ impl Shared {
     }
 }
 
-// === impl Ages ===
+// === impl Periods ===
 
 impl Periods {
     fn new(texts: Texts) -> Self {
@@ -297,7 +297,7 @@ impl Periods {
     }
 }
 
-// === impl Boards ===
+// === impl Period ===
 
 impl Period {
     fn new(texts: Texts) -> Self {

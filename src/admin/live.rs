@@ -200,7 +200,7 @@ impl Shared {
     }
 }
 
-// === impl Told ===
+// === impl Broadcast ===
 
 impl Broadcast {
     /// Removes the slots of listeners that have disconnected, and closes the connections of those

@@ -159,7 +159,7 @@ struct CallReader {
     unread: VecDeque<Call>,
 }
 
-// === impl Flow ===
+// === impl CallReader ===
 
 impl CallReader {
     /// Answers calls until one takes longer, and returns it; `None` at the connection's end.

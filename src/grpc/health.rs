@@ -77,7 +77,7 @@ fn response(status: ServingStatus) -> HealthCheckResponse {
     HealthCheckResponse { status: status.into() }
 }
 
-// === impl Standing ===
+// === impl HealthState ===
 
 impl HealthState {
     fn status(self) -> ServingStatus {

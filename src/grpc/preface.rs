@@ -96,7 +96,7 @@ impl NonHttp2Clients {
     }
 }
 
-// === impl Stranger ===
+// === impl Protocol ===
 
 impl Protocol {
     fn of(read: &[u8]) -> Self {

@@ -27,7 +27,7 @@ pub(super) struct CoalescingIo<I> {
     read: &'static [u8],
 }
 
-// === impl Cork ===
+// === impl WriteHold ===
 
 impl WriteHold {
     /// Flushes do nothing until [`WriteHold::release`].
@@ -45,7 +45,7 @@ impl WriteHold {
     }
 }
 
-// === impl CorkedIo ===
+// === impl CoalescingIo ===
 
 impl<I: AsyncWrite + Unpin> CoalescingIo<I> {
     /// `read` has been read from `io` already; the next reader gets it first.

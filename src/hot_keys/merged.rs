@@ -40,7 +40,7 @@ struct RuleCounts {
     denied: MergedKeys,
 }
 
-// === impl Merged ===
+// === impl MergedKeys ===
 
 impl MergedKeys {
     /// Adds the counts of all `keys`.
@@ -122,7 +122,7 @@ impl MergedRules {
     }
 }
 
-// === impl Kinds ===
+// === impl RuleCounts ===
 
 impl RuleCounts {
     fn path(&self) -> &str {

@@ -44,7 +44,7 @@ pub(super) struct RuleSketch {
     pub(super) keys: Keys,
 }
 
-// === impl Places ===
+// === impl RuleSketches ===
 
 impl RuleSketches {
     /// Upper bound of the heap memory in bytes, except for a few words.
@@ -114,7 +114,7 @@ impl RuleSketches {
     }
 }
 
-// === impl Place ===
+// === impl RuleSketch ===
 
 impl RuleSketch {
     fn clear(&mut self) {

@@ -22,7 +22,7 @@ pub(super) struct TopKeys {
     texts: Texts,
 }
 
-// === impl Board ===
+// === impl TopKeys ===
 
 impl TopKeys {
     /// Upper bound of the memory of one value in bytes, except for a few words.

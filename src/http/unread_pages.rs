@@ -31,8 +31,17 @@ pub struct UnreadPages(Arc<Mutex<Unread>>);
 struct Unread {
     bytes: usize,
     /// Oldest first.
-    pages: VecDeque<(u64, usize, ConnectionHandle)>,
+    pages: VecDeque<Unsent>,
     last: u64,
+}
+
+/// A large answer that was not read yet.
+#[derive(Debug)]
+struct Unsent {
+    number: u64,
+    /// The bytes that it counts for.
+    bytes: usize,
+    connection: ConnectionHandle,
 }
 
 /// A large answer; its bytes are released when the last of them has been sent.
@@ -68,15 +77,15 @@ impl UnreadPages {
         let counted = bytes.len().min(COUNTED_MAX);
         let mut unread = self.0.lock();
         while unread.bytes + counted > UNREAD_MAX
-            && let Some((_, bytes, handle)) = unread.pages.pop_front()
+            && let Some(oldest) = unread.pages.pop_front()
         {
-            unread.bytes -= bytes;
-            handle.close();
+            unread.bytes -= oldest.bytes;
+            oldest.connection.close();
         }
         unread.last += 1;
         let number = unread.last;
         unread.bytes += counted;
-        unread.pages.push_back((number, counted, handle));
+        unread.pages.push_back(Unsent { number, bytes: counted, connection: handle });
         drop(unread);
         Page { bytes, number, budget: self.clone() }
     }
@@ -91,8 +100,8 @@ impl AsRef<[u8]> for Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let mut unread = self.budget.0.lock();
-        if let Ok(at) = unread.pages.binary_search_by_key(&self.number, |(number, ..)| *number) {
-            let counted = unread.pages.remove(at).map_or(0, |(_, counted, _)| counted);
+        if let Ok(at) = unread.pages.binary_search_by_key(&self.number, |unsent| unsent.number) {
+            let counted = unread.pages.remove(at).map_or(0, |unsent| unsent.bytes);
             unread.bytes -= counted;
         }
     }
@@ -114,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_page_leaves_room_for_others_however_long_it_is() {
+    async fn a_long_page_leaves_room_for_others() {
         let budget = UnreadPages::default();
         let (long, short) = (connection(), connection());
         let page = Bytes::from(vec![b'x'; 2 * UNREAD_MAX]);
@@ -124,11 +133,11 @@ mod tests {
             .collect();
         assert!(!is_closed(&long) && !is_closed(&short), "all of them fit");
         let _more = budget.enter(Bytes::from(vec![b'x'; COUNTED_MAX]), short.handle());
-        assert!(is_closed(&long) && !is_closed(&short), "the oldest gives way");
+        assert!(is_closed(&long) && !is_closed(&short), "the oldest is closed");
     }
 
     #[tokio::test]
-    async fn a_page_that_was_read_gives_its_room_back() {
+    async fn a_page_that_was_read_is_no_longer_counted() {
         let budget = UnreadPages::default();
         let reader = connection();
         for _ in 0..100 {

@@ -95,7 +95,7 @@ impl Registry {
     }
 }
 
-// === impl Held ===
+// === impl State ===
 
 impl State {
     /// Finds a meter that no rule in force has: none has bound it since the rules were loaded.

@@ -131,12 +131,11 @@ impl Meters {
             .iter()
             .map(|(name, help, of)| {
                 let mut family = Family::new(*name, Kind::Unsuffixed, *help);
-                let counts =
-                    series.iter().map(|(keys, (hits, zero_series))| (keys, of(hits), *zero_series));
-                for (keys, count, _) in
-                    counts.filter(|(_, count, zero_series)| *count > 0 || *zero_series)
-                {
-                    family.push(keys.labels(), Value::Count(count));
+                for (keys, hits) in &series {
+                    let count = of(&hits.sums);
+                    if count > 0 || hits.even_at_zero {
+                        family.push(keys.labels(), Value::Count(count));
+                    }
                 }
                 family
             })
@@ -177,7 +176,7 @@ impl Meters {
         let parts = values.iter().chain([values_folded]).map(|meter| (&meter.keys, meter.sums()));
         let mut series = HitSeries::new();
         for (keys, hits) in whole.chain(parts) {
-            series.entry(keys.clone()).or_default().0.add(&hits);
+            series.entry(keys.clone()).or_default().sums.add(&hits);
         }
         zero_series.mark(&mut series);
         series

@@ -17,11 +17,18 @@ pub(super) const RULES_MAX: usize = 1000;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ZeroSeries<'r>(Option<&'r Rules>);
 
-/// The reference implementation's series, by label: their totals, and whether they are reported at
-/// 0.
-pub(super) type HitSeries = BTreeMap<Keys, (HitSums, bool)>;
+/// The reference implementation's series, by label.
+pub(super) type HitSeries = BTreeMap<Keys, ReportedHits>;
 
-// === impl Told ===
+/// The totals of one of these series.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ReportedHits {
+    pub(super) sums: HitSums,
+    /// Whether the series is reported even if its value is 0.
+    pub(super) even_at_zero: bool,
+}
+
+// === impl ZeroSeries ===
 
 impl<'r> ZeroSeries<'r> {
     /// Returns the rules to report at 0: none if there are more than `series_max` rules. Only so
@@ -48,7 +55,7 @@ impl<'r> ZeroSeries<'r> {
     /// Marks the reference implementation's series that are reported at 0.
     pub(super) fn mark(self, series: &mut HitSeries) {
         for keys in self.rules().filter_map(Keys::beforehand) {
-            series.entry(keys).or_default().1 = true;
+            series.entry(keys).or_default().even_at_zero = true;
         }
     }
 

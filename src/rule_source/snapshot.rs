@@ -236,7 +236,7 @@ impl Snapshot {
     }
 }
 
-// === impl Waiting ===
+// === impl Pending ===
 
 impl Pending {
     /// Takes the data to be written, if there is any.

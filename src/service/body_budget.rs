@@ -52,15 +52,21 @@ struct State {
     /// Bytes of complete messages.
     complete_bytes: usize,
     /// The connections with incomplete messages.
-    peers: HashMap<u64, Unfinished>,
+    peers: HashMap<u64, IncompleteMessages>,
     next: u64,
 }
 
 /// The incomplete messages of one connection, oldest first.
 #[derive(Debug, Default)]
-struct Unfinished {
+struct IncompleteMessages {
     bytes: usize,
-    messages: BTreeMap<u64, (usize, Arc<Revocation>)>,
+    messages: BTreeMap<u64, IncompleteMessage>,
+}
+
+#[derive(Debug)]
+struct IncompleteMessage {
+    bytes: usize,
+    revocation: Arc<Revocation>,
 }
 
 /// Notifies a message's reader that the message has lost its reservation.
@@ -88,7 +94,7 @@ enum Stage {
     /// No byte was read, and no wait has begun.
     New,
     /// The message has this number among those of its connection.
-    Unfinished(u64),
+    Incomplete(u64),
     /// The message counts for this many bytes.
     Complete(usize),
 }
@@ -163,10 +169,10 @@ impl BodyReservation {
             let mut state = shared.state.lock();
             let number = match *stage {
                 Stage::New => state.begin(peer.0.id, revocation),
-                Stage::Unfinished(number) => number,
+                Stage::Incomplete(number) => number,
                 Stage::Complete(_) => return Ok(()),
             };
-            *stage = Stage::Unfinished(number);
+            *stage = Stage::Incomplete(number);
             state.grow(peer.0.id, number, bytes, shared.bytes_max)
         };
         shared.refused.fetch_add(revoked.len() as u64, Ordering::Relaxed);
@@ -187,7 +193,7 @@ impl BodyReservation {
     pub fn complete(&self) -> Result<(), RequestError> {
         let Message { budget: BodyBudget { shared }, peer, stage, .. } = &*self.0;
         let mut stage = stage.lock();
-        let Stage::Unfinished(number) = *stage else { return Ok(()) };
+        let Stage::Incomplete(number) = *stage else { return Ok(()) };
         let mut state = shared.state.lock();
         *stage = Stage::Complete(0);
         let Some(reserved) = state.remove(peer.0.id, number) else {
@@ -223,7 +229,7 @@ impl Drop for Message {
         let mut state = self.budget.shared.state.lock();
         match *self.stage.get_mut() {
             Stage::New => {}
-            Stage::Unfinished(number) => drop(state.remove(self.peer.0.id, number)),
+            Stage::Incomplete(number) => drop(state.remove(self.peer.0.id, number)),
             Stage::Complete(bytes) => {
                 state.complete_bytes -= bytes;
                 state.bytes -= bytes;
@@ -238,9 +244,11 @@ impl State {
     /// Returns the number of a new message.
     fn begin(&mut self, peer: u64, revocation: &Arc<Revocation>) -> u64 {
         self.next += 1;
-        let unfinished = self.peers.entry(peer).or_default();
-        unfinished.messages.insert(self.next, (MESSAGE_BYTES_MIN, Arc::clone(revocation)));
-        unfinished.bytes += MESSAGE_BYTES_MIN;
+        let incomplete = self.peers.entry(peer).or_default();
+        let message =
+            IncompleteMessage { bytes: MESSAGE_BYTES_MIN, revocation: Arc::clone(revocation) };
+        incomplete.messages.insert(self.next, message);
+        incomplete.bytes += MESSAGE_BYTES_MIN;
         self.bytes += MESSAGE_BYTES_MIN;
         self.next
     }
@@ -254,16 +262,16 @@ impl State {
         bytes: usize,
         bytes_max: usize,
     ) -> Vec<Arc<Revocation>> {
-        if let Some(unfinished) = self.peers.get_mut(&peer)
-            && let Some((reserved, _)) = unfinished.messages.get_mut(&number)
+        if let Some(incomplete) = self.peers.get_mut(&peer)
+            && let Some(message) = incomplete.messages.get_mut(&number)
         {
-            *reserved += bytes;
-            unfinished.bytes += bytes;
+            message.bytes += bytes;
+            incomplete.bytes += bytes;
             self.bytes += bytes;
         }
         let mut revoked = Vec::new();
         loop {
-            let own = self.peers.get(&peer).map_or(0, |unfinished| unfinished.bytes);
+            let own = self.peers.get(&peer).map_or(0, |incomplete| incomplete.bytes);
             let from = match own > bytes_max / 2 {
                 true => Some(peer),
                 false if self.bytes > bytes_max => self.next_to_revoke(),
@@ -279,19 +287,19 @@ impl State {
     /// The connection whose incomplete messages reserve the most. If none has more than one, the
     /// connection with the oldest: an honest message is milliseconds old, however large it is.
     fn next_to_revoke(&self) -> Option<u64> {
-        let (largest, unfinished) =
-            self.peers.iter().max_by_key(|(_, unfinished)| unfinished.bytes)?;
-        if unfinished.messages.len() > 1 {
+        let (largest, incomplete) =
+            self.peers.iter().max_by_key(|(_, incomplete)| incomplete.bytes)?;
+        if incomplete.messages.len() > 1 {
             return Some(*largest);
         }
-        let oldest = |unfinished: &Unfinished| unfinished.messages.keys().next().copied();
-        self.peers.iter().min_by_key(|(_, unfinished)| oldest(unfinished)).map(|(peer, _)| *peer)
+        let oldest = |incomplete: &IncompleteMessages| incomplete.messages.keys().next().copied();
+        self.peers.iter().min_by_key(|(_, incomplete)| oldest(incomplete)).map(|(peer, _)| *peer)
     }
 
     /// Removes the oldest message of `peer`.
     fn revoke_oldest(&mut self, peer: u64) -> Option<Arc<Revocation>> {
-        let (number, (_, revocation)) = self.peers.get(&peer)?.messages.first_key_value()?;
-        let (number, revocation) = (*number, Arc::clone(revocation));
+        let (number, message) = self.peers.get(&peer)?.messages.first_key_value()?;
+        let (number, revocation) = (*number, Arc::clone(&message.revocation));
         revocation.is_revoked.store(true, Ordering::Release);
         self.remove(peer, number);
         Some(revocation)
@@ -299,10 +307,10 @@ impl State {
 
     /// Stops counting a message; returns the bytes that it counted for.
     fn remove(&mut self, peer: u64, number: u64) -> Option<usize> {
-        let unfinished = self.peers.get_mut(&peer)?;
-        let (bytes, _) = unfinished.messages.remove(&number)?;
-        unfinished.bytes -= bytes;
-        if unfinished.messages.is_empty() {
+        let incomplete = self.peers.get_mut(&peer)?;
+        let IncompleteMessage { bytes, .. } = incomplete.messages.remove(&number)?;
+        incomplete.bytes -= bytes;
+        if incomplete.messages.is_empty() {
             self.peers.remove(&peer);
         }
         self.bytes -= bytes;

@@ -102,7 +102,7 @@ impl LogLimiter {
     }
 }
 
-// === impl Calmed ===
+// === impl Limited ===
 
 impl<S, N, F> FormatEvent<S, N> for Limited<F>
 where
@@ -124,7 +124,7 @@ where
     }
 }
 
-// === impl Place ===
+// === impl Callsite ===
 
 impl Callsite {
     fn new(meta: &'static Metadata<'static>, second: u64) -> Self {

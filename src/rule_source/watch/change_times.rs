@@ -14,7 +14,7 @@ pub(super) struct ChangeTimes {
     known: Option<HashMap<String, SystemTime>>,
 }
 
-// === impl Times ===
+// === impl ChangeTimes ===
 
 impl ChangeTimes {
     /// Notes that the rules of `sources` are in force. Returns the age of the newest change that

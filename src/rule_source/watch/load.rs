@@ -108,7 +108,7 @@ fn refused(error: LoadError, known: Option<Digest>) -> LoadOutcome {
     LoadOutcome::Changed { digest, sources: Vec::new(), result: Err(error) }
 }
 
-// === impl Trouble ===
+// === impl LoadError ===
 
 impl LoadError {
     fn digest(&self) -> Digest {

@@ -20,7 +20,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(super) struct OldRules(Vec<Arc<Rules>>);
 
-// === impl Retired ===
+// === impl OldRules ===
 
 impl OldRules {
     pub(super) fn add(&mut self, rules: Option<Arc<Rules>>) {

@@ -32,7 +32,7 @@ pub(super) struct WatchSet {
     pub(super) is_truncated: bool,
 }
 
-// === impl Places ===
+// === impl WatchSet ===
 
 impl WatchSet {
     /// Finds the places to watch for the rules in `dir`; if `root` is given, that path and each
