@@ -150,7 +150,7 @@ async fn r13_files_may_not_be_read_or_written() {
     row.holds(place.answers_by(3).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
     row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
-    let way_out = "let the user of this process write there";
+    let way_out = "allow the user of this process to write there";
     row.holds(place.tells(way_out).await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     place.end(&mut row, &[NOT_KEPT, way_out]).await;
@@ -174,10 +174,10 @@ async fn r13_the_disk_is_full() {
     row.holds(place.answers_by(2).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
     row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
-    row.holds(place.tells("make room").await, "nor the way out");
+    row.holds(place.tells("free disk space").await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     let left = fs::read_dir(place.dir()).expect("the directory").count();
     row.holds(left == 1, "a part of a file is left behind");
-    place.end(&mut row, &[NOT_KEPT, "make room"]).await;
+    place.end(&mut row, &[NOT_KEPT, "free disk space"]).await;
     row.end();
 }

@@ -152,7 +152,7 @@ async fn what_cannot_be_replayed_says_what_to_say() {
     let rules = super::rules(RULES);
     let log = access_log();
     for (flags, reason) in [
-        (&[][..], "standard input:1: is of an access log: say what to make of it"),
+        (&[][..], "standard input:1: is of an access log and needs a descriptor"),
         (&["--descriptor", "path=%path%"], "has no domain: set --domain"),
         (&["--descriptor", "path=%url%", "--domain", "shop"], "has no field url, but method, path"),
         (&["--descriptor", "path=%url", "--domain", "d"], "a % is left over"),

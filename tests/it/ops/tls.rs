@@ -95,5 +95,5 @@ async fn both_sides_show_certificates_and_a_client_without_one_is_refused() {
         }
     }
     let ran = run(&[&["health", "--http", &target][..], &all].concat()).await.ended(2);
-    assert!(ran.err.contains("go with --grpc"), "{ran:?}");
+    assert!(ran.err.contains("need --grpc"), "{ran:?}");
 }
