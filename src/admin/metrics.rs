@@ -61,7 +61,7 @@ impl MetricsSources {
         families.push(single(
             "ratelease_invariant_violations_total",
             Kind::Counter,
-            "Faults of the program's own that it has found; none is expected.",
+            "Invariants found violated: internal errors; 0 is expected.",
             Value::Count(invariant::violations()),
         ));
         families.push(build_info());

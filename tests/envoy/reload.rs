@@ -37,7 +37,7 @@ async fn a_reload_under_load_fails_no_request_and_no_answer_mixes_two_versions()
             // The log reports the same fault twice in a row only once.
             rules.replace(&format!("# before {number}\n{}", rng.pick(&BAD)));
             let is_refused = async || pod.loads_refused() > refused;
-            pod.process.until("told of bad rules", LIVE_MAX, is_refused).await;
+            pod.process.until("logged the bad rules", LIVE_MAX, is_refused).await;
         }
         rules.replace(&version(number));
         let start = now();

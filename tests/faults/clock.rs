@@ -37,10 +37,13 @@ async fn r11_the_clocks_of_the_pods_step() {
     }
     clock.set(HOUR);
     stage.rules.replace("domain: r11\ndescriptors: [{key: path, rate_limit: {unit: never}}]\n");
-    let told = stage.pods[0].logs("never").await;
+    let reported = stage.pods[0].logs("never").await;
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
-    row.holds(hour_told(&told) == (hour() + 1) % 24, &format!("the clock did not step: {told}"));
+    row.holds(
+        hour_told(&reported) == (hour() + 1) % 24,
+        &format!("the clock did not step: {reported}"),
+    );
     stage.judge(&mut row, &samples, stage.tight).await;
     stage.stop(&mut row).await;
     row.end();
@@ -105,8 +108,8 @@ async fn r11_the_clock_of_a_redis_steps() {
         }
         for ahead in [step, 0.0] {
             clock.set(middle + ahead);
-            let told: (u64, u64) = redis.command(&["TIME"]);
-            let is_ahead = told.0 as f64 - seconds() as f64;
+            let reported: (u64, u64) = redis.command(&["TIME"]);
+            let is_ahead = reported.0 as f64 - seconds() as f64;
             row.holds((is_ahead - middle - ahead).abs() <= 2.0, "the clock did not step");
             admitted += spend(&asker, &path, &mut row).await;
             expire(&redis, &mut row);

@@ -112,7 +112,7 @@ impl Place {
         row.holds(self.pod.stop().await == 0, "the pod did not end well");
         for what in once {
             let times = self.pod.logged(what).len();
-            row.holds(times == 1, &format!("told {times} times: {what}"));
+            row.holds(times == 1, &format!("logged {times} times: {what}"));
         }
     }
 }
@@ -124,7 +124,7 @@ fn version(number: u64, padding: usize) -> String {
 }
 
 const PROMISE: &str = "no exit; the last good rules stay in force, or the new ones come; the last \
-                       good snapshot stays whole; each is told once, with its path and a way out";
+                       good snapshot stays whole; each is reported once, with its path and a way out";
 
 const NOT_KEPT: &str = "the rules are in force, but not kept as a snapshot: ";
 
@@ -142,14 +142,14 @@ async fn r13_files_may_not_be_read_or_written() {
     fs::set_permissions(&next, Permissions::from_mode(0o000)).expect("a mode");
     fs::rename(&next, place.rules.path().join("rules.yaml")).expect("a renamed file");
     let refused = "rules.yaml: permission denied; let the user";
-    row.holds(place.tells(refused).await, "what may not be read is not told");
+    row.holds(place.tells(refused).await, "an unreadable file is not logged");
     row.holds(place.answers_by(1).await, "the last good rules are gone");
 
     fs::set_permissions(place.dir.path(), Permissions::from_mode(0o555)).expect("a mode");
     place.rules.replace(&version(3, 0));
     row.holds(place.answers_by(3).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
+    row.holds(place.tells(NOT_KEPT).await, "the failed snapshot is not logged");
     let way_out = "allow the user of this process to write there";
     row.holds(place.tells(way_out).await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
@@ -173,7 +173,7 @@ async fn r13_the_disk_is_full() {
     place.rules.replace(&version(2, NO_ROOM));
     row.holds(place.answers_by(2).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
+    row.holds(place.tells(NOT_KEPT).await, "the failed snapshot is not logged");
     row.holds(place.tells("free disk space").await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     let left = fs::read_dir(place.dir()).expect("the directory").count();

@@ -44,12 +44,15 @@ struct Cursed {
 
 impl Store for Cursed {
     fn shard(&self, ask: &Ask) -> usize {
-        assert!(!self.armed.shard.swap(false, Ordering::Relaxed), "told to panic in a request");
+        assert!(!self.armed.shard.swap(false, Ordering::Relaxed), "panics on purpose in a request");
         self.inner.shard(ask)
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        assert!(!self.armed.exchange.swap(false, Ordering::Relaxed), "told to panic in a lease");
+        assert!(
+            !self.armed.exchange.swap(false, Ordering::Relaxed),
+            "panics on purpose in a lease"
+        );
         self.inner.lend(ask)
     }
 
@@ -111,7 +114,7 @@ impl Load for Reader {
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
         let cursed = sources.iter().any(|source| source.text.starts_with(b"# panic"));
-        assert!(!cursed, "told to panic in the watcher");
+        assert!(!cursed, "panics on purpose in the watcher");
         let loaded = rules::load(sources, rules::Options::default());
         let rules = loaded.map_err(|_| vec!["faulty".to_owned()])?.rules;
         Ok(Compiled { rules, warnings: Vec::new() })
@@ -153,13 +156,13 @@ async fn r17_parts_of_the_process_panic() {
 
     files.replace("# panic\n");
     let refused = async || published.loads_failed() > 0;
-    let told = time_until(Duration::from_secs(5), refused).await;
-    row.holds(told.is_some(), "the watcher's panic was not counted");
+    let reported = time_until(Duration::from_secs(5), refused).await;
+    row.holds(reported.is_some(), "the watcher's panic was not counted");
     row.holds(code(&connection, 5).await == tonic::Code::Ok, "the last good rules are gone");
     files.replace(&format!("# again\n{good}"));
     let accepted = async || published.loads_ok() > 1;
-    let told = time_until(Duration::from_secs(5), accepted).await;
-    row.holds(told.is_some(), "the watcher is gone");
+    let reported = time_until(Duration::from_secs(5), accepted).await;
+    row.holds(reported.is_some(), "the watcher is gone");
 
     let restarted = restarts(&mut row).await;
     row.recovered(restarted, RESTARTED_MAX);
@@ -171,11 +174,11 @@ async fn restarts(row: &mut Row) -> Duration {
     let (began, mut starts) = tokio::sync::mpsc::channel(8);
     let is_first = Arc::new(AtomicBool::new(true));
     let supervisor = Supervisor::default();
-    let kept = supervisor.clone().run("told to panic", move || {
+    let kept = supervisor.clone().run("panics on purpose", move || {
         let (began, is_first) = (began.clone(), Arc::clone(&is_first));
         async move {
             let _ = began.send(now()).await;
-            assert!(!is_first.swap(false, Ordering::Relaxed), "told to panic in a task");
+            assert!(!is_first.swap(false, Ordering::Relaxed), "panics on purpose in a task");
             std::future::pending::<()>().await;
         }
     });

@@ -40,13 +40,13 @@ async fn r15_sigterm_under_load() {
     let (ends, stays) = (&stage.pods[0], &stage.pods[1]);
     let _stuck = stuck(ends).await;
 
-    let told = now();
+    let reported = now();
     ends.process.signal("TERM");
     let says_no =
         async || http::get(ends.http, "/healthcheck").await.is_ok_and(|a| a.status == 500);
     let unhealthy = time_until(DRAIN_MAX, says_no).await;
     let status = ends.process.exit(2 * DRAIN_MAX).await;
-    let took = told.elapsed();
+    let took = reported.elapsed();
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
     row.note(&stage.settings);

@@ -56,7 +56,7 @@ impl Row {
 
     /// Checks another part of the promise; `broken` describes the breach.
     pub fn holds(&mut self, holds: bool, broken: &str) {
-        if !holds && !self.broken.iter().any(|told| told == broken) {
+        if !holds && !self.broken.iter().any(|reported| reported == broken) {
             self.broken.push(broken.to_owned());
         }
     }

@@ -110,8 +110,8 @@ async fn refused(stage: &Stage, row: &mut Row, what: &str, make: impl FnOnce()) 
     let patience = stage.scale.pick(30, 60) * LIVE_MAX;
     let counted = time_until(patience, async || pod.loads_refused() > loads).await;
     row.holds(counted.is_some(), &format!("{what}: not refused"));
-    let told = time_until(Duration::from_secs(10), async || named() > lines).await;
-    row.holds(told.is_some(), &format!("{what}: the log does not name the file"));
+    let reported = time_until(Duration::from_secs(10), async || named() > lines).await;
+    row.holds(reported.is_some(), &format!("{what}: the log does not name the file"));
 }
 
 /// Contents that are not valid rules.

@@ -134,7 +134,8 @@ fn what_is_a_tool_of_ratectl_ends_with_2_and_one_line_that_names_it() {
     ] {
         let mut command = Command::new(BINARY);
         let ran = ran(command.args(args).current_dir(root()).env_clear().envs(inherited()));
-        let told = format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}\n");
-        assert_eq!((ran.ended(2).err.as_str(), ran.out.as_str()), (told.as_str(), ""));
+        let reported =
+            format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}\n");
+        assert_eq!((ran.ended(2).err.as_str(), ran.out.as_str()), (reported.as_str(), ""));
     }
 }

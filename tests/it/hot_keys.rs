@@ -28,7 +28,7 @@ async fn ask(pod: &Ratelease, times: usize, key: &str, value: &str) {
     }
 }
 
-async fn told(pod: &Ratelease) -> Value {
+async fn reported(pod: &Ratelease) -> Value {
     let page = http::get(pod.debug, "/hotkeys").await.unwrap();
     assert_eq!(page.status, 200);
     serde_json::from_str(&page.body).unwrap()
@@ -57,11 +57,11 @@ async fn a_quiet_rule_shows_its_keys_beside_a_loud_one() {
     for (user, times) in [("alice", 5), ("bob", 3), ("eve", 2)] {
         ask(&pod, times, "user", user).await;
     }
-    let told = told(&pod).await;
-    let all = told["all"]["requested"].as_array().unwrap();
+    let reported = reported(&pod).await;
+    let all = reported["all"]["requested"].as_array().unwrap();
     assert_eq!(all.len(), 10);
     assert!(all.iter().all(|key| key["rule"] == "shop.ip"), "{all:?}");
-    let [ip, user] = &told["rules"].as_array().unwrap()[..] else { panic!("{told}") };
+    let [ip, user] = &reported["rules"].as_array().unwrap()[..] else { panic!("{reported}") };
     assert_eq!((&ip["rule"], &ip["requests"]), (&json!("shop.ip"), &json!(200)));
     assert_eq!((&user["rule"], &user["requests"]), (&json!("shop.user"), &json!(10)));
     let requested = [r#""user=alice" 5 0.5"#, r#""user=bob" 3 0.3"#, r#""user=eve" 2 0.2"#];
@@ -75,7 +75,7 @@ async fn a_quiet_rule_shows_its_keys_beside_a_loud_one() {
 async fn values_show_only_where_enabled_and_nothing_where_hot_keys_are_off() {
     let (_rules, hashes) = pod(&[("HOT_KEYS_SAMPLE", "1")]).await;
     ask(&hashes, 1, "user", "alice").await;
-    let told_by_hash = told(&hashes).await;
+    let told_by_hash = reported(&hashes).await;
     let key = &told_by_hash["rules"][0]["requested"][0];
     assert_eq!((&key["values"], &key["count"]), (&Value::Null, &json!(1)));
     assert_eq!(key["key"].as_str().map(str::len), Some(22), "{key}");
@@ -83,5 +83,5 @@ async fn values_show_only_where_enabled_and_nothing_where_hot_keys_are_off() {
     let (_rules, off) = pod(&[("HOT_KEYS", "false")]).await;
     ask(&off, 1, "user", "alice").await;
     let nothing = json!({"all": {"requested": [], "denied": []}, "rules": []});
-    assert_eq!(told(&off).await, nothing);
+    assert_eq!(reported(&off).await, nothing);
 }

@@ -74,7 +74,7 @@ fn is_valid(page: &str) {
     let mut seen = BTreeSet::new();
     for line in page.lines().filter(|line| !line.starts_with("# ")) {
         let (series, value) = line.rsplit_once(' ').expect("a series and its value");
-        assert!(seen.insert(series), "{series} is told twice in\n{page}");
+        assert!(seen.insert(series), "{series} is reported twice in\n{page}");
         assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");
     }
     let named = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
@@ -162,8 +162,8 @@ async fn a_known_sequence_of_requests_is_counted_with_every_label() {
         ("shop.each.user.deep", 3.0, 0.0),
         ("override", 2.0, 0.0),
     ] {
-        let told = (decided(rule, "ok"), decided(rule, "over_limit"));
-        assert_eq!(told, (ok, over), "{rule} in\n{page}");
+        let reported = (decided(rule, "ok"), decided(rule, "over_limit"));
+        assert_eq!(reported, (ok, over), "{rule} in\n{page}");
     }
     for (line, value) in [
         (r#"ratelease_decisions_total{domain="none",rule="none",verdict="ok",how="none"} "#, 1.0),
@@ -225,8 +225,8 @@ async fn a_change_of_the_rules_is_logged_with_its_duration() {
     assert_eq!(sum(&first, "ratelease_rules_stale "), 0.0);
     put(&file, format!("{RULES}  - key: more\n"));
     let shows = async |what: &str| {
-        let told = async || page(pod.debug, "/metrics").await.contains(what);
-        pod.process.until(&format!("showing {what}"), SOON, told).await;
+        let reported = async || page(pod.debug, "/metrics").await.contains(what);
+        pod.process.until(&format!("showing {what}"), SOON, reported).await;
         page(pod.debug, "/metrics").await
     };
     let changed = shows("\nratelease_rules_propagation_seconds ").await;
@@ -259,7 +259,7 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
         shop.pod.process.until("forgetting the key", SOON, forgotten).await;
     }
     let pod = &shop.pod;
-    let told = async || {
+    let reported = async || {
         let page = page(debug, "/metrics").await;
         let [granted, returned, expired] = ["granted", "returned", "expired"]
             .map(|what| sum(&page, &format!("ratelease_tokens_{what}_total ")));
@@ -267,12 +267,12 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
         (granted, spent + returned + expired, expired)
     };
     let adds_up = async || {
-        let (granted, accounted, expired) = told().await;
+        let (granted, accounted, expired) = reported().await;
         println!("{granted} lent, {accounted} accounted for, {expired} of them expired");
         granted == accounted
     };
     pod.process.until("every token accounted for", SOON, adds_up).await;
-    let (granted, _, expired) = told().await;
+    let (granted, _, expired) = reported().await;
     assert!(granted > 0.0 && expired > 0.0, "{granted} lent, {expired} expired");
     pod.is_unharmed();
 }
@@ -289,8 +289,8 @@ async fn names_of_all_kinds_are_escaped_in_labels() {
     assert_eq!(shop.ask("shop", &[(&key, "v")]).await, 200);
     let page = page(shop.pod.debug, "/metrics").await;
     is_valid(&page);
-    let told = r#"total_hits{domain="shop",key1="back\\slash \"quoted\"} 7\nline"#;
-    assert!(hits(&page).iter().any(|line| line.starts_with(told)), "{page}");
+    let reported = r#"total_hits{domain="shop",key1="back\\slash \"quoted\"} 7\nline"#;
+    assert!(hits(&page).iter().any(|line| line.starts_with(reported)), "{page}");
     shop.pod.is_unharmed();
 }
 
@@ -333,11 +333,11 @@ async fn the_docs_name_every_metric_and_no_other() {
     let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
     let page = page(pod.debug, "/metrics").await;
     is_valid(&page);
-    let told = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
-    let told: BTreeSet<_> = told.map(str::to_owned).collect();
+    let reported = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let reported: BTreeSet<_> = reported.map(str::to_owned).collect();
     let documented = documented();
-    let missing: Vec<_> = told.difference(&documented).collect();
-    let surplus: Vec<_> = documented.difference(&told).collect();
+    let missing: Vec<_> = reported.difference(&documented).collect();
+    let surplus: Vec<_> = documented.difference(&reported).collect();
     assert!(missing.is_empty(), "not in docs/metrics.md: {missing:?}");
     assert!(surplus.is_empty(), "only in docs/metrics.md: {surplus:?}");
     pod.is_unharmed();

@@ -159,11 +159,11 @@ impl Network {
             let (key, tokens) = (ask.counter().bits() % 1_000, grant.tokens);
             format!("pod {}: is lent {tokens} of {key}", self.pod)
         });
-        Ok(self.told(grant))
+        Ok(self.reported(grant))
     }
 
     /// The grant as the pod receives it: unchanged, unless the run has a fault that must be caught.
-    fn told(&self, grant: Grant) -> Grant {
+    fn reported(&self, grant: Grant) -> Grant {
         let longer = |span: Duration| span * 2 + Duration::from_secs(1);
         match self.world.plan.tamper {
             Some(Tamper::TellsOfMore) => Grant { tokens: grant.tokens * 2, ..grant },

@@ -36,6 +36,6 @@ fn its_help_names_every_tool_by_its_own_name() {
 fn what_it_does_not_know_ends_with_2() {
     let ran = run(&["serve"]);
     assert_eq!(ran.status.code(), Some(2));
-    let told = String::from_utf8(ran.stderr).unwrap();
-    assert!(told.contains("unrecognized subcommand 'serve'"), "{told}");
+    let reported = String::from_utf8(ran.stderr).unwrap();
+    assert!(reported.contains("unrecognized subcommand 'serve'"), "{reported}");
 }

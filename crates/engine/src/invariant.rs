@@ -29,6 +29,6 @@ pub fn violations() -> u64 {
 fn note(what: &'static str) {
     let before = VIOLATIONS.fetch_add(1, Ordering::Relaxed);
     if before < LOGGED_MAX {
-        tracing::error!("invariant violated (a fault of the program's own): {what}");
+        tracing::error!("internal error: invariant violated: {what}");
     }
 }

@@ -48,7 +48,7 @@ struct Charge {
     hits: u64,
     over: bool,
     /// The count that its status shows.
-    told: u64,
+    reported: u64,
 }
 
 // === impl Model ===
@@ -72,8 +72,8 @@ impl Model {
                     let before = self.count(counter) + earlier.map(|it| it.hits).sum::<u64>();
                     let over = before + hits > u64::from(*requests);
                     let (counter, requests) = (counter.clone(), *requests);
-                    let told = self.count(&counter);
-                    Some(Charge { counter, requests, hits, over, told })
+                    let reported = self.count(&counter);
+                    Some(Charge { counter, requests, hits, over, reported })
                 }
                 Found::Nothing | Found::Unlimited(_) => None,
             };
@@ -166,7 +166,7 @@ impl Model {
                 // Differs: "a request that one rule denies still charges its other rules | the
                 // others are not charged, and their statuses show what they had".
                 *count += charge.hits;
-                charge.told = *count;
+                charge.reported = *count;
             }
         }
         self.marked.replace(marked);
@@ -226,7 +226,7 @@ fn statuses(
         (Found::Limit { requests, unit, rule, .. }, Some(charge)) => {
             let seconds = UNITS[*unit].1;
             let name = rule.as_ref().map(|(node, _)| name(node)).unwrap_or_default();
-            let left = u64::from(*requests).saturating_sub(charge.told);
+            let left = u64::from(*requests).saturating_sub(charge.reported);
             Status {
                 over: charge.over && !in_shadow(found),
                 exceeds: charge.over,

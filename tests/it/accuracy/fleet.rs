@@ -33,7 +33,7 @@ pub struct Fleet {
 /// A limiter with a store of its own.
 pub struct Pod {
     pub limiter: Limiter,
-    pub told: Arc<Told>,
+    pub reported: Arc<Told>,
     keeper: JoinHandle<()>,
 }
 
@@ -72,10 +72,10 @@ impl Fleet {
 
     async fn settled(&self) {
         for pod in &self.pods {
-            pod.told.store.ready().await;
+            pod.reported.store.ready().await;
         }
         let all = u32::try_from(self.pods.len()).unwrap();
-        while self.pods.iter().any(|pod| pod.told.pods.load(Ordering::Relaxed) < all) {
+        while self.pods.iter().any(|pod| pod.reported.pods.load(Ordering::Relaxed) < all) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -120,12 +120,12 @@ impl Fleet {
     pub fn asks(&self, key: &str) -> u64 {
         let parts = std::iter::once((key, KeyPart::Value(VALUE)));
         let key = self.hasher.key(DOMAIN, self.limit(key).identity(), parts);
-        self.pods.iter().map(|pod| pod.told.asks.lock().get(&key).copied().unwrap_or(0)).sum()
+        self.pods.iter().map(|pod| pod.reported.asks.lock().get(&key).copied().unwrap_or(0)).sum()
     }
 
     /// Number of asks for all keys.
     pub fn all_asks(&self) -> u64 {
-        self.pods.iter().map(|pod| pod.told.asks.lock().values().sum::<u64>()).sum()
+        self.pods.iter().map(|pod| pod.reported.asks.lock().values().sum::<u64>()).sum()
     }
 }
 
@@ -161,7 +161,7 @@ impl Pod {
         let mut settings = cluster.config();
         settings.timeout = settings.timeout.max(max_wait);
         let store = RedisStore::spawn(settings, prefix);
-        let told = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
+        let reported = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
         let options = Options {
             max_wait,
             buffer_bytes_max: 64 << 20,
@@ -171,11 +171,11 @@ impl Pod {
             unix_start: Duration::ZERO,
             ..Options::default()
         };
-        let store = Arc::clone(&told) as Arc<dyn Store>;
+        let store = Arc::clone(&reported) as Arc<dyn Store>;
         let limiter = Limiter::new(store, Clock::start(), options);
         let kept = limiter.clone();
         let keeper = tokio::spawn(async move { kept.run().await });
-        Self { limiter, told, keeper }
+        Self { limiter, reported, keeper }
     }
 
     /// Does what SIGTERM does, once no decision is under way.

@@ -26,7 +26,7 @@ in_every_world!(
 async fn check(pod: &mut Pod, names: [&str; 3], request: &str, of: Option<usize>) {
     let answer = pod.ask("d", request).await.unwrap();
     let headers = answer.response.response_headers_to_add.iter();
-    let told: Vec<_> = headers.map(|h| (h.key.as_str(), h.value.clone())).collect();
+    let reported: Vec<_> = headers.map(|h| (h.key.as_str(), h.value.clone())).collect();
     let status = of.map(|at| &answer.response.statuses[at]);
     let expected = status.map(|status| {
         let limit = status.current_limit.as_ref().unwrap().requests_per_unit.to_string();
@@ -34,7 +34,7 @@ async fn check(pod: &mut Pod, names: [&str; 3], request: &str, of: Option<usize>
         [limit, status.limit_remaining.to_string(), reset]
     });
     let expected: Vec<_> = names.into_iter().zip(expected.into_iter().flatten()).collect();
-    assert_eq!(told, expected, "{request}: {}", answer.text());
+    assert_eq!(reported, expected, "{request}: {}", answer.text());
 }
 
 async fn headers_tell_of_the_tightest_descriptor(world: World) {

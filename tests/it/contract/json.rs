@@ -72,8 +72,8 @@ async fn the_body_is_protobufs_json() {
         {"entries":[{"key":"k","value":"v"}]}, {"entries":[{"key":"free"}]},
         {"entries":[]}, {"entries":[{"value":"only"}]}]}"#;
     let answer = send(&mut client, "POST", body).await;
-    let mut told: Value = serde_json::from_str(&answer.body).unwrap();
-    let span = told["statuses"][0]["durationUntilReset"].take();
+    let mut reported: Value = serde_json::from_str(&answer.body).unwrap();
+    let span = reported["statuses"][0]["durationUntilReset"].take();
     let seconds = span.as_str().and_then(|span| span.strip_suffix('s')).unwrap().to_owned();
     assert!((1..=365 * 86_400).contains(&seconds.parse().unwrap()), "{span}");
     let header = |key: &str, value: &str| json!({ "key": key, "value": value });
@@ -96,13 +96,14 @@ async fn the_body_is_protobufs_json() {
             header("x-reset", &seconds),
         ],
     });
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 
     let body = r#"{"domain":"d","descriptors":[{"entries":[{"key":"over","value":"v"}]}]}"#;
-    let told: Value = serde_json::from_str(&send(&mut client, "POST", body).await.body).unwrap();
-    assert_eq!(told["overallCode"], "OVER_LIMIT");
-    assert_eq!(told["statuses"][0]["currentLimit"], json!({"unit": "DAY"}));
-    assert_eq!(told["statuses"][0].get("limitRemaining"), None);
+    let reported: Value =
+        serde_json::from_str(&send(&mut client, "POST", body).await.body).unwrap();
+    assert_eq!(reported["overallCode"], "OVER_LIMIT");
+    assert_eq!(reported["statuses"][0]["currentLimit"], json!({"unit": "DAY"}));
+    assert_eq!(reported["statuses"][0].get("limitRemaining"), None);
 }
 
 /// As protobuf's JSON mapping requires: both spellings, numbers in strings, null for a default.
@@ -131,7 +132,7 @@ async fn every_spelling_that_protobuf_reads_is_read() {
         );
         let answer = send(&mut client, "POST", &body).await;
         assert_eq!(answer.status, 200, "{fields}: {}", answer.body);
-        let told: Value = serde_json::from_str(&answer.body).unwrap();
-        assert_eq!(told["statuses"][0]["limitRemaining"], 1, "{fields}");
+        let reported: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(reported["statuses"][0]["limitRemaining"], 1, "{fields}");
     }
 }

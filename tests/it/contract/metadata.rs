@@ -59,8 +59,8 @@ async fn metadata_of_what_passes_is_merged(world: World) {
         ("(first,a)@9/DAY", &Value::Null),
         ("(plain,a); (nowhere,a); (free,a)", &Value::Null),
     ] {
-        let told = merged(&mut pod, "d", request).await;
-        assert_eq!(as_floats(told), *expected, "{request}");
+        let reported = merged(&mut pod, "d", request).await;
+        assert_eq!(as_floats(reported), *expected, "{request}");
     }
 }
 

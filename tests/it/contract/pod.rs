@@ -89,11 +89,11 @@ impl Pod {
         assert!([1, expected.len()].contains(&asked.len()), "{name}: as many steps as answers");
         for (step, expected) in expected.iter().enumerate() {
             let text = asked[step.min(asked.len() - 1)].replace('$', &fresh);
-            let told = self.ask(domain, &text).await.map_or_else(|error| error, |it| it.text());
-            if told != *expected {
+            let reported = self.ask(domain, &text).await.map_or_else(|error| error, |it| it.text());
+            if reported != *expected {
                 let step = step + 1;
                 return Err(format!(
-                    "{name}, step {step}: {text}\n    told: {told}\nexpected: {expected}"
+                    "{name}, step {step}: {text}\nreported: {reported}\nexpected: {expected}"
                 ));
             }
         }

@@ -87,7 +87,7 @@ async fn json_has_the_units_as_a_number() {
         let entries = json!([{"key": key, "value": "v"}]);
         let body = json!({"domain": "d", "descriptors": [{"entries": entries}]}).to_string();
         let answer = client.send("POST", "/json", &[], &body).await.unwrap();
-        let told: Value = serde_json::from_str(&answer.body).unwrap();
-        assert_eq!(told["statuses"][0]["currentLimit"], limit);
+        let reported: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(reported["statuses"][0]["currentLimit"], limit);
     }
 }

@@ -46,9 +46,13 @@ impl Prometheus {
     pub(super) async fn get(&self, path: &str) -> Result<Value, String> {
         let answer = http::get(self.api, &format!("/api/v1/{path}")).await;
         let answer = answer.map_err(|error| error.to_string())?;
-        let mut told: Value = serde_json::from_str(&answer.body)
+        let mut reported: Value = serde_json::from_str(&answer.body)
             .map_err(|error| format!("{}: {error}: {}", answer.status, answer.body))?;
-        if told["status"] == "success" { Ok(told["data"].take()) } else { Err(told.to_string()) }
+        if reported["status"] == "success" {
+            Ok(reported["data"].take())
+        } else {
+            Err(reported.to_string())
+        }
     }
 
     /// The present values of an expression, without those that are not a number.

@@ -254,8 +254,8 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
     for bytes in cases.into_iter().chain(cases) {
         let mut stream = TcpStream::connect(pod.grpc).await.unwrap();
         stream.write_all(bytes).await.unwrap();
-        let mut told = Vec::new();
-        let closed = tokio::time::timeout(CLOSED_WITHIN, stream.read_to_end(&mut told)).await;
+        let mut reported = Vec::new();
+        let closed = tokio::time::timeout(CLOSED_WITHIN, stream.read_to_end(&mut reported)).await;
         let name = String::from_utf8_lossy(bytes);
         // With or without a reset: unread data of ours turns the close into a reset.
         assert!(closed.is_ok(), "still open after {name:?}");
@@ -263,9 +263,10 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
     }
     assert_eq!(pod.stop().await, 0);
-    for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"]
+    for reported in
+        ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"]
     {
-        assert_eq!(pod.logged(told).len(), 1, "{told}: {}", pod.log());
+        assert_eq!(pod.logged(reported).len(), 1, "{reported}: {}", pod.log());
     }
 }
 

@@ -32,8 +32,8 @@ async fn every_case_of_the_suite_passes_on_the_grpc_port() {
     suite.args(["--host", &pod.grpc.ip().to_string(), "--port", &pod.grpc.port().to_string()]);
     suite.args(["--path", "/healthcheck"]).stdin(Stdio::null()).kill_on_drop(true);
     let ran = timeout(SUITE_MAX, suite.output()).await.expect("an end").unwrap();
-    let told = String::from_utf8_lossy(&ran.stdout);
-    let failures = told.split_once("Failures:").map_or(&*told, |(_, failures)| failures);
-    assert!(told.contains("145 tests, 145 passed, 0 skipped, 0 failed"), "{failures}");
+    let reported = String::from_utf8_lossy(&ran.stdout);
+    let failures = reported.split_once("Failures:").map_or(&*reported, |(_, failures)| failures);
+    assert!(reported.contains("145 tests, 145 passed, 0 skipped, 0 failed"), "{failures}");
     pod.is_unharmed();
 }

@@ -19,16 +19,16 @@ const BODY: &str =
     r#"{"domain":"test","descriptors":[{"entries":[{"key":"plenty","value":"good"}]}]}"#;
 
 /// Everything that the server sends for `bytes` until it closes the connection.
-async fn told(server: SocketAddr, bytes: &str) -> String {
+async fn reported(server: SocketAddr, bytes: &str) -> String {
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.write_all(bytes.as_bytes()).await.unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let read = async {
         // A reset after the answer also ends the connection.
-        let _ = stream.read_to_end(&mut told).await;
+        let _ = stream.read_to_end(&mut reported).await;
     };
     timeout(ANSWER_MAX, read).await.unwrap_or_else(|_| panic!("no end after {bytes:?}"));
-    String::from_utf8(told).unwrap()
+    String::from_utf8(reported).unwrap()
 }
 
 /// The only content type that is accepted.
@@ -49,9 +49,9 @@ fn length() -> String {
 }
 
 #[track_caller]
-fn assert_served(told: &str, times: usize) {
-    assert_eq!(told.matches("HTTP/1.1 200 OK\r\n").count(), times, "{told}");
-    assert_eq!(told.matches(r#""overallCode":"OK""#).count(), times, "{told}");
+fn assert_served(reported: &str, times: usize) {
+    assert_eq!(reported.matches("HTTP/1.1 200 OK\r\n").count(), times, "{reported}");
+    assert_eq!(reported.matches(r#""overallCode":"OK""#).count(), times, "{reported}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,13 +69,13 @@ async fn a_body_may_come_in_any_form() {
         // The client offers an upgrade to HTTP/2, which the server ignores.
         (&(length() + "connection: upgrade\r\nupgrade: h2c\r\n"), BODY),
     ] {
-        assert_served(&told(pod.http, &posted(headers, body)).await, 1);
+        assert_served(&reported(pod.http, &posted(headers, body)).await, 1);
     }
     let pipeline = kept(&length(), BODY) + &kept(chunked, &chunks) + &posted(&length(), BODY);
-    assert_served(&told(pod.http, &pipeline).await, 3);
+    assert_served(&reported(pod.http, &pipeline).await, 3);
     let old = posted(&length(), BODY).replace("HTTP/1.1", "HTTP/1.0");
-    let told = told(pod.http, &old).await;
-    assert!(told.starts_with("HTTP/1.0 200 OK\r\n"), "{told}");
+    let reported = reported(pod.http, &old).await;
+    assert!(reported.starts_with("HTTP/1.0 200 OK\r\n"), "{reported}");
     pod.is_unharmed();
 }
 
@@ -85,13 +85,13 @@ async fn a_body_that_is_announced_is_asked_for() {
     let mut stream = TcpStream::connect(pod.http).await.unwrap();
     let headers = length() + "expect: 100-continue\r\n";
     stream.write_all(posted(&headers, "").as_bytes()).await.unwrap();
-    let mut told = vec![0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
-    timeout(ANSWER_MAX, stream.read_exact(&mut told)).await.unwrap().unwrap();
-    assert_eq!(told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    let mut reported = vec![0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    timeout(ANSWER_MAX, stream.read_exact(&mut reported)).await.unwrap().unwrap();
+    assert_eq!(reported, b"HTTP/1.1 100 Continue\r\n\r\n");
     stream.write_all(BODY.as_bytes()).await.unwrap();
-    let mut told = String::new();
-    timeout(ANSWER_MAX, stream.read_to_string(&mut told)).await.unwrap().unwrap();
-    assert_served(&told, 1);
+    let mut reported = String::new();
+    timeout(ANSWER_MAX, stream.read_to_string(&mut reported)).await.unwrap().unwrap();
+    assert_served(&reported, 1);
     pod.is_unharmed();
 }
 
@@ -106,13 +106,16 @@ async fn a_head_is_answered_without_a_body() {
         ("HEAD /nothing", 404),
     ] {
         let asked = format!("{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
-        let told = told(pod.http, &asked).await;
-        assert!(told.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {told}");
-        assert!(told.ends_with("\r\n\r\n"), "{request}: {told}");
+        let reported = reported(pod.http, &asked).await;
+        assert!(reported.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {reported}");
+        assert!(reported.ends_with("\r\n\r\n"), "{request}: {reported}");
     }
     let asked = "POST /livez HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
-    let told = told(pod.http, asked).await;
-    assert!(told.starts_with("HTTP/1.1 405 ") && told.contains("allow: GET,HEAD"), "{told}");
+    let reported = reported(pod.http, asked).await;
+    assert!(
+        reported.starts_with("HTTP/1.1 405 ") && reported.contains("allow: GET,HEAD"),
+        "{reported}"
+    );
     pod.is_unharmed();
 }
 
@@ -134,21 +137,25 @@ async fn a_head_that_can_be_read_in_two_ways_is_not_served_twice() {
         format!("x-long: {}\r\n", "v".repeat(1 << 20)),
         "x: y\r\n".repeat(10_000),
     ] {
-        let told = told(pod.http, &posted(&headers, &smuggled)).await;
+        let reported = reported(pod.http, &posted(&headers, &smuggled)).await;
         let name = &headers[..headers.len().min(60)];
-        let status = told.split(' ').nth(1).unwrap_or_default();
-        assert!(["400", "431", "501", ""].contains(&status), "{name:?}: {told}");
-        assert_eq!(told.matches("HTTP/1.1 ").count(), usize::from(!status.is_empty()), "{name:?}");
+        let status = reported.split(' ').nth(1).unwrap_or_default();
+        assert!(["400", "431", "501", ""].contains(&status), "{name:?}: {reported}");
+        assert_eq!(
+            reported.matches("HTTP/1.1 ").count(),
+            usize::from(!status.is_empty()),
+            "{name:?}"
+        );
     }
     // Both headers: the chunks count (RFC 9112 §6.3), and the connection ends with them.
     let both = kept(&format!("{}{chunked}", length()), &format!("0\r\n\r\n{smuggled}"));
-    let told = told(pod.http, &both).await;
-    assert!(told.starts_with("HTTP/1.1 400 "), "{told}");
+    let reported = reported(pod.http, &both).await;
+    assert!(reported.starts_with("HTTP/1.1 400 "), "{reported}");
     for chunk in ["x\r\n", "-1\r\n", "ffffffffffffffffff\r\n", "3\r\nabcd\r\n"] {
-        let told = self::told(pod.http, &posted(chunked, chunk)).await;
-        assert!(!told.contains("200 OK"), "{chunk:?}: {told}");
+        let reported = self::reported(pod.http, &posted(chunked, chunk)).await;
+        assert!(!reported.contains("200 OK"), "{chunk:?}: {reported}");
     }
-    assert_served(&self::told(pod.http, &posted(&length(), BODY)).await, 1);
+    assert_served(&self::reported(pod.http, &posted(&length(), BODY)).await, 1);
     pod.is_unharmed();
 }
 
@@ -186,7 +193,7 @@ async fn half_heads_take_no_more_room_than_heads_may() {
     }
     // By then, the server has read all of it, or has stopped reading.
     for _ in 0..20 {
-        assert_served(&told(pod.http, &posted(&length(), BODY)).await, 1);
+        assert_served(&reported(pod.http, &posted(&length(), BODY)).await, 1);
     }
     let each = pod.process.memory("VmHWM").saturating_sub(before) / CONNECTIONS as u64;
     println!("{each} bytes for each half head");

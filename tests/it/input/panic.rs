@@ -41,7 +41,7 @@ struct Cursed(MemoryStore);
 
 impl Store for Cursed {
     fn shard(&self, ask: &Ask) -> usize {
-        assert_ne!(ask.limit.requests_per_unit, 13, "told to panic");
+        assert_ne!(ask.limit.requests_per_unit, 13, "panics on purpose");
         self.0.shard(ask)
     }
 

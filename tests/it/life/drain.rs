@@ -80,7 +80,7 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
         let named = HealthCheckRequest { service: "ratelimit".into() };
         let mut watch = async || {
             let watched = health.watch(named.clone()).await.unwrap().into_inner();
-            watched.map(|told| told.unwrap().status().as_str_name())
+            watched.map(|reported| reported.unwrap().status().as_str_name())
         };
         let mut watched = watch().await;
         // The pod is ready a moment before its health watch reports it.
@@ -239,8 +239,8 @@ async fn a_second_signal_ends_it_at_once() {
         let took = signalled.elapsed();
         assert!(took < Duration::from_secs(2), "{first}, {second}: {took:?}");
         let log = pod.process.log();
-        let told = "WARN ratelease: a second signal: ending at once, leases end";
-        assert!(log.contains(told), "{first}, {second}: {log}");
+        let reported = "WARN ratelease: a second signal: ending at once, leases end";
+        assert!(log.contains(reported), "{first}, {second}: {log}");
         drop(waiting);
     }
 }

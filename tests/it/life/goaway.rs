@@ -56,7 +56,7 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
     answer(&mut raw, 5).await;
 
     pod.process.signal("TERM");
-    let notice = raw.next_of(GOAWAY).await.expect("told to go away");
+    let notice = raw.next_of(GOAWAY).await.expect("asked to go away");
     assert_eq!((notice.last_stream(), notice.reason()), (ANY_STREAM, NO_ERROR));
     // New connections are refused, while calls are still under way.
     let refused = async || TcpStream::connect(pod.grpc).await.is_err();
@@ -66,7 +66,7 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
     let probe = raw.next_of(PING).await.expect("asked whether it has heard");
     answer(&mut raw, 7).await;
     raw.send(&frame(PING, ACK, 0, &probe.payload)).await;
-    let last = raw.next_of(GOAWAY).await.expect("told which is the last");
+    let last = raw.next_of(GOAWAY).await.expect("given the last stream");
     assert_eq!((last.last_stream(), last.reason()), (7, NO_ERROR));
     // Calls above the last stream are not started: the client may retry them elsewhere.
     raw.send(&call(9, &message())).await;

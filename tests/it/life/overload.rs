@@ -93,8 +93,8 @@ async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
         }
     }
     assert_eq!(pod.stop().await, 0);
-    let told = pod.logged("calls are refused: 8 are waiting, of at most 10 (MAX_IN_FLIGHT)");
-    assert_eq!(told.len(), 2, "{}", pod.log());
+    let reported = pod.logged("calls are refused: 8 are waiting, of at most 10 (MAX_IN_FLIGHT)");
+    assert_eq!(reported.len(), 2, "{}", pod.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

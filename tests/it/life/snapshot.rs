@@ -64,10 +64,14 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
         serves(&pod).await;
         pod.logs("the rules of the snapshot are in force: ").await;
         pod.logs("the rules of the snapshot are in force until these faults are fixed").await;
-        let told = &pod.status()["rules"];
-        assert_eq!((&told["from_snapshot"], &told["count"]), (&true.into(), &4.into()), "{told}");
-        assert!(told["last_fault"].as_str().is_some_and(|it| it.contains(fault)), "{told}");
-        assert_eq!(told["loads_ok"], 0, "{told}");
+        let reported = &pod.status()["rules"];
+        assert_eq!(
+            (&reported["from_snapshot"], &reported["count"]),
+            (&true.into(), &4.into()),
+            "{reported}"
+        );
+        assert!(reported["last_fault"].as_str().is_some_and(|it| it.contains(fault)), "{reported}");
+        assert_eq!(reported["loads_ok"], 0, "{reported}");
     }
     let pod = place.spawn(&dir);
     pod.ready().await;
@@ -75,8 +79,12 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
     put(dir.join("test.yaml"), format!("{RULES}  - key: more\n"));
     let replaced = async || pod.status()["rules"]["from_snapshot"] == false;
     pod.process.until("using the directory", SOON, replaced).await;
-    let told = &pod.status()["rules"];
-    assert_eq!((&told["loads_ok"], &told["last_fault"]), (&1.into(), &().into()), "{told}");
+    let reported = &pod.status()["rules"];
+    assert_eq!(
+        (&reported["loads_ok"], &reported["last_fault"]),
+        (&1.into(), &().into()),
+        "{reported}"
+    );
     serves(&pod).await;
     assert_eq!(pod.stop().await, 0);
 }

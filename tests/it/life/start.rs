@@ -190,8 +190,9 @@ async fn the_greeting_says_it_all_and_its_command_works() {
     let pod = Ratelease::start(&rules, &[], &[]).await;
     let line = pod.logs("try: ").await;
     let (grpc, http, debug) = (pod.grpc, pod.http, pod.debug);
-    let told = format!("gRPC on {grpc}, HTTP on {http}, debug on {debug}; store: memory; rules: ");
-    assert!(line.starts_with(&format!("ratelease: {told}")), "{line}");
+    let reported =
+        format!("gRPC on {grpc}, HTTP on {http}, debug on {debug}; store: memory; rules: ");
+    assert!(line.starts_with(&format!("ratelease: {reported}")), "{line}");
     let (_, command) = line.split_once("try: ").unwrap();
     for _ in 0..2 {
         let run = Command::new("sh").args(["-c", command]).kill_on_drop(true).output();

@@ -102,8 +102,8 @@ async fn with_a_token_set_no_page_is_served_without_it() {
     assert!(status("s3cret").status.success());
     let refused = status("");
     assert!(!refused.status.success());
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(told.contains("DEBUG_TOKEN"), "{told}");
+    let reported = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(reported.contains("DEBUG_TOKEN"), "{reported}");
     assert!(!pod.process.log().contains("s3cret"), "{}", pod.process.log());
 }
 

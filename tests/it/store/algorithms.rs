@@ -144,7 +144,7 @@ async fn a_late_return_is_not_credited(store: &dyn Store, by: By) {
 }
 
 async fn a_second_return_is_not_credited(store: &dyn Store, by: By) {
-    // A return names its lease by the microsecond, so two of the same one are not told apart.
+    // A return names its lease by the microsecond: two of the same one look alike.
     let (ask, first, second) = loop {
         let ask = ask_by(by, 3, 0);
         let (first, second) = (granted(store, ask).await, granted(store, ask).await);

@@ -70,7 +70,7 @@ async fn masters_that_are_gone_do_not_delay_the_next_one() {
     };
     let server = Scripted::at(act_at).await;
     let store = RedisStore::spawn(server.of_cluster(), "");
-    until(30, "all lies are told", async || {
+    until(30, "all false replies were sent", async || {
         let _ = one(&*store, ask(10, 1, 0)).await;
         reads.load(Ordering::Relaxed) > LIES
     })

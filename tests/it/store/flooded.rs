@@ -20,14 +20,14 @@ async fn endless(
 ) -> (RedisSettings, mpsc::UnboundedReceiver<usize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let (tell, told) = mpsc::unbounded_channel();
+    let (tell, reported) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let tell = tell.clone();
             tokio::spawn(async move { tell.send(flood(client, head, filler).await) });
         }
     });
-    (RedisSettings::new(RedisKind::Single, vec![tcp(port)]), told)
+    (RedisSettings::new(RedisKind::Single, vec![tcp(port)]), reported)
 }
 
 const FLOOD_MAX: usize = 128 << 20;
@@ -82,12 +82,12 @@ async fn a_reply_beyond_the_cap_is_refused_before_it_is_read() {
         ("%1000000000\r\n", &ONES),
         ("*4\r\n*4\r\n*500000000\r\n", &ONES),
     ] {
-        let (settings, mut told) = endless(head, filler).await;
+        let (settings, mut reported) = endless(head, filler).await;
         let store = connected(settings).await;
         let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
         assert!(matches!(failed, StoreError::MalformedReply(_)), "{head:?}: {failed:?}");
         assert!(failed.to_string().len() < 512, "{head:?}: {failed}");
-        let written = within(60, "the flood ends", told.recv()).await.unwrap();
+        let written = within(60, "the flood ends", reported.recv()).await.unwrap();
         assert!(written < SOCKETS_MAX, "{head:?}: {written} bytes were taken");
         println!("{head:?}: {written} bytes were taken");
     }
@@ -100,7 +100,7 @@ async fn a_redis_that_floods_takes_no_memory_and_delays_no_answer() {
     let rules = tempfile::TempDir::new().unwrap();
     std::fs::write(rules.path().join("shop.yaml"), RULES).unwrap();
     for head in ["$2000000000\r\n", "-ERR "] {
-        let (settings, mut told) = endless(head, &TEXT).await;
+        let (settings, mut reported) = endless(head, &TEXT).await;
         let at = settings.addresses[0].to_string();
         let env = [("REDIS_URL", at.as_str()), ("LEASE_MAX_WAIT", "1s")];
         let pod = Ratelease::start(rules.path(), &[], &env).await;
@@ -113,7 +113,7 @@ async fn a_redis_that_floods_takes_no_memory_and_delays_no_answer() {
             let answer = client.send("POST", "/json", &json, body).await.unwrap();
             assert_eq!(answer.status, 200, "failure_mode: local");
         }
-        let written = within(60, "a flood ends", told.recv()).await.unwrap();
+        let written = within(60, "a flood ends", reported.recv()).await.unwrap();
         let grown = pod.process.memory("VmHWM") - before;
         println!("{head:?}: {written} bytes were taken, at most {grown} more were in memory");
         assert!(grown < 16 << 20, "{head:?}: {grown} bytes more in memory");

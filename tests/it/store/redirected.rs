@@ -39,7 +39,7 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
 
 fn desk(store: Arc<RedisStore>) -> (LeaseClient, mpsc::UnboundedReceiver<Reply>) {
     let (reply, replies) = mpsc::unbounded_channel();
-    let on_reply = Box::new(move |told| reply.send(told).unwrap());
+    let on_reply = Box::new(move |reported| reply.send(reported).unwrap());
     (LeaseClient::open(store, Clock::start(), Duration::from_millis(5), on_reply), replies)
 }
 

@@ -36,11 +36,14 @@ async fn a_master_that_does_not_answer_is_named() {
     let hole = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = hole.local_addr().unwrap().port();
     let store = RedisStore::spawn(under_a_sentinel(port).await, "");
-    let mut told = String::new();
+    let mut reported = String::new();
     until(20, "the attempt ends", async || {
-        told = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
-        !told.contains("still connecting")
+        reported = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
+        !reported.contains("still connecting")
     })
     .await;
-    assert!(told.contains(&format!("master counts: 127.0.0.1:{port}: no answer")), "{told}");
+    assert!(
+        reported.contains(&format!("master counts: 127.0.0.1:{port}: no answer")),
+        "{reported}"
+    );
 }

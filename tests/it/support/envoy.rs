@@ -56,9 +56,9 @@ impl Envoy {
         command.args(["--disable-hot-restart", "--log-level", "warning"]);
         let process = Process::spawn("envoy", command);
 
-        let told = || std::fs::read_to_string(path("admin")).ok()?.parse().ok();
-        process.until("listening for admin", START_MAX, async || told().is_some()).await;
-        let admin = told().expect("an address that is told stays");
+        let reported = || std::fs::read_to_string(path("admin")).ok()?.parse().ok();
+        process.until("listening for admin", START_MAX, async || reported().is_some()).await;
+        let admin = reported().expect("an address that was reported stays");
         let mut envoy = Self { process, ingress: ANY_PORT, admin, _files: files };
         let live = async || http::get(admin, "/ready").await.is_ok_and(|a| a.status == 200);
         envoy.process.until("live", START_MAX, live).await;
@@ -123,8 +123,8 @@ impl Envoy {
 
     async fn ingress(&self) -> SocketAddr {
         let page = self.admin("/listeners").await;
-        let told = page.lines().find_map(|line| line.strip_prefix("ingress::")?.parse().ok());
-        told.unwrap_or_else(|| self.process.fail(&format!("has no listener: {page}")))
+        let reported = page.lines().find_map(|line| line.strip_prefix("ingress::")?.parse().ok());
+        reported.unwrap_or_else(|| self.process.fail(&format!("has no listener: {page}")))
     }
 
     async fn admin(&self, path: &str) -> String {

@@ -80,6 +80,6 @@ impl Drop for Namespace {
 
 fn ip(words: &[&str]) -> Result<(), String> {
     let done = Command::new("ip").args(words).output().map_err(|error| format!("ip: {error}"))?;
-    let told = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-    done.status.success().then_some(()).ok_or(format!("ip {}: {told}", words.join(" ")))
+    let reported = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+    done.status.success().then_some(()).ok_or(format!("ip {}: {reported}", words.join(" ")))
 }

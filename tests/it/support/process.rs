@@ -80,14 +80,14 @@ impl Process {
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start a shell for {name}: {error}"));
         let leash = shell.stdin.take();
-        let mut told = String::new();
+        let mut reported = String::new();
         let stdout = shell.stdout.take().expect("stdout is piped");
-        BufReader::new(stdout).read_line(&mut told).expect("the shell tells the child's pid");
+        BufReader::new(stdout).read_line(&mut reported).expect("the shell tells the child's pid");
         let (exited, exit) = watch::channel(None);
         let mut process =
             Self { name: name.to_owned(), pid: 0, log: log.into_file(), exit, leash, reaper: None };
         process.reaper = Some(thread::spawn(move || reap(shell, &exited)));
-        process.pid = told.trim().parse().unwrap_or_else(|_| process.fail("did not start"));
+        process.pid = reported.trim().parse().unwrap_or_else(|_| process.fail("did not start"));
         process
     }
 

@@ -95,8 +95,8 @@ impl Connection {
         body: impl Stream<Item = Vec<u8>> + Send + 'static,
     ) -> std::result::Result<Reply, String> {
         let exchange = self.exchange(head, body);
-        let told = tokio::time::timeout(ANSWER_MAX, exchange).await;
-        told.unwrap_or_else(|_| Err(format!("no answer within {ANSWER_MAX:?}")))
+        let reported = tokio::time::timeout(ANSWER_MAX, exchange).await;
+        reported.unwrap_or_else(|_| Err(format!("no answer within {ANSWER_MAX:?}")))
     }
 
     async fn exchange(
@@ -114,8 +114,8 @@ impl Connection {
         let (head, body) = response.map_err(|error| in_full(&error))?.into_parts();
         let collected = body.collect().await.map_err(|error| in_full(&error))?;
         let trailers = collected.trailers().cloned().unwrap_or_default();
-        let told = status(&trailers).or_else(|| status(&head.headers));
-        let status = told.unwrap_or_else(|| {
+        let reported = status(&trailers).or_else(|| status(&head.headers));
+        let status = reported.unwrap_or_else(|| {
             Status::unknown(format!("HTTP {} without a gRPC status", head.status.as_u16()))
         });
         let message = collected.to_bytes().get(FRAME..).unwrap_or_default().to_vec();

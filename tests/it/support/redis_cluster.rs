@@ -336,8 +336,8 @@ fn source(at: usize) -> IpAddr {
 }
 
 fn bus_port(node: &Server) -> u16 {
-    let told: Vec<String> = node.command(&["CONFIG", "GET", "cluster-port"]);
-    told[1].parse().expect("a port")
+    let reported: Vec<String> = node.command(&["CONFIG", "GET", "cluster-port"]);
+    reported[1].parse().expect("a port")
 }
 
 fn cluster_info(node: &Server) -> std::collections::HashMap<String, String> {

@@ -34,9 +34,9 @@ async fn does_no_harm(endpoint: &str, protocol: &str) -> Ratelease {
 }
 
 async fn ends_in_time(pod: &Ratelease) {
-    let told = now();
+    let reported = now();
     assert_eq!(pod.stop().await, 0);
-    assert!(told.elapsed() < STOP_MAX, "{:?}", told.elapsed());
+    assert!(reported.elapsed() < STOP_MAX, "{:?}", reported.elapsed());
 }
 
 #[tokio::test]

@@ -97,8 +97,8 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
     assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
     // Not the reference's default, which shows the debug port to every machine that reaches it.
     assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
-    let told = [("DEBUG_HOST", "0.0.0.0")];
-    assert_eq!(good("ratelimit", &told).listeners.debug.to_string(), "0.0.0.0:6070");
+    let reported = [("DEBUG_HOST", "0.0.0.0")];
+    assert_eq!(good("ratelimit", &reported).listeners.debug.to_string(), "0.0.0.0:6070");
     let guarded = [("DEBUG_TOKEN", "hunter2")];
     assert_eq!(good("ratelimit", &guarded).listeners.debug.to_string(), "0.0.0.0:6070");
     let both = [("DEBUG_TOKEN", "hunter2"), ("DEBUG_HOST", "127.0.0.1")];

@@ -261,7 +261,7 @@ fn a_target_that_is_no_rate_limit_server_is_reported_before_the_run() {
 
 #[test]
 fn flags_that_conflict_are_refused_with_what_to_set() {
-    for (flags, told) in [
+    for (flags, reported) in [
         ("", "--target"),
         ("--target a", "expected HOST:PORT or unix:PATH"),
         ("--target a:1 --threads 3 --connections 2", "set --threads 2 or --connections 3"),
@@ -274,7 +274,7 @@ fn flags_that_conflict_are_refused_with_what_to_set() {
         ("--target a:1 --warmup 25h", "at most 24h"),
     ] {
         let error = parse(flags).and_then(LoadFlags::plan).unwrap_err();
-        assert!(error.contains(told), "{flags}: {error}");
+        assert!(error.contains(reported), "{flags}: {error}");
     }
     assert_eq!(
         parse("--target [::1]:1").unwrap().plan().unwrap().target,

@@ -151,8 +151,9 @@ cases:
     ];
     for (line, what) in table {
         let starts = format!("cases.yaml:{line}:");
-        let told = faults.iter().any(|fault| fault.starts_with(&starts) && fault.contains(what));
-        assert!(told, "line {line}: {what} not in {faults:#?}");
+        let reported =
+            faults.iter().any(|fault| fault.starts_with(&starts) && fault.contains(what));
+        assert!(reported, "line {line}: {what} not in {faults:#?}");
     }
     assert_eq!(read("").unwrap_err().len(), 1);
 }

@@ -120,7 +120,10 @@ impl ShardQueue {
     pub(super) fn stall(&self, now: Time) {
         let Admission { breaker, .. } = &mut *self.admission.lock();
         if breaker.state() == BreakerState::Closed {
-            tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
+            tracing::warn!(
+                shard = self.shard,
+                "the store does not answer in time: opened its circuit breaker"
+            );
         }
         breaker.stall(now, rng(self.shard as u64, now));
     }

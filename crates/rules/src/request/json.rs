@@ -71,12 +71,12 @@ pub fn parse(body: &[u8]) -> Result<Request, String> {
 
 /// Formats `error` as one line of bounded length.
 fn shown(error: &serde_json::Error) -> String {
-    let told = error.to_string().replace(char::is_control, " ");
-    let end = told.floor_char_boundary(FAULT_BYTES_MAX);
-    match told.get(end..) {
-        Some("") | None => told,
+    let reported = error.to_string().replace(char::is_control, " ");
+    let end = reported.floor_char_boundary(FAULT_BYTES_MAX);
+    match reported.get(end..) {
+        Some("") | None => reported,
         Some(_) => {
-            format!("{}... at line {} column {}", &told[..end], error.line(), error.column())
+            format!("{}... at line {} column {}", &reported[..end], error.line(), error.column())
         }
     }
 }

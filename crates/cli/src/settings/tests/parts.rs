@@ -268,19 +268,19 @@ fn the_summary_has_every_flag_and_no_secret() {
     ];
     let summary = good(line, &env).summary;
     assert!(!format!("{summary:?}").contains("hunter"), "{summary:?}");
-    let told = |name: &str| {
-        let line = summary.iter().find(|told| told.name == name);
+    let reported = |name: &str| {
+        let line = summary.iter().find(|reported| reported.name == name);
         let EffectiveSetting { value, is_default, .. } =
             line.unwrap_or_else(|| panic!("no {name}"));
         (value.as_str(), *is_default)
     };
     for name in ["redis-auth", "redis-persecond-url", "key-secret", "redis-url"] {
-        assert_eq!(told(name), ("***", false), "{name}");
+        assert_eq!(reported(name), ("***", false), "{name}");
     }
-    assert_eq!(told("drain-timeout"), ("3s", false));
-    assert_eq!(told("log-level"), ("info", true), "set to what it is anyway");
-    assert_eq!(told("grpc-port"), ("8081", true));
-    assert_eq!(told("grpc-uds"), ("", true));
+    assert_eq!(reported("drain-timeout"), ("3s", false));
+    assert_eq!(reported("log-level"), ("info", true), "set to what it is anyway");
+    assert_eq!(reported("grpc-port"), ("8081", true));
+    assert_eq!(reported("grpc-uds"), ("", true));
     let flags = Cli::command().find_subcommand("serve").unwrap().get_arguments().count();
     assert_eq!(summary.len(), flags, "each has a long name");
 }

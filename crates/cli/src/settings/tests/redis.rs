@@ -192,8 +192,8 @@ fn other_faulty_settings_of_redis_are_reported() {
     assert!(with_url("REDIS_SOCKET_TYPE", "udp").contains("tcp or unix"));
     assert!(with_url("REDIS_AUTH", "user:").contains("a password, or user:password"));
     for networks in ["redis", "10.0.0.0/33", "10.0.0.0/8,,", "10.0.0.0/8 10.1.0.0/16"] {
-        let told = with_url("REDIS_REDIRECT_NETWORKS", networks);
-        assert!(told.contains("networks, or addresses, separated by commas"), "{told}");
+        let reported = with_url("REDIS_REDIRECT_NETWORKS", networks);
+        assert!(reported.contains("networks, or addresses, separated by commas"), "{reported}");
     }
     assert!(with_url("REDIS_TIMEOUT", "0").contains("from 1ms to 60s"));
     for prefix in ["{a}", "a}", "{", &"x".repeat(65)] {

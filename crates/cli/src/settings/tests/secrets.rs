@@ -62,7 +62,7 @@ fn a_secret_given_twice_or_in_a_missing_file_is_a_fault() {
     for name in ["KEY_SECRET", "DEBUG_TOKEN", "REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_URL"] {
         let name_of_file = format!("{name}_FILE");
         let url = ("REDIS_URL", "redis:6379");
-        let told = |env: &[(&str, &str)]| {
+        let reported = |env: &[(&str, &str)]| {
             let env: Vec<_> =
                 [url].iter().filter(|_| name != "REDIS_URL").chain(env).copied().collect();
             let faults = faults("ratelease serve", &env);
@@ -71,17 +71,17 @@ fn a_secret_given_twice_or_in_a_missing_file_is_a_fault() {
             assert!(!fault.contains("hunter2"), "{fault}");
             fault.clone()
         };
-        let twice = told(&[(name, "hunter2"), (&name_of_file, &path)]);
+        let twice = reported(&[(name, "hunter2"), (&name_of_file, &path)]);
         assert!(twice.contains(&format!("{name} is set too")), "{twice}");
-        let nowhere = told(&[(&name_of_file, "/nonexistent/secret")]);
+        let nowhere = reported(&[(&name_of_file, "/nonexistent/secret")]);
         assert!(nowhere.contains("the file cannot be read: No such file"), "{nowhere}");
         assert!(nowhere.contains(r#"found "/nonexistent/secret""#), "{nowhere}");
     }
     let auth = file(&dir, "auth", "user:\n");
-    let told = faults("ratelease serve", &[("REDIS_URL", "a:1"), ("REDIS_AUTH_FILE", &auth)]);
+    let reported = faults("ratelease serve", &[("REDIS_URL", "a:1"), ("REDIS_AUTH_FILE", &auth)]);
     assert!(
-        told[0].starts_with("REDIS_AUTH_FILE: expected a password, or user:password"),
-        "{told:?}"
+        reported[0].starts_with("REDIS_AUTH_FILE: expected a password, or user:password"),
+        "{reported:?}"
     );
 }
 

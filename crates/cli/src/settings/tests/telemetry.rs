@@ -62,15 +62,18 @@ fn an_endpoint_with_a_user_or_password_is_refused_and_shown_nowhere() {
         "http://us3r:s3/cret@collector:4318",
     ] {
         for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
-            let told = faults("ratelease serve", &[ON, (name, endpoint)]);
-            assert_eq!(told.len(), 1, "{told:?}");
+            let reported = faults("ratelease serve", &[ON, (name, endpoint)]);
+            assert_eq!(reported.len(), 1, "{reported:?}");
             assert!(
-                told[0].starts_with(&format!("{name}: the URL has a user or a pass")),
-                "{told:?}"
+                reported[0].starts_with(&format!("{name}: the URL has a user or a pass")),
+                "{reported:?}"
             );
             let mend = name.replace("ENDPOINT", "HEADERS");
-            assert!(told[0].contains(&format!("as in {mend}=authorization=Basic%20")), "{told:?}");
-            assert!(!told[0].contains("s3") && !told[0].contains("us3r"), "{told:?}");
+            assert!(
+                reported[0].contains(&format!("as in {mend}=authorization=Basic%20")),
+                "{reported:?}"
+            );
+            assert!(!reported[0].contains("s3") && !reported[0].contains("us3r"), "{reported:?}");
         }
     }
     let endpoint = "http://collector:4318/of%40team";
@@ -81,12 +84,12 @@ fn an_endpoint_with_a_user_or_password_is_refused_and_shown_nowhere() {
 #[test]
 fn tokens_and_keys_in_values_of_otlp_are_not_quoted() {
     let query = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318/?api-key=s3cret");
-    let told = faults("ratelease serve", &[ON, query]);
-    assert!(told[0].contains("found \"collector:4318/\""), "{told:?}");
+    let reported = faults("ratelease serve", &[ON, query]);
+    assert!(reported[0].contains("found \"collector:4318/\""), "{reported:?}");
     let pem = "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----\n";
     let https = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
-    let told = faults("ratelease serve", &[ON, https, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", pem)]);
-    assert!(told.iter().all(|told| !told.contains("s3cret")), "{told:?}");
+    let reported = faults("ratelease serve", &[ON, https, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", pem)]);
+    assert!(reported.iter().all(|reported| !reported.contains("s3cret")), "{reported:?}");
 }
 
 #[test]
@@ -118,17 +121,17 @@ fn faults_of_a_collector_are_reported_only_if_it_is_used() {
         ("OTEL_METRICS_EXPORTER", "statsd", "expected otlp or none"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "1", "expected a whole number from 1000 to 3600000"),
     ] {
-        let told = faults("ratelease serve", &[ON, (name, value)]);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].starts_with(&format!("{name}: {expected}")), "{}", told[0]);
+        let reported = faults("ratelease serve", &[ON, (name, value)]);
+        assert_eq!(reported.len(), 1, "{reported:?}");
+        assert!(reported[0].starts_with(&format!("{name}: {expected}")), "{}", reported[0]);
         if name.starts_with("OTEL_EXPORTER") {
             assert!(telemetry(&[(name, value)]).tracing.is_none(), "it is not used");
         }
     }
     let protocol =
         [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")];
-    let told = faults("ratelease serve", &protocol);
-    assert!(told[0].contains("expected grpc or http/protobuf, found"), "{told:?}");
+    let reported = faults("ratelease serve", &protocol);
+    assert!(reported[0].contains("expected grpc or http/protobuf, found"), "{reported:?}");
 }
 
 #[test]
@@ -179,19 +182,19 @@ fn faulty_tls_files_are_reported_all_at_once() {
         ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", empty),
         ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", empty),
     ];
-    let told = faults("ratelease serve", &env);
+    let reported = faults("ratelease serve", &env);
     let expected = [
         "OTEL_EXPORTER_OTLP_CERTIFICATE: the file cannot be read: No such file or directory",
         "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: the file holds no certificate in PEM",
         "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: the file holds no private key in PEM",
     ];
-    assert_eq!(told.len(), expected.len(), "{told:?}");
-    for (told, expected) in told.iter().zip(expected) {
-        assert!(told.starts_with(expected), "{told}");
+    assert_eq!(reported.len(), expected.len(), "{reported:?}");
+    for (reported, expected) in reported.iter().zip(expected) {
+        assert!(reported.starts_with(expected), "{reported}");
     }
-    let told = faults("ratelease serve", &[env[0], env[1], env[3]]);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("CLIENT_CERTIFICATE and CLIENT_KEY go together"), "{told:?}");
+    let reported = faults("ratelease serve", &[env[0], env[1], env[3]]);
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(reported[0].contains("CLIENT_CERTIFICATE and CLIENT_KEY go together"), "{reported:?}");
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn the_error_of_an_unreachable_pod_comes_first() {
     view.set_error("127.0.0.1:6070: cannot be reached".into());
     let text = text(&view, 100, 28);
     assert_eq!(text.lines().nth(2), Some("127.0.0.1:6070: cannot be reached"));
-    assert!(text.contains("shop.user_id"), "what was told stays\n{text}");
+    assert!(text.contains("shop.user_id"), "what was shown stays\n{text}");
 }
 
 #[test]

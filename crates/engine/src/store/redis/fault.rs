@@ -166,7 +166,7 @@ impl Kind {
             Self::Lost        => row(Count::Lost, &[], GiveUp, Retires).with_stale_map(),
             Self::TimedOut    => row(Count::TimedOut, &[], GiveUp, Keeps).with_stale_map(),
             Self::MalformedReply => row(Count::MalformedReply, &[], GiveUp, IsAbandoned)
-                .with_stale_map().hint(HINT_GARBLED),
+                .with_stale_map().hint(HINT_MALFORMED),
         }
     }
 }
@@ -181,13 +181,14 @@ const HINT_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a repl
 const HINT_LOADING: &str = "it reads its data after a start, and serves once it has";
 const HINT_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
 const HINT_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
-const HINT_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
+const HINT_BUSY: &str = "a running script blocks it: SCRIPT KILL ends one that has not written";
 const HINT_LOGIN: &str =
     "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
 const HINT_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
                             such keys; until then they alone fail";
-const HINT_REFUSED: &str = "hint there what it says; until then its keys fail";
-const HINT_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
+const HINT_REFUSED: &str = "correct what the message names; until then its keys fail";
+const HINT_MALFORMED: &str =
+    "check that it is Redis, of version 6.2 or later, and no other client's";
 
 const fn row(
     counter: RedisCounter,

@@ -27,7 +27,7 @@ pub fn cluster_slots(bytes: &[u8]) -> Option<usize> {
         (0..SLOTS).map(owner).collect()
     };
     let (owners, owners_again) = (owners(&slots), owners(&again));
-    assert_eq!(owners, owners_again, "a map that has not changed leads redirected");
+    assert_eq!(owners, owners_again, "a map that has not changed redirects to another node");
     Some(owners.iter().flatten().count())
 }
 

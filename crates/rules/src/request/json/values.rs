@@ -81,8 +81,9 @@ where
             let mut read = Vec::new();
             while let Some(element) = list.next_element()? {
                 if read.len() >= T::MAX {
-                    let told = format!("more {} than the {} that are accepted", T::NAME, T::MAX);
-                    return Err(A::Error::custom(told));
+                    let reported =
+                        format!("more {} than the {} that are accepted", T::NAME, T::MAX);
+                    return Err(A::Error::custom(reported));
                 }
                 read.push(element);
             }
@@ -110,11 +111,11 @@ impl<'de, T: TryFrom<u64>> Deserialize<'de> for Number<T> {
 
         impl<T: TryFrom<u64>> Digits<T> {
             fn in_range<E: Error>(
-                told: impl fmt::Display,
+                reported: impl fmt::Display,
                 is: Option<u64>,
             ) -> Result<Number<T>, E> {
                 let number = is.and_then(|number| T::try_from(number).ok()).map(Number);
-                number.ok_or_else(|| E::custom(format!("{told} is not a number in range")))
+                number.ok_or_else(|| E::custom(format!("{reported} is not a number in range")))
             }
         }
 
@@ -156,10 +157,13 @@ impl<'de> Deserialize<'de> for UnitName {
         struct Name;
 
         impl Name {
-            fn known<E: Error>(told: impl fmt::Display, unit: Option<Unit>) -> Result<UnitName, E> {
+            fn known<E: Error>(
+                reported: impl fmt::Display,
+                unit: Option<Unit>,
+            ) -> Result<UnitName, E> {
                 unit.map(UnitName).ok_or_else(|| {
                     E::custom(format!(
-                        "{told} is not a unit; \
+                        "{reported} is not a unit; \
                          expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
                     ))
                 })
