@@ -41,7 +41,7 @@ async fn r11_the_clocks_of_the_pods_step() {
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
     row.holds(
-        hour_told(&reported) == (hour() + 1) % 24,
+        hour_of(&reported) == (hour() + 1) % 24,
         &format!("the clock did not step: {reported}"),
     );
     stage.judge(&mut row, &samples, stage.tight).await;
@@ -60,7 +60,7 @@ fn seconds() -> u64 {
 }
 
 /// The hour in the time stamp that begins a log line, such as `2026-11-21T15:53:03.5Z`.
-fn hour_told(line: &str) -> u64 {
+fn hour_of(line: &str) -> u64 {
     let digits = line.split('T').nth(1).and_then(|time| time.get(..2));
     digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no time: {line}"))
 }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_takes_the_smallest_counter_over_and_tells_which() {
+    fn a_new_key_replaces_the_smallest_counter_and_returns_the_old_key() {
         let mut sketch = Sketch::new(1);
         let keys: Vec<_> = (0..9).map(Key::for_test).collect();
         for (at, key) in keys[..8].iter().enumerate() {

@@ -123,7 +123,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
 }
 
 #[test]
-fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
+fn decisions_count_since_the_start_and_latency_covers_the_last_minute() {
     let calls = |ok, over_limit, errors| {
         let bounds = vec![Duration::from_micros(100)];
         let counts = vec![ok + over_limit, 0];
@@ -166,7 +166,7 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
 }
 
 #[test]
-fn hot_keys_are_told_of_all_rules_and_of_each() {
+fn hot_keys_are_listed_in_total_and_by_rule() {
     let hot = |key: &str, share| HotKey {
         key: key.to_owned(),
         rule: "shop.user".to_owned(),
@@ -195,7 +195,7 @@ fn hot_keys_are_told_of_all_rules_and_of_each() {
 }
 
 #[test]
-fn rules_of_a_snapshot_are_told_as_such_until_others_are_loaded() {
+fn rules_of_a_snapshot_are_marked_until_others_are_loaded() {
     let status = status();
     status.published.refuse("no such directory".to_owned());
     status.published.publish_snapshot(Arc::new(Rules::default()));

@@ -48,7 +48,7 @@ fn from_standard_input_rules_are_found_from_here() {
 }
 
 #[test]
-fn what_does_not_hold_is_told_with_its_place() {
+fn each_failed_expectation_is_reported_with_its_place() {
     let wrong = CASES.replace("59m59s", "1h").replace("remaining: 0", "remaining: 1");
     let dir = files(&[("rules/d.yaml", RULES), ("cases.yaml", &wrong)]);
     let ran = run_in(dir.path(), &["test", "cases.yaml"], &[]);

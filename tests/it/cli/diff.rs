@@ -21,7 +21,7 @@ descriptors:
 ";
 
 #[test]
-fn each_change_is_told_with_what_becomes_of_its_counts() {
+fn each_change_is_reported_with_its_effect_on_counts() {
     let dir = files(&[("old.yaml", OLD), ("new.yaml", NEW)]);
     let ran = run_in(dir.path(), &["diff", "old.yaml", "new.yaml"], &[]);
     let expected = "\

@@ -36,7 +36,7 @@ fn each_level_says_what_was_taken_and_why_not_the_rest() {
 }
 
 #[test]
-fn json_tells_levels_settings_and_key() {
+fn json_shows_levels_settings_and_key() {
     let args = ["explain", "--json", "--domain", "shop", "plan=free,user_id=7", "user_id=x"];
     let report = run_in(root(), &args, &[]).ended(0).json();
     let first = &report["descriptors"][0];

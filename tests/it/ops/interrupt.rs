@@ -93,7 +93,7 @@ async fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replay_that_is_interrupted_tells_of_the_lines_so_far() {
+async fn an_interrupted_replay_reports_the_lines_so_far() {
     let rules = rules(RULES);
     let fifo = rules.path().join("log");
     mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();

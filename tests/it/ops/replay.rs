@@ -67,7 +67,7 @@ async fn an_access_log_is_decided_at_its_own_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn json_tells_the_same_and_several_files_are_one_log() {
+async fn json_reports_the_same_and_several_files_are_one_log() {
     let rules = super::rules(RULES);
     let log = access_log();
     let (first, second) = log.split_at(log.len() / 2);

@@ -11,7 +11,7 @@ use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::{Single, tcp};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_comes_too_late_is_not_asked_for_again() {
+async fn a_late_reply_is_not_asked_for_again() {
     let single = Single::start();
     let store = connected(single.config()).await;
     let ask = ask(100, 50, 0);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn only_domains_in_use_have_heartbeats_and_each_comes_to_its_turn() {
+    fn only_domains_in_use_have_heartbeats_and_each_gets_its_turn() {
         let pods = PodCounts::new(1);
         assert_eq!(pods.due(NOW).domains, [None]);
         let names: Vec<Box<str>> = (0..100).map(|n| format!("d{n}").into()).collect();

@@ -18,7 +18,7 @@ fn fields_are_read_by_their_wire_type() {
 }
 
 #[test]
-fn what_is_malformed_is_told_apart() {
+fn each_kind_of_malformed_message_has_its_own_error() {
     let table: [(&[u8], Malformed); 13] = [
         (&[0x08], Malformed::Varint),
         (&[0x08, 0x80], Malformed::Varint),

@@ -273,7 +273,7 @@ fn a_denial_ahead_marks_neither_window() {
 }
 
 #[test]
-fn a_clock_behind_tells_what_was_lent_ahead_from_a_window_begun() {
+fn a_clock_behind_distinguishes_a_lease_ahead_from_a_window_that_has_begun() {
     // Lent ahead of a window by a master whose clock is right; a master whose clock is a window
     // behind takes over.
     let (state, _) = step(None, NOON, &ahead(ask(10, 4, 0)));

@@ -42,7 +42,7 @@ async fn a_token_bucket_holds_its_burst_and_fills_at_its_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_denial_of_a_bucket_tells_when_there_is_a_token_and_a_pass_when_it_is_full() {
+async fn a_denial_of_a_bucket_gives_the_time_of_the_next_token_and_a_pass_that_of_a_full_bucket() {
     let rig =
         Rig::new(&rule("unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 2", 1));
     let pod = rig.pod();
@@ -96,7 +96,7 @@ async fn a_leaky_bucket_answers_at_its_slots_and_denies_beyond_its_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_of_a_request_that_is_denied_elsewhere_serves_the_next() {
+async fn a_slot_of_a_request_that_another_rule_denies_serves_the_next_request() {
     let rig = Rig::new(&rule(
         "unit: minute, requests_per_unit: 6, algorithm: leaky_bucket, lease: {max: 1}",
         0,
