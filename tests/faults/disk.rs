@@ -124,7 +124,7 @@ fn version(number: u64, padding: usize) -> String {
 }
 
 const PROMISE: &str = "no exit; the last good rules stay in force, or the new ones come; the last \
-                       good snapshot stays whole; each is reported once, with its path and a way out";
+                       good snapshot stays whole; each is logged once, with its path and a fix";
 
 const NOT_KEPT: &str = "the rules are in force, but not kept as a snapshot: ";
 
