@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use opentelemetry::trace::{
-    Link, SpanBuilder, SpanContext as RemoteContext, SpanId, SpanKind, TraceContextExt, TraceFlags,
+    SpanBuilder, SpanContext as RemoteContext, SpanId, SpanKind, TraceContextExt, TraceFlags,
     TraceId, TraceState, Tracer as _,
 };
 use opentelemetry::{Context, KeyValue};
@@ -63,9 +63,6 @@ pub enum Transport {
 /// `rpc.method`, and the name of the spans.
 const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Maximum number of requests that one exchange is linked to: OpenTelemetry's default.
-const LINKS_MAX: usize = 128;
-
 // === impl Tracer ===
 
 impl Tracer {
@@ -92,13 +89,12 @@ impl Tracer {
         is_sampled.then(|| shared.begin_request(transport, parent, headers))
     }
 
-    /// Begins a span for a batch of `asks` on its way to a shard of Redis, if a traced request sent
-    /// one of them; else the batch is sampled at random. If one request sent them, the span is its
-    /// child; a batch of several begins a trace of its own, with a link to each.
-    pub fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Option<Span> {
+    /// Begins a span for `ask` on its way to the `shard` of Redis, if a traced request sent it; else
+    /// it is sampled at random. The span is a child of that request's, or a root.
+    pub fn begin_exchange(&self, ask: &Ask, shard: impl FnOnce() -> usize) -> Option<Span> {
         let shared = self.shared.as_deref()?;
-        let is_sampled = asks.iter().any(|ask| ask.cause.is_some()) || rng::chance(shared.rate);
-        is_sampled.then(|| shared.begin_exchange(shard, asks))
+        let is_sampled = ask.cause.is_some() || rng::chance(shared.rate);
+        is_sampled.then(|| shared.begin_exchange(ask, shard()))
     }
 
     /// Whether anything may be traced.
@@ -159,9 +155,9 @@ impl Shared {
     }
 
     #[cold]
-    fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Span {
-        let (builder, parent) = exchange(shard, asks);
-        self.start(builder, &parent, Outcome::Failed(asks.len()))
+    fn begin_exchange(&self, ask: &Ask, shard: usize) -> Span {
+        let (builder, parent) = exchange(ask, shard);
+        self.start(builder, &parent, Outcome::Failed(1))
     }
 
     fn start(&self, builder: SpanBuilder, parent: &Context, given_up: Outcome) -> Span {
@@ -172,31 +168,15 @@ impl Shared {
     }
 }
 
-/// A span of `asks` sent to a shard, and its parent.
-fn exchange(shard: usize, asks: &[Ask]) -> (SpanBuilder, Context) {
-    // A single ask is not a batch, by OpenTelemetry's conventions.
-    let is_batch = asks.len() > 1;
-    let operation = if is_batch { "PIPELINE EVALSHA" } else { "EVALSHA" };
-    let mut attributes = vec![
+/// A span of `ask` sent to a shard, and its parent.
+fn exchange(ask: &Ask, shard: usize) -> (SpanBuilder, Context) {
+    let builder = SpanBuilder::from_name("EVALSHA").with_kind(SpanKind::Client).with_attributes([
         KeyValue::new("db.system.name", "redis"),
-        KeyValue::new("db.operation.name", operation),
+        KeyValue::new("db.operation.name", "EVALSHA"),
         number("ratelease.shard", shard),
-    ];
-    if is_batch {
-        attributes.push(number("db.operation.batch.size", asks.len()));
-    }
-    let builder =
-        SpanBuilder::from_name(operation).with_kind(SpanKind::Client).with_attributes(attributes);
-    match causes(asks).as_slice() {
-        [only] => (builder, below(*only, false, TraceState::NONE)),
-        several => {
-            let links = several.iter().map(|cause| {
-                let context = context_of(*cause, false, TraceState::NONE);
-                Link::new(context, Vec::new(), 0)
-            });
-            (builder.with_links(links.collect()), Context::new())
-        }
-    }
+    ]);
+    let parent = ask.cause.map_or_else(Context::new, |cause| below(cause, false, TraceState::NONE));
+    (builder, parent)
 }
 
 /// The context of a child of `parent`.
@@ -210,26 +190,16 @@ fn context_of(span: SpanContext, is_remote: bool, state: TraceState) -> RemoteCo
     RemoteContext::new(trace, span, TraceFlags::SAMPLED, is_remote, state)
 }
 
-/// The requests that sent `asks`, each once.
-fn causes(asks: &[Ask]) -> Vec<SpanContext> {
-    let mut causes: Vec<_> = asks.iter().filter_map(|ask| ask.cause).collect();
-    causes.sort_unstable();
-    causes.dedup();
-    causes.truncate(LINKS_MAX);
-    causes
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ratelease_rules::key::Key;
     use ratelease_rules::{Limit, Unit};
 
-    /// The span of asks that were sent by these requests.
-    fn sent_by(causes: &[Option<SpanContext>]) -> (SpanBuilder, RemoteContext) {
+    /// The span of an ask that was sent by this request.
+    fn sent_by(cause: Option<SpanContext>) -> (SpanBuilder, RemoteContext) {
         let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
-        let asks: Vec<_> = causes.iter().map(|cause| Ask { cause: *cause, ..look }).collect();
-        let (builder, parent) = exchange(3, &asks);
+        let (builder, parent) = exchange(&Ask { cause, ..look }, 3);
         (builder, parent.span().span_context().clone())
     }
 
@@ -240,27 +210,15 @@ mod tests {
     #[test]
     fn an_exchange_for_one_request_is_its_child() {
         let request = SpanContext::for_test(1, 2);
-        let (builder, parent) = sent_by(&[Some(request), None, Some(request)]);
+        let (builder, parent) = sent_by(Some(request));
         assert_eq!(parent, context_of(request, false, TraceState::NONE));
-        assert_eq!((builder.links.is_none(), &*builder.name), (true, "PIPELINE EVALSHA"));
-        assert!(has_attribute(&builder, "db.operation.batch.size"), "{builder:?}");
-    }
-
-    #[test]
-    fn an_exchange_for_several_requests_is_linked_to_each() {
-        let [first, second] = [(1, 2), (3, 4)].map(|(n, m)| SpanContext::for_test(n, m));
-        let (builder, parent) = sent_by(&[Some(second), Some(first), None, Some(second)]);
-        assert!(!parent.is_valid());
-        let links = builder.links.expect("links");
-        let linked: Vec<_> = links.into_iter().map(|link| link.span_context).collect();
-        assert_eq!(linked, [first, second].map(|it| context_of(it, false, TraceState::NONE)));
-        let many: Vec<_> = (1..=u8::MAX).map(|n| Some(SpanContext::for_test(1, n))).collect();
-        assert_eq!(sent_by(&many).0.links.map(|links| links.len()), Some(LINKS_MAX));
+        assert_eq!((builder.links.is_none(), &*builder.name), (true, "EVALSHA"));
+        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
     }
 
     #[test]
     fn an_exchange_for_no_traced_request_is_a_root() {
-        let (builder, parent) = sent_by(&[None]);
+        let (builder, parent) = sent_by(None);
         assert!(!parent.is_valid() && builder.links.iter().flatten().count() == 0, "{builder:?}");
         assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
     }

@@ -29,8 +29,7 @@ impl Store for Traced {
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        let asks = std::slice::from_ref(ask);
-        let Some(span) = self.tracer.begin_exchange(self.inner.shard(ask), asks) else {
+        let Some(span) = self.tracer.begin_exchange(ask, || self.inner.shard(ask)) else {
             return self.inner.lend(ask);
         };
         Box::pin(async move {

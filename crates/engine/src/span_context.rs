@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// Identifies a span: its trace's id and its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
     /// The id that all spans of one trace share.
     pub trace: [u8; 16],
