@@ -118,9 +118,10 @@ impl Counter {
         let metric = match self {
             Self::Engine(counter) => return of_engine(counter),
             Self::SnapshotsWritten | Self::SnapshotFailures => return None,
-            Self::TaskRestarts => {
-                counter("ratelease_task_restarts_total", "Background tasks begun anew.")
-            }
+            Self::TaskRestarts => counter(
+                "ratelease_task_restarts_total",
+                "Background tasks that were started again.",
+            ),
             Self::TasksReady => gauge("ratelease_tasks_ready", "Tasks that wait for a core."),
             Self::LoaderPanics => {
                 counter("ratelease_loader_panics_total", "Loads of rules that panicked.")

@@ -99,7 +99,8 @@ async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisSt
 
 /// One of the store's counters.
 #[track_caller]
-fn count(store: &dyn Store, counter: RedisCounter) -> u64 {
+fn count(store: &dyn Store, counter: impl Into<RedisCounter>) -> u64 {
+    let counter = counter.into();
     let counts = store.counts();
     let found = counts.iter().find(|(other, _)| *other == Counter::Redis(counter));
     found.unwrap_or_else(|| panic!("no {counter:?} in {counts:?}")).1

@@ -38,7 +38,7 @@ pub enum Counter {
 }
 
 /// A counter of the store in Redis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RedisCounter {
     /// Asks that were sent, or that failed before.
     Asks,
@@ -48,39 +48,51 @@ pub enum RedisCounter {
     Connects,
     /// Of these, those that failed.
     ConnectErrors,
-    /// Replies NOSCRIPT.
+    /// Commands without a result, for this reason.
+    Failure(RedisFailure),
+}
+
+/// The reasons why a command to Redis has no result. Each is counted apart; the store's table says
+/// what to do about each.
+///
+/// A server's error reply means that the command changed nothing: a script that takes an ask writes
+/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
+/// outcome unknown, and then nothing is sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RedisFailure {
+    /// The server has not seen the script yet, or forgot it.
     NoScript,
-    /// Replies MOVED.
+    /// Another node owns the slot now.
     Moved,
-    /// Replies ASK.
+    /// Another node is taking over the slot: ask that node for this command only.
     Ask,
-    /// Replies TRYAGAIN.
+    /// Some keys of the command have moved already and some have not.
     TryAgain,
-    /// Replies CLUSTERDOWN.
+    /// The slot has no owner, or the node is cut off from most of the cluster.
     ClusterDown,
-    /// Replies LOADING.
+    /// The server is loading its data.
     Loading,
-    /// Replies MASTERDOWN.
+    /// The server is a replica that is not in sync with its master.
     MasterDown,
-    /// Replies READONLY.
+    /// The server is a replica.
     ReadOnly,
-    /// Replies OOM.
+    /// The server's memory is full, and it evicts nothing.
     OutOfMemory,
-    /// Replies BUSY.
+    /// A script has blocked the server for a long time.
     Busy,
-    /// Refused logins and missing permissions.
+    /// We are not logged in, or lack the permission.
     Denied,
-    /// Keys that hold a value of another program.
+    /// The key holds a value of another program: other keys are served.
     ForeignValue,
-    /// Other error replies.
+    /// Any other error reply.
     Refused,
-    /// Commands that were not sent, for lack of a connection.
+    /// There is no connection: the command was not sent.
     NotSent,
-    /// Commands whose connection broke.
+    /// The connection broke with the command on its way.
     Lost,
-    /// Commands without a reply in time.
+    /// No reply in time.
     TimedOut,
-    /// Replies that the command cannot have.
+    /// The reply is not one that this command can have.
     MalformedReply,
 }
 
@@ -124,6 +136,22 @@ impl RedisCounter {
             Self::Errors => "redis_errors",
             Self::Connects => "redis_connects",
             Self::ConnectErrors => "redis_connect_errors",
+            Self::Failure(failure) => failure.name(),
+        }
+    }
+}
+
+impl From<RedisFailure> for RedisCounter {
+    fn from(failure: RedisFailure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+// === impl RedisFailure ===
+
+impl RedisFailure {
+    const fn name(self) -> &'static str {
+        match self {
             Self::NoScript => "redis_noscript",
             Self::Moved => "redis_moved",
             Self::Ask => "redis_ask",

@@ -33,7 +33,7 @@ pub(super) fn families(counts: &BTreeMap<Counter, u64>) -> Vec<Family> {
 
 #[cfg(test)]
 mod tests {
-    use ratelease_engine::counter::{self, RedisCounter};
+    use ratelease_engine::counter::{self, RedisCounter, RedisFailure};
 
     use super::*;
     use crate::metrics::counter::ListenerName;
@@ -44,7 +44,7 @@ mod tests {
             (Counter::Connections(ListenerName::Grpc), 2),
             (Counter::Connections(ListenerName::Http), 3),
             (counter::Counter::Keys.into(), 4),
-            (counter::Counter::Redis(RedisCounter::OutOfMemory).into(), 5),
+            (counter::Counter::Redis(RedisCounter::Failure(RedisFailure::OutOfMemory)).into(), 5),
             (counter::Counter::BreakerOpened.into(), 6),
             (counter::Counter::UnmeteredHits.into(), 7),
         ];

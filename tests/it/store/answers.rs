@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Store, StoreError};
 
@@ -18,7 +18,7 @@ use crate::support::wait_for;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks until an ask fails with these words, and `counter` has increased.
-async fn until_refused(store: &dyn Store, words: &str, counter: RedisCounter) {
+async fn until_refused(store: &dyn Store, words: &str, counter: impl Into<RedisCounter>) {
     let refused = async || {
         let reply = one(store, ask(10, 1, 0)).await;
         reply.is_err_and(|why| why.to_string().contains(words))
@@ -28,7 +28,7 @@ async fn until_refused(store: &dyn Store, words: &str, counter: RedisCounter) {
 }
 
 async fn until_connected_anew(store: &dyn Store) {
-    until(10, "it is connected to anew", async || count(store, RedisCounter::Connects) >= 2).await;
+    until(10, "the store reconnects", async || count(store, RedisCounter::Connects) >= 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,7 +42,7 @@ async fn an_ask_to_a_full_server_is_refused_without_a_repeat() {
     assert!(matches!(one(&*store, lent).await, Err(StoreError::Refused(_))));
     assert_eq!(single.server.calls("evalsha"), calls + 1, "sent once");
     assert_eq!(
-        (count(&*store, RedisCounter::OutOfMemory), count(&*store, RedisCounter::Errors)),
+        (count(&*store, RedisFailure::OutOfMemory), count(&*store, RedisCounter::Errors)),
         (1, 1)
     );
     single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
@@ -64,10 +64,10 @@ async fn an_ask_to_a_server_that_runs_a_long_script_is_refused_and_not_repeated(
         let why = single.server.try_command::<String>(&["GET", "any"]).err()?;
         why.to_string().contains("BUSY").then_some(())
     });
-    let busy = count(&*store, RedisCounter::Busy);
+    let busy = count(&*store, RedisFailure::Busy);
     assert_eq!(busy, 0);
-    until_refused(&*store, "BUSY", RedisCounter::Busy).await;
-    assert_eq!(count(&*store, RedisCounter::Busy), 1, "not repeated");
+    until_refused(&*store, "BUSY", RedisFailure::Busy).await;
+    assert_eq!(count(&*store, RedisFailure::Busy), 1, "not repeated");
     single.server.command::<()>(&["SCRIPT", "KILL"]);
     script.join().unwrap();
     assert_eq!(until_granted(&*store, lent, 10).await.left, 80);
@@ -89,16 +89,16 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
     granted(&*store, lent).await;
 
     set_user("-evalsha");
-    until_refused(&*store, "refused the ask: NOPERM", RedisCounter::Denied).await;
-    until_refused(&*store, "cannot be reached", RedisCounter::NotSent).await;
+    until_refused(&*store, "refused the ask: NOPERM", RedisFailure::Denied).await;
+    until_refused(&*store, "cannot be reached", RedisFailure::NotSent).await;
     until_connected_anew(&*store).await;
     set_user("+evalsha");
     assert_eq!(until_granted(&*store, lent, 10).await.left, 80);
 
-    let denied = count(&*store, RedisCounter::Denied);
+    let denied = count(&*store, RedisFailure::Denied);
     single.server.command::<()>(&["ACL", "DELUSER", "pod"]);
     until_refused(&*store, "WRONGPASS", RedisCounter::ConnectErrors).await;
-    assert!(count(&*store, RedisCounter::Denied) > denied, "{:?}", store.counts());
+    assert!(count(&*store, RedisFailure::Denied) > denied, "{:?}", store.counts());
     set_user("on >pw ~* +@all");
     assert_eq!(until_granted(&*store, lent, 10).await.left, 70);
 }
@@ -116,7 +116,7 @@ async fn a_password_set_at_run_time_locks_the_store_out_until_it_is_unset() {
     };
     command("CONFIG SET requirepass sesame");
     command("CLIENT KILL TYPE normal SKIPME yes");
-    until_refused(&*store, "NOAUTH", RedisCounter::Denied).await;
+    until_refused(&*store, "NOAUTH", RedisFailure::Denied).await;
     single_dial_waits(&*store).await;
     redis::cmd("CONFIG").arg(&["SET", "requirepass", ""]).exec(&mut inside).unwrap();
     until_granted(&*store, ask(10, 1, 0), 10).await;
@@ -148,7 +148,7 @@ async fn a_server_that_reads_its_data_is_waited_for() {
     }
     single.server.command::<()>(&["SAVE"]);
     single.server.start_again();
-    until_refused(&*store, "LOADING", RedisCounter::Loading).await;
+    until_refused(&*store, "LOADING", RedisFailure::Loading).await;
     assert_eq!(until_granted(&*store, Ask { want: 0, ..lent }, 20).await.left, 90);
 }
 
@@ -159,7 +159,7 @@ async fn a_master_that_became_a_replica_is_left_until_it_is_one_again() {
     granted(&*store, ask(10, 1, 0)).await;
     let port = other.server.port().to_string();
     single.server.command::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    until_refused(&*store, "READONLY", RedisCounter::ReadOnly).await;
+    until_refused(&*store, "READONLY", RedisFailure::ReadOnly).await;
     until_connected_anew(&*store).await;
     single.server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
     until_granted(&*store, ask(10, 1, 0), 10).await;
@@ -178,7 +178,7 @@ async fn a_replica_that_lost_its_master_is_left_until_it_is_one() {
         (replication.get("master_link_status")? == "down").then_some(())
     });
     let store = connected(single.config()).await;
-    until_refused(&*store, "MASTERDOWN", RedisCounter::MasterDown).await;
+    until_refused(&*store, "MASTERDOWN", RedisFailure::MasterDown).await;
     single.server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
     until_granted(&*store, ask(10, 1, 0), 10).await;
 }
@@ -202,7 +202,7 @@ async fn a_cluster_that_is_down_for_a_lost_slot_is_used_again_once_it_is_up() {
     }
     let is_down = async || {
         let _ = one(&*store, Ask { want: 0, ..lent }).await;
-        count(&*store, RedisCounter::ClusterDown) > 0
+        count(&*store, RedisFailure::ClusterDown) > 0
     };
     until(20, "CLUSTERDOWN", is_down).await;
     cluster.nodes[loser].command::<()>(&["CLUSTER", "ADDSLOTS", &lost.to_string()]);
@@ -230,7 +230,7 @@ async fn a_slot_between_two_nodes_is_tried_again_a_few_times() {
         assert_eq!(outcome.is_ok(), is_granted, "{outcome:?}");
         let asked = asked.load(Ordering::Relaxed);
         assert_eq!(asked, if is_granted { 3 } else { 4 });
-        assert_eq!(count(&*store, RedisCounter::TryAgain), times.min(asked));
+        assert_eq!(count(&*store, RedisFailure::TryAgain), times.min(asked));
         assert_eq!(server.connections(), 1, "the connection is kept");
     }
 }
@@ -245,7 +245,7 @@ async fn a_foreign_value_is_counted_and_costs_no_connection() {
         assert_eq!(one(&*store, foreign).await, Err(StoreError::ForeignValue));
     }
     assert_eq!(
-        (count(&*store, RedisCounter::ForeignValue), count(&*store, RedisCounter::Refused)),
+        (count(&*store, RedisFailure::ForeignValue), count(&*store, RedisFailure::Refused)),
         (3, 0)
     );
     assert_eq!(count(&*store, RedisCounter::Connects), 1);
@@ -271,7 +271,7 @@ async fn the_log_says_once_what_is_wrong_and_how_to_fix_it() {
     single.server.command::<()>(&["ACL", "SETUSER", "default", "-evalsha"]);
     let has_tried = async || {
         let _ = one(&*store, ask(10, 1, 0)).await;
-        count(&*store, RedisCounter::Denied) >= 3
+        count(&*store, RedisFailure::Denied) >= 3
     };
     until(10, "it has tried a few times", has_tried).await;
     single.server.command::<()>(&["ACL", "SETUSER", "default", "+evalsha"]);

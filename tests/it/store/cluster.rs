@@ -1,6 +1,6 @@
 //! A cluster whose slots move and whose shards fail.
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::store::{Ask, Store};
 
 use std::time::Duration;
@@ -60,10 +60,10 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
         assert_eq!(reply.unwrap().tokens, 3);
     }
     assert!(cluster.nodes[to].calls("asking") >= asking + 200, "the way by ASK was not taken");
-    let met = |counter| count(&*moving, counter);
+    let met = |counter: RedisCounter| count(&*moving, counter);
     // The first store whose asks reach the node loads the script there.
-    let noscripts = met(RedisCounter::NoScript) + count(&*others, RedisCounter::NoScript);
-    assert!(met(RedisCounter::Ask) >= 200 && noscripts > 0, "{:?}", moving.counts());
+    let noscripts = met(RedisFailure::NoScript.into()) + count(&*others, RedisFailure::NoScript);
+    assert!(met(RedisFailure::Ask.into()) >= 200 && noscripts > 0, "{:?}", moving.counts());
     for reply in moving.exchange(&old).await {
         assert_eq!(reply.unwrap().left, 2, "a key that has not moved is still at home");
     }
@@ -75,7 +75,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
         }
     }
     assert_eq!(
-        (met(RedisCounter::Errors), met(RedisCounter::Moved) > 0),
+        (met(RedisCounter::Errors), met(RedisFailure::Moved.into()) > 0),
         (0, true),
         "{:?}",
         moving.counts()
@@ -112,7 +112,7 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
     for reply in store.exchange(&(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
         assert_eq!(reply.unwrap().tokens, 1);
     }
-    assert!(count(&*store, RedisCounter::Ask) > 20 && joined.calls("asking") > 20);
+    assert!(count(&*store, RedisFailure::Ask) > 20 && joined.calls("asking") > 20);
 }
 
 /// Well above the latency on an idle machine (a millisecond), well below any time-out of ours.

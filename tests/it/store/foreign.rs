@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::counter::{Counter, RedisCounter};
+use ratelease_engine::counter::{Counter, RedisCounter, RedisFailure};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::time::Clock;
@@ -76,7 +76,7 @@ async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked
     assert!(futures_util::future::join_all(many).await.iter().all(|passed| !passed));
     let took = began.elapsed();
     assert_eq!(passed, LIMIT, "to the token");
-    let asked = count(&*store, RedisCounter::ForeignValue);
+    let asked = count(&*store, RedisFailure::ForeignValue);
     println!("asked for {asked} times in {took:?}");
     let most = 1 + took.as_millis() / ASKED_EVERY.as_millis();
     assert!((1..=most).contains(&u128::from(asked)), "{asked} in {took:?}");

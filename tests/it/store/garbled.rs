@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::RedisFailure;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Store, StoreError};
 
@@ -37,7 +37,7 @@ async fn a_reply_that_is_cut_is_no_reply() {
         let lost = one(&*store, ask(10, 5, 0)).await;
         assert!(matches!(lost, Err(StoreError::Unreachable(_))), "cut at {cut}: {lost:?}");
         assert_eq!(asked.load(Ordering::Relaxed), 1, "cut at {cut}: not sent again");
-        assert_eq!(count(&*store, RedisCounter::Lost), 1, "cut at {cut}");
+        assert_eq!(count(&*store, RedisFailure::Lost), 1, "cut at {cut}");
         if cut % 10 == 0 {
             until_granted(&*store, ask(10, 5, 0), 10).await;
         }
@@ -68,7 +68,7 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
         let garbled = one(&*store, ask(10, 5, 0)).await;
         assert!(matches!(garbled, Err(StoreError::MalformedReply(_))), "{absurd:?}: {garbled:?}");
         assert_eq!(asked.load(Ordering::Relaxed), 1, "{absurd:?}: not sent again");
-        assert_eq!(count(&*store, RedisCounter::MalformedReply), 1, "{absurd:?}");
+        assert_eq!(count(&*store, RedisFailure::MalformedReply), 1, "{absurd:?}");
         until_granted(&*store, ask(10, 5, 0), 10).await;
         assert_eq!(server.connections(), 2, "{absurd:?}");
     }
@@ -94,7 +94,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     let replies = store.exchange(&[ask(10, 5, 0), ask(10, 5, 0)]).await;
     assert!(matches!(replies[0], Err(StoreError::MalformedReply(_))), "{replies:?}");
     assert!(matches!(replies[1], Err(StoreError::Unreachable(_))), "{replies:?}");
-    assert_eq!(count(&*store, RedisCounter::Lost), 1, "it was on its way");
+    assert_eq!(count(&*store, RedisFailure::Lost), 1, "it was on its way");
     until_granted(&*store, ask(10, 5, 0), 10).await;
 }
 

@@ -1,6 +1,6 @@
 //! Properties of Redis alone: expiry, memory, scripts, logins.
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Heartbeat, Return, Store, StoreError};
@@ -164,7 +164,7 @@ async fn asks_right_after_a_script_flush_all_succeed() {
         assert_eq!(reply.unwrap().tokens, 2);
     }
     assert!(
-        count(&*store, RedisCounter::NoScript) > 0,
+        count(&*store, RedisFailure::NoScript) > 0,
         "the scripts were there: {:?}",
         store.counts()
     );

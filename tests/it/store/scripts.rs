@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Heartbeat, Store};
 
@@ -24,12 +24,12 @@ async fn the_first_call_of_a_script_on_a_connection_finds_it() {
     let single = Single::start();
     let store = connected(patient(single.config())).await;
     call_every_script(&*store).await;
-    assert_eq!((count(&*store, RedisCounter::NoScript), single.server.calls("eval")), (0, 0));
+    assert_eq!((count(&*store, RedisFailure::NoScript), single.server.calls("eval")), (0, 0));
 
     // The state after a restart: the scripts are gone, and so is the connection.
     single.server.command::<()>(&["SCRIPT", "FLUSH"]);
     single.server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL"]);
-    within(10, "it is connected to anew", async {
+    within(10, "the store reconnects", async {
         while count(&*store, RedisCounter::Connects) < 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -37,7 +37,7 @@ async fn the_first_call_of_a_script_on_a_connection_finds_it() {
     })
     .await;
     call_every_script(&*store).await;
-    assert_eq!((count(&*store, RedisCounter::NoScript), single.server.calls("eval")), (0, 0));
+    assert_eq!((count(&*store, RedisFailure::NoScript), single.server.calls("eval")), (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,7 +46,7 @@ async fn after_a_script_flush_one_ask_meets_noscript_and_none_after_it() {
     let store = connected(patient(single.config())).await;
     single.server.command::<()>(&["SCRIPT", "FLUSH"]);
     call_every_script(&*store).await;
-    assert_eq!((count(&*store, RedisCounter::NoScript), single.server.calls("eval")), (1, 1));
+    assert_eq!((count(&*store, RedisFailure::NoScript), single.server.calls("eval")), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,7 +61,7 @@ async fn a_node_that_a_redirect_names_has_the_scripts() {
     let asking = cluster.nodes[to].calls("asking");
     call_every_script(&*store).await;
     assert!(cluster.nodes[to].calls("asking") > asking, "the way by ASK was not taken");
-    assert_eq!(count(&*store, RedisCounter::NoScript), 0);
+    assert_eq!(count(&*store, RedisFailure::NoScript), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,10 +74,14 @@ async fn a_user_who_may_not_load_scripts_teaches_them_by_calls() {
     let store = connected(patient(config)).await;
     call_every_script(&*store).await;
     call_every_script(&*store).await;
-    let met = |counter| count(&*store, counter);
+    let met = |counter: RedisCounter| count(&*store, counter);
     // The leaky and the token bucket have one script.
     assert_eq!(
-        (met(RedisCounter::NoScript), met(RedisCounter::Denied), met(RedisCounter::Connects)),
+        (
+            met(RedisFailure::NoScript.into()),
+            met(RedisFailure::Denied.into()),
+            met(RedisCounter::Connects)
+        ),
         (6, 0, 1)
     );
     assert_eq!((single.server.calls("eval"), met(RedisCounter::Errors)), (6, 0));

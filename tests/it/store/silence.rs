@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ratelease_engine::counter::RedisCounter;
+use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Store, StoreError};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -68,7 +68,7 @@ async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     let look = until_granted(&*store, Ask { want: 0, ..lent }, 10).await;
     assert_eq!(look.left, 70, "each was taken once, and is lost");
     assert_eq!(granted(&*store, Ask { want: 5, ..lent }).await.left, 65);
-    assert_eq!(count(&*store, RedisCounter::TimedOut), 2);
+    assert_eq!(count(&*store, RedisFailure::TimedOut), 2);
 }
 
 /// Row R4: a login that has waited since before the server resumed is answered then; and asks sent
@@ -90,7 +90,7 @@ async fn a_frozen_server_is_used_again_as_soon_as_it_goes_on() {
     let look = until_granted(&*store, Ask { want: 0, ..lent }, 10).await;
     println!("used again after {:?}", goes_on.elapsed());
     assert!(goes_on.elapsed() < Duration::from_secs(1), "{:?}", goes_on.elapsed());
-    let unanswered = count(&*store, RedisCounter::TimedOut);
+    let unanswered = count(&*store, RedisFailure::TimedOut);
     assert!((999 - unanswered..=999).contains(&look.left), "{look:?} {:?}", store.counts());
 }
 

@@ -172,7 +172,8 @@ impl Counters {
             (RedisCounter::ConnectErrors, read(&self.connect_errors)),
         ];
         let kinds = Kind::ALL.iter().zip(&self.faults);
-        counts.extend(kinds.map(|(kind, fault)| (kind.meaning().counter, read(&fault.times))));
+        counts
+            .extend(kinds.map(|(kind, fault)| (RedisCounter::Failure(*kind), read(&fault.times))));
         counts.into_iter().map(|(counter, count)| (Counter::Redis(counter), count)).collect()
     }
 }
@@ -193,6 +194,10 @@ mod tests {
         assert!(counters.note_fault(Kind::Busy, at(1)), "another kind is another outage");
         assert!((1..100).all(|seconds| !counters.note_fault(Kind::OutOfMemory, at(seconds * 10))));
         assert!(counters.note_fault(Kind::OutOfMemory, at(990 + 31)));
-        assert!(counters.counts().contains(&(Counter::Redis(RedisCounter::OutOfMemory), 101)));
+        assert!(
+            counters
+                .counts()
+                .contains(&(Counter::Redis(RedisCounter::Failure(Kind::OutOfMemory)), 101))
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use ratelease_rules::display_safety::alters_display;
 
-use crate::counter::RedisCounter;
+pub(super) use crate::counter::RedisFailure as Kind;
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;
 
@@ -23,54 +23,9 @@ pub(super) struct Fault {
     pub(super) redirected: bool,
 }
 
-/// The kinds of failed or missing replies.
-///
-/// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
-/// outcome unknown, and then nothing is sent again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The server has not seen the script yet, or forgot it.
-    NoScript,
-    /// Another node owns the slot now.
-    Moved,
-    /// Another node is taking over the slot: ask that node for this command only.
-    Ask,
-    /// Some keys of the command have moved already and some have not.
-    TryAgain,
-    /// The slot has no owner, or the node is cut off from most of the cluster.
-    ClusterDown,
-    /// The server is loading its data.
-    Loading,
-    /// The server is a replica that is not in sync with its master.
-    MasterDown,
-    /// The server is a replica.
-    ReadOnly,
-    /// The server's memory is full, and it evicts nothing.
-    OutOfMemory,
-    /// A script has blocked the server for a long time.
-    Busy,
-    /// We are not logged in, or lack the permission.
-    Denied,
-    /// The key holds a value of another program: other keys are served.
-    ForeignValue,
-    /// Any other error reply.
-    Refused,
-    /// There is no connection: the command was not sent.
-    NotSent,
-    /// The connection broke with the command on its way.
-    Lost,
-    /// No reply in time.
-    TimedOut,
-    /// The reply is not one that this command can have.
-    MalformedReply,
-}
-
 /// What to do about a kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Meaning {
-    /// Its counter.
-    pub(super) counter: RedisCounter,
     /// Prefixes of error replies of this kind.
     codes: &'static [&'static str],
     pub(super) next: Next,
@@ -136,36 +91,33 @@ impl Kind {
     #[rustfmt::skip] // a table
     pub(super) const fn meaning(self) -> Meaning {
         use ConnectionFate::{IsAbandoned, Keeps, Retires};
-        use RedisCounter as Count;
         use Next::{Again, GiveUp, InFull, There, ThereAsking};
         match self {
             // Not applied, and worth a retry.
-            Self::NoScript    => row(Count::NoScript, &["NOSCRIPT"], InFull, Keeps),
-            Self::Moved       => row(Count::Moved, &["MOVED"], There, Keeps).with_stale_map(),
-            Self::Ask         => row(Count::Ask, &["ASK"], ThereAsking, Keeps),
-            Self::TryAgain    => row(Count::TryAgain, &["TRYAGAIN"], Again, Keeps),
-            Self::ClusterDown => row(Count::ClusterDown, &["CLUSTERDOWN"], Again, Keeps)
+            Self::NoScript    => row(&["NOSCRIPT"], InFull, Keeps),
+            Self::Moved       => row(&["MOVED"], There, Keeps).with_stale_map(),
+            Self::Ask         => row(&["ASK"], ThereAsking, Keeps),
+            Self::TryAgain    => row(&["TRYAGAIN"], Again, Keeps),
+            Self::ClusterDown => row(&["CLUSTERDOWN"], Again, Keeps)
                 .with_stale_map().hint(HINT_CLUSTER),
-            Self::Loading     => row(Count::Loading, &["LOADING"], Again, Keeps)
+            Self::Loading     => row(&["LOADING"], Again, Keeps)
                 .with_stale_map().hint(HINT_LOADING),
             // Replicas: the source that led us here may know the new master by now.
-            Self::MasterDown  => row(Count::MasterDown, &["MASTERDOWN"], Again, Retires)
+            Self::MasterDown  => row(&["MASTERDOWN"], Again, Retires)
                 .with_stale_map().hint(HINT_REPLICA),
-            Self::ReadOnly    => row(Count::ReadOnly, &["READONLY"], Again, Retires)
+            Self::ReadOnly    => row(&["READONLY"], Again, Retires)
                 .with_stale_map().hint(HINT_REPLICA),
             // Not applied, and a retry soon would fail too.
-            Self::OutOfMemory => row(Count::OutOfMemory, &["OOM"], GiveUp, Keeps)
-                .hint(HINT_MEMORY),
-            Self::Busy        => row(Count::Busy, &["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
-            Self::Denied      => row(Count::Denied, DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
-            Self::ForeignValue => row(Count::ForeignValue, FOREIGN, GiveUp, Keeps)
-                .hint(HINT_FOREIGN),
-            Self::Refused     => row(Count::Refused, &[], GiveUp, Keeps).hint(HINT_REFUSED),
-            Self::NotSent     => row(Count::NotSent, &[], GiveUp, Keeps).with_stale_map(),
+            Self::OutOfMemory => row(&["OOM"], GiveUp, Keeps).hint(HINT_MEMORY),
+            Self::Busy        => row(&["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
+            Self::Denied      => row(DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
+            Self::ForeignValue => row(FOREIGN, GiveUp, Keeps).hint(HINT_FOREIGN),
+            Self::Refused     => row(&[], GiveUp, Keeps).hint(HINT_REFUSED),
+            Self::NotSent     => row(&[], GiveUp, Keeps).with_stale_map(),
             // It is unknown whether the ask was applied.
-            Self::Lost        => row(Count::Lost, &[], GiveUp, Retires).with_stale_map(),
-            Self::TimedOut    => row(Count::TimedOut, &[], GiveUp, Keeps).with_stale_map(),
-            Self::MalformedReply => row(Count::MalformedReply, &[], GiveUp, IsAbandoned)
+            Self::Lost        => row(&[], GiveUp, Retires).with_stale_map(),
+            Self::TimedOut    => row(&[], GiveUp, Keeps).with_stale_map(),
+            Self::MalformedReply => row(&[], GiveUp, IsAbandoned)
                 .with_stale_map().hint(HINT_MALFORMED),
         }
     }
@@ -190,13 +142,8 @@ const HINT_REFUSED: &str = "correct what the message names; until then its keys 
 const HINT_MALFORMED: &str =
     "check that it is Redis, of version 6.2 or later, and no other client's";
 
-const fn row(
-    counter: RedisCounter,
-    codes: &'static [&'static str],
-    next: Next,
-    connection: ConnectionFate,
-) -> Meaning {
-    Meaning { counter, codes, next, connection, map_may_be_stale: false, hint: None }
+const fn row(codes: &'static [&'static str], next: Next, connection: ConnectionFate) -> Meaning {
+    Meaning { codes, next, connection, map_may_be_stale: false, hint: None }
 }
 
 // === impl Meaning ===
@@ -292,13 +239,17 @@ impl From<Fault> for StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counter::{Counter, RedisCounter};
 
     #[test]
     fn each_kind_stands_at_its_number_and_is_counted_apart() {
         let mut counters = std::collections::HashSet::new();
         for (at, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, at);
-            assert!(counters.insert(kind.meaning().counter), "{kind:?} is counted as another");
+            assert!(
+                counters.insert(Counter::Redis(RedisCounter::Failure(kind)).name()),
+                "{kind:?} is counted as another"
+            );
         }
     }
 
