@@ -130,7 +130,7 @@ async fn v1f_half_open_calls_count_while_their_clients_go_on() {
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, _| {
             if let Some(mut foe) = hold(foes, foes.grpc, &halves).await {
-                // Frames of a kind that nobody knows, as long as a frame may be.
+                // Frames of an unknown type, of the maximum length.
                 foe.flood(|_| frame(0xbe, 0, 0, &[0; 16_000])).await;
             }
         };

@@ -194,12 +194,12 @@ fn rules_that_appear_once_do_not_replace_busy_ones() {
 
 #[test]
 fn a_reloaded_rule_keeps_its_sketch_and_overrides_have_one() {
-    let (hot, rules, anew) = (hot_keys(1, Texts::Omitted), many_rules(1), many_rules(1));
+    let (hot, rules, reloaded) = (hot_keys(1, Texts::Omitted), many_rules(1), many_rules(1));
     let request = request(&[("user", "a")]);
     let key = Key::for_test(1);
     at(&request, &verdict(Some(rule(&rules, 0)), key, true), 0, &hot);
-    at(&request, &verdict(Some(rule(&anew, 0)), key, false), 70, &hot);
-    at(&request, &verdict(Some(rule(&anew, 0)), key, false), 70, &hot);
+    at(&request, &verdict(Some(rule(&reloaded, 0)), key, false), 70, &hot);
+    at(&request, &verdict(Some(rule(&reloaded, 0)), key, false), 70, &hot);
     at(&request, &verdict(None, key, false), 70, &hot);
     let listed = hot.by_rule(10);
     let counts: Vec<_> = listed.iter().map(|of| (&*of.rule, of.requests, of.denials)).collect();
@@ -216,7 +216,7 @@ fn a_reloaded_rule_keeps_its_sketch_and_overrides_have_one() {
     assert_eq!(paths(&hot.by_rule(10)), HashSet::from([OVERRIDE]));
     let references = |rules: &Rules| Arc::strong_count(rule(rules, 0));
     assert_eq!(
-        (references(&rules), references(&anew)),
+        (references(&rules), references(&reloaded)),
         (references(&many_rules(1)), references(&many_rules(1)))
     );
 }

@@ -265,7 +265,7 @@ mod tests {
         breaker.note_success(now);
         assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Closed, 1));
         failed(5, &mut breaker, now);
-        assert!(breaker.admits(now + WAIT_FIRST), "the wait begins anew");
+        assert!(breaker.admits(now + WAIT_FIRST), "the wait starts over");
     }
 
     #[test]
