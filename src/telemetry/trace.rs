@@ -89,8 +89,8 @@ impl Tracer {
         is_sampled.then(|| shared.begin_request(transport, parent, headers))
     }
 
-    /// Begins a span for `ask` on its way to the `shard` of Redis, if a traced request sent it; else
-    /// it is sampled at random. The span is a child of that request's, or a root.
+    /// Begins a span for `ask` on its way to the `shard` of Redis, if a traced request sent it; if
+    /// not, it is sampled at random. The span is a child of that request's, or a root.
     pub fn begin_exchange(&self, ask: &Ask, shard: impl FnOnce() -> usize) -> Option<Span> {
         let shared = self.shared.as_deref()?;
         let is_sampled = ask.cause.is_some() || rng::chance(shared.rate);
