@@ -5,13 +5,13 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease::hot_keys::{HotKeys, Options, Texts};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::{AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};
+use ratelease_server::hot_keys::{HotKeys, Options, Texts};
 use smallvec::smallvec;
 
 criterion_group!(benches, note);

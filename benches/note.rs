@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
-use ratelease::metrics::{Meters, text};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
+use ratelease_server::metrics::{Meters, text};
 use smallvec::smallvec;
 
 criterion_group!(benches, by_rule, by_threads, told);

@@ -6,11 +6,11 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ratelease::app::App;
-use ratelease::telemetry::{self, LogWriter};
 use ratelease_cli::commands::{self, Task};
 use ratelease_cli::settings::{Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
+use ratelease_sidecar::app::App;
+use ratelease_sidecar::telemetry::{self, LogWriter};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
-use ratelease::grpc;
-use ratelease::rule_source::CurrentRules;
-use ratelease::service::{Answer, DecisionService};
+use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::grpc;
+use ratelease_server::service::{Answer, DecisionService};
 
 use super::{Bench, TURN, compile, deep, users};
 

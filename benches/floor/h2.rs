@@ -10,14 +10,14 @@ use futures_util::stream::FuturesUnordered;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, HeaderValue, Request, Response, header};
-use ratelease::accept::{OpenConnections, connections};
+use ratelease_server::accept::{OpenConnections, connections};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 
 /// `overall_code: OK` behind gRPC's prefix.
 const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
-/// The limits of `src/grpc/serve.rs`.
+/// The limits of `crates/server/src/grpc/serve.rs`.
 const STREAMS_MAX: u32 = 256;
 const RESETS_MAX: usize = 1024;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;

@@ -1,4 +1,5 @@
-//! A server on tonic, with the settings of `src/grpc/serve.rs`, and Envoy's generated service.
+//! A server on tonic, with the settings of `crates/server/src/grpc/serve.rs`, and Envoy's generated
+//! service.
 
 use std::io;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use pb::rate_limit_response::Code;
 use pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
-use ratelease::accept::{OpenConnections, connections};
+use ratelease_server::accept::{OpenConnections, connections};
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};

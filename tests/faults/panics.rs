@@ -6,12 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ratelease::accept::OpenConnections;
-use ratelease::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
-use ratelease::rule_source::CurrentRules;
-use ratelease::rule_source::watch::{Compiled, Load, WatchPaths, Watcher};
-use ratelease::service::DecisionService;
-use ratelease::supervise::Supervisor;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
@@ -19,6 +13,12 @@ use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
+use ratelease_server::accept::OpenConnections;
+use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
+use ratelease_server::service::DecisionService;
+use ratelease_sidecar::rule_source::watch::{Compiled, Load, WatchPaths, Watcher};
+use ratelease_sidecar::supervise::Supervisor;
 use tokio::net::TcpListener;
 
 use crate::row::Row;

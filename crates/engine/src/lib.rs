@@ -24,14 +24,8 @@
 //!    numbers and open no socket: `now` is an argument.
 //! 5. Every map, queue, wait and batch has a named ceiling.
 //!
-//! # Words
-//!
-//! A *key* names one count. A *buffer* holds the local tokens of a key; requests *take* from it. A
-//! *lease* is a number of tokens lent to a pod until the lease ends: the pod sends an *ask*, the
-//! store replies with a *grant*, and the buffer is *refilled* with it. Unspent tokens are *given
-//! back*. A *lot* is the tokens of one lease in a buffer; a *pool* holds tokens of a hot key on
-//! another slot of the store. A *shard* is a Redis node, the *store* is the trait in front of it,
-//! and a *verdict* is the answer to a request.
+//! The words of this crate (key, buffer, take, lease, ask, grant, refill, …) are those of
+//! `docs/architecture.md`.
 //!
 //! # Modules
 //!

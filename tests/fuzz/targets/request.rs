@@ -15,7 +15,7 @@ fn what_is_read_at_once_is_what_prost_reads() {
         20_000,
         |message| {
             let theirs = RateLimitRequest::decode(message);
-            let Ok(read) = ratelease::grpc::read(message) else { return false };
+            let Ok(read) = ratelease_server::grpc::read(message) else { return false };
             assert_eq!(read, of(theirs.as_ref().expect("what is read is a message")));
             true
         },

@@ -195,7 +195,7 @@ async fn pages_that_are_not_read_give_way_to_those_that_are() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_live_page_is_not_held_by_those_who_do_not_read_it() {
-    const PLACES: usize = ratelease::admin::live::LISTENERS_MAX;
+    const PLACES: usize = ratelease_sidecar::admin::live::LISTENERS_MAX;
     let (pod, _rules) = pod().await;
     let mut deaf = deaf(pod.debug, PLACES, &get(1, "/live/events")).await;
     let is_ok = |frame: Frame| frame.payload.first() == Some(&STATUS_200);

@@ -11,8 +11,8 @@ use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::shop::Shop;
 
-/// [`ratelease::admin::live::LISTENERS_MAX`].
-const LISTENERS_MAX: usize = ratelease::admin::live::LISTENERS_MAX;
+/// [`ratelease_sidecar::admin::live::LISTENERS_MAX`].
+const LISTENERS_MAX: usize = ratelease_sidecar::admin::live::LISTENERS_MAX;
 
 /// Limit for steps that take a second or two, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(20);

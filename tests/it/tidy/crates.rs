@@ -6,12 +6,27 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 5] = [
+const GRAPH: [(&str, &[&str]); 8] = [
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules"]),
     ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
-    ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
+    ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
+    (
+        "ratelease-server",
+        &["ratelease-cli", "ratelease-engine", "ratelease-otlp", "ratelease-rules"],
+    ),
+    (
+        "ratelease-sidecar",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-otlp",
+            "ratelease-rules",
+            "ratelease-server",
+        ],
+    ),
+    ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
 ];
 
 /// Crates that no crate may depend on, directly or indirectly, with the reason.

@@ -31,15 +31,15 @@ enum Name {
 /// Tests may name anything.
 const EDGES: [Edge; 9] = [
     Edge {
-        // `ctl/explain` asks for no tokens, and handles no requests; `telemetry/traced` is a store.
+        // `ctl/explain` asks for no tokens, and handles no requests; `trace/traced` is a store.
         within: Modules::AllBut(&[
             "engine/lease",
             "engine/store",
             "ctl/explain",
-            "telemetry/traced",
+            "server/trace/traced",
         ]),
         never: &[Name::Method("exchange")],
-        reason: "only the lease desk asks the store; a request handler never does",
+        reason: "only the lease client asks the store; a request handler never does",
     },
     Edge {
         within: Modules::These(&["engine/buffer"]),
@@ -52,7 +52,7 @@ const EDGES: [Edge; 9] = [
         reason: "buffer and lease meet only in limiter",
     },
     Edge {
-        within: Modules::AllBut(&["grpc/wire", "ctl/query/wire"]),
+        within: Modules::AllBut(&["server/grpc/wire", "ctl/query/wire"]),
         never: &[Name::Crate("envoy_types")],
         reason: "only grpc/wire.rs names Envoy's protobuf types; have it export what you need",
     },
@@ -62,9 +62,9 @@ const EDGES: [Edge; 9] = [
         reason: "only store/redis names the Redis client (if you mean our module, import its item)",
     },
     Edge {
-        within: Modules::AllBut(&["telemetry"]),
+        within: Modules::AllBut(&["otlp"]),
         never: &[Name::Path(&["hyper_util", "client"])],
-        reason: "only telemetry sends to a collector: have it send what you need sent",
+        reason: "only ratelease-otlp sends to a collector: have it send what you need sent",
     },
     Edge {
         within: Modules::These(&[
@@ -91,7 +91,7 @@ const EDGES: [Edge; 9] = [
         reason: "every map, queue, wait and batch has a named ceiling",
     },
     Edge {
-        within: Modules::AllBut(&["main", "app", "ctl"]),
+        within: Modules::AllBut(&["main", "sidecar/app", "ctl"]),
         never: &[Name::Path(&["process", "exit"]), Name::Path(&["process", "abort"])],
         reason: "no input can make the process exit: return an error",
     },

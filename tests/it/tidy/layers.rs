@@ -8,7 +8,7 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 5] = [
+const LAYERS: [(&str, &str); 7] = [
     (
         "crates/rules/src",
         "duration display_safety char_input scalar nearest attachment failure lease limit \
@@ -29,11 +29,12 @@ const LAYERS: [(&str, &str); 5] = [
         "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests \
          diff explain plan query replay status top manual fuzzing",
     ),
+    ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (
-        "src",
-        "accept request_error supervise metrics hot_keys telemetry observe rule_source admin \
-         service grpc http app",
+        "crates/server/src",
+        "accept request_error current_rules metrics hot_keys samples trace observe service grpc",
     ),
+    ("crates/sidecar/src", "supervise telemetry rule_source admin http app"),
 ];
 
 /// A module by its path from the root of its crate.
@@ -111,7 +112,7 @@ impl Tree {
                 files.insert(module(name), (name.to_owned(), fs::read_to_string(&path).unwrap()));
             }
         }
-        assert!(files.len() > 10, "{dir}: nothing was looked at");
+        assert!(files.len() > 5, "{dir}: nothing was looked at");
         Self { files }
     }
 

@@ -1,0 +1,25 @@
+//! **OTLP**, OpenTelemetry's protocol: how spans and metrics leave for a collector.
+//!
+//! The messages, the exporter of spans and the gRPC clients are OpenTelemetry's own:
+//! `docs/decisions/0030` says what is left here, and why. This is a separate crate because it has
+//! no part in a request: it is compiled for size, while the path of a request is compiled for speed
+//! (`docs/decisions/0033`).
+//!
+//! It may use the settings and the engine's clock. It does not know what a request is, nor where
+//! metrics come from. `ratelease-server` begins spans that end here; the
+//! sidecar reads the metrics that it sends.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`origin`] is
+//! the identity of the sender, [`failure_log`] logs that a collector is away, and `transport`
+//! connects to it. `span_exporter` and [`span_pipeline`] export spans, [`metrics_client`] metrics.
+
+#![forbid(unsafe_code)]
+
+pub mod failure_log;
+pub mod metrics_client;
+pub mod origin;
+mod span_exporter;
+pub mod span_pipeline;
+mod transport;

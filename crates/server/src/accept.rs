@@ -1,0 +1,209 @@
+//! Accepts connections, before any protocol reads from them. No accept error ends a listener, no
+//! client can keep others from connecting, and no connection stays open without sending a request.
+//!
+//! Uses nothing else of this crate; `grpc` and `http` serve the connections that it accepts.
+//!
+//! ```text
+//! accept ─▶ pool (closes idle ones if full) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//! ```
+
+mod frames;
+mod http2_limits;
+mod io;
+mod pending_streams;
+mod pool;
+mod turn;
+
+use std::io::{Error, ErrorKind, Result};
+use std::net::IpAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::stream::{self, Stream, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::sleep;
+use tonic::transport::server::Connected;
+use tracing::{error, info};
+
+pub use io::{Connection, PREFACE};
+pub use pool::{
+    CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
+    OpenConnections,
+};
+pub use turn::TurnHandle;
+
+/// Pause after an error that the next attempt would meet too, such as too many open files. File
+/// descriptors are freed when connections end, and no event announces that.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
+/// Maximum wait for an evicted connection to end.
+const EVICTION_WAIT_MAX: Duration = Duration::from_millis(50);
+
+/// Number of such waits before a new connection is refused; in total no longer than its client
+/// would wait.
+const EVICTION_WAITS: u32 = 20;
+
+/// Connections that are accepted one after the other before those that came earlier have their
+/// turn. Otherwise a crowd that connects and leaves would fill the pool before any of them is
+/// looked at, and a probe among them would be closed for those that came after it.
+const ACCEPTS_PER_YIELD: u32 = 8;
+
+/// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
+/// `initial_metadata` adds.
+pub const FIELDS_MAX: usize = 64;
+
+/// Maximum size in bytes of the headers of one HTTP/2 request, as HTTP/2 counts it: with 32 bytes
+/// added for each field. A call from Envoy has a dozen fields, 1 KiB in all. A field that is only a
+/// reference to the header table takes one byte on the wire and 90 bytes in memory, so this limit
+/// bounds the decoded size before the fields can be counted.
+pub const HEADER_BYTES_MAX: u32 = 8 * 1024;
+
+/// A silent HTTP/2 connection is pinged after this interval, and closed if it does not answer in
+/// time.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A source of connections.
+pub trait Accept {
+    /// The type of a connection.
+    type Io: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static;
+
+    /// Returns the next connection, and its client's address if it has one.
+    fn accept(&self) -> impl Future<Output = Result<(Self::Io, Option<IpAddr>)>> + Send;
+}
+
+/// Returns every connection of `listener`; the stream never ends. When `open` is full, other
+/// connections are closed to make room. Each connection is cut off after `max_age`, if given.
+pub fn connections<L: Accept>(
+    listener: L,
+    max_age: Option<Duration>,
+    open: OpenConnections,
+) -> impl Stream<Item = Result<Connection<L::Io>>> {
+    stream::unfold((listener, open, false), move |(listener, open, mut failing)| async move {
+        loop {
+            match listener.accept().await {
+                Ok((io, address)) => {
+                    let Some(guard) = admit_or_evict(&open, address).await else {
+                        if !failing {
+                            let max = open.max();
+                            error!(
+                                "new connections are refused: {max} are open, the maximum, \
+                                 and none can be closed"
+                            );
+                        }
+                        failing = true;
+                        continue;
+                    };
+                    if failing {
+                        info!("accepting connections again");
+                    }
+                    let connection = Connection::new(io, max_age, guard);
+                    return Some((Ok(connection), (listener, open, false)));
+                }
+                Err(error) if is_client_error(&error) => {}
+                Err(error) => {
+                    if !failing {
+                        error!("cannot accept connections: {error}; raise the limit on open files");
+                    }
+                    failing = true;
+                    sleep(RETRY_PAUSE).await;
+                }
+            }
+        }
+    })
+}
+
+/// Serves each of the `incoming` connections in a task of its own until `stop` resolves, then waits
+/// for those tasks. When `stop` resolves, the receiver passed to `serve` becomes true, so that the
+/// connection asks its client to go away. Dropping the future ends every connection.
+pub async fn serve_each<I, F>(
+    incoming: impl Stream<Item = Result<Connection<I>>>,
+    stop: impl Future<Output = ()>,
+    serve: impl Fn(Connection<I>, watch::Receiver<bool>) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (end, ended) = watch::channel(false);
+    let mut open = JoinSet::new();
+    let mut accepted_since_yield = 0;
+    let mut incoming = Box::pin(incoming);
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            Some(accepted) = incoming.next() => {
+                // An error concerns only that connection.
+                if let Ok(io) = accepted {
+                    open.spawn(serve(io, ended.clone()));
+                }
+                accepted_since_yield += 1;
+                if accepted_since_yield == ACCEPTS_PER_YIELD {
+                    accepted_since_yield = 0;
+                    yield_now().await;
+                }
+            }
+            Some(_) = open.join_next(), if !open.is_empty() => {}
+        }
+    }
+    // The listener is closed now rather than when the last request has been answered: a new client
+    // is refused at once and can go to another pod, instead of waiting in a queue that is never
+    // served.
+    drop(incoming);
+    end.send_replace(true);
+    while open.join_next().await.is_some() {}
+}
+
+/// Admits a connection, which may require another connection to end first; `None` if none
+/// ends.
+async fn admit_or_evict(
+    open: &OpenConnections,
+    address: Option<IpAddr>,
+) -> Option<ConnectionGuard> {
+    for _ in 0..EVICTION_WAITS {
+        if let Some(guard) = open.admit(address) {
+            return Some(guard);
+        }
+        open.wait_for_close(EVICTION_WAIT_MAX).await;
+    }
+    open.note_refused();
+    None
+}
+
+/// Whether the client was gone before its connection was accepted; the next connection may be fine.
+fn is_client_error(error: &Error) -> bool {
+    use ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
+}
+
+// === impl Accept ===
+
+impl Accept for TcpListener {
+    type Io = TcpStream;
+
+    async fn accept(&self) -> Result<(TcpStream, Option<IpAddr>)> {
+        let (stream, address) = TcpListener::accept(self).await?;
+        // Fails only if the connection is broken already; the next read reports that.
+        let _ = stream.set_nodelay(true);
+        Ok((stream, Some(address.ip())))
+    }
+}
+
+impl Accept for UnixListener {
+    type Io = UnixStream;
+
+    async fn accept(&self) -> Result<(UnixStream, Option<IpAddr>)> {
+        UnixListener::accept(self).await.map(|(stream, _)| (stream, None))
+    }
+}
+
+/// A connection in a pool of its own.
+#[cfg(test)]
+pub(crate) fn standalone<I>(io: I) -> Connection<I> {
+    let guard = OpenConnections::for_calls(1).admit(None);
+    Connection::new(io, None, guard.expect("room in an empty pool"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+//! A connection that is closed when its client sends no request, does not read the answers to its
+//! requests, or exceeds its limits.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::has_budget_remaining;
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::transport::server::Connected;
+use tracing::debug;
+
+use super::frames::goaway;
+use super::http2_limits::{Http2Limits, LimitExceeded};
+use super::pool::{ConnectionGuard, ConnectionHandle};
+use super::turn::{Turn, TurnHandle};
+
+/// The first bytes that an HTTP/2 client has to send (RFC 9113 §3.4). No HTTP/1.1 request is
+/// shorter.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Maximum time for a client to send that many bytes.
+pub(super) const PREFACE_MAX: Duration = Duration::from_secs(10);
+
+/// A client that accepts fewer bytes than this within the time below, while more are waiting, is
+/// cut off.
+const SEND_BYTES_MIN: usize = 64 * 1024;
+const SEND_MAX: Duration = Duration::from_secs(10);
+
+/// An accepted connection.
+pub struct Connection<I> {
+    io: I,
+    protocol: Protocol,
+    max_age: Option<Duration>,
+    /// The deadline of the preface, and then of the connection's age.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Present while the client does not read.
+    stall: Option<Stall>,
+    /// The second in which the streams were last checked.
+    last_sweep: u32,
+    turn: Turn,
+    guard: ConnectionGuard,
+}
+
+/// The client's protocol, judged by its first bytes.
+enum Protocol {
+    /// This many bytes have arrived, all of which match the preface of HTTP/2.
+    Unknown(usize),
+    Http2(Box<Http2Limits>),
+    /// HTTP/1 or an unknown protocol; this many bytes have arrived.
+    Other(usize),
+}
+
+/// Whether the client reads what is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    Reads,
+    Stalled,
+}
+
+struct Stall {
+    deadline: Pin<Box<Sleep>>,
+    written: usize,
+}
+
+// === impl Connection ===
+
+impl<I> Connection<I> {
+    /// Takes the connection `io`, which `guard` admitted and which is asked to end at `max_age`. It
+    /// must be called in a runtime: the preface has a deadline.
+    pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
+        let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
+        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
+        Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
+    }
+
+    /// Returns the handle by which the server of the connection learns when to close it.
+    pub fn handle(&self) -> ConnectionHandle {
+        self.guard.handle().clone()
+    }
+
+    /// From now on the connection is read again only after the bytes read before have been handled.
+    pub fn wait_for_handling(&mut self) -> TurnHandle {
+        self.turn.wait_for_handling()
+    }
+
+    /// Once as many bytes as the preface has have arrived, the deadline is that of the connection's
+    /// age.
+    fn note_preface(&mut self) {
+        let deadline =
+            self.deadline.take().zip(self.max_age).and_then(|(mut deadline, max_age)| {
+                let accepted: Instant = deadline.deadline() - PREFACE_MAX;
+                deadline.as_mut().reset(accepted.checked_add(max_age)?);
+                Some(deadline)
+            });
+        self.deadline = deadline;
+    }
+
+    fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
+        self.turn.note_read(bytes.len(), 0);
+        match &mut self.protocol {
+            Protocol::Http2(_) => {}
+            Protocol::Other(read) if *read >= PREFACE.len() => return Ok(()),
+            Protocol::Other(read) => {
+                *read += bytes.len();
+                if *read >= PREFACE.len() {
+                    self.note_preface();
+                }
+                return Ok(());
+            }
+            Protocol::Unknown(read) => {
+                let wanted = PREFACE.get(*read..).unwrap_or_default();
+                let (first, rest) = bytes.split_at(bytes.len().min(wanted.len()));
+                let all = *read + bytes.len();
+                *read += first.len();
+                bytes = rest;
+                let is_over = all >= PREFACE.len();
+                if !wanted.starts_with(first) {
+                    self.protocol = Protocol::Other(all);
+                } else if is_over {
+                    let now = self.guard.handle().clock().now();
+                    self.protocol = Protocol::Http2(Box::new(Http2Limits::new(now)));
+                }
+                if is_over {
+                    self.note_preface();
+                }
+            }
+        }
+        match &mut self.protocol {
+            Protocol::Http2(http2) => {
+                let handle = self.guard.handle();
+                http2.note_read(bytes, handle.age_seconds(), handle.clock())?;
+                self.turn.note_read(0, http2.take_header_bytes());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn note_written(&mut self, bytes: &[u8]) {
+        let handle = self.guard.handle();
+        let has_answers = match &mut self.protocol {
+            Protocol::Http2(http2) => http2.note_written(bytes, handle.age_seconds()),
+            Protocol::Unknown(_) | Protocol::Other(_) => true,
+        };
+        if has_answers {
+            handle.note_answer();
+        }
+    }
+
+    /// Checks the streams, once a second.
+    fn sweep(&mut self) -> Result<(), LimitExceeded> {
+        let handle = self.guard.handle();
+        let second = handle.age_seconds();
+        match &self.protocol {
+            Protocol::Http2(http2) if second != self.last_sweep => {
+                self.last_sweep = second;
+                http2.sweep(second, handle.long_lived_streams())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts the streams that wait for the client. While the client is stalled, every open
+    /// stream counts as unread, except the long-lived ones, which have a limit of their own.
+    /// Incomplete requests count for less while there is more to be read, since the rest of them
+    /// may have been sent already.
+    fn count_pending(&mut self, client: Client) -> Result<(), LimitExceeded> {
+        let Protocol::Http2(http2) = &self.protocol else { return Ok(()) };
+        let long_lived = self.guard.handle().long_lived_streams();
+        let mut waiting = http2.waiting(long_lived);
+        if client == Client::Stalled {
+            waiting.unread = http2.open().saturating_sub(long_lived);
+        }
+        if !self.turn.is_idle() {
+            waiting.arriving = std::mem::take(&mut waiting.unfinished);
+        }
+        let is_within_limits = self.guard.note_pending(waiting);
+        if is_within_limits { Ok(()) } else { Err(LimitExceeded("answers that wait")) }
+    }
+}
+
+impl<I: AsyncWrite + Unpin> Connection<I> {
+    /// Sends the client a GOAWAY if it can be written now, and returns the reason why the
+    /// connection is cut off.
+    fn close(&mut self, LimitExceeded(what): LimitExceeded, cx: &mut Context<'_>) -> io::Error {
+        debug!("a connection is closed: too many {what}");
+        self.guard.handle().note_violation();
+        if let Protocol::Http2(http2) = &self.protocol
+            && http2.is_between_frames()
+        {
+            // A failure is ignored: the connection ends anyway.
+            let _ = Pin::new(&mut self.io).poll_write(cx, &goaway(http2.last_stream()));
+        }
+        io::Error::new(io::ErrorKind::ConnectionAborted, what)
+    }
+
+    /// Handles the result of an attempt to write `bytes`.
+    fn after_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        let Poll::Ready(Ok(count)) = written else {
+            // Without budget tokio did not try to write: nothing is known about the client.
+            if written.is_pending() && has_budget_remaining() {
+                self.count_pending(Client::Stalled).map_err(|exceeded| self.close(exceeded, cx))?;
+                let stall = self.stall.get_or_insert_with(Stall::begin);
+                ready!(stall.deadline.as_mut().poll(cx));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            return written;
+        };
+        if let Some(stall) = &mut self.stall {
+            stall.written += count;
+            if count == wanted || stall.written >= SEND_BYTES_MIN {
+                self.stall = None;
+            }
+        }
+        written
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
+        if self.turn.is_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buf)?;
+        if read.is_pending() {
+            // Without budget tokio did not try to read: more may have arrived.
+            if has_budget_remaining() {
+                self.turn.note_idle();
+            }
+            return Poll::Pending;
+        }
+        let read = buf.filled().get(before..).unwrap_or_default();
+        self.note_read(read).map_err(|exceeded| self.close(exceeded, cx))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(count)) = written {
+            self.note_written(bytes.get(..count).unwrap_or_default());
+        }
+        self.after_write(cx, written, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, parts);
+        if let Poll::Ready(Ok(mut count)) = written {
+            for part in parts {
+                let part = part.get(..count.min(part.len())).unwrap_or_default();
+                self.note_written(part);
+                count -= part.len();
+            }
+        }
+        self.after_write(cx, written, parts.iter().map(|part| part.len()).sum())
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        self.count_pending(Client::Reads).map_err(|exceeded| self.close(exceeded, cx))?;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl<I: Connected> Connected for Connection<I> {
+    type ConnectInfo = I::ConnectInfo;
+
+    fn connect_info(&self) -> I::ConnectInfo {
+        self.io.connect_info()
+    }
+}
+
+// === impl Stall ===
+
+impl Stall {
+    fn begin() -> Self {
+        Self { deadline: Box::pin(sleep(SEND_MAX)), written: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! The connections of one listener. A full pool closes the connection that has been idle longest
+//! and accepts the new one, so that a crowd of idle connections cannot keep others out.
+
+mod members;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_engine::time::Clock;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::pending_streams::{PendingStreams, PendingTotals};
+use members::{Close, Member, Members, Peer};
+
+/// Maximum number of connections of one listener. An Envoy opens one or a few for each of its
+/// workers, so this many serve hundreds of Envoys.
+pub const CONNECTIONS_MAX: usize = 4096;
+
+/// One in this many of a pool's connections is kept free for new clients while others are asked to
+/// go away.
+const SPARE_DIVISOR: usize = 8;
+
+/// A connection that is asked to go away to make room has this long to finish its calls.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+/// Seconds without an answer after which a connection is asked to go away.
+const IDLE_MAX: u32 = 600;
+
+/// Number of incomplete requests of one HTTP listener, above which connections that have many of
+/// them are closed. Each takes some 3 KiB, and as much again as a task.
+const UNFINISHED_MAX: usize = 384;
+
+/// Like [`UNFINISHED_MAX`], for gRPC: a call gets a task only once part of its message has arrived,
+/// or after a second. An Envoy has none, or one that is split in two; an HTTP/2 library under load
+/// sends the headers of up to 256 calls before their messages.
+const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
+
+/// Maximum number of requests of one listener that are handed on incomplete. Each connection may
+/// have the second number of them even when the listener has reached the first. Each takes some 12
+/// KiB.
+const INCOMPLETE_MAX: usize = 256;
+const INCOMPLETE_PER_CONNECTION: usize = 4;
+
+/// Counts the connections of a listener and makes room for new ones. A cheap handle: clones share
+/// all state.
+#[derive(Debug, Clone)]
+pub struct OpenConnections(Arc<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    max: usize,
+    members: Mutex<Members>,
+    /// Number of connections accepted so far: the time by which idleness is compared.
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    evicted: AtomicU64,
+    violations: AtomicU64,
+    waiting: PendingTotals,
+    incomplete: AtomicUsize,
+    closed: Notify,
+    is_nearly_full: AtomicBool,
+    clock: Clock,
+}
+
+/// One connection of a pool, for the server of the connection. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ConnectionHandle {
+    pool: OpenConnections,
+    member: Arc<Member>,
+}
+
+/// Counts one connection until it is dropped.
+#[derive(Debug)]
+pub struct ConnectionGuard {
+    handle: ConnectionHandle,
+    waiting: PendingStreams,
+}
+
+/// Counts one request that was handed on incomplete, until it is dropped.
+#[derive(Debug)]
+pub struct IncompleteRequest(ConnectionHandle);
+
+/// Counts one stream that may be quiet, until it is dropped.
+#[derive(Debug)]
+pub struct LongLivedStream(Arc<Member>);
+
+// === impl OpenConnections ===
+
+impl OpenConnections {
+    /// Creates a pool of at most `max` HTTP connections, and never more than [`CONNECTIONS_MAX`].
+    pub fn new(max: usize) -> Self {
+        Self::with_unfinished_max(max, UNFINISHED_MAX)
+    }
+
+    /// Like [`OpenConnections::new`], for gRPC.
+    pub fn for_calls(max: usize) -> Self {
+        Self::with_unfinished_max(max, UNFINISHED_CALLS_MAX)
+    }
+
+    fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
+        Self(Arc::new(Pool {
+            max: max.clamp(1, CONNECTIONS_MAX),
+            members: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            violations: AtomicU64::new(0),
+            waiting: PendingTotals::new(unfinished_max),
+            incomplete: AtomicUsize::new(0),
+            closed: Notify::new(),
+            is_nearly_full: AtomicBool::new(false),
+            clock: Clock::start(),
+        }))
+    }
+
+    /// Number of open connections.
+    pub fn count(&self) -> usize {
+        self.0.members.lock().open.len()
+    }
+
+    /// Number of connections refused since the process began.
+    pub fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Number of connections asked to go away to make room for others.
+    pub fn evicted(&self) -> u64 {
+        self.0.evicted.load(Ordering::Relaxed)
+    }
+
+    /// Number of connections closed because their client exceeded a limit.
+    pub fn violations(&self) -> u64 {
+        self.0.violations.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.0.max
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    pub(super) fn note_refused(&self) {
+        self.0.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Admits a connection from this address; `None` if there is no room for it yet.
+    pub fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
+        let mut members = self.0.members.lock();
+        if members.open.len() >= self.0.max {
+            // Connections that were asked to go away, or else the next one, get no more time.
+            self.evict(&members, Close::AtOnce);
+            return None;
+        }
+        let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
+        let member = members.add(Peer::of(address), accepted);
+        let spare = self.0.max / SPARE_DIVISOR;
+        if members.open.len() > self.0.max - spare {
+            self.evict(&members, Close::Gracefully);
+            self.note_nearly_full();
+        } else if members.open.len() <= self.0.max / 2 {
+            self.0.is_nearly_full.store(false, Ordering::Relaxed);
+        }
+        let handle = ConnectionHandle { pool: self.clone(), member };
+        Some(ConnectionGuard { handle, waiting: PendingStreams::default() })
+    }
+
+    /// Resolves once a connection has ended, or after `limit`.
+    pub(super) async fn wait_for_close(&self, limit: Duration) {
+        let _ = timeout(limit, self.0.closed.notified()).await;
+    }
+
+    fn evict(&self, members: &Members, how: Close) {
+        if let Some(member) = members.next_to_close(how)
+            && member.ask_to_close(how)
+        {
+            self.0.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note_nearly_full(&self) {
+        if !self.0.is_nearly_full.swap(true, Ordering::Relaxed) {
+            let max = self.0.max;
+            warn!(
+                "a listener has nearly {max} connections, which is the maximum: those idle the \
+                 longest are closed; raise the limit on open files if they are needed"
+            );
+        }
+    }
+}
+
+impl Default for OpenConnections {
+    fn default() -> Self {
+        Self::new(CONNECTIONS_MAX)
+    }
+}
+
+// === impl ConnectionHandle ===
+
+impl ConnectionHandle {
+    /// Resolves once the connection should close, after its calls have finished.
+    pub async fn close_requested(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.member.close.subscribe().wait_for(|asked| *asked > Close::No).await;
+    }
+
+    /// Resolves once the connection has to be closed even if calls are in progress, and counts its
+    /// seconds until then. The server of the connection polls this beside it.
+    pub async fn run_until_closed(&self) {
+        tokio::select! {
+            () = self.close_deadline() => {}
+            () = self.count_seconds() => {}
+        }
+    }
+
+    /// Resolves once the connection has to be closed even if calls are in progress: `CLOSE_GRACE`
+    /// after it was asked to go away, or at once if it has to make room immediately.
+    async fn close_deadline(&self) {
+        let mut asked = self.member.close.subscribe();
+        let _ = asked.wait_for(|asked| *asked > Close::No).await;
+        let _ = timeout(CLOSE_GRACE, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
+    }
+
+    /// Counts the seconds of the connection and asks it to go away once it was idle for `IDLE_MAX`
+    /// of them; never returns.
+    async fn count_seconds(&self) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.member.second.fetch_add(1, Ordering::Relaxed);
+            if self.member.idle_seconds() >= IDLE_MAX
+                && self.member.long_lived.load(Ordering::Relaxed) == 0
+            {
+                self.member.ask_to_close(Close::Gracefully);
+            }
+        }
+    }
+
+    /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
+    pub fn register_long_lived(&self, max: usize) -> Option<LongLivedStream> {
+        let stream = LongLivedStream(Arc::clone(&self.member));
+        (self.member.long_lived.fetch_add(1, Ordering::Relaxed) < max).then_some(stream)
+    }
+
+    /// Registers an incomplete request of this connection; `None` if there are too many.
+    pub fn register_incomplete(&self) -> Option<IncompleteRequest> {
+        let request = IncompleteRequest(self.clone());
+        let own = self.member.incomplete.fetch_add(1, Ordering::Relaxed);
+        let all = self.pool.0.incomplete.fetch_add(1, Ordering::Relaxed);
+        (own < INCOMPLETE_PER_CONNECTION || all < INCOMPLETE_MAX).then_some(request)
+    }
+
+    /// Closes the connection, even if calls are in progress.
+    pub fn close(&self) {
+        self.member.ask_to_close(Close::AtOnce);
+    }
+
+    /// Seconds since the connection was accepted.
+    pub(super) fn age_seconds(&self) -> u32 {
+        self.member.second.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn long_lived_streams(&self) -> usize {
+        self.member.long_lived.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        self.pool.clock()
+    }
+
+    /// Records that part of an answer was sent.
+    pub(super) fn note_answer(&self) {
+        let Member { last_answer, last_answer_second, .. } = &*self.member;
+        last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
+        last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
+    }
+
+    pub(super) fn note_violation(&self) {
+        self.pool.0.violations.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for IncompleteRequest {
+    fn drop(&mut self) {
+        self.0.member.incomplete.fetch_sub(1, Ordering::Relaxed);
+        self.0.pool.0.incomplete.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for LongLivedStream {
+    fn drop(&mut self) {
+        self.0.long_lived.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl ConnectionGuard ===
+
+impl ConnectionGuard {
+    pub(super) fn handle(&self) -> &ConnectionHandle {
+        &self.handle
+    }
+
+    /// Records how many streams wait for the client. Returns false if they are too many while all
+    /// connections of the listener together have too many.
+    pub(super) fn note_pending(&mut self, waiting: PendingStreams) -> bool {
+        let before = std::mem::replace(&mut self.waiting, waiting);
+        self.handle.pool.0.waiting.replace(before, waiting)
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        let pool = &self.handle.pool.0;
+        pool.waiting.replace(self.waiting, PendingStreams::default());
+        pool.members.lock().remove(&self.handle.member);
+        pool.closed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! One call on a connection: answered in place if it is plain and need not wait, else handed on to
+//! tonic.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, Uri};
+use ratelease_engine::time::Time;
+use tonic::Code;
+
+use super::deadline::Deadline;
+use super::fallback::{FallbackCall, Message};
+use super::{PREFIX_BYTES, headers, status_of, wire};
+use crate::request_error::RequestError;
+use crate::service::{DecisionService, Peer};
+use crate::trace::{Outcome, Span, Transport};
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
+/// A call that has just begun.
+pub(super) struct Call {
+    pub(super) request: Request<RecvStream>,
+    pub(super) respond: SendResponse<Bytes>,
+    /// When it began, if that was a while ago.
+    pub(super) started: Option<Time>,
+}
+
+/// The result of an attempt to answer a call.
+pub(super) enum Step {
+    /// The call has ended.
+    Done,
+    /// No part of the message has arrived.
+    Unread(Call),
+    /// The call takes longer: it is for tonic.
+    Fallback(FallbackCall),
+}
+
+/// What has arrived of a call's message.
+enum Received {
+    Complete(Bytes),
+    Partial(Bytes),
+    Nothing,
+    /// The client has reset the call.
+    Reset,
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Answers the call if that is possible without waiting; else returns it.
+    pub(super) fn answer(
+        mut self,
+        service: &DecisionService,
+        peer: &Peer,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        if !self.is_plain() {
+            return Step::Fallback(self.into_fallback(service, peer, None));
+        }
+        let read = match self.read(cx) {
+            Received::Complete(read) if read.is_empty() => {
+                return Step::Fallback(self.into_fallback(service, peer, None));
+            }
+            Received::Complete(read) => read,
+            Received::Partial(read) => {
+                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
+            }
+            Received::Nothing => return Step::Unread(self),
+            Received::Reset => return Step::Done,
+        };
+        let mut answer = BytesMut::new();
+        let span = service.begin(Transport::Grpc, self.request.headers());
+        let mut answered = || answer_frame(service, &read, &mut answer, span.as_ref());
+        let answered = match &span {
+            None => answered(),
+            Some(span) => span.within(answered),
+        };
+        let code = match answered {
+            None => {
+                // tonic's route begins another span for the call.
+                span.inspect(Span::discard);
+                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
+            }
+            Some(Ok(())) => {
+                self.send(answer.freeze());
+                Code::Ok
+            }
+            Some(Err(error)) => {
+                let status = status_of(&error);
+                let code = status.code();
+                let (head, _) = status.into_http::<()>().into_parts();
+                let _ = self.respond.send_response(Response::from_parts(head, ()), true);
+                code
+            }
+        };
+        if let Some(span) = span {
+            span.end(Outcome::Grpc(code.into()));
+        }
+        Step::Done
+    }
+
+    /// Takes what has arrived of the message. Some clients end it with an empty frame.
+    fn read(&mut self, cx: &mut Context<'_>) -> Received {
+        let body = self.request.body_mut();
+        let mut read = Bytes::new();
+        loop {
+            match body.poll_data(cx) {
+                Poll::Ready(Some(Ok(more))) => {
+                    // An error means that the stream is over, which the next poll reports.
+                    let _ = body.flow_control().release_capacity(more.len());
+                    read = concat(read, more);
+                    if body.is_end_stream() {
+                        return Received::Complete(read);
+                    }
+                }
+                Poll::Ready(None) => return Received::Complete(read),
+                Poll::Ready(Some(Err(_))) => return Received::Reset,
+                Poll::Pending if read.is_empty() => return Received::Nothing,
+                Poll::Pending => return Received::Partial(read),
+            }
+        }
+    }
+
+    /// The same call, whose message has not arrived by `now`, without what takes more memory than
+    /// the rest of it.
+    pub(super) fn into_waiting(mut self, now: Time) -> Self {
+        if headers::are_large(self.request.headers()) {
+            headers::keep_those_read(self.request.headers_mut());
+        }
+        // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
+        *self.request.uri_mut() = Uri::from_static(wire::SHOULD_RATE_LIMIT);
+        Self { started: Some(now), ..self }
+    }
+
+    /// How long the call has waited for its message.
+    pub(super) fn waited(&self, now: Time) -> Duration {
+        self.started.map_or(Duration::ZERO, |started| now.since(started))
+    }
+
+    fn is_plain(&self) -> bool {
+        let request = &self.request;
+        request.uri().path() == wire::SHOULD_RATE_LIMIT
+            && request.method() == Method::POST
+            && request.headers().get(CONTENT_TYPE) == Some(&GRPC)
+            && !request.headers().contains_key(CONTENT_ENCODING)
+    }
+
+    /// An error means that the client is gone, or has reset the call.
+    fn send(&mut self, message: Bytes) {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        let Ok(mut stream) = self.respond.send_response(response, false) else { return };
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert("grpc-status", OK);
+        if stream.send_data(message, false).is_ok() {
+            let _ = stream.send_trailers(trailers);
+        }
+    }
+
+    /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
+    /// of the message that has arrived.
+    pub(super) fn into_fallback(
+        self,
+        service: &DecisionService,
+        peer: &Peer,
+        read: Option<Bytes>,
+    ) -> FallbackCall {
+        // From here on the message and the wait for a place may take a while.
+        let now = service.now();
+        let waited = self.waited(now);
+        let Self { mut request, respond, started } = self;
+        if let Some(deadline) = Deadline::of(request.headers(), started.unwrap_or(now)) {
+            request.extensions_mut().insert(deadline);
+        }
+        if read.is_none() || !request.body().is_end_stream() {
+            request.extensions_mut().insert(wire::Untried);
+        }
+        let reservation = service.reserve_body(Transport::Grpc, peer);
+        request.extensions_mut().insert(reservation.clone());
+        let request = request.map(|body| Message::new(read, body, reservation));
+        FallbackCall { request, respond, waited }
+    }
+}
+
+/// Answers `frame`, a gRPC frame, and appends the answer to `answer`, as a frame. Allocates nothing
+/// else for a request of one or two descriptors. Returns `None` for a call that has to go through
+/// tonic: one that is not plain, or has to wait.
+///
+/// # Errors
+///
+/// Returns the error if the request has no verdict, and waiting would not change that.
+pub fn answer_at_once(
+    service: &DecisionService,
+    frame: &[u8],
+    answer: &mut BytesMut,
+) -> Option<Result<(), RequestError>> {
+    answer_frame(service, frame, answer, None)
+}
+
+/// Like [`answer_at_once`]; records the decision in `span`.
+fn answer_frame(
+    service: &DecisionService,
+    frame: &[u8],
+    answer: &mut BytesMut,
+    span: Option<&Span>,
+) -> Option<Result<(), RequestError>> {
+    let request = wire::read(plain_message(frame)?).ok()?;
+    service.answer_at_once(&request, |made| {
+        wire::frame(made, answer);
+        if let Some(span) = span {
+            span.note(&request, &made.verdict);
+        }
+    })
+}
+
+fn concat(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (true, _) => second,
+        (_, true) => first,
+        (false, false) => [first, second].concat().into(),
+    }
+}
+
+/// The message in a frame that holds exactly one, complete and not compressed.
+fn plain_message(frame: &[u8]) -> Option<&[u8]> {
+    let ([0, length @ ..], message) = frame.split_first_chunk::<PREFIX_BYTES>()? else {
+        return None;
+    };
+    let length = u32::from_be_bytes(*length);
+    (usize::try_from(length) == Ok(message.len())).then_some(message)
+}

@@ -1,0 +1,95 @@
+//! Passes each decision to the observers that record it: `metrics`, `hot_keys` and `telemetry`.
+//! `service` calls it.
+//!
+//! Runs in the path of every request: takes no lock, touches no counter that all cores share, and
+//! allocates nothing for a request of the common kind.
+
+use http::HeaderMap;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_rules::Rules;
+use ratelease_rules::request::Request;
+
+use crate::hot_keys::HotKeys;
+use crate::metrics::Meters;
+use crate::metrics::counter::Count;
+use crate::request_error::RequestError;
+use crate::samples::Samples;
+use crate::trace::{Span, Tracer, Transport};
+
+/// The observers. A cheap handle: clones share all state.
+#[derive(Debug, Clone, Default)]
+pub struct Observers {
+    meters: Option<Meters>,
+    /// Counts the hottest keys.
+    hot_keys: HotKeys,
+    /// Logs a sample of the decisions.
+    samples: Samples,
+    /// Begins spans; the servers record the decision in them.
+    tracer: Tracer,
+}
+
+// === impl Observers ===
+
+impl Observers {
+    /// Returns these observers with `meters`, which count decisions.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// Returns these observers with `hot_keys`, which counts keys.
+    #[must_use]
+    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
+        self.hot_keys = hot_keys;
+        self
+    }
+
+    /// Returns these observers with `samples`, which log some of the decisions.
+    #[must_use]
+    pub fn with_samples(mut self, samples: Samples) -> Self {
+        self.samples = samples;
+        self
+    }
+
+    /// Returns these observers with `tracer`, which traces some of the requests.
+    #[must_use]
+    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
+    }
+
+    /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
+    /// traced.
+    pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
+        self.tracer.begin(transport, headers)
+    }
+
+    /// Event counts of samples and spans since the process began.
+    pub fn counts(&self) -> Vec<Count> {
+        self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
+    }
+
+    /// Records a request that got no verdict.
+    pub fn note_error(&self, error: &RequestError) {
+        if let Some(meters) = &self.meters {
+            meters.note_error(error);
+        }
+    }
+}
+
+impl Observer for Observers {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
+        self.hot_keys.note(decision);
+        self.samples.note(decision);
+    }
+
+    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+        if let Some(meters) = &self.meters {
+            meters.note_unanswered(rules, request);
+        }
+    }
+}

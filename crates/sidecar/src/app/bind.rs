@@ -1,0 +1,198 @@
+//! Binds listeners early, so that a port in use is reported before any other part starts.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::path::Path;
+use std::time::Duration;
+
+use ratelease_cli::settings::{HostPort, Uds};
+use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
+
+use tracing::debug;
+
+use super::ConnectionLimits;
+use super::error::BuildError;
+use ratelease_server::accept::{CONNECTIONS_MAX, OpenConnections};
+
+/// Maximum number of connections that wait to be accepted, the same as in `std` for TCP.
+const BACKLOG: u32 = 128;
+
+/// Number of attempts to lock the directory of a Unix socket, and the pause between two attempts.
+/// The lock is held for as long as it takes to connect to a socket of this machine.
+const LOCK_TRIES: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// One in this many of the files that this process may have open may be a connection: of gRPC, of
+/// `PORT`, and of the debug and the metrics port each. A crowd at one port thus leaves files for
+/// the others, for Redis and for the rules.
+const GRPC_DIVISOR: usize = 2;
+const HTTP_DIVISOR: usize = 8;
+const PAGES_DIVISOR: usize = 16;
+
+/// Maximum however many files there are: probes and pages have few clients, each of which takes
+/// memory.
+const HTTP_MAX: usize = 1024;
+const PAGES_MAX: usize = 64;
+
+/// Creates the connection pools, sized by the limit on open files.
+pub(super) fn connection_limits() -> ConnectionLimits {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = files_max(&limits).unwrap_or(usize::MAX);
+    let part = |of: usize, max: usize| (files / of).clamp(1, max);
+    let pages = || OpenConnections::new(part(PAGES_DIVISOR, PAGES_MAX));
+    let grpc = OpenConnections::for_calls(part(GRPC_DIVISOR, CONNECTIONS_MAX));
+    let http = OpenConnections::new(part(HTTP_DIVISOR, HTTP_MAX));
+    ConnectionLimits { grpc, http, debug: pages(), metrics: pages() }
+}
+
+/// The soft limit on open files in the text of proc(5); `None` if the text has none.
+fn files_max(limits: &str) -> Option<usize> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Binds a TCP listener. `name` and `variable` appear in errors: which listener it is, and how to
+/// change its address.
+pub(super) async fn tcp(
+    address: &HostPort,
+    name: &str,
+    variable: &str,
+) -> Result<TcpListener, BuildError> {
+    let bound = TcpListener::bind((address.host.as_str(), address.port)).await;
+    bound.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => format!("end what uses it, or set {variable}"),
+            io::ErrorKind::PermissionDenied => format!("choose a port above 1023 with {variable}"),
+            _ => format!("check the host part, or set {variable}"),
+        };
+        BuildError::new(format!("cannot listen on {address} for {name}: {error}; {hint}"))
+    })
+}
+
+/// Binds a Unix socket and replaces one that no process listens on any more. No client can connect
+/// before the socket has its mode and group.
+pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
+    let Uds { path, mode, group } = uds;
+    let fault = |setting: &str, what: &dyn std::fmt::Display| {
+        let path = path.display();
+        BuildError::new(format!("cannot listen on {path} for gRPC: {what}; {setting}"))
+    };
+    const HINT: &str = "set GRPC_UDS to a path that can be made";
+    let _lock = lock_directory_of(path).await;
+    remove_stale(path).await.map_err(|what| fault(HINT, &what))?;
+    let socket = UnixSocket::new_stream().map_err(|error| fault(HINT, &error))?;
+    socket.bind(path).map_err(|error| fault(HINT, &error))?;
+    let mode = std::fs::Permissions::from_mode(*mode);
+    std::fs::set_permissions(path, mode).map_err(|error| fault(HINT, &error))?;
+    if let Some(group) = group {
+        chown(path, None, Some(*group)).map_err(|error| {
+            let hint = "set GRPC_UDS_GROUP to a group that this process is in";
+            fault(hint, &format_args!("cannot give it to the group {group}: {error}"))
+        })?;
+    }
+    socket.listen(BACKLOG).map_err(|error| fault(HINT, &error))
+}
+
+/// Acquires a lock that is held from the check of `path` until the socket is listened on: two
+/// processes that start together would both find the path free, and the second would replace the
+/// socket of the first. The lock is on the directory, so that no file is left behind. Without it,
+/// such as where others hold it or the file system has none, the process starts all the same.
+async fn lock_directory_of(path: &Path) -> Option<File> {
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let directory = parent.unwrap_or(Path::new("."));
+    let lock = lock_directory(directory).await;
+    lock.inspect_err(|error| {
+        let directory = directory.display();
+        debug!(
+            "cannot lock {directory}; this matters only if two pods start at the same time: {error}"
+        );
+    })
+    .ok()
+}
+
+async fn lock_directory(directory: &Path) -> io::Result<File> {
+    let lock = File::open(directory)?;
+    for _ in 0..LOCK_TRIES {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the lock"))
+}
+
+/// Removes the socket at `path` if no process listens on it. Only a refused connection proves that:
+/// any other failure may mean that a listener is busy.
+async fn remove_stale(path: &Path) -> Result<(), String> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err("the path exists and is not a socket".to_owned());
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|error| error.to_string())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Its queue of connections is full.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(IN_USE.to_owned()),
+        Err(error) => Err(format!("whether a process listens on it is unknown: {error}")),
+        Ok(_) => Err(IN_USE.to_owned()),
+    }
+}
+
+const IN_USE: &str = "another process listens on it";
+
+/// The address a listener is bound to; a port given as 0 is resolved.
+pub(super) fn local_address(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
+    listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
+}
+
+/// The address at which a listener is reached from this machine, since a client cannot connect to
+/// "all interfaces".
+pub(super) fn reachable_address(mut listener: SocketAddr) -> SocketAddr {
+    if listener.ip().is_unspecified() {
+        match listener {
+            SocketAddr::V4(_) => listener.set_ip(Ipv4Addr::LOCALHOST.into()),
+            SocketAddr::V6(_) => listener.set_ip(Ipv6Addr::LOCALHOST.into()),
+        }
+    }
+    listener
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn processes_that_start_together_bind_a_unix_socket_one_after_the_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("grpc.sock");
+        let uds = Uds { path: path.clone(), mode: 0o600, group: None };
+        let other = File::open(directory.path()).unwrap();
+        other.lock().unwrap();
+        let mut bound = std::pin::pin!(unix(&uds));
+        assert!(futures_util::poll!(&mut bound).is_pending() && !path.exists());
+        other.unlock().unwrap();
+        let _listener = bound.await.unwrap();
+        let second = unix(&uds).await.err().map(|error| error.to_string()).unwrap();
+        assert!(second.contains(IN_USE), "{second}");
+    }
+
+    #[test]
+    fn the_limit_on_open_files_is_read_or_is_none() {
+        let head =
+            "Limit                     Soft Limit           Hard Limit           Units     \n";
+        let line = |soft| format!("{head}Max open files            {soft}    524288    files\n");
+        for (text, expected) in [
+            (line("1024"), Some(1024)),
+            (line("unlimited"), None),
+            (head.to_owned(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(files_max(&text), expected, "{text}");
+        }
+    }
+}

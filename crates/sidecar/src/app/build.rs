@@ -1,0 +1,400 @@
+//! From settings to an application that is bound and ready to serve.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use ratelease_cli::settings::{
+    self, EffectiveSetting, GrpcListen, Leases, Listeners, Logging, Metrics, ResponseSettings,
+    RulesSource, Settings,
+};
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::{self, Store};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
+use tokio::runtime::{Handle, RuntimeMetrics};
+use tokio::task::spawn_blocking;
+use tracing::error;
+
+use super::error::BuildError;
+use super::stats_sources::StatsSources;
+use super::{App, ConnectionLimits, bind, files};
+use crate::admin::guard::{self, Guard};
+use crate::admin::health::{Health, WithoutRules};
+use crate::admin::history::History;
+use crate::admin::live::Live;
+use crate::admin::metrics::{self, MetricsSources};
+use crate::admin::pages;
+use crate::admin::status::{Start, Status};
+use crate::http::JsonOptions;
+use crate::rule_source::directory::Directory;
+use crate::rule_source::snapshot::Snapshot;
+use crate::rule_source::watch::{WatchPaths, Watcher};
+use crate::supervise::Supervisor;
+use crate::telemetry::LogWriter;
+use crate::telemetry::push::Push;
+use ratelease_otlp::origin::Origin;
+use ratelease_server::accept::OpenConnections;
+use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::grpc::serve::{ConnectionAge, Listener};
+use ratelease_server::hot_keys::HotKeys;
+use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
+use ratelease_server::metrics::{self as counting, Meters};
+use ratelease_server::observe::Observers;
+use ratelease_server::samples::{SampleValues, Samples};
+use ratelease_server::service::DecisionService;
+use ratelease_server::trace::Tracer;
+use ratelease_server::trace::traced::Traced;
+
+/// The sources of the event counts that `/status` and `/metrics` show.
+struct ProcessStats {
+    limiter: Limiter,
+    service: DecisionService,
+    published: Arc<CurrentRules>,
+    supervisor: Supervisor,
+    open: ConnectionLimits,
+    snapshot: Option<Arc<Snapshot>>,
+    log: Option<LogWriter>,
+    observers: Observers,
+    runtime: RuntimeMetrics,
+}
+
+/// The bound listeners.
+struct BoundListeners {
+    grpc: Listener,
+    grpc_at: String,
+    http: tokio::net::TcpListener,
+    debug: tokio::net::TcpListener,
+    metrics: Option<tokio::net::TcpListener>,
+}
+
+// === impl App ===
+
+impl App {
+    /// Raises the limit on open files, of which the store has its part. Then binds the listeners,
+    /// loads the rules and starts to connect to the store, in this order: a port in use is reported
+    /// before any other step. The store need not be reachable. `clock` was started with the
+    /// process; the log is written to `log`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a port cannot be bound, or if there is no rules directory and no setting allows a
+    /// start without one.
+    pub async fn build(
+        settings: Settings,
+        clock: Clock,
+        log: Option<LogWriter>,
+    ) -> Result<Self, BuildError> {
+        files::raise_limit();
+        let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
+        let Settings { hot_keys, summary, .. } = settings;
+        let bound = bind_listeners(&listeners, &metrics).await?;
+        let published = Arc::new(CurrentRules::new());
+        let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
+        let watcher = watch(&rules, &published, snapshot.clone()).await?;
+        let origin = Origin::new(settings.telemetry.identity);
+        let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
+        let store = open(store, &tracer);
+        let store_description = store.describe();
+        let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
+        load_pods(snapshot.clone(), &limiter).await;
+        let health = health(&rules, &published);
+        let banner = banner(&bound, &store_description, &published)?;
+        let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
+        let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
+        let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
+        let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
+        let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
+        let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
+            .observed_by(observers.clone());
+        let (supervisor, start) = (Supervisor::default(), Start::new(clock));
+        let open = bind::connection_limits();
+        let process_stats = ProcessStats {
+            limiter: limiter.clone(),
+            service: service.clone(),
+            published: Arc::clone(&published),
+            supervisor: supervisor.clone(),
+            open: open.clone(),
+            snapshot: snapshot.clone(),
+            log,
+            observers,
+            runtime: Handle::current().metrics(),
+        };
+        let sources = process_stats.sources(stats, start.clone(), store_description, summary);
+        let live = Live::new(sources.status.clone());
+        let admin = debug_pages(&listeners, &sources, &live);
+        let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &sources));
+        let BoundListeners { grpc, http, debug, metrics: listener, .. } = bound;
+        Ok(Self {
+            grpc,
+            http,
+            debug,
+            metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
+            json: json_options(&listeners),
+            age: age(&listeners),
+            admin,
+            live,
+            service,
+            store,
+            limiter,
+            published,
+            health,
+            watcher,
+            snapshot,
+            tracer,
+            push,
+            supervisor,
+            open,
+            start,
+            drain,
+            banner,
+        })
+    }
+}
+
+// === impl ProcessStats ===
+
+impl ProcessStats {
+    /// Event counts since the process began, and current levels. A name may occur twice.
+    fn counts(&self) -> Vec<Count> {
+        let ConnectionLimits { grpc, http, debug, metrics } = &self.open;
+        let of_all = |count: fn(&OpenConnections) -> u64| {
+            [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
+        };
+        let mut counts = vec![
+            (Counter::TaskRestarts, self.supervisor.restarts()),
+            // Tasks that wait for a thread.
+            (Counter::TasksReady, self.runtime.global_queue_depth() as u64),
+            (Counter::LoaderPanics, self.published.panics()),
+            (Counter::Connections(ListenerName::Grpc), grpc.count() as u64),
+            (Counter::Connections(ListenerName::Http), http.count() as u64),
+            (Counter::Connections(ListenerName::Debug), debug.count() as u64),
+            (Counter::Connections(ListenerName::Metrics), metrics.count() as u64),
+            (Counter::ConnectionsRefused, of_all(OpenConnections::refused)),
+            (Counter::ConnectionsEvicted, of_all(OpenConnections::evicted)),
+            (Counter::ConnectionsThrottled, of_all(OpenConnections::violations)),
+        ];
+        counts.extend(self.limiter.counts().into_iter().map(|(of, count)| (of.into(), count)));
+        counts.extend(self.service.counts());
+        counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
+        counts.extend(self.log.iter().flat_map(LogWriter::counts));
+        counts.extend(self.observers.counts());
+        counts
+    }
+
+    /// Everything that the debug port shows.
+    fn sources(
+        self,
+        stats: StatsSources,
+        start: Start,
+        store: String,
+        settings: Vec<EffectiveSetting>,
+    ) -> MetricsSources {
+        let meters = stats.meters.clone();
+        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let status = Status {
+            start,
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || self.counts()),
+            stats: Arc::new(stats),
+            history: History::default(),
+            settings: settings.into(),
+        };
+        MetricsSources {
+            meters,
+            status,
+            shard_counters: Arc::new(move || tallied.shard_counters()),
+            more: Vec::new(),
+        }
+    }
+}
+
+async fn bind_listeners(
+    listeners: &Listeners,
+    metrics: &Metrics,
+) -> Result<BoundListeners, BuildError> {
+    let (grpc, grpc_at) = match &listeners.grpc {
+        GrpcListen::Tcp(address) => {
+            let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
+            let at = bind::local_address(&listener)?.to_string();
+            (Listener::Tcp(listener), at)
+        }
+        GrpcListen::Unix(uds) => {
+            (Listener::Unix(bind::unix(uds).await?), uds.path.display().to_string())
+        }
+    };
+    let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
+    let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
+    let metrics = match &metrics.listen {
+        Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
+        None => None,
+    };
+    Ok(BoundListeners { grpc, grpc_at, http, debug, metrics })
+}
+
+/// The pages of the debug port.
+fn debug_pages(listeners: &Listeners, sources: &MetricsSources, live: &Live) -> Router {
+    let pages = pages::routes(sources.status.clone()).merge(live.routes());
+    protect(listeners, pages.merge(metrics::routes("/metrics", sources.clone())))
+}
+
+/// The page of the metrics port, for scrapers that have no token.
+fn metrics_page(listeners: &Listeners, metrics: &Metrics, sources: MetricsSources) -> Router {
+    let page = metrics::routes(&metrics.path, sources);
+    guard::with_headers(guard_of(listeners).before(page))
+}
+
+/// Restricts `pages` to clients that may read them.
+fn protect(listeners: &Listeners, pages: Router) -> Router {
+    guard::with_headers(guard_of(listeners).with_token(&listeners.debug_token).before(pages))
+}
+
+fn guard_of(listeners: &Listeners) -> Guard {
+    Guard::new(&listeners.debug_allowed_hosts, "DEBUG_ALLOWED_HOSTS")
+}
+
+fn json_options(listeners: &Listeners) -> JsonOptions {
+    let guard = Guard::new(&listeners.allowed_hosts, "ALLOWED_HOSTS");
+    JsonOptions { guard, refunds: listeners.json_refunds }
+}
+
+fn age(listeners: &Listeners) -> ConnectionAge {
+    let Listeners { max_connection_age: age, max_connection_age_grace: grace, .. } = *listeners;
+    ConnectionAge { age, grace }
+}
+
+fn health(rules: &RulesSource, published: &Arc<CurrentRules>) -> Health {
+    let without_rules = match rules.healthy_with_config {
+        true => WithoutRules::Unhealthy,
+        false => WithoutRules::Healthy,
+    };
+    Health::new(Arc::clone(published), without_rules)
+}
+
+fn samples(logging: &Logging, clock: Clock) -> Samples {
+    let values = if logging.values { SampleValues::Shown } else { SampleValues::Omitted };
+    Samples::new(logging.decision_sample_rate, values, clock)
+}
+
+fn pusher(
+    settings: settings::Push,
+    origin: &Origin,
+    clock: Clock,
+    sources: &MetricsSources,
+) -> Push {
+    let sources = sources.clone();
+    Push::new(origin, settings, clock, Arc::new(move || sources.families()))
+}
+
+fn meters(responses: &ResponseSettings, metrics: &Metrics) -> Meters {
+    Meters::new(counting::Options {
+        near_limit_ratio: responses.near_limit_ratio,
+        series_max: metrics.series_max,
+    })
+}
+
+fn modes(responses: &ResponseSettings) -> Modes {
+    Modes {
+        shadow: responses.shadow_mode,
+        quota: responses.quota_mode,
+        metadata: responses.dynamic_metadata,
+    }
+}
+
+/// Starts to watch the rules. Bad rules are logged and leave the process without any, as in the
+/// reference implementation; rules that cannot be read at all are more likely a mistake in the
+/// settings.
+async fn watch(
+    source: &RulesSource,
+    published: &Arc<CurrentRules>,
+    snapshot: Option<Arc<Snapshot>>,
+) -> Result<Watcher, BuildError> {
+    let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
+    let load = Directory::new(source.clone());
+    let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
+    let (watcher, first) =
+        started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
+    if let Err(failed) = first {
+        let has_rules = published.current().is_some();
+        if failed.is_unread && !source.force_start && !has_rules {
+            let hint = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
+                        FORCE_START_WITHOUT_INITIAL_CONFIG=true";
+            return Err(BuildError::new(format!("{failed}; {hint}")));
+        }
+        if has_rules {
+            error!("the rules of the snapshot are in force until these faults are fixed");
+        } else {
+            error!("no rules are in force: every request is refused until these faults are fixed");
+        }
+        failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
+    }
+    Ok(watcher)
+}
+
+/// Opens the store of these settings, within the limit on open files. Requests to Redis are traced.
+fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
+    let is_traced = tracer.is_on() && settings != StoreSettings::Memory;
+    let store = store::open(settings.with_connections(files::redis_connections_max));
+    if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
+}
+
+fn limiter(
+    store: Arc<dyn Store>,
+    clock: Clock,
+    leases: &Leases,
+    responses: &ResponseSettings,
+) -> Limiter {
+    let options = Options {
+        max_wait: leases.max_wait,
+        wait_limit: leases.wait_limit,
+        pods_expected: leases.pods_expected,
+        buffer_bytes_max: leases.buffer_bytes_max,
+        // Drawn from the system's randomness, like every hash map's seed.
+        pod: RandomState::new().hash_one(()),
+        hasher: KeyHasher::new(leases.key_secret.reveal()),
+        modes: modes(responses),
+        unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
+    };
+    Limiter::new(store, clock, options)
+}
+
+/// The pod counts of the snapshot are used until the store reports how many pods there are.
+async fn load_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
+    let Some(snapshot) = snapshot else { return };
+    match spawn_blocking(move || snapshot.load_pods()).await {
+        Ok(pods) => limiter.expect_pods(&pods),
+        Err(error) => error!("internal error: the snapshot's counts of pods are not used: {error}"),
+    }
+}
+
+/// Read once: a clock that is set later has no effect.
+fn unix_time() -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "the edge where the time of day is read")]
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn banner(
+    bound: &BoundListeners,
+    store: &str,
+    published: &CurrentRules,
+) -> Result<String, BuildError> {
+    let (http, debug) = (bind::local_address(&bound.http)?, bind::local_address(&bound.debug)?);
+    let metrics = match &bound.metrics {
+        Some(listener) => format!(", metrics on {}", bind::local_address(listener)?),
+        None => String::new(),
+    };
+    let rules = published.current().map_or(0, |rules| rules.len());
+    let entry = r#"{"key":"generic_key","value":"hello"}"#;
+    let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
+    Ok(format!(
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; rules: \
+         {rules}; try: curl -H 'content-type: application/json' -d '{sample}' http://{}/json",
+        bound.grpc_at,
+        bind::reachable_address(http)
+    ))
+}

@@ -1,0 +1,28 @@
+//! **The process around the path of a call**: loads the rules, binds ports, shows its state, pushes
+//! its metrics, restarts what panics, and drains.
+//!
+//! ```text
+//! files ─▶ rule_source ─▶ CurrentRules ─▶ ratelease-server decides by them
+//! main ─▶ app ─▶ listeners, background tasks, drain
+//! ```
+//!
+//! It is compiled for size, since little of it runs once the process serves
+//! (`docs/decisions/0033`). It may use every crate but the tools; the binary `ratelease`, tests and
+//! benches use it. `docs/architecture.md` is the whole design: crates, words, the path of a
+//! request, and the invariants. `tests/it/tidy.rs` checks those that the compiler does not.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`supervise`]
+//! restarts background tasks; [`telemetry`] is the log and what is pushed. [`rule_source`] loads
+//! the rules and keeps them in force. [`admin`] shows the state of the process, and [`http`] serves
+//! that and decisions over HTTP. [`app`] builds all parts and runs them.
+
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod app;
+pub mod http;
+pub mod rule_source;
+pub mod supervise;
+pub mod telemetry;

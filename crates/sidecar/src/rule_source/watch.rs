@@ -1,0 +1,330 @@
+//! Watches the rules directory and keeps the last good rules in force.
+//!
+//! ```text
+//!  event that matters ─▶ 200 ms of quiet, 600 ms at most ─▶ arm the watches ─▶ read, until two
+//!  30 s without one ────────────────────────────────────▶ readings agree ─▶ known? nothing
+//!                                                            ├─ good ─▶ publish
+//!                                                            └─ bad ──▶ refuse, log once
+//! ```
+//! Good rules are also written to a snapshot, from which a start takes rules when it finds none to
+//! load. Whatever happens to the directory (files renamed into place, a ConfigMap's `..data`
+//! swapped, the directory or a link on the way to it replaced or removed), the next reading finds
+//! it; events only make that reading happen sooner. The work has a thread of its own: it blocks,
+//! and compiling takes a while.
+
+mod change_times;
+mod fs_watch;
+mod load;
+mod old_rules;
+#[cfg(test)]
+mod tests;
+mod watch_paths;
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use tracing::{dispatcher, error, info, warn};
+
+use super::snapshot::{Snapshot, digest};
+use change_times::ChangeTimes;
+use fs_watch::FsWatch;
+pub use load::{Compiled, Load};
+use load::{Digest, LoadError, LoadOutcome};
+use old_rules::OldRules;
+use ratelease_server::current_rules::CurrentRules;
+
+/// A change is complete once there has been no event for this long. Writing a file causes several
+/// events.
+const QUIET: Duration = Duration::from_millis(200);
+/// If events do not stop, the rules are read after this long; this leaves time for them to be in
+/// force within 1 s.
+const SETTLE_MAX: Duration = Duration::from_millis(600);
+/// The rules are read at least this often: network file systems send no events, and a kernel whose
+/// queue overflows drops some.
+const POLL: Duration = Duration::from_secs(30);
+/// Niceness of the watcher's thread, in favour of threads that answer requests: it gets about a
+/// tenth of a core when they want all cores.
+const NICE: i32 = 10;
+/// Maximum number of faults or warnings of one load that are logged, one line each.
+const LINES_LOGGED_MAX: usize = 20;
+
+const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
+
+/// The paths to watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchPaths {
+    /// The directory with the rules. It need not exist yet.
+    pub dir: PathBuf,
+    /// A directory above `dir`: this directory and each one on the way down to `dir` may be
+    /// replaced at any time. Links are watched in any case.
+    pub root: Option<PathBuf>,
+}
+
+/// A running watch; dropping it ends the watch.
+#[derive(Debug)]
+pub struct Watcher {
+    wake: SyncSender<()>,
+    is_stopping: Arc<AtomicBool>,
+}
+
+/// The result of the first load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstLoad {
+    /// Rule files read.
+    pub files: usize,
+    /// Number of warnings about them, which have been logged.
+    pub warnings: usize,
+}
+
+/// The first load found no usable rules. It is not logged: the caller decides what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", faults.join("\n"))]
+pub struct FirstLoadFailed {
+    /// One line for each fault, with its place.
+    pub faults: Vec<String>,
+    /// Nothing could be read, which may be a mistake in the settings.
+    pub is_unread: bool,
+}
+
+/// The timing of readings.
+#[derive(Debug, Clone, Copy)]
+struct Timing {
+    quiet: Duration,
+    settle_max: Duration,
+    poll: Duration,
+}
+
+struct Watch<L> {
+    paths: WatchPaths,
+    load: L,
+    published: Arc<CurrentRules>,
+    snapshot: Option<Arc<Snapshot>>,
+    timing: Timing,
+    fs_watch: FsWatch,
+    wake: Receiver<()>,
+    is_stopping: Arc<AtomicBool>,
+    /// What was last read, good or not.
+    known: Option<Digest>,
+    /// The state of the directory that the rules in force were read from.
+    in_force: Option<Digest>,
+    old_rules: OldRules,
+    change_times: ChangeTimes,
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    /// Loads the rules, then watches them. Returns after that first load, with its result. If it
+    /// fails, the watch goes on, so that later rules are found, and the rules of `snapshot` are put
+    /// in force, if it has any.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started, or if the working directory that a relative path
+    /// starts from is gone.
+    pub async fn spawn<L: Load>(
+        paths: WatchPaths,
+        load: L,
+        published: Arc<CurrentRules>,
+        snapshot: Option<Arc<Snapshot>>,
+    ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
+        let timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
+        Self::spawn_with(paths, load, published, snapshot, timing, FsWatch::new).await
+    }
+
+    async fn spawn_with<L: Load>(
+        paths: WatchPaths,
+        load: L,
+        published: Arc<CurrentRules>,
+        snapshot: Option<Arc<Snapshot>>,
+        timing: Timing,
+        fs_watch: fn(SyncSender<()>) -> FsWatch,
+    ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
+        let paths = WatchPaths {
+            dir: std::path::absolute(paths.dir)?,
+            root: paths.root.map(std::path::absolute).transpose()?,
+        };
+        let (waker, wake) = sync_channel(1);
+        let is_stopping = Arc::new(AtomicBool::new(false));
+        let watch = Watch {
+            paths,
+            load,
+            published,
+            snapshot,
+            timing,
+            fs_watch: fs_watch(waker.clone()),
+            wake,
+            is_stopping: Arc::clone(&is_stopping),
+            known: None,
+            in_force: None,
+            old_rules: OldRules::default(),
+            change_times: ChangeTimes::default(),
+        };
+        let (report_first, first) = oneshot::channel();
+        // The thread logs to the same subscriber as its starter.
+        let log = dispatcher::get_default(Clone::clone);
+        thread::Builder::new().name("ratelease-rules".to_owned()).spawn(move || {
+            // Where that is not allowed, loading may show in the tail of the latencies of answers.
+            let _ = rustix::process::nice(NICE);
+            dispatcher::with_default(&log, || watch.run(report_first));
+        })?;
+        let first = first.await.map_err(|_| io::Error::other("the rules watcher ended"))?;
+        Ok((Self { wake: waker, is_stopping }, first))
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        // If a wake-up is pending already, it serves for this one too.
+        let _ = self.wake.try_send(());
+    }
+}
+
+// === impl Watch ===
+
+impl<L: Load> Watch<L> {
+    fn run(mut self, report_first: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
+        let first = self.reload(|_| {}).unwrap_or_else(|| {
+            // No state was known before.
+            Err(LoadError::Unread("the rules were not read".to_owned()))
+        });
+        if first.is_err() {
+            self.use_snapshot();
+        }
+        let first = first.map_err(|error| FirstLoadFailed {
+            faults: error.lines(),
+            is_unread: matches!(error, LoadError::Unread(_)),
+        });
+        if report_first.send(first).is_err() {
+            return; // the start was cancelled, so the watch could not be ended later
+        }
+        loop {
+            match self.wait() {
+                Ok(()) => self.settle(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.is_stopping.load(Ordering::Relaxed) {
+                return;
+            }
+            let result = catch_unwind(AssertUnwindSafe(|| self.reload(log_faults)));
+            if result.is_err() {
+                // Panics of the loader are caught in `load`. Whatever this panic was, the watch
+                // goes on, so that later rules are found.
+                self.published.note_panic();
+            }
+        }
+    }
+
+    /// Waits for a wake-up, or until it is time to read again; frees former rules meanwhile.
+    fn wait(&mut self) -> Result<(), RecvTimeoutError> {
+        let mut left = self.timing.poll;
+        loop {
+            self.old_rules.free_unused();
+            let wait =
+                if self.old_rules.is_empty() { left } else { left.min(old_rules::CHECK_INTERVAL) };
+            match self.wake.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) if wait < left => left -= wait,
+                waited => return waited,
+            }
+        }
+    }
+
+    /// Waits until a change is complete.
+    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
+    fn settle(&self) {
+        let start = Instant::now();
+        while !self.is_stopping.load(Ordering::Relaxed) {
+            let left = self.timing.settle_max.saturating_sub(start.elapsed());
+            if left.is_zero() || self.wake.recv_timeout(left.min(self.timing.quiet)).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Reads the rules and puts them in force if they are new and good. `None` if they are not new.
+    /// Results are logged before they are published, so that a task that waits for the publication
+    /// finds them in the log.
+    fn reload(&mut self, log: impl FnOnce(&[String])) -> Option<Result<FirstLoad, LoadError>> {
+        self.fs_watch.arm(&self.paths);
+        let LoadOutcome::Changed { digest, sources, result } =
+            load::load(&mut self.load, self.known)
+        else {
+            return None;
+        };
+        self.known = Some(digest);
+        let compiled = match result {
+            Ok(compiled) => compiled,
+            Err(error) => {
+                if matches!(error, LoadError::Panicked) {
+                    self.published.note_panic();
+                }
+                let faults = error.lines();
+                log(&faults);
+                self.published.refuse(faults.join("\n"));
+                return Some(Err(error));
+            }
+        };
+        let files = sources.len();
+        let warnings = compiled.warnings.len();
+        if self.in_force == Some(digest) {
+            info!(files, "the source holds the rules in force again");
+            self.published.restore();
+        } else {
+            let version = format_args!("{:016x}", compiled.rules.version());
+            info!(files, warnings, version, "rules loaded");
+            log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
+            self.in_force = Some(digest);
+            self.old_rules.add(self.published.publish(Arc::new(compiled.rules)));
+            if let Some(took) = self.change_times.note(&mut self.load, &sources) {
+                self.published.note_propagation(took);
+            }
+            if let Some(snapshot) = &self.snapshot {
+                snapshot.set_sources(sources);
+            }
+        }
+        Some(Ok(FirstLoad { files, warnings }))
+    }
+
+    /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
+    fn use_snapshot(&mut self) {
+        let Some(snapshot) = self.snapshot.clone() else { return };
+        let path = snapshot.path().display();
+        let sources = match snapshot.read() {
+            Ok(sources) => sources,
+            Err(error) => return warn!("the snapshot of the rules is not used: {path}: {error}"),
+        };
+        match load::compile(&mut self.load, &sources) {
+            Ok(compiled) => {
+                let version = format_args!("{:016x}", compiled.rules.version());
+                warn!(version, "the rules of the snapshot are in force: {path}");
+                self.in_force = Some(digest(&sources));
+                self.published.publish_snapshot(Arc::new(compiled.rules));
+            }
+            Err(error) => {
+                warn!("the snapshot of the rules is not used: {path}: its rules have faults");
+                log_lines(&error.lines(), |fault| warn!("rules of the snapshot: {fault}"));
+            }
+        }
+    }
+}
+
+fn log_faults(faults: &[String]) {
+    let count = faults.len();
+    error!("rules refused, the last good ones stay in force; faults: {count}");
+    log_lines(faults, |fault| error!("rules: {fault}"));
+}
+
+fn log_lines(lines: &[String], log: impl Fn(&str)) {
+    lines.iter().take(LINES_LOGGED_MAX).for_each(|line| log(line));
+    if let Some(more) = lines.len().checked_sub(LINES_LOGGED_MAX).filter(|more| *more > 0) {
+        log(&format!("and {more} more"));
+    }
+}
