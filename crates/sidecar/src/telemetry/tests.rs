@@ -47,8 +47,8 @@ fn text_has_one_line_per_event_with_level_target_message_and_fields() {
     });
     let (time, rest) = text.split_once(' ').expect("a timestamp");
     assert!(time.ends_with('Z') && time.contains('T'), "{time}");
-    let expected =
-        " WARN ratelease_sidecar::telemetry::tests: cannot listen port=8080 path=/a b name=\"x y\"\n";
+    let target = "ratelease_sidecar::telemetry::tests";
+    let expected = format!(" WARN {target}: cannot listen port=8080 path=/a b name=\"x y\"\n");
     assert_eq!(rest, expected);
 }
 
