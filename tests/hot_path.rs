@@ -25,7 +25,8 @@ use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
 use ratelease_server::samples::{SampleValues, Samples};
 use ratelease_server::service::DecisionService;
-use ratelease_server::trace::{Tracer, Transport};
+use ratelease_server::trace::Tracer;
+use ratelease_server::transport::Transport;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

@@ -4,10 +4,11 @@
 //!
 //! ```text
 //! accept ─▶ connection ─▶ call ──plain, no wait──▶ answered in the connection's own task
-//!                           └─▶ fallback ──message complete──▶ tonic ─▶ wire ─▶ answered
+//!                           └─▶ fallback ──message complete──▶ tonic ─▶ rate_limit_service
 //! ```
 //! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
-//! bypass tonic, and all others go through it.
+//! that need no wait bypass tonic. All others go through it, also a plain call that has to wait for
+//! a lease: it is decoded and matched a second time.
 
 mod call;
 mod connection;
@@ -16,6 +17,7 @@ mod fallback;
 mod headers;
 mod health;
 mod preface;
+mod rate_limit_service;
 pub mod serve;
 pub(crate) mod wire;
 mod write_coalescing;

@@ -14,7 +14,8 @@ use crate::metrics::Meters;
 use crate::metrics::counter::Count;
 use crate::request_error::RequestError;
 use crate::samples::Samples;
-use crate::trace::{Span, Tracer, Transport};
+use crate::trace::{Span, Tracer};
+use crate::transport::Transport;
 
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]

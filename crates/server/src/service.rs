@@ -1,8 +1,8 @@
 //! What both servers, gRPC and HTTP, do with a request: check it, decide it, or return the reason
 //! why not.
 //!
-//! May use the engine, the rules in force and the observers; knows neither protocol. Bounds the
-//! calls that wait and the memory of incomplete messages, separately for each protocol.
+//! May use the engine, the rules in force and the observers. Of the protocols it knows only their
+//! names: it bounds the calls that wait and the memory of incomplete messages for each of them.
 
 mod body_budget;
 mod concurrency_limit;
@@ -26,7 +26,8 @@ use crate::current_rules::CurrentRules;
 use crate::metrics::counter::{Count, Counter};
 use crate::observe::Observers;
 use crate::request_error::{InvalidRequest, RequestError};
-use crate::trace::{Span, Transport};
+use crate::trace::Span;
+use crate::transport::Transport;
 
 use body_budget::BodyBudget;
 pub use body_budget::{BodyReservation, Peer};
@@ -50,7 +51,7 @@ pub const JSON_CALLS_MAX: usize = 64;
 #[derive(Clone)]
 pub struct DecisionService {
     limiter: Limiter,
-    published: Arc<CurrentRules>,
+    rules_in_force: Arc<CurrentRules>,
     headers: Option<Arc<Headers>>,
     grpc: TransportLimits,
     json: TransportLimits,
@@ -81,14 +82,14 @@ impl DecisionService {
     /// `calls_max` gRPC calls wait at once.
     pub fn new(
         limiter: Limiter,
-        published: Arc<CurrentRules>,
+        rules_in_force: Arc<CurrentRules>,
         headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
         let json_max = calls_max.min(JSON_CALLS_MAX);
         Self {
             limiter,
-            published,
+            rules_in_force,
             headers: headers.map(Arc::new),
             grpc: TransportLimits {
                 concurrency: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
@@ -209,7 +210,7 @@ impl DecisionService {
         let caller = deadline.map(|deadline| deadline.since(start));
         let answered = async {
             check(request)?;
-            let rules = self.published.current().ok_or(RequestError::NoRules)?;
+            let rules = self.rules_in_force.current().ok_or(RequestError::NoRules)?;
             let decided = self.limiter.decide_within(&rules, request, caller).await;
             let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
             Ok(make(self.finish(request, verdict, start)))
@@ -218,9 +219,9 @@ impl DecisionService {
         answered.inspect_err(|error| self.observers.note_error(error))
     }
 
-    /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None`
-    /// without side effects, and the caller has to use [`DecisionService::run`]. It does not count
-    /// as a waiting call.
+    /// Like [`DecisionService::answer`], for a call over gRPC that need not wait, and so does not
+    /// count as a waiting call. `None` if it has to wait or is to be refused: then nothing has been
+    /// charged, though an ask for tokens may be on its way, and [`DecisionService::run`] decides.
     pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,
@@ -228,7 +229,7 @@ impl DecisionService {
     ) -> Option<Result<T, RequestError>> {
         let passed = self.grpc.concurrency.catch_panic_sync(|| {
             check(request).ok()?;
-            let rules = self.published.borrow();
+            let rules = self.rules_in_force.borrow();
             let start = self.limiter.clock().now();
             let rules = rules.as_deref()?;
             let verdict = self.limiter.decide_at_once(rules, request, start)?;

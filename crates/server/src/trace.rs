@@ -32,6 +32,7 @@ use ratelease_otlp::span_pipeline::{SpanCounts, SpanPipeline};
 use tracing::error;
 
 use crate::metrics::counter::{Count, Counter};
+use crate::transport::Transport;
 use parent::Parent;
 pub use span::{Outcome, Span};
 use span::{Start, number};
@@ -47,15 +48,6 @@ struct Shared {
     rate: f32,
     clock: Clock,
     pipeline: SpanPipeline,
-}
-
-/// The protocol by which a request came in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    /// `ShouldRateLimit` over gRPC.
-    Grpc,
-    /// `/json` over HTTP.
-    Json,
 }
 
 /// `rpc.method`, and the name of the spans.

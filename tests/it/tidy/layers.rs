@@ -32,7 +32,8 @@ const LAYERS: [(&str, &str); 7] = [
     ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (
         "crates/server/src",
-        "accept request_error current_rules metrics hot_keys samples trace observe service grpc",
+        "accept transport request_error current_rules metrics hot_keys samples trace observe \
+         service grpc",
     ),
     ("crates/sidecar/src", "supervise telemetry rule_source admin http app"),
 ];

@@ -82,8 +82,8 @@ impl<I> Connection<I> {
     }
 
     /// From now on the connection is read again only after the bytes read before have been handled.
-    pub fn wait_for_handling(&mut self) -> TurnHandle {
-        self.turn.wait_for_handling()
+    pub fn require_turns(&mut self) -> TurnHandle {
+        self.turn.require_turns()
     }
 
     /// Once as many bytes as the preface has have arrived, the deadline is that of the connection's

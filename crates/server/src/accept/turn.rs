@@ -46,7 +46,7 @@ impl Turn {
     /// From now on a new turn begins only after [`TurnHandle::note_handled`]. Without this `h2`
     /// would read on before each call that it hands out, and calls that their client resets in the
     /// meantime would accumulate beyond the limit.
-    pub(super) fn wait_for_handling(&mut self) -> TurnHandle {
+    pub(super) fn require_turns(&mut self) -> TurnHandle {
         self.waits = true;
         self.handle.clone()
     }
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn the_next_turn_waits_until_all_requests_are_handled() {
         let mut turn = Turn::default();
-        let handle = turn.wait_for_handling();
+        let handle = turn.require_turns();
         assert!(!turn.is_over());
         turn.note_read(COST_MAX, 0);
         assert!(turn.is_over());

@@ -14,10 +14,12 @@ use tonic::Code;
 
 use super::deadline::Deadline;
 use super::fallback::{FallbackCall, Message};
+use super::rate_limit_service::{SHOULD_RATE_LIMIT, Untried};
 use super::{PREFIX_BYTES, headers, status_of, wire};
 use crate::request_error::RequestError;
 use crate::service::{DecisionService, Peer};
-use crate::trace::{Outcome, Span, Transport};
+use crate::trace::{Outcome, Span};
+use crate::transport::Transport;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");
@@ -35,7 +37,7 @@ pub(super) enum Step {
     /// The call has ended.
     Done,
     /// No part of the message has arrived.
-    Unread(Call),
+    AwaitsMessage(Call),
     /// The call takes longer: it is for tonic.
     Fallback(FallbackCall),
 }
@@ -70,7 +72,7 @@ impl Call {
             Received::Partial(read) => {
                 return Step::Fallback(self.into_fallback(service, peer, Some(read)));
             }
-            Received::Nothing => return Step::Unread(self),
+            Received::Nothing => return Step::AwaitsMessage(self),
             Received::Reset => return Step::Done,
         };
         let mut answer = BytesMut::new();
@@ -133,7 +135,7 @@ impl Call {
             headers::keep_those_read(self.request.headers_mut());
         }
         // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
-        *self.request.uri_mut() = Uri::from_static(wire::SHOULD_RATE_LIMIT);
+        *self.request.uri_mut() = Uri::from_static(SHOULD_RATE_LIMIT);
         Self { started: Some(now), ..self }
     }
 
@@ -144,7 +146,7 @@ impl Call {
 
     fn is_plain(&self) -> bool {
         let request = &self.request;
-        request.uri().path() == wire::SHOULD_RATE_LIMIT
+        request.uri().path() == SHOULD_RATE_LIMIT
             && request.method() == Method::POST
             && request.headers().get(CONTENT_TYPE) == Some(&GRPC)
             && !request.headers().contains_key(CONTENT_ENCODING)
@@ -178,7 +180,7 @@ impl Call {
             request.extensions_mut().insert(deadline);
         }
         if read.is_none() || !request.body().is_end_stream() {
-            request.extensions_mut().insert(wire::Untried);
+            request.extensions_mut().insert(Untried);
         }
         let reservation = service.reserve_body(Transport::Grpc, peer);
         request.extensions_mut().insert(reservation.clone());

@@ -23,7 +23,7 @@ use super::fallback;
 use super::fallback::FallbackCall;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
-use super::wire::{SHOULD_RATE_LIMIT, Untried};
+use super::rate_limit_service::{SHOULD_RATE_LIMIT, Untried};
 use super::write_coalescing::{CoalescingIo, WriteHold};
 use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
@@ -98,9 +98,9 @@ pub(super) async fn serve<I>(
     if preface.is_none() {
         return;
     }
-    let (hold, turn) = (WriteHold::default(), io.wait_for_handling());
+    let (hold, turn) = (WriteHold::default(), io.require_turns());
     let io = CoalescingIo::new(io, hold.clone(), PREFACE);
-    let mut reader = CallReader { hold, turn, unread: VecDeque::new() };
+    let mut reader = CallReader { hold, turn, awaiting_message: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut keepalive_timeout = pin!(keepalive_timeout(connection.ping_pong()));
     let mut close_requested = pin!(async {
@@ -127,7 +127,8 @@ pub(super) async fn serve<I>(
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
                     let served = fallback::serve(call, incomplete, context.routes.clone());
                     let mut served = Box::pin(served);
-                    // A call that is known to wait gets a task at once; another only if it does.
+                    // A call that was tried has to wait, or is to be refused: it gets a task at
+                    // once. Another gets one only if it is not done when it is polled first.
                     if was_tried || futures_util::poll!(&mut served).is_pending() {
                         if is_for_verdict {
                             calls.spawn(served);
@@ -156,7 +157,7 @@ struct CallReader {
     turn: TurnHandle,
     /// Calls of which only the headers have been read. The message may still arrive, for example
     /// after the headers of other calls.
-    unread: VecDeque<Call>,
+    awaiting_message: VecDeque<Call>,
 }
 
 // === impl CallReader ===
@@ -181,7 +182,7 @@ impl CallReader {
             let accepted = match connection.poll_accept(cx) {
                 Poll::Ready(accepted) => accepted,
                 Poll::Pending => {
-                    if let Some(call) = self.answer_unread(caller, cx) {
+                    if let Some(call) = self.answer_awaiting_message(caller, cx) {
                         return Poll::Ready(Some(call));
                     }
                     self.hold.release();
@@ -203,7 +204,9 @@ impl CallReader {
             }
             match (Call { request, respond, started: None }).answer(caller.0, caller.1, cx) {
                 Step::Done => {}
-                Step::Unread(call) => self.unread.push_back(call.into_waiting(caller.0.now())),
+                Step::AwaitsMessage(call) => {
+                    self.awaiting_message.push_back(call.into_waiting(caller.0.now()));
+                }
                 Step::Fallback(call) => return Poll::Ready(Some(call)),
             }
         }
@@ -211,23 +214,23 @@ impl CallReader {
 
     /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
     /// message has not arrived after [`MESSAGE_WAIT`].
-    fn answer_unread(
+    fn answer_awaiting_message(
         &mut self,
         (service, peer): (&DecisionService, &Peer),
         cx: &mut Context<'_>,
     ) -> Option<FallbackCall> {
-        if self.unread.is_empty() {
+        if self.awaiting_message.is_empty() {
             return None; // as for nearly all batches: the clock is not read
         }
         let now = service.now();
-        for _ in 0..self.unread.len() {
-            match self.unread.pop_front()?.answer(service, peer, cx) {
+        for _ in 0..self.awaiting_message.len() {
+            match self.awaiting_message.pop_front()?.answer(service, peer, cx) {
                 Step::Done => {}
                 Step::Fallback(call) => return Some(call),
-                Step::Unread(call) if call.waited(now) >= MESSAGE_WAIT => {
+                Step::AwaitsMessage(call) if call.waited(now) >= MESSAGE_WAIT => {
                     return Some(call.into_fallback(service, peer, None));
                 }
-                Step::Unread(call) => self.unread.push_back(call),
+                Step::AwaitsMessage(call) => self.awaiting_message.push_back(call),
             }
         }
         None

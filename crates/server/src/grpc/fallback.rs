@@ -1,4 +1,4 @@
-//! Serves every call except the plain one: tonic's routes, over a stream of `h2`.
+//! Serves every call that is not answered at once: tonic's routes, over a stream of `h2`.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
 
-/// A call for tonic: its message may be incomplete, be more than one frame, or be absent.
+/// A call for tonic: it has to wait, or its message is not plain, not complete, or absent.
 pub(super) struct FallbackCall {
     pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,

@@ -10,7 +10,7 @@ use tonic_health::pb::health_server::HealthServer;
 use super::connection::{self, ConnectionContext};
 pub use super::health::{Health, HealthHandle, health};
 use super::preface::NonHttp2Clients;
-use super::{MESSAGE_BYTES_MAX, wire};
+use super::{MESSAGE_BYTES_MAX, rate_limit_service};
 use crate::accept::{OpenConnections, connections, serve_each};
 use crate::service::DecisionService;
 
@@ -58,7 +58,7 @@ pub async fn serve(
     let ServerParts { service, health, age, open } = parts;
     let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let services = Routes::new(health).add_service(wire::service(service.clone()));
+    let services = Routes::new(health).add_service(rate_limit_service::service(service.clone()));
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let max_age = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside =

@@ -29,7 +29,8 @@ use ratelease_server::request_error::RequestError;
 use ratelease_server::service::{
     Answer, BodyReservation, DecisionService, JSON_CALLS_MAX, PartialMessage, Peer,
 };
-use ratelease_server::trace::{Outcome, Span, Transport};
+use ratelease_server::trace::{Outcome, Span};
+use ratelease_server::transport::Transport;
 
 /// Maximum size in bytes of a body: that of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;

@@ -108,7 +108,7 @@ async fn serve_one<I>(
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (handle, turn) = (io.handle(), io.wait_for_handling());
+    let (handle, turn) = (io.handle(), io.require_turns());
     let service = TowerToHyperService::new(served);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let mut close_requested = pin!(async {

@@ -133,7 +133,7 @@ async fn frames_read_together_with_the_preface_are_counted() {
 #[tokio::test]
 async fn a_reader_with_more_to_read_yields_to_others() {
     let (mut client, mut connection) = pair(None, 8 * COST_MAX);
-    let turn = connection.wait_for_handling();
+    let turn = connection.require_turns();
     client.write_all(&vec![b'x'; 4 * COST_MAX]).await.unwrap();
     let (mut read, mut turns) = (0, 0);
     while read < 4 * COST_MAX {

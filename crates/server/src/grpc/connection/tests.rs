@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::current_rules::CurrentRules;
-use crate::grpc::wire;
+use crate::grpc::rate_limit_service;
 
 /// Capacity of a pipe in bytes: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;
@@ -33,7 +33,7 @@ fn context(age: Option<Duration>) -> ConnectionContext {
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let service = DecisionService::new(limiter, Arc::new(CurrentRules::new()), None, 10);
-    let routes = Routes::new(wire::service(service.clone())).prepare();
+    let routes = Routes::new(rate_limit_service::service(service.clone())).prepare();
     ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }
 }
 

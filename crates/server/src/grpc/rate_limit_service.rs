@@ -1,0 +1,143 @@
+//! `ShouldRateLimit` as tonic routes to it: calls that were not answered at once, because they have
+//! to wait, are not plain, or came without their message.
+
+mod codec;
+
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use codec::Codec;
+use tonic::body::Body;
+use tonic::codegen::BoxFuture;
+use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
+
+use super::deadline::Deadline;
+use super::wire::{self, DecodeError, SERVICE_NAME};
+use super::{MESSAGE_BYTES_MAX, status_of};
+use crate::request_error::RequestError;
+use crate::service::{Answer, BodyReservation, DecisionService, Peer};
+use crate::trace::{Outcome, Span};
+use crate::transport::Transport;
+
+/// The service in the form that tonic routes to; its clones share all state.
+pub(super) fn service(service: DecisionService) -> RateLimitService {
+    RateLimitService { service, span: None }
+}
+
+/// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
+#[derive(Clone)]
+pub(super) struct RateLimitService {
+    service: DecisionService,
+    /// The span of the call that this clone serves, if it is traced.
+    span: Option<Span>,
+}
+
+/// Marks a call that [`DecisionService::answer_at_once`] has not seen: its message was not there
+/// with its headers, or it is not plain. An extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untried;
+
+/// The only method of the service.
+pub(super) const SHOULD_RATE_LIMIT: &str =
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+// === impl RateLimitService ===
+
+impl NamedService for RateLimitService {
+    const NAME: &'static str = SERVICE_NAME;
+}
+
+impl tonic::codegen::Service<http::Request<Body>> for RateLimitService {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
+            return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
+        }
+        let service = self.service.clone();
+        let span = service.begin(Transport::Grpc, request.headers());
+        let handler = Self { service: service.clone(), span: span.clone() };
+        let answered = async move {
+            let mut grpc =
+                Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
+            let answered = service.catch_panic(Transport::Grpc, grpc.unary(handler, request)).await;
+            Ok(answered.unwrap_or_else(|error| status_of(&error).into_http()))
+        };
+        match span {
+            None => Box::pin(answered),
+            Some(span) => Box::pin(traced(span, answered)),
+        }
+    }
+}
+
+/// Ends `span` with the status of the answer.
+async fn traced(
+    span: Span,
+    answered: impl Future<Output = Result<http::Response<Body>, Infallible>>,
+) -> Result<http::Response<Body>, Infallible> {
+    let response = span.around(answered).await?;
+    // Only a response without a message has its status in the headers.
+    let status = GrpcStatus::from_header_map(response.headers());
+    let code = status.map_or(Code::Ok, |status| status.code());
+    span.end(Outcome::Grpc(code.into()));
+    Ok(response)
+}
+
+impl UnaryService<Bytes> for RateLimitService {
+    type Response = BytesMut;
+    type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
+
+    /// The message is complete: from here on the call counts as waiting.
+    fn call(&mut self, request: GrpcRequest<Bytes>) -> Self::Future {
+        let Self { service, span } = self.clone();
+        Box::pin(async move {
+            let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
+            let reservation =
+                request.extensions().get::<BodyReservation>().cloned().unwrap_or_else(|| {
+                    // For a call that came through a connection not made by this crate.
+                    service.reserve_body(Transport::Grpc, &Peer::new())
+                });
+            let is_untried = request.extensions().get::<Untried>().is_some();
+            reservation.complete().map_err(|error| status_of(&error))?;
+            let message = request.into_inner();
+            let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
+            let made = |answer: &Answer<'_>| {
+                if let Some(span) = &span {
+                    span.note(&decoded, &answer.verdict);
+                }
+                wire::message(answer)
+            };
+            // A call that need not wait needs no permit.
+            let answered = is_untried.then(|| service.answer_at_once(&decoded, made)).flatten();
+            let answered = match answered {
+                Some(answered) => answered,
+                None => {
+                    let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
+                    let passed = service.run(Transport::Grpc, reservation.peer(), answer).await;
+                    passed.and_then(|answer| answer)
+                }
+            };
+            Ok(Response::new(answered.map_err(|error| status_of(&error))?))
+        })
+    }
+}
+
+/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
+fn unreadable(fault: DecodeError, service: &DecisionService) -> GrpcStatus {
+    match fault {
+        DecodeError::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
+        DecodeError::Invalid(fault) => {
+            let error = RequestError::Invalid(fault);
+            service.note_error(&error);
+            status_of(&error)
+        }
+    }
+}
