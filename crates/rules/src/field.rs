@@ -120,7 +120,7 @@ impl Field {
 // === impl MapKind ===
 
 impl MapKind {
-    const ALL: [MapKind; 6] = [
+    pub(crate) const ALL: [MapKind; 6] = [
         MapKind::Root,
         MapKind::Descriptor,
         MapKind::RateLimit,

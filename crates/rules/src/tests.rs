@@ -8,6 +8,7 @@ use crate::request::Entry;
 
 mod beyond;
 mod faults;
+mod fields;
 mod hostile;
 mod lookup;
 mod oracle;
