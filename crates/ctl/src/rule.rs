@@ -10,23 +10,40 @@ use serde_json::{Map, Value, json};
 /// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
 /// do not apply to its algorithm are left out.
 pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
-    let mut settings = vec![("name", json!(rule.name))];
-    match rule.allowance {
+    // Without `..`, so that a new field of a rule does not compile until it is listed here.
+    let Rule {
+        path: _,
+        name,
+        allowance,
+        replaces,
+        shadow_mode,
+        quota_mode,
+        detailed_metric,
+        charge_denied,
+        leasing,
+        failure_mode,
+        shards,
+        metadata,
+        levels,
+        meter: _,
+    } = rule;
+    let mut settings = vec![("name", json!(name))];
+    match *allowance {
         Allowance::Unlimited => settings.push(("unlimited", json!(true))),
         Allowance::Limited(limit) => settings.extend(of_limit(limit)),
     }
     settings.extend([
-        ("lease", json!(lease(&rule.leasing))),
-        ("failure_mode", json!(rule.failure_mode.name())),
-        ("shards", json!(rule.shards)),
-        ("charge_denied", json!(rule.charge_denied)),
-        ("shadow_mode", json!(rule.shadow_mode)),
-        ("quota_mode", json!(rule.quota_mode)),
-        ("replaces", json!(rule.replaces)),
-        ("detailed_metric", json!(rule.detailed_metric)),
-        ("value_to_metric", json!(marked(rule, |level| level.value_to_metric))),
-        ("share_threshold", json!(marked(rule, |level| level.shared.is_some()))),
-        ("metadata", Value::Object(rule.metadata.clone().unwrap_or_default())),
+        ("lease", json!(lease(leasing))),
+        ("failure_mode", json!(failure_mode.name())),
+        ("shards", json!(shards)),
+        ("charge_denied", json!(charge_denied)),
+        ("shadow_mode", json!(shadow_mode)),
+        ("quota_mode", json!(quota_mode)),
+        ("replaces", json!(replaces)),
+        ("detailed_metric", json!(detailed_metric)),
+        ("value_to_metric", json!(marked(levels, |level| level.value_to_metric))),
+        ("share_threshold", json!(marked(levels, |level| level.shared.is_some()))),
+        ("metadata", Value::Object(metadata.clone().unwrap_or_default())),
     ]);
     settings
 }
@@ -44,13 +61,14 @@ pub(super) fn place(written: Option<SourceLocation<'_>>) -> Value {
 }
 
 fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {
+    let Limit { requests_per_unit, unit, unit_multiplier, algorithm } = limit;
     let mut settings = vec![
-        ("requests_per_unit", json!(limit.requests_per_unit)),
-        ("unit", json!(limit.unit.name().to_ascii_lowercase())),
-        ("unit_multiplier", json!(limit.unit_multiplier)),
-        ("algorithm", json!(limit.algorithm.name())),
+        ("requests_per_unit", json!(requests_per_unit)),
+        ("unit", json!(unit.name().to_ascii_lowercase())),
+        ("unit_multiplier", json!(unit_multiplier)),
+        ("algorithm", json!(algorithm.name())),
     ];
-    match limit.algorithm {
+    match algorithm {
         Algorithm::TokenBucket { burst } => settings.push(("burst", json!(burst))),
         Algorithm::LeakyBucket { max_delay_us } => {
             let delay = Duration::from_micros(max_delay_us.into());
@@ -61,9 +79,9 @@ fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {
     settings
 }
 
-/// Returns the levels of the rule's path, from 1, for which `is_marked` is true.
-fn marked(rule: &Rule, is_marked: impl Fn(&Level) -> bool) -> Vec<usize> {
-    let levels = rule.levels.iter().zip(1..).filter(|(level, _)| is_marked(level));
+/// Returns the levels of a rule's path, from 1, for which `is_marked` is true.
+fn marked(levels: &[Level], is_marked: impl Fn(&Level) -> bool) -> Vec<usize> {
+    let levels = levels.iter().zip(1..).filter(|(level, _)| is_marked(level));
     levels.map(|(_, number)| number).collect()
 }
 

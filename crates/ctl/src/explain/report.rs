@@ -127,36 +127,53 @@ fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
 }
 
 fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), CliError> {
-    if !rule.name.is_empty() {
-        field("name", &rule.name, out)?;
+    // Without `..`, so that a new field of a rule does not compile until it is described here.
+    let Rule {
+        path: _,
+        name,
+        allowance,
+        replaces,
+        shadow_mode,
+        quota_mode,
+        detailed_metric: _,
+        charge_denied,
+        leasing,
+        failure_mode,
+        shards,
+        metadata,
+        levels,
+        meter: _,
+    } = rule;
+    if !name.is_empty() {
+        field("name", name, out)?;
     }
-    let Allowance::Limited(limit) = rule.allowance else { return Ok(()) };
+    let Allowance::Limited(limit) = *allowance else { return Ok(()) };
     field("allows", &rule::allows(limit), out)?;
     field("algorithm", limit.algorithm.name(), out)?;
-    field("lease", &rule::lent(limit, &rule.leasing), out)?;
-    field("store away", rule::failure(rule.failure_mode), out)?;
-    if !rule.charge_denied {
+    field("lease", &rule::lent(limit, leasing), out)?;
+    field("store away", rule::failure(*failure_mode), out)?;
+    if !charge_denied {
         field("denied", "a denied charge spends nothing", out)?;
     }
-    if rule.shards.get() > 1 {
-        field("shards", &format!("one count, and tokens of it in {} pools", rule.shards), out)?;
+    if shards.get() > 1 {
+        field("shards", &format!("one count, and tokens of it in {shards} pools"), out)?;
     }
-    if rule.shadow_mode {
+    if *shadow_mode {
         field("shadow", "counted and reported, never denied", out)?;
     }
-    if rule.quota_mode {
+    if *quota_mode {
         field("quota", "denies only together with the request's other quota rules", out)?;
     }
-    if !rule.replaces.is_empty() {
-        field("replaces", &rule.replaces.join(", "), out)?;
+    if !replaces.is_empty() {
+        field("replaces", &replaces.join(", "), out)?;
     }
-    for (level, number) in rule.levels.iter().zip(1..) {
+    for (level, number) in levels.iter().zip(1..) {
         if let Some(pattern) = &level.shared {
             let text = format!("level {number}: all values that match {pattern} share one count");
             field("shared", &text, out)?;
         }
     }
-    if let Some(metadata) = &rule.metadata {
+    if let Some(metadata) = metadata {
         field("metadata", &Value::Object(metadata.clone()).to_string(), out)?;
     }
     field("stats key", stats, out)

@@ -92,8 +92,25 @@ fn line(rule: &Rule) -> String {
 /// Options of a rule that the reference's line cannot express, as they would stand in a file; empty
 /// if the rule behaves as in the reference.
 fn extensions(rule: &Rule) -> Vec<(&'static str, String)> {
+    // Without `..`, so that a new field of a rule does not compile until it is considered here.
+    let Rule {
+        path: _,
+        name: _,
+        allowance,
+        replaces: _,
+        shadow_mode: _,
+        quota_mode: _,
+        detailed_metric: _,
+        charge_denied,
+        leasing,
+        failure_mode,
+        shards,
+        metadata: _,
+        levels: _,
+        meter: _,
+    } = rule;
     let mut set = Vec::new();
-    if let Allowance::Limited(limit) = rule.allowance {
+    if let Allowance::Limited(limit) = *allowance {
         if limit.unit_multiplier.get() > 1 {
             set.push(("unit_multiplier", limit.unit_multiplier.to_string()));
         }
@@ -110,18 +127,18 @@ fn extensions(rule: &Rule) -> Vec<(&'static str, String)> {
             _ => {}
         }
     }
-    match rule.leasing {
+    match *leasing {
         Leasing::Off => set.push(("lease", "off".to_owned())),
         Leasing::On(terms) if terms != LeaseTerms::default() => set.push(("lease", lease(terms))),
         Leasing::On(_) => {}
     }
-    if rule.shards.get() > 1 {
-        set.push(("shards", rule.shards.to_string()));
+    if shards.get() > 1 {
+        set.push(("shards", shards.to_string()));
     }
-    if rule.failure_mode != FailureMode::default() {
-        set.push(("failure_mode", rule.failure_mode.name().to_owned()));
+    if *failure_mode != FailureMode::default() {
+        set.push(("failure_mode", failure_mode.name().to_owned()));
     }
-    if !rule.charge_denied {
+    if !charge_denied {
         set.push(("charge_denied", "false".to_owned()));
     }
     set
