@@ -12,7 +12,7 @@ const LAYERS: [(&str, &str); 7] = [
     (
         "crates/rules/src",
         "duration display_safety char_input scalar nearest attachment failure lease limit \
-         small_map wildcard request key rule stats tree rules source fault text field parsed \
+         small_map wildcard rule request key stats tree rules source fault text field parsed \
          node reader metadata file yaml locations compile directory",
     ),
     (
@@ -37,6 +37,9 @@ const LAYERS: [(&str, &str); 7] = [
     ),
     ("crates/sidecar/src", "supervise telemetry rule_source admin http app"),
 ];
+
+/// Where the order is, for the message of a fault.
+const ORDER: &str = "LAYERS in tests/it/tidy/layers.rs is the order, docs/architecture.md draws it";
 
 /// A module by its path from the root of its crate.
 type Module = Vec<String>;
@@ -121,7 +124,8 @@ impl Tree {
         let tops: BTreeSet<&str> =
             self.files.keys().filter_map(|of| of.first()).map(|it| &**it).collect();
         let unlisted = tops.iter().filter(|top| !layers.contains(top));
-        let mut faults: Vec<_> = unlisted.map(|top| format!("{top} is in no layer")).collect();
+        let mut faults: Vec<_> =
+            unlisted.map(|top| format!("{top} is in no layer; {ORDER}")).collect();
         let gone = layers.iter().filter(|layer| !tops.contains(**layer));
         faults.extend(gone.map(|layer| format!("{layer} is a layer and no module")));
         // The edges between sibling modules, by their parent module.
@@ -133,7 +137,7 @@ impl Tree {
                 (Some(a), Some(b)) if depth == 0 => {
                     let at = |name: &str| layers.iter().position(|layer| *layer == name);
                     if at(b) >= at(a) {
-                        let why = format!("not of a layer before {a}");
+                        let why = format!("not of a layer before {a}; {ORDER}");
                         faults.push(format!("{file}:{line}: names {b}: {why}"));
                     }
                 }
