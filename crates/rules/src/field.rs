@@ -2,37 +2,72 @@
 
 use crate::fault::Findings;
 
-/// A field name of a rule file.
+/// Defines [`Field`] from a table: each field, who knows it, and its name.
+macro_rules! fields {
+    ($($field:ident: $origin:ident, $name:literal;)+) => {
+        /// A field name of a rule file.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Field {
+            $($field,)+
+        }
+
+        impl Field {
+            const ALL: &[Field] = &[$(Field::$field,)+];
+
+            /// Returns the name as rule files write it.
+            pub(crate) const fn name(self) -> &'static str {
+                match self {
+                    $(Field::$field => $name,)+
+                }
+            }
+
+            const fn origin(self) -> Origin {
+                match self {
+                    $(Field::$field => Origin::$origin,)+
+                }
+            }
+        }
+    };
+}
+
+fields! {
+    Domain: Reference, "domain";
+    Descriptors: Reference, "descriptors";
+    Key: Reference, "key";
+    Value: Reference, "value";
+    RateLimit: Reference, "rate_limit";
+    ShadowMode: Reference, "shadow_mode";
+    QuotaMode: Reference, "quota_mode";
+    DetailedMetric: Reference, "detailed_metric";
+    ValueToMetric: Reference, "value_to_metric";
+    ShareThreshold: Reference, "share_threshold";
+    Metadata: Reference, "metadata";
+    Unit: Reference, "unit";
+    RequestsPerUnit: Reference, "requests_per_unit";
+    Unlimited: Reference, "unlimited";
+    Name: Reference, "name";
+    Replaces: Reference, "replaces";
+    ChargeDenied: Ratelease, "charge_denied";
+    UnitMultiplier: Ratelease, "unit_multiplier";
+    Algorithm: Ratelease, "algorithm";
+    Burst: Ratelease, "burst";
+    MaxDelay: Ratelease, "max_delay";
+    Lease: Ratelease, "lease";
+    Shards: Ratelease, "shards";
+    FailureMode: Ratelease, "failure_mode";
+    Defaults: Ratelease, "defaults";
+    Fraction: Ratelease, "fraction";
+    Max: Ratelease, "max";
+    Ttl: Ratelease, "ttl";
+}
+
+/// Who knows a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Field {
-    Domain,
-    Descriptors,
-    Key,
-    Value,
-    RateLimit,
-    ShadowMode,
-    QuotaMode,
-    DetailedMetric,
-    ValueToMetric,
-    ShareThreshold,
-    Metadata,
-    Unit,
-    RequestsPerUnit,
-    Unlimited,
-    Name,
-    Replaces,
-    ChargeDenied,
-    UnitMultiplier,
-    Algorithm,
-    Burst,
-    MaxDelay,
-    Lease,
-    Shards,
-    FailureMode,
-    Defaults,
-    Fraction,
-    Max,
-    Ttl,
+enum Origin {
+    /// The reference, and so ratelease.
+    Reference,
+    /// Only ratelease.
+    Ratelease,
 }
 
 /// The kinds of map in a rule file.
@@ -49,46 +84,9 @@ pub(crate) enum MapKind {
 // === impl Field ===
 
 impl Field {
-    /// Every name as it is written, in the order of the enum.
-    const NAMES: [(Field, &'static str); 28] = [
-        (Field::Domain, "domain"),
-        (Field::Descriptors, "descriptors"),
-        (Field::Key, "key"),
-        (Field::Value, "value"),
-        (Field::RateLimit, "rate_limit"),
-        (Field::ShadowMode, "shadow_mode"),
-        (Field::QuotaMode, "quota_mode"),
-        (Field::DetailedMetric, "detailed_metric"),
-        (Field::ValueToMetric, "value_to_metric"),
-        (Field::ShareThreshold, "share_threshold"),
-        (Field::Metadata, "metadata"),
-        (Field::Unit, "unit"),
-        (Field::RequestsPerUnit, "requests_per_unit"),
-        (Field::Unlimited, "unlimited"),
-        (Field::Name, "name"),
-        (Field::Replaces, "replaces"),
-        (Field::ChargeDenied, "charge_denied"),
-        (Field::UnitMultiplier, "unit_multiplier"),
-        (Field::Algorithm, "algorithm"),
-        (Field::Burst, "burst"),
-        (Field::MaxDelay, "max_delay"),
-        (Field::Lease, "lease"),
-        (Field::Shards, "shards"),
-        (Field::FailureMode, "failure_mode"),
-        (Field::Defaults, "defaults"),
-        (Field::Fraction, "fraction"),
-        (Field::Max, "max"),
-        (Field::Ttl, "ttl"),
-    ];
-
-    /// Returns the name as rule files write it.
-    pub(crate) const fn name(self) -> &'static str {
-        Field::NAMES[self as usize].1
-    }
-
     /// Returns the field of this name; names are case-sensitive.
     pub(crate) fn parse(name: &str) -> Option<Field> {
-        Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
+        Field::ALL.iter().copied().find(|field| field.name() == name)
     }
 
     /// Returns whether the field has a meaning in a `map` of this kind.
@@ -99,21 +97,7 @@ impl Field {
     /// Returns whether the reference knows the field. The reference ignores known fields in a wrong
     /// place and refuses unknown ones everywhere.
     pub(crate) const fn is_known_to_reference(self) -> bool {
-        !matches!(
-            self,
-            Field::ChargeDenied
-                | Field::UnitMultiplier
-                | Field::Algorithm
-                | Field::Burst
-                | Field::MaxDelay
-                | Field::Lease
-                | Field::Shards
-                | Field::FailureMode
-                | Field::Defaults
-                | Field::Fraction
-                | Field::Max
-                | Field::Ttl
-        )
+        matches!(self.origin(), Origin::Reference)
     }
 }
 
@@ -199,7 +183,7 @@ impl MapKind {
     /// Returns the message for a name that no map may hold.
     pub(crate) fn refusal(self, name: &str, findings: &Findings) -> String {
         let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
-        let all = Field::NAMES.map(|(_, name)| name);
+        let all: Vec<_> = Field::ALL.iter().map(|field| field.name()).collect();
         let meant = findings.suggestion(name, &[&names, &all]);
         let shown = super::fault::excerpt(name);
         format!("unknown key '{shown}'; expected one of {}{meant}", names.join(", "))
@@ -212,8 +196,8 @@ mod tests {
 
     #[test]
     fn every_field_is_found_by_its_name_and_belongs_somewhere() {
-        for (field, _) in Field::NAMES {
-            assert_eq!(Field::parse(field.name()), Some(field));
+        for field in Field::ALL {
+            assert_eq!(Field::parse(field.name()), Some(*field));
             assert!(MapKind::ALL.iter().any(|map| field.belongs_to(*map)), "{field:?}");
         }
         assert_eq!(Field::parse("Domain"), None);
