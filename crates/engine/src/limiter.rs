@@ -44,7 +44,7 @@ use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 pub use options::{Options, PODS_EXPECTED};
 use pod_context::PodContext;
 use pod_counts::PodCounts;
-pub use resolve::{Charge, Resolved, limits, resolve};
+pub use resolve::{Charge, LimitedHits, Resolved, limits, resolve};
 use transaction::Transaction;
 use wait::ReplyReceiver;
 

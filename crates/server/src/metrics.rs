@@ -29,10 +29,10 @@ use std::sync::Arc;
 
 use foldhash::quality::RandomState;
 use ratelease_engine::latency::Latency;
-use ratelease_engine::limiter::limits;
+use ratelease_engine::limiter::{LimitedHits, limits};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{AppliedLimit, Code, Counted, OVERRIDE, Status};
+use ratelease_engine::verdict::{Code, Counted, OVERRIDE, Status};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Rule, Rules};
 
@@ -158,12 +158,12 @@ impl Observer for Meters {
     /// reference implementation counts them before it asks the store.
     fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         let shared = &*self.shared;
-        for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
-            let Some(AppliedLimit { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
+        for (descriptor, limited) in request.descriptors.iter().zip(limits(rules, request)) {
+            let Some(LimitedHits { applied, hits }) = limited.filter(|_| !descriptor.refund) else {
                 continue;
             };
-            let hits = Hits { total: request.hits(descriptor), ..Hits::default() };
-            let Some(rule) = rule else {
+            let hits = Hits { total: hits, ..Hits::default() };
+            let Some(rule) = applied.rule else {
                 shared.overrides_of(request.domain).note_hits(hits);
                 continue;
             };

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use foldhash::fast::RandomState;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
+use ratelease_rules::{Allowance, FailureMode, Lookup, Rule, Rules};
 
 use super::pod_counts::domain_of;
 use crate::verdict::AppliedLimit;
@@ -39,6 +39,15 @@ pub struct Charge<'r> {
     pub refund: bool,
 }
 
+/// The hits that a descriptor charges, and the limit that they count against.
+#[derive(Debug, Clone, Copy)]
+pub struct LimitedHits<'r> {
+    /// The limit and its rule.
+    pub applied: AppliedLimit<'r>,
+    /// Number of hits; 0 only looks.
+    pub hits: u64,
+}
+
 /// Names of rules of a request that other rules of it replace. The time to find them grows with the
 /// number of descriptors plus the number of names that their rules replace, not with their product;
 /// the memory grows with the descriptors alone.
@@ -61,15 +70,18 @@ pub fn resolve<'r>(
     pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &replaced, hasher)).collect()
 }
 
-/// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
-pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<AppliedLimit<'r>>> {
+/// The limit that each descriptor of `request` is held to, and the hits that [`resolve`] charges to
+/// it; `None` where nothing is counted.
+pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<LimitedHits<'r>>> {
     let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
     let lookups: Few<_> = request.descriptors.iter().map(find).collect();
     let replaced = Replaced::of(request, &lookups);
     let limits =
         request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
             match limit_of(descriptor, *lookup, &replaced)? {
-                (Allowance::Limited(limit), rule) => Some(AppliedLimit { limit, rule }),
+                (Allowance::Limited(limit), rule) => {
+                    Some(LimitedHits::new(request, descriptor, AppliedLimit { limit, rule }))
+                }
                 (Allowance::Unlimited, _) => None,
             }
         });
@@ -99,8 +111,9 @@ fn resolved<'r>(
     match limit_of(descriptor, lookup, replaced) {
         None => Resolved::Free,
         Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
-        Some((Allowance::Limited(limit), applied)) => {
-            Resolved::Charged(charge(request, descriptor, limit, applied, hasher))
+        Some((Allowance::Limited(limit), rule)) => {
+            let limited = LimitedHits::new(request, descriptor, AppliedLimit { limit, rule });
+            Resolved::Charged(charge(request, descriptor, limited, hasher))
         }
     }
 }
@@ -126,10 +139,11 @@ fn limit_of<'r>(
 fn charge<'r>(
     request: &Request<'_>,
     descriptor: &Descriptor<'_>,
-    limit: Limit,
-    rule: Option<&'r Arc<Rule>>,
+    limited: LimitedHits<'r>,
     hasher: &KeyHasher,
 ) -> Charge<'r> {
+    let LimitedHits { applied, hits } = limited;
+    let AppliedLimit { limit, rule } = applied;
     let levels = rule.map_or(&[][..], |rule| &rule.levels);
     let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
         let shared = levels.get(at).and_then(|level| level.shared.as_deref());
@@ -142,9 +156,23 @@ fn charge<'r>(
         own,
         overflow: OnceLock::new(),
         domain: if rule.is_none() { request.domain.into() } else { Box::default() },
-        applied: AppliedLimit { limit, rule },
-        hits: request.hits(descriptor),
+        applied,
+        hits,
         refund: descriptor.refund,
+    }
+}
+
+// === impl LimitedHits ===
+
+impl<'r> LimitedHits<'r> {
+    /// Nothing else computes the hits of a descriptor, so what is counted is what is charged.
+    #[inline]
+    fn new(
+        request: &Request<'_>,
+        descriptor: &Descriptor<'_>,
+        applied: AppliedLimit<'r>,
+    ) -> LimitedHits<'r> {
+        LimitedHits { applied, hits: request.hits(descriptor) }
     }
 }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_engine::verdict::{Counted, DecisionSource, Modes, Status, Verdict};
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry};
-use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
+use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
 use smallvec::smallvec;
 
 use super::family::{Family, Value};
@@ -57,19 +57,10 @@ fn note_descriptor(
     over: bool,
 ) {
     let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
-    let [descriptor] = &request.descriptors[..] else { unreachable!() };
-    let applied = match (rules.find("d", &descriptor.entries), descriptor.limit) {
-        (_, Some(limit)) => Some(AppliedLimit { limit, rule: None }),
-        (Lookup::Rule(rule), None) => match rule.allowance {
-            rules::Allowance::Limited(limit) => Some(AppliedLimit { limit, rule: Some(rule) }),
-            rules::Allowance::Unlimited => None,
-        },
-        _ => None,
-    };
-    let hits = request.hits(descriptor);
+    let [limited] = limits(rules, &request)[..] else { unreachable!() };
     let (key, how) = (Key::for_test(1), DecisionSource::Local);
-    let status = match applied {
-        Some(applied) => {
+    let status = match limited {
+        Some(LimitedHits { applied, hits }) => {
             Status::counted(applied, Counted { key, hits, fitted: 0, over, how }, remaining, None)
         }
         None if remaining > 0 => Status::UNLIMITED,
