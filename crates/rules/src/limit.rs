@@ -19,6 +19,11 @@ pub struct Limit {
 /// The longest window: ten years of 365 days.
 pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
 
+/// Maximum `unit_multiplier`: that of the shortest unit.
+pub(crate) const UNIT_MULTIPLIER_MAX: u32 = 315_360_000;
+
+const _: () = assert!(UNIT_MULTIPLIER_MAX as u64 * Unit::Second.seconds() == WINDOW_SECONDS_MAX);
+
 /// The longest time that a token bucket may take to fill: a hundred years of 365 days. It keeps the
 /// microseconds of the stores within their number range.
 pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();

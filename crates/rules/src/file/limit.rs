@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::is_null;
 use crate::fault::Place;
 use crate::field::{Field, MapKind};
+use crate::limit::{POOLS_MAX, UNIT_MULTIPLIER_MAX};
 use crate::node::{Kind, Node};
 use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
@@ -80,9 +81,13 @@ impl<'d> Reader<'d, '_> {
         for (field, value) in self.fields(entries, MapKind::RateLimit) {
             match field {
                 Field::Unit => read.unit = self.text(value, field),
-                Field::UnitMultiplier => read.unit_multiplier = self.number(value, field),
-                Field::RequestsPerUnit => read.requests_per_unit = self.number(value, field),
-                Field::Burst => read.burst = self.number(value, field),
+                Field::UnitMultiplier => {
+                    read.unit_multiplier = self.number(value, field, 1..=UNIT_MULTIPLIER_MAX);
+                }
+                Field::RequestsPerUnit => {
+                    read.requests_per_unit = self.number(value, field, 0..=u32::MAX);
+                }
+                Field::Burst => read.burst = self.number(value, field, 1..=u32::MAX),
                 Field::Unlimited => read.unlimited = self.flag(value, field),
                 Field::Name => read.name = self.text(value, field),
                 Field::Replaces => read.replaces = self.replaces(value),
@@ -108,7 +113,7 @@ impl<'d> Reader<'d, '_> {
             Field::Algorithm => read.algorithm = self.text(value, field),
             Field::MaxDelay => read.max_delay = self.duration(value, field, "50ms"),
             Field::Lease => self.lease(value, &mut read.lease),
-            Field::Shards => read.shards = self.number(value, field),
+            Field::Shards => read.shards = self.number(value, field, 1..=POOLS_MAX.into()),
             Field::ChargeDenied => read.charge_denied = self.flag(value, field),
             Field::FailureMode => read.failure_mode = self.text(value, field),
             _ => {}
@@ -147,7 +152,7 @@ impl<'d> Reader<'d, '_> {
         for (field, value) in self.fields(entries, MapKind::Lease) {
             match field {
                 Field::Fraction => read.fraction = self.fraction(value, field),
-                Field::Max => read.max = self.number(value, field),
+                Field::Max => read.max = self.number(value, field, 1..=u32::MAX),
                 Field::Ttl => read.ttl = self.duration(value, field, "2s"),
                 _ => {}
             }

@@ -1,5 +1,6 @@
 //! Reads values of a rule file by type, and reports values of a wrong type.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::duration::parse_duration;
@@ -82,16 +83,25 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    pub(super) fn number(&mut self, node: &'d Node<'d>, field: Field) -> Parsed<u32> {
-        let expected = "a whole number from 0 to 4294967295 without quotes";
-        match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(_, Meaning::Int(number)) => match u32::try_from(number) {
-                Ok(number) => Parsed::As(node.place, number),
-                Err(_) => self.refuse(node, field, expected),
-            },
-            _ => self.refuse(node, field, expected),
-        }
+    /// Reads a whole number. `range` is what the field takes, for the message: only `compile`
+    /// refuses a `u32` out of range, because there it may have no effect.
+    pub(super) fn number(
+        &mut self,
+        node: &'d Node<'d>,
+        field: Field,
+        range: RangeInclusive<u32>,
+    ) -> Parsed<u32> {
+        let number = match node.kind {
+            Kind::Scalar(_, Meaning::Null) => return Parsed::Absent,
+            Kind::Scalar(_, Meaning::Int(number)) => u32::try_from(number).ok(),
+            _ => None,
+        };
+        let Some(number) = number else {
+            let (least, most) = range.into_inner();
+            let expected = format!("a whole number from {least} to {most} without quotes");
+            return self.refuse(node, field, &expected);
+        };
+        Parsed::As(node.place, number)
     }
 
     /// Reads a duration in Go's form, with or without quotes; `example` is shown in the message.

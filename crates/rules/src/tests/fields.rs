@@ -37,3 +37,40 @@ fn every_field_refuses_a_value_of_a_wrong_type() {
         }
     }
 }
+
+/// Returns the fields of the map that take whole numbers, with the ranges that their refusals name.
+pub(super) fn ranges(map: MapKind) -> Vec<(Field, [u32; 2])> {
+    let range = |field: &Field| {
+        let pairs = format!("{}: -1", field.name());
+        let Err(faults) = load(&[source(&file(map, &pairs))], NO_MERGE) else { return None };
+        let (_, named) =
+            faults.iter().find_map(|it| it.message.split_once("whole number from "))?;
+        let (ends, _) = named.split_once(" without quotes")?;
+        let (least, most) = ends.split_once(" to ")?;
+        Some((*field, [least, most].map(|end| end.parse().unwrap())))
+    };
+    map.fields().iter().filter_map(range).collect()
+}
+
+#[test]
+fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
+    let limits = ranges(MapKind::RateLimit);
+    assert!(limits.len() >= 4, "{limits:?}");
+    for (field, ends) in limits {
+        for end in ends {
+            // A field that stands twice has its last value.
+            let pairs = format!(
+                "unit: second, requests_per_unit: 4294967295, algorithm: token_bucket, {}: {end}",
+                field.name()
+            );
+            load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
+        }
+    }
+    for (field, ends) in ranges(MapKind::Lease) {
+        for end in ends {
+            let pairs =
+                format!("unit: second, requests_per_unit: 9, lease: {{{}: {end}}}", field.name());
+            load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
+        }
+    }
+}
