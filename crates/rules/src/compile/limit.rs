@@ -6,7 +6,8 @@ use super::Compiler;
 use super::limit_options::{LeaseOption, LimitOptions};
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
-use crate::file::RateLimit;
+use crate::field::Field;
+use crate::file::{LimitFields, RateLimit};
 use crate::lease::Leasing;
 use crate::limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit,
@@ -67,29 +68,47 @@ impl Compiler<'_> {
             let shown = excerpt(unit);
             self.findings.warn(place, format!("unit '{shown}' has no effect with 'unlimited'"));
         }
-        let options = &limit.options;
-        let idle = [
-            ("unit_multiplier", limit.unit_multiplier.place()),
-            ("burst", limit.burst.place()),
-            ("algorithm", options.algorithm.place()),
-            ("max_delay", options.max_delay.place()),
-            ("lease", options.lease.place()),
-            ("shards", options.shards.place()),
-            ("failure_mode", options.failure_mode.place()),
-        ];
-        for (name, place) in idle {
-            if let Some(place) = place {
-                self.findings.warn(place, format!("'{name}' has no effect with 'unlimited'"));
-            }
-        }
-        let charge_denied = options.charge_denied.or(&self.defaults.charge_denied);
+        self.warn_of_idle(limit);
         Some(CompiledLimit {
             allowance: Allowance::Unlimited,
             leasing: Leasing::default(),
             shards: NonZeroU8::MIN,
-            charge_denied: charge_denied.value().copied().unwrap_or(true),
+            charge_denied: true,
             failure_mode: FailureMode::default(),
         })
+    }
+
+    /// Warns of the options that have no effect beside `unlimited: true`.
+    fn warn_of_idle(&mut self, limit: &RateLimit<'_>) {
+        // Without `..`, so that a new field does not compile until it is considered here.
+        let RateLimit {
+            place: _,
+            unit: _,
+            requests_per_unit: _,
+            unlimited: _,
+            name: _,
+            replaces: _,
+            unit_multiplier,
+            burst,
+            options:
+                LimitFields { algorithm, max_delay, lease, shards, charge_denied, failure_mode },
+        } = limit;
+        let idle = [
+            (Field::UnitMultiplier, unit_multiplier.place()),
+            (Field::Burst, burst.place()),
+            (Field::Algorithm, algorithm.place()),
+            (Field::MaxDelay, max_delay.place()),
+            (Field::Lease, lease.place()),
+            (Field::Shards, shards.place()),
+            (Field::ChargeDenied, charge_denied.place()),
+            (Field::FailureMode, failure_mode.place()),
+        ];
+        for (field, place) in idle {
+            if let Some(place) = place {
+                let message = format!("'{}' has no effect with 'unlimited'", field.name());
+                self.findings.warn(place, message);
+            }
+        }
     }
 
     /// Returns the algorithm in force, its amounts not yet filled in. `None` if it is faulty.

@@ -54,7 +54,8 @@ fn a_rule_that_says_nothing_counts_as_the_reference_does() {
     assert_eq!(rule.allowance, Allowance::Limited(DAY));
     assert_eq!((rule.leasing, rule.shards.get()), (Leasing::default(), 1));
     assert!(rule.charge_denied);
-    let nulls = "unit_multiplier: ~, algorithm: ~, burst: ~, max_delay: ~, lease: ~, shards: ~";
+    let nulls = "unit_multiplier: ~, algorithm: ~, burst: ~, max_delay: ~, lease: ~, shards: ~, \
+                 charge_denied: ~, failure_mode: ~";
     assert_eq!(self::rule(nulls), rule);
     assert_eq!(self::rule("lease: {}"), rule);
     assert_eq!(self::rule("lease: {fraction: ~, max: ~, ttl: ~}"), rule);
@@ -309,6 +310,7 @@ descriptors:
       lease: {max: 0}
       shards: 0
       failure_mode: none
+      charge_denied: false
 ";
     let loaded = compile(text);
     let found: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -320,14 +322,17 @@ descriptors:
         "10:14: 'lease'",
         "11:15: 'shards'",
         "12:21: 'failure_mode'",
+        "13:22: 'charge_denied'",
     ];
     assert_eq!(found, keys.map(|key| format!("a.yaml:{key} has no effect with 'unlimited'")));
     let silent =
-        "domain: a\ndefaults: {algorithm: token_bucket, shards: 2, lease: off}\ndescriptors:
+        "domain: a\ndefaults: {algorithm: token_bucket, shards: 2, lease: off, charge_denied: off}
+descriptors:
   - {key: k, rate_limit: {unlimited: true}}\n";
     let loaded = compile(silent);
     assert_eq!(loaded.warnings, []);
-    assert_eq!(find(&loaded.rules, "a", "k=1").unwrap().leasing, Leasing::default());
+    let rule = find(&loaded.rules, "a", "k=1").unwrap();
+    assert_eq!((rule.leasing, rule.charge_denied), (Leasing::default(), true));
 }
 
 #[test]

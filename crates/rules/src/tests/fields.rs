@@ -74,3 +74,17 @@ fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
         }
     }
 }
+
+#[test]
+fn every_field_that_the_reference_lacks_warns_beside_unlimited() {
+    for field in MapKind::RateLimit.fields().iter().filter(|it| !it.is_known_to_reference()) {
+        let name = field.name();
+        let of_type = |value: &&str| {
+            let text = file(MapKind::RateLimit, &format!("unlimited: true, {name}: {value}"));
+            load(&[source(&text)], NO_MERGE).ok()
+        };
+        let loaded = ["1", "1s", "off"].iter().find_map(of_type).expect(name);
+        let warning = format!("'{name}' has no effect with 'unlimited'");
+        assert!(loaded.warnings.iter().any(|it| it.message == warning), "{name}");
+    }
+}
