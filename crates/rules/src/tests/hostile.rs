@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::field::{Field, MapKind};
 
 /// Far longer than any of these loads takes, far shorter than a load would take that is not linear.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
@@ -141,14 +142,22 @@ fn leases_and_limits_merged_a_million_times_over_are_refused() {
 
 #[test]
 fn amounts_at_the_ends_of_their_types_load_or_are_refused() {
+    let fields = fields::ranges(MapKind::RateLimit);
     let numbers = ["0", "1", "2147483648", "4294967295", "9223372036854775807", "1e308", "-.inf"];
     for (one, other) in numbers.iter().flat_map(|one| numbers.map(|other| (one, other))) {
         for algorithm in ["fixed_window", "token_bucket", "sliding_log", "leaky_bucket"] {
+            let amount = |(field, _): &(Field, _)| match field {
+                Field::RequestsPerUnit | Field::UnitMultiplier => {
+                    format!("{}: {one}", field.name())
+                }
+                field => format!("{}: {other}", field.name()),
+            };
+            let amounts: Vec<_> = fields.iter().map(amount).collect();
             let text = format!(
-                "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{unit: year, \
-                 requests_per_unit: {one}, burst: {other}, unit_multiplier: {one}, shards: \
-                 {other}, max_delay: {one}h, algorithm: {algorithm}, lease: {{fraction: {other}, \
-                 max: {one}, ttl: {other}s}}}}\n"
+                "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{unit: year, {}, \
+                 max_delay: {one}h, algorithm: {algorithm}, lease: {{fraction: {other}, max: \
+                 {one}, ttl: {other}s}}}}\n",
+                amounts.join(", ")
             );
             load_safely(text.into_bytes());
         }
