@@ -3,8 +3,9 @@
 /// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FailureMode {
-    /// Each pod admits its own part of the limit: ⌈L/n⌉ per window, where n is the number of live
-    /// pods that the store last reported.
+    /// Each pod admits its own part of the limit, by [`Limit::part`](crate::Limit::part): of n pods
+    /// ⌊limit / n⌋ per window, plus one if a hash of pod, key and window falls below the fraction
+    /// that is left. n is the number of live pods that the store last reported.
     #[default]
     Local,
     /// Admits every request, uncounted.
