@@ -95,11 +95,20 @@ fn fail(name: &str, seed: u64, execution: u64, input: &[u8], why: &str) -> ! {
     );
 }
 
-/// The inputs in the repository, in the order of their names.
+/// The inputs in the repository, in the order of their paths: those of the target's own directory,
+/// if it has one, and for rules the files of the other tests.
 pub(crate) fn corpus(name: &str) -> Vec<Vec<u8>> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(name);
-    let mut files: Vec<_> =
-        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shared = match name {
+        "rules" => &["tests/rules/bad", "tests/rules/ok"][..],
+        _ => &[],
+    };
+    let own = Some(root.join("tests/fuzz/corpus").join(name)).filter(|own| own.is_dir());
+    let mut files = Vec::new();
+    for directory in shared.iter().map(|shared| root.join(shared)).chain(own) {
+        files.extend(fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    assert!(!files.is_empty(), "{name} has no corpus");
     files.sort();
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }

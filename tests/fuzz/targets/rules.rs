@@ -34,7 +34,7 @@ const WORDS: [&str; 24] = [
 
 #[test]
 fn any_file_is_rules_or_faults_with_their_places() {
-    run::mutated("rules", &WORDS, 2000, |text| {
+    run::mutated("rules", &WORDS, 6000, |text| {
         let source = Source { name: "f.yaml".into(), text: text.into() };
         match rules::load(std::slice::from_ref(&source), Options::default()) {
             Ok(loaded) => {
