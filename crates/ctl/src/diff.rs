@@ -179,10 +179,7 @@ impl CountChange {
         if before.identity() != after.identity() || shared_before != shared_after {
             return Self::Restart;
         }
-        // The key's own count holds the whole limit. With `shards` 1, the default, there are no
-        // pools.
-        let pools = |rule: &Rule| if rule.shards.get() > 1 { rule.shards.get() } else { 0 };
-        match pools(old).saturating_sub(pools(new)) {
+        match old.pools().saturating_sub(new.pools()) {
             0 => Self::Kept,
             dropped => Self::KeptWithoutPools(dropped),
         }

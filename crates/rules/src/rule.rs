@@ -83,6 +83,18 @@ pub enum Allowance {
 // === impl Rule ===
 
 impl Rule {
+    /// The domain, with which the path begins.
+    pub fn domain(&self) -> Option<&str> {
+        let start = usize::try_from(self.levels.first()?.start).ok()?;
+        self.path.get(..start.checked_sub(1)?)
+    }
+
+    /// Number of pools of each key: 0 if the keys are not split, because a key's own count holds
+    /// the whole limit.
+    pub fn pools(&self) -> u8 {
+        if self.shards.get() > 1 { self.shards.get() } else { 0 }
+    }
+
     /// Returns the parts of the path: the domain, then each level. Any part may contain dots.
     pub fn path_parts(&self) -> impl Iterator<Item = &str> {
         let starts = self.levels.iter().map(|level| level.start as usize);

@@ -53,8 +53,7 @@ impl Count {
 fn pools(rule: &Rule, limit: Limit) -> u8 {
     let is_leased = rule.leasing != Leasing::Off;
     let is_spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
-    let shards = rule.shards.get();
-    if shards > 1 && is_leased && !is_spaced { shards } else { 0 }
+    if is_leased && !is_spaced { rule.pools() } else { 0 }
 }
 
 // === impl StoredCount ===

@@ -11,7 +11,6 @@ mod returns;
 mod terms;
 
 pub(super) use cold_state::{WAITER_BYTES, WAITING_IN_ALL_MAX};
-use pools::pools_of;
 
 use cold_state::ColdState;
 
@@ -23,7 +22,6 @@ use ratelease_rules::{Algorithm, Limit, Rule};
 use super::PodContext;
 use super::attempt::{Attempt, QuotaSnapshot};
 use super::lease_policy::{LeasePolicy, Scarcity};
-use super::pod_counts::domain_of;
 use super::resolve::Charge;
 use super::wait::{PendingCharge, ReplyReceiver, answered};
 use crate::buffer::table::Link;
@@ -113,7 +111,7 @@ impl KeyState {
         if same && rule.is_some() && matches!(self.limit_source, LimitSource::Rule) {
             return;
         }
-        let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| pools_of(rule));
+        let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| rule.pools());
         if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
             self.empty_pools(charge.key(), pools(rule), context, asks);
         }
@@ -265,7 +263,7 @@ impl KeyState {
 
     /// The domain of the key's rule; `None` for an override.
     pub(super) fn domain(&self) -> Option<&str> {
-        self.rule.as_deref().and_then(domain_of)
+        self.rule.as_deref().and_then(Rule::domain)
     }
 
     /// The rule that the key's tokens were lent under; `None` for an override.

@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use ratelease_rules::Rule;
 
 use crate::time::Time;
 
@@ -164,12 +163,6 @@ impl PodCounts {
     pub(super) fn set(&self, pods: u32) {
         self.counts.write().all = RecentCounts([pods; RECENT_COUNTS]);
     }
-}
-
-/// The domain of a rule, with which the rule's path begins.
-pub(super) fn domain_of(rule: &Rule) -> Option<&str> {
-    let start = usize::try_from(rule.levels.first()?.start).ok()?;
-    rule.path.get(..start.checked_sub(1)?)
 }
 
 // === impl RecentCounts ===

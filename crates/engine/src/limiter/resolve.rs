@@ -8,7 +8,6 @@ use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, FailureMode, Lookup, Rule, Rules};
 
-use super::pod_counts::domain_of;
 use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.
@@ -215,7 +214,7 @@ impl Charge<'_> {
     /// The domain of the charge; `None` where no name contains it.
     pub(super) fn domain(&self) -> Option<&str> {
         match self.applied.rule {
-            Some(rule) => domain_of(rule),
+            Some(rule) => rule.domain(),
             None => Some(&self.domain),
         }
     }

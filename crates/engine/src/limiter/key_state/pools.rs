@@ -6,7 +6,6 @@
 //! much more that the other pods of its pool need not ask. Near the end of a limit, where a pod's
 //! part is about one token, all pods ask the own count.
 
-use ratelease_rules::Rule;
 use ratelease_rules::key::Key;
 
 use super::{KeyState, is_windowed};
@@ -138,11 +137,6 @@ impl KeyState {
         let (pool, want, purpose) = (Some(pool), u64::from(u32::MAX), Purpose::Ahead);
         asks.push(Ask { pool, want, purpose, ..policy.ask(key) });
     }
-}
-
-/// The number of pools of each key of a rule: 0 if the rule's keys are not split.
-pub(super) fn pools_of(rule: &Rule) -> u8 {
-    if rule.shards.get() > 1 { rule.shards.get() } else { 0 }
 }
 
 /// Whether leases of `need` come from pools: there are more pods than pools, and much is left.
