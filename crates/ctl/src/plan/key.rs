@@ -2,10 +2,14 @@
 //! fleet asks for it, and how many requests wait for these asks. The sizes of leases are those of
 //! `lease::size`; `docs/capacity.md` derives the formulas.
 
-/// φ, ε, and the intended duration of a lease for each range of the limit: each range reaches down
-/// to the given remaining part.
-const FRACTION: f64 = 0.25;
-const UNSPENT: f64 = 0.005;
+use ratelease_engine::lease::size::UNSPENT_ALLOWANCE;
+use ratelease_rules::LeaseTerms;
+
+/// φ: the rules of a plan have the default terms.
+const FRACTION: f64 = LeaseTerms::FRACTION as f64;
+
+/// The intended duration of a lease for each range of the limit: each range reaches down to the
+/// given remaining part.
 const SPANS: [(f64, f64); 3] = [(0.5, 2.0), (0.2, 0.25), (0.0, 0.05)];
 
 /// Minimum use of a key, in hits a second, for which a pod asks ahead. A key below it is idle
@@ -86,7 +90,7 @@ impl Demand {
             if to < from {
                 let demand =
                     if self.is_warm() { self.rate() * span.min(self.window / 4.0) } else { 0.0 };
-                let most = demand.max(UNSPENT * self.limit / holders).floor().max(1.0);
+                let most = demand.max(UNSPENT_ALLOWANCE * self.limit / holders).floor().max(1.0);
                 asks += draws(from, to, most, holders / FRACTION);
                 from = to;
             }

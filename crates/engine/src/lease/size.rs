@@ -11,7 +11,7 @@ use std::time::Duration;
 use ratelease_rules::LeaseTerms;
 
 /// ε: the fraction of a limit that may lie unspent in the whole fleet, whatever the demand.
-const UNSPENT_ALLOWANCE: f64 = 0.005;
+pub const UNSPENT_ALLOWANCE: f64 = 0.005;
 
 /// A token is held before a request wants it only while this pod's part of what remains is at least
 /// this many tokens. With fewer, other pods would miss the token when the count is empty.
