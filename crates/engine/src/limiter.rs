@@ -165,9 +165,9 @@ impl Limiter {
         self.shared.pods.expect(pods);
     }
 
-    /// As [`Limiter::decide`] at `now`, if no wait is needed. `None` if one is: then nothing has
-    /// changed, and the caller has to call `decide`. Allocates nothing for requests of two
-    /// descriptors of four entries.
+    /// As [`Limiter::decide`] at `now`, if no wait is needed. `None` if one is: then nothing is
+    /// charged, but an ask for the missing tokens may be on its way already, and the caller has to
+    /// call `decide`. Allocates nothing for requests of two descriptors of four entries.
     pub fn decide_at_once<'r>(
         &self,
         rules: &'r Rules,
@@ -242,8 +242,9 @@ impl Shared {
                 if attempt.is_settled() {
                     state.request_next_window(charge, &attempt, context, asks);
                 }
-                // Where the store is far away, a charge that is short does not ask ahead here: it
-                // asks for itself, in time.
+                // Also for a charge that is short: its request comes again at once, through
+                // `enqueue`, and joins this ask. Where the store is far away it does not: the
+                // request asks for itself, in time, and for as much as it lacks.
                 if attempt.is_settled() || !state.is_distant(context) {
                     state.ask_ahead(charge, context, asks);
                 }

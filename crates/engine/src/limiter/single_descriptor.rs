@@ -11,7 +11,7 @@ use super::{Request, Shared, StoreError, Time, Verdict};
 
 impl Shared {
     /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
-    /// that nothing has changed.
+    /// that nothing is charged.
     pub(super) fn decide_one<'r>(
         &self,
         rules: &'r Rules,
