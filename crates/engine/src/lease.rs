@@ -90,7 +90,9 @@ pub struct Reply {
     pub outcome: Result<Grant, StoreError>,
 }
 
-/// Receives replies. It is called in the shard's task, so it must be short and must not block.
+/// Receives replies, so it must be short and must not block. It is called in the shard's task; or,
+/// for an ask that is refused at once, in the thread that calls [`LeaseClient::ask`], which must
+/// hold no lock that this takes.
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
 struct Queues {

@@ -351,6 +351,8 @@ impl Shared {
         self.send(asks);
     }
 
+    /// Hands `asks` to the lease client. Refused asks are answered within this call, through
+    /// [`Shared::on_reply`], so no lock of a key may be held.
     fn send(&self, asks: Vec<Ask>) {
         for ask in asks {
             self.lease_client.ask(ask);
