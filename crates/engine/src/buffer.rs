@@ -16,7 +16,7 @@ use packed::PackedLeases;
 /// Tokens of one key that this pod may spend without asking the store.
 ///
 /// ```text
-///            refill              take              refill: none left
+///            refill              take              refill: overdrawn
 ///  unknown ───────────▶ live ─────────────▶ empty ───────────────────▶ exhausted
 ///    ▲                   │ ends               │ ends                       │ ends
 ///    └───────────────────┴────────────────────┴────────────────────────────┘
@@ -24,7 +24,8 @@ use packed::PackedLeases;
 ///
 /// An *unknown* buffer knows nothing about its key. A *live* one holds tokens. An *empty* one holds
 /// none, and a request that needs tokens waits for a lease. An *exhausted* one knows from the store
-/// that no tokens are left, and denies locally until that information is no longer fresh.
+/// that the key is overdrawn, and denies locally until that information is no longer fresh. For
+/// charges whose denial spends nothing, it is enough that the store has none left.
 ///
 /// There are millions of buffers, so times are stored as spans since the store's last reply,
 /// rounded down. `A` is state that the buffer's owner needs for few keys only (*cold* state);
