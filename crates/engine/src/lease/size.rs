@@ -41,7 +41,7 @@ const SPAN_SHORT: Duration = Duration::from_millis(50);
 
 /// The inputs that determine the size of a lease.
 #[derive(Debug, Clone, Copy)]
-pub struct Need {
+pub struct LeaseSize {
     /// Hits a second over about the last second.
     pub demand: f64,
     /// Recent hits a second.
@@ -71,13 +71,13 @@ pub struct Need {
     pub terms: LeaseTerms,
 }
 
-// === impl Need ===
+// === impl LeaseSize ===
 
-impl Need {
+impl LeaseSize {
     /// The number of tokens to ask for; at least 1. Leases are long while much remains, and single
     /// tokens near the end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
-    pub fn size(&self) -> u64 {
+    pub fn tokens(&self) -> u64 {
         let ahead = self.by_demand().min(self.by_run()).max(self.unspent_allowance());
         let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
         // Waiting hits are spent at once, so tokens for them strand nothing. With one token at a
@@ -134,7 +134,7 @@ impl Need {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     pub fn for_pool(&self, others: f64, pools: NonZeroU8) -> u64 {
         let part = f64::from(self.terms.fraction) * self.left as f64 / f64::from(pools.get());
-        (self.size() as f64 * others).min(part) as u64
+        (self.tokens() as f64 * others).min(part) as u64
     }
 
     /// The number of tokens held that the demand will use, or that may lie unspent.
@@ -178,11 +178,11 @@ impl Need {
 mod tests {
     use super::*;
 
-    fn need(demand: f64, limit: u64, left: u64) -> Need {
+    fn need(demand: f64, limit: u64, left: u64) -> LeaseSize {
         let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1.0);
         let (round_trip, terms) = (Duration::from_micros(500), LeaseTerms::default());
         let (burst, run, relief) = (demand, None, false);
-        Need {
+        LeaseSize {
             demand,
             burst,
             run,
@@ -200,112 +200,126 @@ mod tests {
 
     #[test]
     fn low_limits_are_lent_one_token_at_a_time() {
-        assert_eq!(need(1_000.0, 7, 7).size(), 1);
-        assert_eq!(need(1_000.0, 1_000_000, 3).size(), 1);
-        assert_eq!(need(0.0, 0, 0).size(), 1);
+        assert_eq!(need(1_000.0, 7, 7).tokens(), 1);
+        assert_eq!(need(1_000.0, 1_000_000, 3).tokens(), 1);
+        assert_eq!(need(0.0, 0, 0).tokens(), 1);
     }
 
     #[test]
     fn an_unknown_demand_gets_the_allowance() {
-        assert_eq!(need(0.0, 1_000_000, 1_000_000).size(), 5_000);
-        assert_eq!(Need { pods: 10.0, ..need(0.0, 1_000_000, 1_000_000) }.size(), 500);
+        assert_eq!(need(0.0, 1_000_000, 1_000_000).tokens(), 5_000);
+        assert_eq!(LeaseSize { pods: 10.0, ..need(0.0, 1_000_000, 1_000_000) }.tokens(), 500);
     }
 
     #[test]
     fn hits_that_wait_are_asked_for_whatever_remains() {
-        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 1_000) }.size(), 30);
-        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 5) }.size(), 30);
+        assert_eq!(LeaseSize { waiting: 30, ..need(0.0, 1_000, 1_000) }.tokens(), 30);
+        assert_eq!(LeaseSize { waiting: 30, ..need(0.0, 1_000, 5) }.tokens(), 30);
     }
 
     #[test]
     fn leases_shorten_as_the_tokens_go() {
-        assert_eq!(need(1_000.0, 100_000, 90_000).size(), 2_000);
-        assert_eq!(need(4_000.0, 100_000, 40_000).size(), 1_000);
-        assert_eq!(need(20_000.0, 100_000, 10_000).size(), 1_000);
+        assert_eq!(need(1_000.0, 100_000, 90_000).tokens(), 2_000);
+        assert_eq!(need(4_000.0, 100_000, 40_000).tokens(), 1_000);
+        assert_eq!(need(20_000.0, 100_000, 10_000).tokens(), 1_000);
     }
 
     #[test]
     fn leases_grow_with_the_round_trip() {
-        let slow = |millis| Need {
+        let slow = |millis| LeaseSize {
             round_trip: Duration::from_millis(millis),
             ..need(4_000.0, 100_000, 40_000)
         };
-        assert_eq!([5, 50, 500].map(|millis| slow(millis).size()), [1_000, 1_000, 4_000]);
-        assert_eq!(slow(50_000).size(), 10_000, "and never above the share of what remains");
+        assert_eq!([5, 50, 500].map(|millis| slow(millis).tokens()), [1_000, 1_000, 4_000]);
+        assert_eq!(slow(50_000).tokens(), 10_000, "and never above the share of what remains");
     }
 
     #[test]
     fn no_pod_gets_more_than_its_share_of_what_remains() {
-        assert_eq!(need(1e9, 100_000, 80_000).size(), 20_000);
-        assert_eq!(Need { pods: 4.0, ..need(1e9, 100_000, 80_000) }.size(), 5_000);
+        assert_eq!(need(1e9, 100_000, 80_000).tokens(), 20_000);
+        assert_eq!(LeaseSize { pods: 4.0, ..need(1e9, 100_000, 80_000) }.tokens(), 5_000);
     }
 
     #[test]
     fn near_the_end_no_token_is_held_before_it_is_wanted() {
-        assert!(Need { pods: 4.0, ..need(1e9, 200, 24) }.may_hold_ahead());
-        assert!(!Need { pods: 4.0, ..need(1e9, 200, 23) }.may_hold_ahead());
+        assert!(LeaseSize { pods: 4.0, ..need(1e9, 200, 24) }.may_hold_ahead());
+        assert!(!LeaseSize { pods: 4.0, ..need(1e9, 200, 23) }.may_hold_ahead());
         assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
     }
 
     #[test]
     fn no_lease_is_sized_beyond_its_window() {
         let lasts = Some(Duration::from_millis(10));
-        let scarce = Need { lasts, ..need(400_000.0, 100_000, 6_000) }.size();
+        let scarce = LeaseSize { lasts, ..need(400_000.0, 100_000, 6_000) }.tokens();
         assert_eq!(scarce, 1_000, "a quarter of its rest");
-        let plenty = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
+        let plenty = LeaseSize { lasts, ..need(400_000.0, 100_000, 100_000) }.tokens();
         assert_eq!(plenty, 4_000, "its rest, where that is little of what remains");
     }
 
     #[test]
     fn the_terms_of_a_rule_set_the_share_and_the_ceiling() {
         let half = LeaseTerms { fraction: 0.5, ..LeaseTerms::default() };
-        assert_eq!(Need { terms: half, ..need(1e9, 100, 80) }.size(), 40);
+        assert_eq!(LeaseSize { terms: half, ..need(1e9, 100, 80) }.tokens(), 40);
         let few = LeaseTerms { max: 7, ..LeaseTerms::default() };
-        assert_eq!(Need { terms: few, ..need(1e9, 100, 80) }.size(), 7);
+        assert_eq!(LeaseSize { terms: few, ..need(1e9, 100, 80) }.tokens(), 7);
     }
 
     #[test]
     fn an_empty_bucket_lends_a_share_of_what_comes_in() {
-        let poor =
-            Need { inflow: 1_000.0, lasts: Some(Duration::from_secs(2)), ..need(900.0, 1_000, 0) };
-        assert_eq!(poor.size(), 45, "50 ms of the demand");
-        assert_eq!(Need { pods: 5.0, ..poor }.size(), 10, "a fifth of 50 ms of the rate");
+        let poor = LeaseSize {
+            inflow: 1_000.0,
+            lasts: Some(Duration::from_secs(2)),
+            ..need(900.0, 1_000, 0)
+        };
+        assert_eq!(poor.tokens(), 45, "50 ms of the demand");
+        assert_eq!(LeaseSize { pods: 5.0, ..poor }.tokens(), 10, "a fifth of 50 ms of the rate");
     }
 
     #[test]
     fn what_may_lie_unspent_is_a_part_of_what_comes_in_meanwhile() {
-        let hour =
-            Need { inflow: 10.0, lasts: Some(Duration::from_secs(2)), ..need(0.0, 36_000, 36_000) };
-        assert_eq!(hour.size(), 1, "0.5 % of 20 tokens");
-        assert_eq!(need(0.0, 36_000, 36_000).size(), 180, "0.5 % of the window's");
+        let hour = LeaseSize {
+            inflow: 10.0,
+            lasts: Some(Duration::from_secs(2)),
+            ..need(0.0, 36_000, 36_000)
+        };
+        assert_eq!(hour.tokens(), 1, "0.5 % of 20 tokens");
+        assert_eq!(need(0.0, 36_000, 36_000).tokens(), 180, "0.5 % of the window's");
     }
 
     #[test]
     fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
-        let after = |run| Need { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
-        assert_eq!(Need { limit: 1_000, left: 1_000, ..after(1) }.size(), 5, "the allowance");
-        assert_eq!(Need { limit: 100, left: 100, ..after(3) }.size(), 1);
-        assert!(!Need { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
-        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 10);
+        let after = |run| LeaseSize { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
+        assert_eq!(
+            LeaseSize { limit: 1_000, left: 1_000, ..after(1) }.tokens(),
+            5,
+            "the allowance"
+        );
+        assert_eq!(LeaseSize { limit: 100, left: 100, ..after(3) }.tokens(), 1);
+        assert!(!LeaseSize { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
+        assert_eq!(LeaseSize { limit: 100, left: 100, ..after(20) }.tokens(), 10);
     }
 
     #[test]
     fn a_burst_is_not_taken_for_a_demand_of_seconds() {
-        let burst = Need { burst: 1_000.0, ..need(3.0, 100_000, 100_000) };
-        assert_eq!(Need { limit: 1_000, left: 1_000, pods: 1.0, ..burst }.size(), 250);
+        let burst = LeaseSize { burst: 1_000.0, ..need(3.0, 100_000, 100_000) };
+        assert_eq!(LeaseSize { limit: 1_000, left: 1_000, pods: 1.0, ..burst }.tokens(), 250);
     }
 
     #[test]
     fn long_leases_go_on_near_the_end_while_they_are_little_of_what_remains() {
-        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 240) }.size(), 6);
-        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 239) }.size(), 1, "6 * 4 are more than 23");
+        assert_eq!(LeaseSize { pods: 4.0, ..need(3.0, 1_000, 240) }.tokens(), 6);
+        assert_eq!(
+            LeaseSize { pods: 4.0, ..need(3.0, 1_000, 239) }.tokens(),
+            1,
+            "6 * 4 are more than 23"
+        );
     }
 
     #[test]
     fn a_key_that_weighs_on_its_shard_gets_larger_leases() {
-        let relieved = Need { relief: true, ..need(1_000.0, 1_000_000, 900_000) };
-        assert_eq!((need(1_000.0, 1_000_000, 900_000).size(), relieved.size()), (5_000, 8_000));
-        let little = Need { relief: true, ..need(1e9, 100_000, 80_000) };
-        assert_eq!(little.size(), 40_000, "half of what remains");
+        let relieved = LeaseSize { relief: true, ..need(1_000.0, 1_000_000, 900_000) };
+        assert_eq!((need(1_000.0, 1_000_000, 900_000).tokens(), relieved.tokens()), (5_000, 8_000));
+        let little = LeaseSize { relief: true, ..need(1e9, 100_000, 80_000) };
+        assert_eq!(little.tokens(), 40_000, "half of what remains");
     }
 }

@@ -204,7 +204,7 @@ impl KeyState {
         if !self.takes_returns(charge.key(), context) {
             return;
         }
-        let kept = self.need(&policy, 0, context).size();
+        let kept = self.lease_size(&policy, 0, context).tokens();
         let excess = self.buffer.take_excess(kept, policy.kind, context.now);
         asks.extend(excess.and_then(|lease| policy.returning(charge.key(), lease)));
     }
@@ -232,7 +232,7 @@ impl KeyState {
         let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
         let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
         let more = (left || refills) && !self.is_suspended(context.now);
-        if ahead && more && self.need(&policy, 0, context).may_hold_ahead() {
+        if ahead && more && self.lease_size(&policy, 0, context).may_hold_ahead() {
             let purpose = Purpose::Ahead;
             asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
         }

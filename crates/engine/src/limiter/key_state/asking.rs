@@ -7,7 +7,7 @@ use ratelease_rules::{Algorithm, Limit};
 
 use super::{KeyState, LOST_AFTER, OVERDUE_MIN, OVERDUE_ROUND_TRIPS, PROBES_SHED_FOR};
 use crate::buffer::LeaseKind;
-use crate::lease::size::Need;
+use crate::lease::size::LeaseSize;
 use crate::limiter::PodContext;
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::wait::PendingCharge;
@@ -19,8 +19,10 @@ use crate::time::{CompactU64, Time};
 const ASKS_MAX: u8 = 8;
 
 impl KeyState {
-    /// The next ask. `need` is what the first request in the queue lacks: it is granted completely
-    /// or not at all. Looks ask for no tokens, and requests held to another limit are left out.
+    /// The next ask. Its `want` includes what all waiting charges lack. Its `need` is what one of
+    /// them lacks, which is granted completely or not at all: the first in the queue, or the last
+    /// if other asks are out. Looks ask for no tokens, and requests held to another limit are left
+    /// out.
     /// Refunds for which no lease was held here go to the store with the ask.
     pub(super) fn ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
         let expected = self.expected();
@@ -44,31 +46,31 @@ impl KeyState {
         };
         let wanted = waiting.map_or(0, |queue| queue.wanted(policy.limit));
         let missing = wanted.saturating_sub(held).saturating_sub(expected);
-        // The first waiting charge that the asks on their way do not cover.
-        let first = if expected > 0 { charges().last() } else { charges().next() };
-        let need = first.map_or(0, |pending| pending.hits.saturating_sub(held));
-        let lease = self.need(&policy, missing, context);
-        let pool = self.pool(&policy, &lease, context.now).filter(|_| refunds == 0);
-        let want = match first {
+        // With other asks out, the newest charge, for which this ask is made: the charges before it
+        // are covered by those asks, or are asked for again after the replies.
+        let needy = if expected > 0 { charges().last() } else { charges().next() };
+        let need = needy.map_or(0, |pending| pending.hits.saturating_sub(held));
+        let size = self.lease_size(&policy, missing, context);
+        let pool = self.pool(&policy, &size, context.now).filter(|_| refunds == 0);
+        let want = match needy {
             None if self.has_waiting() => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
             _ if policy.is_leased() && !spaced => {
-                let fill =
-                    if pool.is_none() { self.fill(&policy, &lease, key, context) } else { 0 };
-                lease.size().max(need).saturating_add(fill)
+                let fill = if pool.is_none() { self.fill(&policy, &size, key, context) } else { 0 };
+                size.tokens().max(need).saturating_add(fill)
             }
             _ => missing,
         };
         // A pool grants what it has, and never denies.
         let own = pool.is_none();
-        if first.is_some() {
+        if needy.is_some() {
             let more = expected.saturating_add(want.max(need));
             self.buffer.make_cold().expected = u32::try_from(more).unwrap_or(u32::MAX);
         }
         Ask {
             want,
             need: if own { need } else { 0 },
-            charge_denied: own && first.is_some_and(|pending| pending.charge_denied),
+            charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
             ..policy.ask(key)
@@ -130,12 +132,12 @@ impl KeyState {
             > self.expected().saturating_add(self.buffer.tokens(context.now))
     }
 
-    pub(super) fn need(
+    pub(super) fn lease_size(
         &self,
         policy: &LeasePolicy,
         waiting: u64,
         context: &PodContext<'_>,
-    ) -> Need {
+    ) -> LeaseSize {
         let limit = policy.limit.capacity();
         let lasts = match policy.kind {
             LeaseKind::Windowed => self.buffer.reset_after(context.now),
@@ -146,7 +148,7 @@ impl KeyState {
             }
             LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
         };
-        Need {
+        LeaseSize {
             demand: self.demand.steady_rate(),
             burst: self.demand.burst_rate(),
             run: self.demand.run_length(),
@@ -166,7 +168,7 @@ impl KeyState {
         let policy = self.policy(context);
         let tokens = self.buffer.tokens(context.now);
         let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
-        let allowance = || self.need(&policy, 0, context).unspent_allowance();
+        let allowance = || self.lease_size(&policy, 0, context).unspent_allowance();
         self.has_next(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
 

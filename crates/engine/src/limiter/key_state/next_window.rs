@@ -13,7 +13,7 @@ use ratelease_rules::key::Key;
 use super::KeyState;
 use crate::buffer::{LeaseKind, Refill};
 use crate::lease::Reply;
-use crate::lease::size::Need;
+use crate::lease::size::LeaseSize;
 use crate::limiter::PodContext;
 use crate::limiter::attempt::Attempt;
 use crate::limiter::lease_policy::unwanted;
@@ -64,14 +64,14 @@ impl KeyState {
         let policy = self.policy(context);
         let limit = policy.limit.capacity();
         let lasts = Some(policy.limit.window());
-        let need = Need { left: limit, lasts, ..self.need(&policy, 0, context) };
-        let used = self.demand.uses_soon(policy.limit.window()) && need.may_hold_ahead();
+        let size = LeaseSize { left: limit, lasts, ..self.lease_size(&policy, 0, context) };
+        let used = self.demand.uses_soon(policy.limit.window()) && size.may_hold_ahead();
         if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
             return;
         }
         self.flags.set_next_asked(true);
         self.note_asked(context.now);
-        let (want, purpose) = (need.size(), Purpose::Ahead);
+        let (want, purpose) = (size.tokens(), Purpose::Ahead);
         asks.push(Ask { want, purpose, ahead: true, ..policy.ask(key) });
     }
 

@@ -11,7 +11,7 @@ use ratelease_rules::key::Key;
 use super::{KeyState, is_windowed};
 use crate::buffer::{LeaseKind, LeasedTokens};
 use crate::lease::Reply;
-use crate::lease::size::Need;
+use crate::lease::size::LeaseSize;
 use crate::limiter::PodContext;
 use crate::limiter::lease_policy::{LeasePolicy, unwanted};
 use crate::rng::{fraction, mixed};
@@ -25,10 +25,10 @@ const FILLING: f64 = 2.0;
 const LEASE_MIN: u64 = 2;
 
 impl KeyState {
-    /// The pool to ask for a lease of `need`; `None` if the own count has to be asked.
-    pub(super) fn pool(&self, policy: &LeasePolicy, need: &Need, now: Time) -> Option<u8> {
+    /// The pool to ask for a lease of this `size`; `None` if the own count has to be asked.
+    pub(super) fn pool(&self, policy: &LeasePolicy, size: &LeaseSize, now: Time) -> Option<u8> {
         let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
-        (known && is_pooled(policy, need)).then(|| self.pool % policy.pools)
+        (known && is_pooled(policy, size)).then(|| self.pool % policy.pools)
     }
 
     /// The number of tokens to ask the own count for in addition to a lease, to be put into the
@@ -36,19 +36,19 @@ impl KeyState {
     pub(super) fn fill(
         &self,
         policy: &LeasePolicy,
-        need: &Need,
+        size: &LeaseSize,
         key: Key,
         context: &PodContext<'_>,
     ) -> u64 {
-        if !self.flags.is_pool_empty() || !is_pooled(policy, need) {
+        if !self.flags.is_pool_empty() || !is_pooled(policy, size) {
             return 0;
         }
-        let others = need.pods / f64::from(policy.pools.get()) - 1.0;
+        let others = size.pods / f64::from(policy.pools.get()) - 1.0;
         let drawn = fraction(mixed(key.bits() ^ mixed(context.pod ^ context.now.nanos())));
         if drawn * (others + 1.0) > FILLING {
             return 0;
         }
-        need.for_pool(others, policy.pools)
+        size.for_pool(others, policy.pools)
     }
 
     /// Applies a pool's grant. Notes whether the pool lent less than was asked for.
@@ -99,10 +99,10 @@ impl KeyState {
             return;
         }
         self.flags.set_pool_empty(false);
-        let need = self.need(&policy, 0, context);
-        let kept = need.size();
+        let size = self.lease_size(&policy, 0, context);
+        let kept = size.tokens();
         let excess = self.buffer.tokens(context.now).saturating_sub(kept);
-        if excess < kept || !is_pooled(&policy, &need) {
+        if excess < kept || !is_pooled(&policy, &size) {
             return;
         }
         let (pool, purpose) = (Some(self.pool % policy.pools), Purpose::Return);
@@ -130,7 +130,7 @@ impl KeyState {
         let policy = self.policy(context);
         let pool = self.pool % policy.pools;
         let live = self.buffer.left(context.now).is_some();
-        if pool < kept || !live || !is_pooled(&policy, &self.need(&policy, 0, context)) {
+        if pool < kept || !live || !is_pooled(&policy, &self.lease_size(&policy, 0, context)) {
             return;
         }
         self.note_asked(context.now);
@@ -139,10 +139,10 @@ impl KeyState {
     }
 }
 
-/// Whether leases of `need` come from pools: there are more pods than pools, and much is left.
-fn is_pooled(policy: &LeasePolicy, need: &Need) -> bool {
-    let pods = need.pods > f64::from(policy.pools.get());
-    pods && policy.pools.get() > 1 && is_leased_by_number(policy) && need.size() >= LEASE_MIN
+/// Whether leases of this `size` come from pools: there are more pods than pools, and much is left.
+fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
+    let pods = size.pods > f64::from(policy.pools.get());
+    pods && policy.pools.get() > 1 && is_leased_by_number(policy) && size.tokens() >= LEASE_MIN
 }
 
 fn is_leased_by_number(policy: &LeasePolicy) -> bool {

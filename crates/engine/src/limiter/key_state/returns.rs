@@ -9,7 +9,7 @@ use super::{KeyState, WATCH_EVERY};
 use crate::buffer::table::Entry;
 use crate::buffer::{LeaseKind, LeasedTokens};
 use crate::lease::Reply;
-use crate::lease::size::Need;
+use crate::lease::size::LeaseSize;
 use crate::limiter::PodContext;
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::store::Ask;
@@ -65,9 +65,10 @@ impl KeyState {
             return None;
         }
         let demand = self.demand.recent_rate(context.now);
-        let need = Need { demand, burst: demand, run: None, ..self.need(&policy, 0, context) };
-        if self.buffer.tokens(context.now) > 2 * need.in_use() {
-            let excess = self.buffer.take_excess(need.in_use(), policy.kind, context.now);
+        let size =
+            LeaseSize { demand, burst: demand, run: None, ..self.lease_size(&policy, 0, context) };
+        if self.buffer.tokens(context.now) > 2 * size.in_use() {
+            let excess = self.buffer.take_excess(size.in_use(), policy.kind, context.now);
             asks.extend(excess.and_then(|lease| policy.returning(key, lease)));
         }
         let silent = self.demand.idle_for(context.now);
