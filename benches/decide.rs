@@ -191,7 +191,7 @@ impl Bench {
 
     fn on(runtime: &mut tokio::runtime::Builder, sources: &[Source]) -> Self {
         let options = Options {
-            max_wait: Duration::from_secs(1),
+            wait_min: Duration::from_secs(1),
             buffer_bytes_max: 64 << 20,
             pod: 0,
             hasher: KeyHasher::new("secret"),

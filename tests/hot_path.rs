@@ -45,7 +45,7 @@ const DECISIONS: u64 = 1_000;
 
 fn service() -> DecisionService {
     let options = Options {
-        max_wait: Duration::from_secs(5),
+        wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1024 * 1024,
         pod: 0,
         hasher: KeyHasher::new("secret"),

@@ -69,7 +69,7 @@ impl Store for Cursed {
 async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let options = Options {
         // A lease may be late on a busy machine, and must not be mistaken for one that never comes.
-        max_wait: Duration::from_secs(5),
+        wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
         hasher: KeyHasher::new(""),

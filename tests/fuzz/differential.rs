@@ -98,7 +98,7 @@ impl Pod {
         let start = clock.now();
         let wall = move || Duration::from_secs(START) + clock.now().since(start);
         let options = Options {
-            max_wait: Duration::from_secs(5),
+            wait_min: Duration::from_secs(5),
             pods_expected: 1,
             hasher: KeyHasher::new("secret"),
             modes,

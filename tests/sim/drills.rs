@@ -32,7 +32,7 @@ fn without_store(pods: u32, rule: RulePlan, demand: Demand, span_ms: u64) -> Pla
     let rule = RulePlan { failure_mode: "local", ..rule };
     let mut plan = Plan::calm(pods, rule, demand, span_ms);
     plan.mood = Mood::Rough;
-    plan.max_wait = Duration::from_millis(5);
+    plan.wait_min = Duration::from_millis(5);
     plan.wall_start_us += MINUTES_10;
     plan.weather.stretches.push(away(0, None));
     plan
@@ -116,7 +116,7 @@ fn one_slow_ask_delays_its_own_key_alone() {
     demand.values = 50;
     let mut plan = Plan::calm(1, rule, demand, 4_000);
     plan.mood = Mood::Rough;
-    plan.max_wait = Duration::from_millis(20);
+    plan.wait_min = Duration::from_millis(20);
     plan.wall_start_us += MINUTES_10;
     let trouble = Trouble::Stuck { percent: 2, ms: 250 };
     let (from_ms, until_ms, only, only_shard) = (0, u64::MAX, None, None);
@@ -134,7 +134,7 @@ fn a_store_ten_milliseconds_away_is_not_away() {
     let mut plan = Plan::calm(4, rule, demand, 2_000);
     plan.mood = Mood::Rough;
     plan.wall_start_us += MINUTES_10;
-    (plan.max_wait, plan.wait_limit) = (Duration::from_millis(5), Duration::from_millis(15));
+    (plan.wait_min, plan.wait_max) = (Duration::from_millis(5), Duration::from_millis(15));
     plan.weather.way_ms = 5;
     let outcome = run_or_panic(plan);
     // A request that arrives while an ask is out may have to wait for two round trips.

@@ -149,13 +149,13 @@ impl Pod {
     fn start(world: &Arc<World>, id: u64, rules: &Arc<Rules>) -> Self {
         let network = Arc::new(Network::new(world, id));
         let options = Options {
-            max_wait: world.plan.max_wait,
+            wait_min: world.plan.wait_min,
             buffer_bytes_max: world.plan.pod_bytes_max,
             pod: id,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::from_micros(world.plan.wall_start_us),
-            wait_limit: world.plan.wait_limit,
+            wait_max: world.plan.wait_max,
             pods_expected: world.plan.pods_expected,
         };
         let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);

@@ -114,7 +114,7 @@ fn window_edge(
     // Pods that start all at once ask for each key a few times before they know their demand.
     plan.asks_per_ms = Some((edge_ms - 100, asks_per_ms));
     plan.shards = 3;
-    plan.max_wait = std::time::Duration::from_millis(5);
+    plan.wait_min = std::time::Duration::from_millis(5);
     plan
 }
 

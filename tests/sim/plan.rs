@@ -30,10 +30,10 @@ pub struct Plan {
     /// From the given millisecond on, each master takes this many asks a millisecond, and the rest
     /// queue. `None` means no limit.
     pub asks_per_ms: Option<(u64, u64)>,
-    /// [`ratelease_engine::limiter::Options::max_wait`].
-    pub max_wait: Duration,
-    /// [`ratelease_engine::limiter::Options::wait_limit`].
-    pub wait_limit: Duration,
+    /// [`ratelease_engine::limiter::Options::wait_min`].
+    pub wait_min: Duration,
+    /// [`ratelease_engine::limiter::Options::wait_max`].
+    pub wait_max: Duration,
     /// [`ratelease_engine::limiter::Options::pods_expected`].
     pub pods_expected: u32,
     /// Live pods that never ask for anything, in addition to those of the run.
@@ -201,8 +201,8 @@ impl Plan {
             wall_start_us: WALL_US,
             skews_us: Vec::new(),
             asks_per_ms: None,
-            max_wait: Duration::from_millis(50),
-            wait_limit: Duration::from_millis(50),
+            wait_min: Duration::from_millis(50),
+            wait_max: Duration::from_millis(50),
             pods_expected: pods,
             idle_pods: 0,
             pod_bytes_max: 8 << 20,
@@ -236,8 +236,8 @@ impl Plan {
 
     /// Maximum wait for a lease of a request whose caller waits for `caller`.
     pub fn patience(&self, caller: Option<Duration>) -> Duration {
-        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_limit));
-        until.unwrap_or_default().max(self.max_wait)
+        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
+        until.unwrap_or_default().max(self.wait_min)
     }
 
     /// Number of pods that ever join.

@@ -121,7 +121,7 @@ struct Shared {
     store: Arc<dyn Store>,
     on_reply: OnReply,
     clock: Clock,
-    max_wait: Duration,
+    wait_min: Duration,
     /// Number of live pods that share the budget of asks.
     pods: AtomicU32,
     beats: HeartbeatGate,
@@ -140,12 +140,12 @@ struct Shared {
 impl LeaseClient {
     /// Opens the lease client. The queue of a shard is made when the shard is first asked.
     ///
-    /// `max_wait` is the longest time that a request waits for its reply: no shorter silence of a
+    /// `wait_min` is the time that every request may wait for its reply: no shorter silence of a
     /// shard is a stall.
     pub fn open(
         store: Arc<dyn Store>,
         clock: Clock,
-        max_wait: Duration,
+        wait_min: Duration,
         on_reply: OnReply,
     ) -> Self {
         let queues =
@@ -156,7 +156,7 @@ impl LeaseClient {
             store,
             on_reply,
             clock,
-            max_wait,
+            wait_min,
             pods,
             beats,
             panics,

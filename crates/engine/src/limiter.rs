@@ -88,7 +88,7 @@ impl Limiter {
                 }
             };
             let lease_client =
-                LeaseClient::open(store, clock, options.max_wait, Box::new(on_reply));
+                LeaseClient::open(store, clock, options.wait_min, Box::new(on_reply));
             lease_client.set_pods(options.pods_expected.max(1));
             let idle = maintenance::idle_queue(options.buffer_bytes_max);
             let rest =
@@ -109,7 +109,7 @@ impl Limiter {
         Self { shared }
     }
 
-    /// Decides `request` under `rules`, within `max_wait`; a leaky bucket may add at most its
+    /// Decides `request` under `rules`; waits `wait_min` at most, to which a leaky bucket may add its
     /// `max_delay`, until the request's slot begins.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
@@ -130,8 +130,8 @@ impl Limiter {
     }
 
     /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`. The store
-    /// may take that long, less a margin for the answer's way back, at least `max_wait` and at most
-    /// `wait_limit`.
+    /// may take that long, less a margin for the answer's way back, at least `wait_min` and at most
+    /// `wait_max`.
     ///
     /// # Errors
     ///
@@ -360,13 +360,13 @@ impl Shared {
     }
 
     fn context(&self, now: Time) -> PodContext<'_> {
-        let Options { pod, max_wait, .. } = self.options;
+        let Options { pod, wait_min, .. } = self.options;
         let round_trip_us = self.round_trip_us.load(Ordering::Relaxed);
         PodContext {
             now,
             pods: &self.pods,
             pod,
-            max_wait,
+            wait_min,
             round_trip_us,
             lease_client: &self.lease_client,
         }

@@ -163,7 +163,7 @@ impl Pod {
         let store = RedisStore::spawn(settings, prefix);
         let reported = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
         let options = Options {
-            max_wait,
+            wait_min: max_wait,
             buffer_bytes_max: 64 << 20,
             pod: number,
             hasher: hasher.clone(),

@@ -73,7 +73,7 @@ impl Doors {
         published.publish(Arc::new(loaded.rules));
         let options = Options {
             // This test is not about waiting, and the machine may be compiling.
-            max_wait: Duration::from_secs(5),
+            wait_min: Duration::from_secs(5),
             buffer_bytes_max: 1024 * 1024,
             pod: 1,
             hasher: KeyHasher::new(""),

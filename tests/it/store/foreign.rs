@@ -37,7 +37,7 @@ fn two_rules() -> Rules {
 /// A pod with waits so long that a busy machine does not look like an unavailable store.
 fn pod(store: Arc<RedisStore>) -> Limiter {
     let options = Options {
-        max_wait: Duration::from_secs(5),
+        wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
         hasher: KeyHasher::new(""),

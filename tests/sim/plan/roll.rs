@@ -57,7 +57,7 @@ impl Plan {
         let demand = demand(mood, &rules, span_ms, crowded, rng);
         let fleet = fleet(mood, span_ms, rng);
         let changes = if rough && rng.percent(30) { changes(&rules, span_ms, rng) } else { vec![] };
-        let max_wait = Duration::from_millis(if rough { rng.pick(&[5, 20, 50]) } else { 50 });
+        let wait_min = Duration::from_millis(if rough { rng.pick(&[5, 20, 50]) } else { 50 });
         let shards = rng.within(1..4);
         let mut plan = Self {
             seed,
@@ -67,8 +67,8 @@ impl Plan {
             wall_start_us: WALL_US - rng.below(3_000_000),
             skews_us: Vec::new(),
             asks_per_ms: None,
-            max_wait,
-            wait_limit: max_wait.max(Duration::from_millis(15)),
+            wait_min,
+            wait_max: wait_min.max(Duration::from_millis(15)),
             pods_expected: rng.pick(&[1, 4, 16, 64]),
             idle_pods: 0,
             // A crowded table has room for some eighty keys.

@@ -180,7 +180,7 @@ where
     /// When the task next has to act, even if nothing arrives.
     fn due(&self, now: Time) -> Option<Time> {
         let leaves = (!self.next.is_empty() && self.room() > 0).then_some(self.pace.opens);
-        let stalls = || self.silence.due(self.queue.stall_after(self.shared.max_wait));
+        let stalls = || self.silence.due(self.queue.stall_after(self.shared.wait_min));
         let stalls = (!self.out.is_empty()).then(stalls).flatten();
         let drained = self.drain.due().filter(|due| *due > now);
         [leaves, stalls, drained].into_iter().flatten().min()
@@ -202,7 +202,7 @@ where
     fn deliver(&mut self, batch: u64, reply: Reply) {
         let now = self.shared.clock.now();
         self.pace.replied(batch);
-        let stall_after = self.queue.stall_after(self.shared.max_wait);
+        let stall_after = self.queue.stall_after(self.shared.wait_min);
         let is_congested = self.silence.ended_since(reply.asked_at, stall_after, now);
         if is_reply(&reply.outcome) {
             self.silence.heard(now);
@@ -217,7 +217,7 @@ where
             return;
         }
         let now = self.shared.clock.now();
-        let (shard, span) = (self.queue.shard(), self.queue.stall_after(self.shared.max_wait));
+        let (shard, span) = (self.queue.shard(), self.queue.stall_after(self.shared.wait_min));
         if !self.silence.stalls(span, now, || self.shared.store.silence(shard)) {
             return;
         }

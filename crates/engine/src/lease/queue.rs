@@ -17,8 +17,8 @@ use crate::store::{Ask, Purpose, StoreError};
 use crate::time::Time;
 
 /// A shard is stalled once it has been silent for this many round trips, for at least `STALL_MIN`,
-/// since scheduling alone takes a few milliseconds on a busy machine, and for as long as requests
-/// wait.
+/// since scheduling alone takes a few milliseconds on a busy machine, and for as long as every
+/// request waits (`wait_min`).
 const STALL_TRIPS: u32 = 4;
 const STALL_MIN: Duration = Duration::from_millis(50);
 
@@ -111,9 +111,9 @@ impl ShardQueue {
         Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
     }
 
-    /// The length of silence that counts as a stall, for requests that wait `max_wait` at most.
-    pub(super) fn stall_after(&self, max_wait: Duration) -> Duration {
-        STALL_MIN.max(STALL_TRIPS * self.round_trip()).max(max_wait).min(EXCHANGE_MAX)
+    /// The length of silence that counts as a stall, for requests that wait `wait_min` at least.
+    pub(super) fn stall_after(&self, wait_min: Duration) -> Duration {
+        STALL_MIN.max(STALL_TRIPS * self.round_trip()).max(wait_min).min(EXCHANGE_MAX)
     }
 
     /// Opens the breaker because the shard is silent.

@@ -38,7 +38,7 @@ pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 
 /// An ask that is out for longer than this is overdue: this many round trips, but at least the time
 /// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
-/// requests may wait.
+/// every request may wait.
 const OVERDUE_ROUND_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(100);
 
@@ -277,7 +277,7 @@ impl KeyState {
     }
 
     fn policy(&self, context: &PodContext<'_>) -> LeasePolicy {
-        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.max_wait)
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.wait_min)
     }
 
     /// The policy of the key for returns. It assumes no wait, since only a leaky bucket's slots may

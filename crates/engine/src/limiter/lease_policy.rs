@@ -68,7 +68,7 @@ fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
 impl LeasePolicy {
     /// The policy for a key under `limit`, which belongs to `rule`; an override has no rule. A slot
     /// may be taken as late as a request may wait for it.
-    pub(super) fn of(limit: Limit, rule: Option<&Rule>, max_wait: Duration) -> Self {
+    pub(super) fn of(limit: Limit, rule: Option<&Rule>, wait_min: Duration) -> Self {
         let leasing = match limit.algorithm {
             Algorithm::SlidingLog => Leasing::Off,
             _ => rule.map(|rule| rule.leasing).unwrap_or_default(),
@@ -76,7 +76,7 @@ impl LeasePolicy {
         let kind = match (limit.algorithm, leasing) {
             (Algorithm::LeakyBucket { .. }, _) => {
                 let every = limit.window() / limit.requests_per_unit.max(1);
-                LeaseKind::Spaced { every, grace: every.max(max_wait).max(TIMER) }
+                LeaseKind::Spaced { every, grace: every.max(wait_min).max(TIMER) }
             }
             (Algorithm::FixedWindow, Leasing::Off) => LeaseKind::Windowed,
             (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => {

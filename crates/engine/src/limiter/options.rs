@@ -17,11 +17,12 @@ pub const PODS_EXPECTED: u32 = 16;
 /// The options of a limiter.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The longest time that a request waits for a lease, if its caller names no deadline.
-    pub max_wait: Duration,
-    /// The longest time that a request waits if its caller names a deadline; values below
-    /// `max_wait` count as `max_wait`.
-    pub wait_limit: Duration,
+    /// The time that a request may wait for a lease, whatever its caller's deadline; without a
+    /// deadline, the longest time.
+    pub wait_min: Duration,
+    /// The longest time that a request may wait if its caller names a deadline; values below
+    /// `wait_min` count as `wait_min`.
+    pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
     /// and state that only few keys have, take up to 12 MiB in addition, and the lease client's
@@ -48,8 +49,8 @@ pub struct Options {
 impl Options {
     /// How long a request may wait if its caller waits for `caller`.
     pub(super) fn wait_for(&self, caller: Option<Duration>) -> Duration {
-        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_limit));
-        until.unwrap_or_default().max(self.max_wait)
+        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
+        until.unwrap_or_default().max(self.wait_min)
     }
 }
 
@@ -57,8 +58,8 @@ impl Default for Options {
     /// The defaults of the settings, for a pod that is alone with its store and its clock.
     fn default() -> Self {
         Self {
-            max_wait: Duration::from_millis(5),
-            wait_limit: Duration::from_millis(15),
+            wait_min: Duration::from_millis(5),
+            wait_max: Duration::from_millis(15),
             buffer_bytes_max: 64 << 20,
             pod: 0,
             pods_expected: PODS_EXPECTED,

@@ -14,8 +14,8 @@ pub(super) struct PodContext<'a> {
     pub(super) pods: &'a PodCounts,
     /// This pod's number.
     pub(super) pod: u64,
-    /// The longest time that a request waits for a lease.
-    pub(super) max_wait: Duration,
+    /// The time that a request may wait for a lease, whatever its caller's deadline.
+    pub(super) wait_min: Duration,
     /// The round trip to the store that was last measured for any key, in microseconds.
     pub(super) round_trip_us: u64,
     pub(super) lease_client: &'a LeaseClient,

@@ -108,7 +108,7 @@ impl Shared {
         if kept.is_none() {
             // The key was evicted meanwhile.
             let AppliedLimit { limit, rule } = &charge.applied;
-            let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
+            let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);
             asks.extend(policy.returning(key, taken));
         }
         self.send(asks);

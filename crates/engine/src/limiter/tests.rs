@@ -132,7 +132,7 @@ impl Rig {
     /// A pod with this number.
     fn pod_numbered(&self, pod: u64) -> Limiter {
         let unix_start = START;
-        let options = Options { pod, max_wait: MAX_WAIT, unix_start, ..Options::default() };
+        let options = Options { pod, wait_min: MAX_WAIT, unix_start, ..Options::default() };
         Limiter::new(Arc::clone(&self.store) as _, self.clock, options)
     }
 
@@ -146,9 +146,9 @@ impl Rig {
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
         let unix_start = Duration::from_secs(1_700_000_000);
-        let max_wait = MAX_WAIT;
+        let wait_min = MAX_WAIT;
         let options = Options {
-            max_wait,
+            wait_min,
             buffer_bytes_max,
             pod: 0,
             hasher,

@@ -222,7 +222,7 @@ mod tests {
         let memory = MemoryStore::system();
         let store = Arc::new(Faint { memory, beats: AtomicUsize::new(0) });
         let options = Options {
-            max_wait: Duration::from_millis(5),
+            wait_min: Duration::from_millis(5),
             buffer_bytes_max: 64 * 1024,
             pod: 1,
             hasher: KeyHasher::new(""),

@@ -350,8 +350,8 @@ fn limiter(
     responses: &ResponseSettings,
 ) -> Limiter {
     let options = Options {
-        max_wait: leases.max_wait,
-        wait_limit: leases.wait_limit,
+        wait_min: leases.max_wait,
+        wait_max: leases.wait_limit,
         pods_expected: leases.pods_expected,
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, like every hash map's seed.

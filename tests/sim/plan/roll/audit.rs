@@ -15,7 +15,7 @@ pub fn plan(seed: u64, rng: &mut Rng) -> Plan {
     let rules: Vec<_> = (0..rng.within(1..4)).map(|_| rule(rng)).collect();
     let pods = rng.pick(&[1, 2, 4, 8]);
     let (demand, weather) = (demand(&rules, span_ms, rng), weather(span_ms, rng));
-    let max_wait = Duration::from_millis(rng.pick(&[5, 20]));
+    let wait_min = Duration::from_millis(rng.pick(&[5, 20]));
     let fleet = fleet(pods, span_ms, rng);
     let changes = if rng.percent(40) { changes(&rules, span_ms, rng) } else { Vec::new() };
     Plan {
@@ -23,8 +23,8 @@ pub fn plan(seed: u64, rng: &mut Rng) -> Plan {
         mood: Mood::Audit,
         // No hour ends during the run.
         wall_start_us: WALL_US + 600_000_000,
-        max_wait,
-        wait_limit: Duration::from_millis(15),
+        wait_min,
+        wait_max: Duration::from_millis(15),
         shards: rng.within(1..4),
         changes,
         fleet,

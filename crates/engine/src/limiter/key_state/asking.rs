@@ -115,7 +115,7 @@ impl KeyState {
     /// Whether a request has no time to wait for three asks in sequence: the one that is out, one
     /// that brings less than is wanted, and one that is denied.
     pub(in crate::limiter) fn is_distant(&self, context: &PodContext<'_>) -> bool {
-        3 * self.round_trip() > context.max_wait
+        3 * self.round_trip() > context.wait_min
     }
 
     /// Whether the waiting requests want more than the asks on their way may bring, and there is no
@@ -176,7 +176,7 @@ impl KeyState {
     pub(super) fn is_overdue(&self, context: &PodContext<'_>) -> bool {
         let trips = self.round_trip() * OVERDUE_ROUND_TRIPS;
         let asked_for = self.buffer.ask_age(context.now);
-        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.max_wait)
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.wait_min)
     }
 
     /// Whether the reply to the ask on its way will never come.

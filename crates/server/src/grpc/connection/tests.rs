@@ -23,7 +23,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// The parts of a server without rules.
 fn context(age: Option<Duration>) -> ConnectionContext {
     let options = Options {
-        max_wait: Duration::from_millis(5),
+        wait_min: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
         hasher: KeyHasher::new(""),

@@ -85,7 +85,7 @@ async fn a_call_waits_until_a_margin_before_its_deadline_and_within_both_setting
 
 #[tokio::test(start_paused = true)]
 async fn the_time_until_the_message_arrived_shortens_the_wait() {
-    let options = Options { max_wait: Duration::from_millis(1), ..Options::default() };
+    let options = Options { wait_min: Duration::from_millis(1), ..Options::default() };
     let (took, headers) = answered(options.clone(), "20m", Duration::from_millis(10)).await;
     assert!(takes(took, 15), "{took:?}");
     assert!(!headers.contains_key("grpc-status"), "a verdict, not {headers:?}");
