@@ -267,7 +267,11 @@ impl Ledger {
         let full = crowded
             && matches!(
                 error,
-                StoreError::Overloaded | StoreError::Full(_) | StoreError::Unavailable
+                StoreError::QueueFull
+                    | StoreError::NoRoom
+                    | StoreError::Closed
+                    | StoreError::Full(_)
+                    | StoreError::Unavailable
             );
         let patience = plan.patience(plan.demand.caller);
         let hurried = patience < ROUND_TRIPS * plan.weather.round_trip_max();

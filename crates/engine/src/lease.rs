@@ -180,14 +180,14 @@ impl LeaseClient {
         let shard = self.shard(&ask);
         let Some(QueueHandle { queue, sender }) = self.queue_of(shard) else {
             let asked_at = self.shared.clock.now();
-            let outcome = Err(StoreError::Overloaded);
+            let outcome = Err(StoreError::Closed);
             return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         };
         // Reserve room first: an ask that the breaker admits may be its only probe.
         let sent = match sender.try_reserve() {
-            Err(_) if queue.is_closed() => Err(StoreError::Overloaded),
+            Err(_) if queue.is_closed() => Err(StoreError::QueueFull),
             room => self.shared.admit(&queue, &ask).and_then(|()| {
-                let room = room.map_err(|_| StoreError::Overloaded)?;
+                let room = room.map_err(|_| StoreError::QueueFull)?;
                 room.send(ask);
                 Ok(())
             }),
@@ -237,7 +237,7 @@ impl LeaseClient {
             return beaten.unwrap_or(Err(StoreError::TimedOut));
         }
         let beaten = beats.unless_left(timeout(EXCHANGE_MAX, async { store.beat(beat).await }));
-        let beaten = beaten.await.ok_or(StoreError::Overloaded)?;
+        let beaten = beaten.await.ok_or(StoreError::Closed)?;
         beaten.unwrap_or(Err(StoreError::TimedOut))
     }
 

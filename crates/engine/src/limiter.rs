@@ -109,8 +109,8 @@ impl Limiter {
         Self { shared }
     }
 
-    /// Decides `request` under `rules`; waits `wait_min` at most, to which a leaky bucket may add its
-    /// `max_delay`, until the request's slot begins.
+    /// Decides `request` under `rules`. It waits `wait_min` at most, to which a leaky bucket may add
+    /// its `max_delay`, until the request's slot begins.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local information comes first, so that a denial found here sends
@@ -252,9 +252,10 @@ impl Shared {
             })
         };
         match attempt() {
-            Err(StoreError::Overloaded) if self.overflow(charge) => attempt(),
+            Err(TableFull) if self.overflow(charge) => attempt(),
             attempted => attempted,
         }
+        .map_err(|TableFull| StoreError::NoRoom)
     }
 
     /// Gives back what `charge` refunds: to a lease held here, else to the store.
@@ -274,7 +275,7 @@ impl Shared {
         self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
             state.enqueue(charge, context, asks)
         })
-        .flatten()
+        .map_err(|TableFull| StoreError::NoRoom)?
     }
 
     /// Runs `visit` on the key of `charge`, then sends the asks that it adds, after the lock is
@@ -285,10 +286,10 @@ impl Shared {
         now: Time,
         room: usize,
         visit: impl FnOnce(&mut KeyState, &PodContext<'_>, &mut Vec<Ask>) -> R,
-    ) -> Result<R, StoreError> {
+    ) -> Result<R, TableFull> {
         let context = self.context(now);
         let mut asks = Vec::new();
-        let visited = self.table.with(
+        let (result, evicted) = self.table.with(
             charge.region(),
             now,
             room,
@@ -297,8 +298,7 @@ impl Shared {
                 state.bind_rule(charge, &context, &mut asks);
                 visit(state, &context, &mut asks)
             },
-        );
-        let (result, evicted) = visited.map_err(|TableFull| StoreError::Overloaded)?;
+        )?;
         if let Some((key, mut state)) = evicted {
             state.give_back(key, now, &mut asks);
         }

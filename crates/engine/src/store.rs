@@ -163,7 +163,14 @@ pub enum StoreError {
     Refused(String),
     /// Too many asks are waiting for this shard (not applied).
     #[error("too many asks are waiting for the store")]
-    Overloaded,
+    QueueFull,
+    /// There is no room here for a further key or a further waiting request (not applied). It says
+    /// nothing about the store.
+    #[error("no room for further keys or waiting requests")]
+    NoRoom,
+    /// The lease client is closed, since the pod leaves (not applied).
+    #[error("the limiter is closed")]
+    Closed,
     /// The shard's budget of asks is spent, and this one could be dropped (not applied). It says
     /// nothing about the shard.
     #[error("not sent: the shard's budget of asks is spent")]
@@ -192,7 +199,8 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the ask was certainly not applied, so that the pod still holds what it gives back.
     pub fn is_not_applied(&self) -> bool {
-        let here = matches!(self, Self::Overloaded | Self::Unavailable | Self::Shed);
+        let here = matches!(self, Self::QueueFull | Self::NoRoom | Self::Closed);
+        let here = here || matches!(self, Self::Unavailable | Self::Shed);
         here || matches!(self, Self::Refused(_) | Self::ForeignValue | Self::Full(_))
     }
 

@@ -202,7 +202,7 @@ async fn asks_of_one_shard_that_are_out_have_a_ceiling_and_so_have_those_that_qu
     assert!(rig.started.try_recv().is_err() && rig.replies.try_recv().is_err());
     rig.client.ask(ask(7, 0));
     let refused = rig.replies.try_recv().unwrap();
-    assert_eq!((refused.ask, refused.outcome), (ask(7, 0), Err(StoreError::Overloaded)));
+    assert_eq!((refused.ask, refused.outcome), (ask(7, 0), Err(StoreError::QueueFull)));
     rig.store.gate.add_permits(1);
     rig.start(1).await;
 }

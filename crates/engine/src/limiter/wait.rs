@@ -95,7 +95,7 @@ impl Queue {
         }
         if is_full(self) {
             // The receiver still exists, so sending cannot fail.
-            let _ = sender.send(Err(StoreError::Overloaded));
+            let _ = sender.send(Err(StoreError::NoRoom));
             return (reply, false);
         }
         self.push_back(Waiter { pending, sender });

@@ -20,7 +20,7 @@ async fn closing_answers_what_has_queued_and_takes_no_more() {
     assert!(rig.replies.try_recv().is_ok());
     assert!(rig.replies.try_recv().is_ok());
     rig.client.ask(ask(2, 0));
-    assert_eq!(rig.replies.try_recv().unwrap().outcome, Err(StoreError::Overloaded));
+    assert_eq!(rig.replies.try_recv().unwrap().outcome, Err(StoreError::Closed));
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ async fn no_more_requests_wait_than_the_ceiling_allows() {
     let pod = rig.pod();
     let request = request(&["a"]);
     let decided = join_all((0..3_000).map(|_| pod.decide(&rig.rules, &request))).await;
-    let refused = decided.iter().filter(|d| **d == Err(StoreError::Overloaded)).count();
+    let refused = decided.iter().filter(|d| **d == Err(StoreError::NoRoom)).count();
     assert_eq!(refused, 3_000 - 1_024);
     assert!(pod.decide(&rig.rules, &request).await.is_ok());
 }
