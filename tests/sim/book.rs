@@ -78,7 +78,7 @@ pub fn check_contract(step: &Step) -> Result<(), String> {
         return Err(format!("lent {} where {} were needed", grant.tokens, ask.need));
     }
     // A slot ends at its own time, and a lease of the next window at that window's end.
-    let spaced = ask.ahead || matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+    let spaced = ask.next_window || matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
     if !spaced && grant.ends_after > ask.ttl {
         return Err(format!("lent for {:?} where {:?} was asked", grant.ends_after, ask.ttl));
     }

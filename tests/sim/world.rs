@@ -154,11 +154,11 @@ pub fn tell(plan: &Plan, now: Time, what: impl FnOnce() -> String) {
 }
 
 fn story(ask: &Ask, outcome: &Result<Grant, StoreError>) -> String {
-    let Ask { want, need, back, pool, deposit, ahead, .. } = ask;
+    let Ask { want, need, back, pool, deposit, next_window, .. } = ask;
     let back = back.map_or_else(String::new, |back| format!(" gives back {}", back.tokens));
     let pool = pool.map_or_else(String::new, |pool| format!(" of pool {pool}"));
     let deposit = deposit.map_or_else(String::new, |it| format!(" deposits {}", it.tokens));
-    let ahead = if *ahead { " ahead" } else { "" };
+    let ahead = if *next_window { " ahead" } else { "" };
     let key = ask.counter().bits() % 1_000;
     let asked = format!("store: {key}{pool} wants {want}{ahead}, needs {need}{back}{deposit}");
     match outcome {

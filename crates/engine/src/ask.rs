@@ -34,7 +34,7 @@ pub struct Ask {
     pub deposit: Option<Deposit>,
     /// Asks for tokens of the next fixed window and leaves the present one as it is. Other
     /// algorithms ignore it.
-    pub ahead: bool,
+    pub next_window: bool,
     /// What the ask is for, which decides what is dropped first under load.
     pub purpose: Purpose,
     /// The span of the request that sent the ask, if that is traced; it affects no decision.
@@ -93,12 +93,12 @@ pub struct Grant {
     /// for a token bucket; 0 for an empty pool.
     pub epoch: u64,
     /// Time until the first slot lent (leaky bucket); each further slot follows window / requests
-    /// later. With [`Ask::ahead`], time until the next window begins by the store's clock; it
+    /// later. With [`Ask::next_window`], time until the next window begins by the store's clock; it
     /// counts from the arrival of the reply, so that no token is spent before the window begins.
     /// Zero for the others.
     pub starts_after: Duration,
     /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's lease ends one
-    /// slot after the last slot lent has passed. With [`Ask::ahead`] it is `starts_after` and
+    /// slot after the last slot lent has passed. With [`Ask::next_window`] it is `starts_after` and
     /// `ttl`, or until the next window ends. A pool's lease ends with the pool, or after `ttl`.
     pub ends_after: Duration,
     /// Time until the limit is as if nothing had been charged: until the bucket is full (zero if it
@@ -124,7 +124,7 @@ impl Ask {
             back: None,
             pool: None,
             deposit: None,
-            ahead: false,
+            next_window: false,
             purpose: Purpose::Request,
             cause: None,
         }

@@ -109,8 +109,8 @@ impl Limiter {
         Self { shared }
     }
 
-    /// Decides `request` under `rules`. It waits `wait_min` at most, to which a leaky bucket may add
-    /// its `max_delay`, until the request's slot begins.
+    /// Decides `request` under `rules`. It waits `wait_min` at most, to which a leaky bucket may
+    /// add its `max_delay`, until the request's slot begins.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local information comes first, so that a denial found here sends

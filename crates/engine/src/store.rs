@@ -50,8 +50,8 @@ pub use settings::{StoreSettings, open};
 ///    tokens, or for less than a millisecond, changes nothing. A lease that has yet to start must
 ///    not be put in.
 /// 2. If [`Ask::need`] is at most what the pool holds, the pool lends `min(max(want, need), held)`
-///    tokens, otherwise none. A pool never denies: [`Ask::charge_denied`] and [`Ask::ahead`] are
-///    ignored, and [`Grant::overdrawn`] is never set.
+///    tokens, otherwise none. A pool never denies: [`Ask::charge_denied`] and [`Ask::next_window`]
+///    are ignored, and [`Grant::overdrawn`] is never set.
 /// 3. [`Ask::back`] is ignored: tokens return to the key's own count.
 ///
 /// A leaky bucket has no pools, since its slots are spaced; a sliding log is never leased, so that
@@ -59,11 +59,11 @@ pub use settings::{StoreSettings, open};
 ///
 /// # The next window
 ///
-/// An ask of a fixed window with [`Ask::ahead`] takes from the window after the present one, whose
-/// count then starts at the number of tokens lent ahead. The present window is left as it is, and a
-/// denial ahead spends nothing. With or without `ahead`, a return is credited to the window that
-/// its epoch names, the present one or the next, and a refund to the present one. The other
-/// algorithms ignore `ahead`.
+/// An ask of a fixed window with [`Ask::next_window`] takes from the window after the present one,
+/// whose count then starts at the number of tokens lent ahead. The present window is left as it is,
+/// and a denial there spends nothing. With or without `next_window`, a return is credited to the
+/// window that its epoch names, the present one or the next, and a refund to the present one. The
+/// other algorithms ignore `next_window`.
 ///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
 /// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied

@@ -19,7 +19,7 @@ pub async fn keeps_the_contract(store: &dyn Store) {
 }
 
 fn ahead(ask: Ask) -> Ask {
-    Ask { ahead: true, ..ask }
+    Ask { next_window: true, ..ask }
 }
 
 fn returning(ask: Ask, tokens: u64, epoch: u64) -> Ask {
@@ -168,7 +168,7 @@ async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
             let mut state =
                 Some(State::FixedWindow(fixed_window::State { window, count: 7, next }));
             for want in [0, 1, 50] {
-                let ask = Ask { want, ahead: is_ahead, back, ..look };
+                let ask = Ask { want, next_window: is_ahead, back, ..look };
                 let grant = granted(&*store, ask).await;
                 let (after, expected) = step(state, time_of(&grant, &ask), &ask);
                 assert_eq!(grant, expected, "{text}, {present} is the present");

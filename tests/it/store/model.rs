@@ -186,7 +186,7 @@ impl Count {
             want: amount(rng),
             need: if rng.below(3) > 0 { 0 } else { amount(rng) },
             charge_denied: rng.below(4) == 0,
-            ahead: rng.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
+            next_window: rng.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
             ttl: rng.pick(&TTLS),
             back: self.back(rng),
             ..Ask::look(self.key, self.sometimes_another(rng))

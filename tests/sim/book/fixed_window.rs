@@ -50,7 +50,7 @@ impl Book for FixedWindow {
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
         let limit = u64::from(ask.limit.requests_per_unit);
-        let present = wall_us / window_us + u64::from(ask.ahead);
+        let present = wall_us / window_us + u64::from(ask.next_window);
         // A key's window never goes back, even if the clock does.
         let number = if self.ran_back { grant.epoch } else { present };
         if grant.epoch != number || number.abs_diff(present) > 1 {
@@ -58,7 +58,7 @@ impl Book for FixedWindow {
         }
         let window = self.windows.entry(number).or_default();
         // The store keeps a count of the next window beside that of the present one.
-        if !ask.ahead && self.counted != Some(number) {
+        if !ask.next_window && self.counted != Some(number) {
             self.left.extend(self.counted.replace(number));
             if self.left.contains(&number) {
                 // The window was left and became current again, which takes a failover: its count
@@ -68,11 +68,11 @@ impl Book for FixedWindow {
         }
 
         // The window had passed before a clock was set back; it is ahead again.
-        if ask.ahead && self.left.remove(&number) {
+        if ask.next_window && self.left.remove(&number) {
             window.unknown = window.lent;
         }
         window.highest = window.highest.max(limit);
-        let of = number - u64::from(ask.ahead);
+        let of = number - u64::from(ask.next_window);
         self.enter_return(*at, ask, of);
         let window = self.windows.entry(number).or_default();
         window.lent += grant.tokens;

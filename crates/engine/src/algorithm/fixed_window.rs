@@ -30,15 +30,15 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
-    let counted = if ask.ahead { u64::from(state.next) } else { state.count };
+    let counted = if ask.next_window { u64::from(state.next) } else { state.count };
     let left = limit.saturating_sub(counted);
     let mut tokens = 0;
     if ask.need <= left {
         tokens = ask.want.max(ask.need).min(left);
-    } else if ask.charge_denied && !ask.ahead {
+    } else if ask.charge_denied && !ask.next_window {
         state.count = state.count.max(limit + 1); // a limit is 32 bits wide
     }
-    if ask.ahead {
+    if ask.next_window {
         // At most the limit, unless nothing was lent.
         let next = u64::from(state.next).saturating_add(tokens);
         state.next = u32::try_from(next).unwrap_or(u32::MAX);
@@ -55,17 +55,17 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let window = Duration::from_micros(window_us(terms));
     let until_end =
         Duration::from_micros(until_end_us(state.window, now_unix_us, window_us(terms)));
-    let (counted, starts_after, reset_after) = if ask.ahead {
+    let (counted, starts_after, reset_after) = if ask.next_window {
         (u64::from(state.next), until_end, until_end.saturating_add(window))
     } else {
         (state.count, Duration::ZERO, until_end)
     };
     let left = limit.saturating_sub(counted);
-    let epoch = state.window.saturating_add(u64::from(ask.ahead));
+    let epoch = state.window.saturating_add(u64::from(ask.next_window));
     Grant {
         tokens,
         left,
-        overdrawn: !ask.ahead && counted > limit,
+        overdrawn: !ask.next_window && counted > limit,
         epoch,
         starts_after,
         ends_after: reset_after.min(starts_after.saturating_add(ask.ttl)),

@@ -127,7 +127,7 @@ proptest! {
         let (mut now, mut state) = (1_700_000_000_000_000, None);
         for (pause, ask) in asks {
             now += pause;
-            state = Some(step(state, now, &Ask { ahead, ..ask }).0);
+            state = Some(step(state, now, &Ask { next_window: ahead, ..ask }).0);
         }
         let look = Ask::look(Key::for_test(0), limit);
         let back = Some(Return { tokens, epoch: None });

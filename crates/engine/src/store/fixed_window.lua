@@ -20,7 +20,7 @@
 -- continued, or that window would be lent twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, seconds, ahead = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local limit, seconds, next_window = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local back, lent_in = tonumber(ARGV[7]), tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
@@ -52,12 +52,12 @@ if back and (not lent_in or lent_in == window) then
 elseif back and lent_in == window + 1 then
   next_count = math.max(0, next_count - back)
 end
-local left = math.max(0, limit - (ahead and next_count or count))
+local left = math.max(0, limit - (next_window and next_count or count))
 local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)
-  if ahead then next_count = next_count + tokens else count = count + tokens end
-elseif ARGV[3] == '1' and not ahead then
+  if next_window then next_count = next_count + tokens else count = count + tokens end
+elseif ARGV[3] == '1' and not next_window then
   count = math.max(count, limit + 1)
 end
 
@@ -71,5 +71,5 @@ if count ~= stored or next_count ~= stored_next then
   redis.call('SET', KEYS[1], state, 'PXAT', ((window + lasts) * seconds + 1) * 1000)
 end
 local at = now * 1000000 + micros
-if ahead then return { tokens, at, window + 1, next_count } end
+if next_window then return { tokens, at, window + 1, next_count } end
 return { tokens, at, window, count }

@@ -44,10 +44,10 @@ impl Pile {
                 put_back(&mut self.next, back.tokens, limit);
             }
         }
-        let tokens = if ask.ahead { &mut self.next } else { &mut self.tokens };
+        let tokens = if ask.next_window { &mut self.next } else { &mut self.tokens };
         let mut taken = 0;
         if (tokens.len() as u64) < ask.need {
-            if ask.charge_denied && !ask.ahead {
+            if ask.charge_denied && !ask.next_window {
                 tokens.clear();
                 self.overdrawn = true;
             }
@@ -56,8 +56,8 @@ impl Pile {
                 taken += 1;
             }
         }
-        let left = if ask.ahead { &self.next } else { &self.tokens };
-        (taken, left.len() as u64, self.overdrawn && !ask.ahead)
+        let left = if ask.next_window { &self.next } else { &self.tokens };
+        (taken, left.len() as u64, self.overdrawn && !ask.next_window)
     }
 }
 
@@ -81,7 +81,7 @@ fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u
     let pause = 0..unit.seconds() * 400_000;
     (pause, amount(), amount(), any::<(bool, bool)>(), back).prop_map(
         move |(pause, want, need, (charge_denied, ahead), back)| {
-            let mut ask = Ask { ahead, ..ask(limit, want, need) };
+            let mut ask = Ask { next_window: ahead, ..ask(limit, want, need) };
             ask.limit.unit = unit;
             ask.charge_denied = charge_denied;
             ask.back = back.map(|(tokens, _)| Return { tokens, epoch: None });
@@ -111,7 +111,7 @@ proptest! {
             }
             let (next, grant) = step(state, now, &ask);
             prop_assert_eq!((grant.tokens, grant.left, grant.overdrawn), pile.take(now, &ask));
-            prop_assert_eq!(grant.epoch, window + u64::from(ask.ahead));
+            prop_assert_eq!(grant.epoch, window + u64::from(ask.next_window));
             state = Some(next);
         }
     }
@@ -146,7 +146,7 @@ proptest! {
         let limit = Limit::fixed_window(limit, unit);
         let back = back.map(|(tokens, window)| Return { tokens, epoch: window });
         let look = Ask::look(Key::for_test(0), limit);
-        let ask = Ask { want, need, charge_denied, back, ahead, ..look };
+        let ask = Ask { want, need, charge_denied, back, next_window: ahead, ..look };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
         let (state, grant) = step(Some(State { window, count, next }), now, &ask);
         let most = u64::from(limit.requests_per_unit);
@@ -215,7 +215,7 @@ fn a_master_whose_clock_is_behind_keeps_to_the_window_it_finds() {
 }
 
 fn ahead(ask: Ask) -> Ask {
-    Ask { ahead: true, ..ask }
+    Ask { next_window: true, ..ask }
 }
 
 #[test]

@@ -72,7 +72,7 @@ impl KeyState {
         self.flags.set_next_asked(true);
         self.note_asked(context.now);
         let (want, purpose) = (size.tokens(), Purpose::Ahead);
-        asks.push(Ask { want, purpose, ahead: true, ..policy.ask(key) });
+        asks.push(Ask { want, purpose, next_window: true, ..policy.ask(key) });
     }
 
     /// Stores the lease of the next window until that window begins.

@@ -34,7 +34,7 @@ impl KeyState {
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
         match &reply.outcome {
-            _ if reply.ask.ahead => self.note_next(reply, context, asks),
+            _ if reply.ask.next_window => self.note_next(reply, context, asks),
             Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
             // The own count is asked instead.
             Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),

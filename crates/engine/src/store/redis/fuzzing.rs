@@ -47,7 +47,7 @@ pub fn script_reply(bytes: &[u8]) -> Option<u64> {
         let limit = Limit { algorithm, ..Limit::fixed_window(20, Unit::Minute) };
         let look = Ask::look(key, limit);
         let ask = Ask { want: WANT, need: NEED, ttl: Duration::from_secs(2), ..look };
-        let ahead = Ask { ahead: true, ..ask };
+        let ahead = Ask { next_window: true, ..ask };
         let pool = Ask { pool: Some(1), ..ask };
         [ask, ahead, pool].map(|ask| script::grant(&ask, &reply).map_or(0, |grant| grant.tokens))
     });

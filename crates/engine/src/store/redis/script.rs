@@ -34,7 +34,7 @@ pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a>
     arguments.extend([amount(ask.want), amount(ask.need), u64::from(charge_denied)]);
     let script = match terms.algorithm {
         Algorithm::FixedWindow => {
-            let ahead = u64::from(ask.ahead);
+            let ahead = u64::from(ask.next_window);
             arguments.extend([terms.requests_per_unit.into(), window_seconds(terms), ahead]);
             &scripts.fixed_window
         }
@@ -112,7 +112,7 @@ fn of_fixed_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count] = numbers else { return None };
     let limit = u64::from(ask.limit.requests_per_unit);
     let debited = tokens == 0 || (tokens <= count && count <= limit);
-    let state = if ask.ahead {
+    let state = if ask.next_window {
         let (present, next) = (window.checked_sub(1)?, u32::try_from(count).ok()?);
         fixed_window::State { window: present, count: 0, next }
     } else {

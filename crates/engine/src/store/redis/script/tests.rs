@@ -84,7 +84,7 @@ fn only_what_a_fixed_window_can_say_is_a_grant() {
 
 #[test]
 fn only_what_the_next_window_can_say_is_a_grant() {
-    let ask = Ask { ahead: true, ..ask(Algorithm::FixedWindow) };
+    let ask = Ask { next_window: true, ..ask(Algorithm::FixedWindow) };
     let next = NOON / 60_000_000 + 1;
     let grant = read(&ask, &[4, NOON, next, 4]).unwrap();
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
@@ -102,7 +102,7 @@ fn only_what_the_next_window_can_say_is_a_grant() {
             &[4, NOON, 0, 4],
         ],
     );
-    assert_ne!(packed(&ask), packed(&Ask { ahead: false, ..ask }));
+    assert_ne!(packed(&ask), packed(&Ask { next_window: false, ..ask }));
 }
 
 #[test]
