@@ -54,8 +54,8 @@ pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 /// the store misses them. Requests have their own, much shorter deadlines.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long [`LeaseClient::settle`] waits for replies. Queues of unavailable shards end sooner.
-const SETTLE_MAX: Duration = Duration::from_secs(1);
+/// How long [`LeaseClient::wait_for_replies`] waits for replies. Queues of unavailable shards end sooner.
+const REPLIES_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long [`LeaseClient::send_wait`] waits for room in the queue. A shard that serves asks
 /// makes room within a few milliseconds.
@@ -273,9 +273,9 @@ impl LeaseClient {
 
     /// Returns once the asks that queued so far have been answered, or after a second. For
     /// unavailable shards it waits a quarter of a second. The lease client accepts further asks.
-    pub async fn settle(&self) {
+    pub async fn wait_for_replies(&self) {
         // Replies to the other asks may still arrive later.
-        let _ = timeout(SETTLE_MAX, self.end_queues(Some(OpenQueues::new()))).await;
+        let _ = timeout(REPLIES_WAIT_MAX, self.end_queues(Some(OpenQueues::new()))).await;
     }
 
     /// Accepts no more asks and returns once those that queued have been answered. For unavailable

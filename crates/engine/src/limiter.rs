@@ -13,9 +13,9 @@ mod overflow;
 mod pod_context;
 mod pod_counts;
 mod resolve;
-mod settle;
 mod single_descriptor;
 mod transaction;
+mod undo;
 mod wait;
 
 use std::collections::VecDeque;
@@ -230,15 +230,15 @@ impl Limiter {
 // === impl Shared ===
 
 impl Shared {
-    /// Charges the tokens held here, if they are enough. For a refund, previews its effect on the
-    /// key.
+    /// Charges the tokens held here, if they are enough, and asks ahead if those that remain will
+    /// not last. For a refund, previews its effect on the key.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
             self.with_state(charge, now, 0, |state, context, asks| {
                 if charge.refund {
                     return state.preview_refund(charge, context);
                 }
-                let attempt = state.attempt(charge, context);
+                let attempt = state.charge_and_note_demand(charge, context);
                 if attempt.is_settled() {
                     state.request_next_window(charge, &attempt, context, asks);
                 }

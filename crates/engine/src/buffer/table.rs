@@ -149,7 +149,7 @@ impl<V: Entry> Table<V> {
             None => partition.replace(hashed, now, make),
         };
         let Ok((place, evicted)) = admitted else {
-            self.heap.settle(room, 0);
+            self.heap.correct(room, 0);
             return Err(TableFull);
         };
         let entry = partition.value_mut(place);
@@ -157,7 +157,7 @@ impl<V: Entry> Table<V> {
         let visited = self.visit(entry, counted + room, visit);
         drop(partition);
         if let Some((_, evicted)) = &evicted {
-            self.heap.settle(evicted.heap(), 0);
+            self.heap.correct(evicted.heap(), 0);
             self.evictions.fetch_add(1, Ordering::Relaxed);
         }
         Ok((visited, evicted))
@@ -188,7 +188,7 @@ impl<V: Entry> Table<V> {
         self.partitions.get(partition).unwrap_or(&self.reserved).lock().retain(|key, entry| {
             let held = entry.heap();
             let kept = keep(key, entry);
-            self.heap.settle(held, if kept { entry.heap() } else { 0 });
+            self.heap.correct(held, if kept { entry.heap() } else { 0 });
             kept
         });
     }
@@ -233,7 +233,7 @@ impl<V: Entry> Table<V> {
                 Err(TableFull) => entry.shed(),
             }
         }
-        self.heap.settle(counted, entry.heap());
+        self.heap.correct(counted, entry.heap());
         visited
     }
 
@@ -277,7 +277,7 @@ impl Heap {
     }
 
     /// Corrects a count of `before` bytes to `after`.
-    fn settle(&self, before: usize, after: usize) {
+    fn correct(&self, before: usize, after: usize) {
         if before > after {
             self.held.fetch_sub(before - after, Ordering::Relaxed);
         } else if after > before {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, FailureMode, Limit};
 
+use super::Shared;
 use super::attempt::{Attempt, QuotaSnapshot};
 use super::resolve::Charge;
 use parking_lot::Mutex;
@@ -47,6 +48,64 @@ struct Clocks {
     unknown: u64,
     /// By shard, at most [`crate::store::SHARDS_MAX`].
     known: HashMap<usize, u64>,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// The answer to `charge` when the store gives none, because of `why`.
+    pub(super) fn without_store(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Attempt, StoreError> {
+        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
+        if local {
+            let used_up =
+                self.table.with_existing(charge.key(), |state| state.used_up(charge, now));
+            if let Some(quota) = used_up.flatten() {
+                return Ok(self.failure_modes.deny(quota));
+            }
+        }
+        self.answer_alone(charge, now, why)
+    }
+
+    /// The answer to a refund when the store gives none, because of `why`. A `queued` refund may be
+    /// on its way to the store, so it is not credited here as well. The refund `fails` only if no
+    /// other part of its request would fail with it.
+    pub(super) fn refund_without_store(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        why: StoreError,
+        queued: bool,
+        fails: bool,
+    ) -> Result<Attempt, StoreError> {
+        match charge.failure_mode() {
+            FailureMode::Error if fails => Err(why),
+            FailureMode::Local if !queued => self.answer_alone(charge, now, why),
+            mode => Ok(FailureModes::pass(mode, charge)),
+        }
+    }
+
+    fn answer_alone(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Attempt, StoreError> {
+        let shard = self.shard_of(charge.key(), charge.applied.limit);
+        self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
+    }
+
+    /// Notes that this pod admitted `charge` by itself while an ask for it is out: the lease will
+    /// pay for the charge.
+    pub(super) fn note_debt(&self, charge: &Charge<'_>) {
+        if charge.spends() && charge.failure_mode() == FailureMode::Local {
+            self.table.with_existing(charge.key(), |state| state.note_debt(charge));
+        }
+    }
 }
 
 // === impl FailureModes ===

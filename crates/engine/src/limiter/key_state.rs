@@ -126,10 +126,14 @@ impl KeyState {
         self.demand.note(if charge.refund { 0 } else { charge.hits }, now);
     }
 
-    /// Charges the tokens held, if they are enough. A charge that is short does not count as demand
-    /// yet, since it comes again, to [`KeyState::enqueue`].
-    pub(super) fn attempt(&mut self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
-        let attempt = self.settle(PendingCharge::of(charge), context);
+    /// Charges the tokens held, if they are enough; then the charge counts as demand. One that is
+    /// short does not yet, since it comes again, to [`KeyState::enqueue`].
+    pub(super) fn charge_and_note_demand(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+    ) -> Attempt {
+        let attempt = self.try_charge(PendingCharge::of(charge), context);
         if attempt.is_settled() {
             self.note_demand(charge, context.now);
         }
@@ -151,7 +155,7 @@ impl KeyState {
     ) -> Result<ReplyReceiver, StoreError> {
         let pending = PendingCharge::of(charge);
         self.note_demand(charge, context.now);
-        let attempt = self.settle(pending, context);
+        let attempt = self.try_charge(pending, context);
         if attempt.is_settled() {
             return Ok(answered(attempt));
         }
@@ -195,7 +199,7 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) {
         let policy = self.policy(context);
-        if !self.settle(PendingCharge::of(charge), context).is_settled() {
+        if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
             self.note_asked(context.now);
             asks.push(Ask { back, ..policy.ask(charge.key()) });
@@ -286,8 +290,8 @@ impl KeyState {
         LeasePolicy::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }
 
-    /// Charges the tokens held, if they are enough.
-    fn settle(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
+    /// Charges the tokens held, or credits a refund to them, if they are enough; makes no ask.
+    fn try_charge(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
         let now = context.now;
         self.begin_next(now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);

@@ -132,7 +132,7 @@ impl Limiter {
     /// closed.
     pub async fn close(&self) {
         // A lease that is still on its way must arrive before it can be given back.
-        self.shared.lease_client.settle().await;
+        self.shared.lease_client.wait_for_replies().await;
         self.sweep(|key, state, now, asks| state.give_back(key, now, asks)).await;
         self.leave().await;
         self.shared.lease_client.close().await;

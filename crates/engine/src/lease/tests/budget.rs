@@ -79,7 +79,7 @@ async fn the_desk_takes_what_it_would_send() {
         }
     }
     assert!(!rig.client.takes(&ask(0, 1)), "its queue is full");
-    rig.client.settle().await;
+    rig.client.wait_for_replies().await;
     assert!(rig.client.takes(&ask(0, 1)));
     rig.store.gate.add_permits(10_000);
     rig.client.close().await;

@@ -30,7 +30,7 @@ async fn a_shard_that_is_away_is_not_waited_for_long() {
     rig.client.ask(ask(0, 0));
     rig.client.ask(ask(1, 1));
     rig.start(2).await;
-    rig.client.settle().await;
+    rig.client.wait_for_replies().await;
     assert_eq!(rig.replies.try_recv().unwrap().ask, ask(1, 1), "the other was waited for");
     assert!(clock.now() < Time::default() + ms(260), "{:?}", clock.now());
     rig.client.ask(ask(2, 1));
@@ -45,7 +45,7 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
     let clock = Clock::start();
     rig.client.ask(ask(0, 0));
     rig.start(1).await;
-    rig.client.settle().await;
+    rig.client.wait_for_replies().await;
     assert!(clock.now() < Time::default() + ms(1_002), "{:?}", clock.now());
     rig.client.ask(ask(1, 0));
     rig.client.close().await;

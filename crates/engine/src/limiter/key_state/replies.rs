@@ -157,7 +157,7 @@ impl KeyState {
         let kind = self.policy(context).kind;
         let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take_all() {
-            let attempt = self.settle(waiter.pending, context);
+            let attempt = self.try_charge(waiter.pending, context);
             if !attempt.is_settled() {
                 self.buffer.make_cold().waiting.push_back(waiter);
                 continue;

@@ -1,74 +1,17 @@
-//! Settles charges without the store, and undoes the effects of requests that do not pass.
+//! Undoes the effects of requests that do not pass.
 
 use ratelease_rules::key::Key;
 use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
 use super::attempt::Attempt;
-use super::failure_mode::FailureModes;
 use super::key_state::KeyState;
 use super::lease_policy::LeasePolicy;
 use super::resolve::Charge;
 use crate::buffer::{LeasedTokens, Take};
-use crate::store::StoreError;
-use crate::time::Time;
 use crate::verdict::{AppliedLimit, DecisionSource};
 
 impl Shared {
-    /// The answer to `charge` when the store gives none, because of `why`.
-    pub(super) fn without_store(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-        why: StoreError,
-    ) -> Result<Attempt, StoreError> {
-        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
-        if local {
-            let used_up =
-                self.table.with_existing(charge.key(), |state| state.used_up(charge, now));
-            if let Some(quota) = used_up.flatten() {
-                return Ok(self.failure_modes.deny(quota));
-            }
-        }
-        self.answer_alone(charge, now, why)
-    }
-
-    /// The answer to a refund when the store gives none, because of `why`. A `queued` refund may be
-    /// on its way to the store, so it is not credited here as well. The refund `fails` only if no
-    /// other part of its request would fail with it.
-    pub(super) fn refund_without_store(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-        why: StoreError,
-        queued: bool,
-        fails: bool,
-    ) -> Result<Attempt, StoreError> {
-        match charge.failure_mode() {
-            FailureMode::Error if fails => Err(why),
-            FailureMode::Local if !queued => self.answer_alone(charge, now, why),
-            mode => Ok(FailureModes::pass(mode, charge)),
-        }
-    }
-
-    fn answer_alone(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-        why: StoreError,
-    ) -> Result<Attempt, StoreError> {
-        let shard = self.shard_of(charge.key(), charge.applied.limit);
-        self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
-    }
-
-    /// Notes that this pod admitted `charge` by itself while an ask for it is out: the lease will
-    /// pay for the charge.
-    pub(super) fn note_debt(&self, charge: &Charge<'_>) {
-        if charge.spends() && charge.failure_mode() == FailureMode::Local {
-            self.table.with_existing(charge.key(), |state| state.note_debt(charge));
-        }
-    }
-
     /// Undoes a charge that is not spent after all.
     pub(super) fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
         let taken = attempt.taken();
