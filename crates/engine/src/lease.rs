@@ -13,14 +13,14 @@ pub mod demand;
 mod dispatch;
 mod heartbeats;
 mod hot_shard_key;
-mod queue;
+mod shard;
 mod shard_counters;
 mod silence;
 pub mod size;
 
 pub use breaker::BreakerState;
 pub use hot_shard_key::HotKey;
-pub use queue::ShardState;
+pub use shard::ShardSnapshot;
 pub use shard_counters::ShardCounters;
 
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ use tokio::time::timeout;
 
 use dispatch::DrainGuard;
 use heartbeats::HeartbeatGate;
-use queue::ShardQueue;
+use shard::Shard;
 
 use crate::counter::{Count, Counter};
 use crate::span_context;
@@ -54,7 +54,7 @@ pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 /// the store misses them. Requests have their own, much shorter deadlines.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long [`LeaseClient::wait_for_replies`] waits for replies. Queues of unavailable shards end sooner.
+/// How long [`LeaseClient::wait_for_replies`] waits. Queues of unavailable shards end sooner.
 const REPLIES_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// How long [`LeaseClient::send_wait`] waits for room in the queue. A shard that serves asks
@@ -99,7 +99,7 @@ struct Queues {
     /// At most [`SHARDS_MAX`] queues; `None` once the lease client is closed.
     open: Option<OpenQueues>,
     /// The state of each shard, which outlives the shard's queues.
-    states: HashMap<usize, Arc<ShardQueue>>,
+    shards: HashMap<usize, Arc<Shard>>,
     tasks: JoinSet<()>,
 }
 
@@ -112,8 +112,8 @@ struct OpenQueues {
 }
 
 /// Where to queue one ask.
-struct QueueHandle {
-    queue: Arc<ShardQueue>,
+struct ShardSender {
+    shard: Arc<Shard>,
     sender: mpsc::Sender<Ask>,
 }
 
@@ -149,7 +149,7 @@ impl LeaseClient {
         on_reply: OnReply,
     ) -> Self {
         let queues =
-            Queues { open: Some(OpenQueues::new()), states: HashMap::new(), tasks: JoinSet::new() };
+            Queues { open: Some(OpenQueues::new()), shards: HashMap::new(), tasks: JoinSet::new() };
         let (panics, rejected_open, shed, relieved) = Default::default();
         let (pods, beats) = (AtomicU32::new(PODS_FIRST), HeartbeatGate::default());
         let shared = Shared {
@@ -177,23 +177,23 @@ impl LeaseClient {
     /// carries the span of that request.
     pub fn ask(&self, ask: Ask) {
         let ask = Ask { cause: span_context::current(), ..ask };
-        let shard = self.shard(&ask);
-        let Some(QueueHandle { queue, sender }) = self.queue_of(shard) else {
+        let number = self.shard(&ask);
+        let Some(ShardSender { shard, sender }) = self.sender_of(number) else {
             let asked_at = self.shared.clock.now();
             let outcome = Err(StoreError::Closed);
-            return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
+            return self.shared.reply(Reply { ask, asked_at, shard: number, hot: false, outcome });
         };
         // Reserve room first: an ask that the breaker admits may be its only probe.
         let sent = match sender.try_reserve() {
-            Err(_) if queue.is_closed() => Err(StoreError::QueueFull),
-            room => self.shared.admit(&queue, &ask).and_then(|()| {
+            Err(_) if shard.has_breaker_closed() => Err(StoreError::QueueFull),
+            room => self.shared.admit(&shard, &ask).and_then(|()| {
                 let room = room.map_err(|_| StoreError::QueueFull)?;
                 room.send(ask);
                 Ok(())
             }),
         };
         if let Err(refused) = sent {
-            self.shared.refuse(ask, &queue, refused);
+            self.shared.refuse(ask, &shard, refused);
         }
     }
 
@@ -201,22 +201,22 @@ impl LeaseClient {
     /// and the queue has room. The budget is not checked, since it never drops an ask that gives
     /// tokens back.
     pub fn takes(&self, ask: &Ask) -> bool {
-        let shard = self.shard(ask);
+        let number = self.shard(ask);
         let queues = self.queues.lock();
         let Some(open) = &queues.open else { return false };
-        queues.states.get(&shard).is_none_or(|queue| queue.is_closed())
-            && open.senders.get(&shard).is_none_or(|sender| sender.capacity() > 0)
+        queues.shards.get(&number).is_none_or(|shard| shard.has_breaker_closed())
+            && open.senders.get(&number).is_none_or(|sender| sender.capacity() > 0)
     }
 
     /// Queues `ask`, and waits for room for a limited time. This is for tokens that go back while
     /// no request waits for the reply. If the breaker is open or the lease client closed, the ask
     /// is dropped and its tokens end with their window.
     pub async fn send_wait(&self, ask: Ask) {
-        let Some(QueueHandle { queue, sender }) = self.queue_of(self.shard(&ask)) else { return };
+        let Some(ShardSender { shard, sender }) = self.sender_of(self.shard(&ask)) else { return };
         // This fails if the lease client was closed meanwhile, or if the queue does not move. Room
         // comes first: an ask that the breaker admits may be its only probe.
         if let Ok(Ok(room)) = timeout(ROOM_WAIT_MAX, sender.reserve()).await
-            && self.shared.admit(&queue, &ask).is_ok()
+            && self.shared.admit(&shard, &ask).is_ok()
         {
             room.send(ask);
         }
@@ -242,17 +242,18 @@ impl LeaseClient {
     }
 
     /// The states of the shards that have been asked, in order of their numbers.
-    pub fn shards(&self) -> Vec<ShardState> {
+    pub fn shards(&self) -> Vec<ShardSnapshot> {
         let now = self.shared.clock.now();
-        let mut states: Vec<_> = self.queues().iter().map(|queue| queue.state(now)).collect();
-        states.sort_by_key(|state| state.shard);
-        states
+        let mut shards: Vec<_> =
+            self.all_shards().iter().map(|shard| shard.snapshot(now)).collect();
+        shards.sort_by_key(|snapshot| snapshot.shard);
+        shards
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn shard_counters(&self) -> Vec<ShardCounters> {
         let mut shard_counters: Vec<_> =
-            self.queues().iter().map(|queue| queue.counters()).collect();
+            self.all_shards().iter().map(|shard| shard.counters()).collect();
         shard_counters.sort_by_key(|counters| counters.shard);
         shard_counters
     }
@@ -293,8 +294,8 @@ impl LeaseClient {
         while drained.recv().await.is_some() {}
     }
 
-    fn queues(&self) -> Vec<Arc<ShardQueue>> {
-        self.queues.lock().states.values().cloned().collect()
+    fn all_shards(&self) -> Vec<Arc<Shard>> {
+        self.queues.lock().shards.values().cloned().collect()
     }
 
     /// The shard to which `ask` would be sent.
@@ -302,19 +303,20 @@ impl LeaseClient {
         self.shared.store.shard(ask).min(SHARDS_MAX - 1)
     }
 
-    /// The queue of `shard` and its sender; `None` once the lease client is closed.
-    fn queue_of(&self, shard: usize) -> Option<QueueHandle> {
-        let Queues { open, states, tasks } = &mut *self.queues.lock();
+    /// The shard of this `number` and the sender of its queue; `None` once the lease client is
+    /// closed.
+    fn sender_of(&self, number: usize) -> Option<ShardSender> {
+        let Queues { open, shards, tasks } = &mut *self.queues.lock();
         let OpenQueues { senders, guard, .. } = open.as_mut()?;
-        let queue = Arc::clone(states.entry(shard).or_insert_with(|| ShardQueue::new(shard)));
-        let sender = senders.entry(shard).or_insert_with(|| {
+        let shard = Arc::clone(shards.entry(number).or_insert_with(|| Shard::new(number)));
+        let sender = senders.entry(number).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
-            let (queue, shared) = (Arc::clone(&queue), Arc::clone(&self.shared));
-            tasks.spawn(dispatch::run(queue, shared, asks, guard.clone()));
+            let (shard, shared) = (Arc::clone(&shard), Arc::clone(&self.shared));
+            tasks.spawn(dispatch::run(shard, shared, asks, guard.clone()));
             sender
         });
-        Some(QueueHandle { queue, sender: sender.clone() })
+        Some(ShardSender { shard, sender: sender.clone() })
     }
 }
 
@@ -331,8 +333,8 @@ impl OpenQueues {
 
 impl Shared {
     /// Whether `ask` may be sent.
-    fn admit(&self, queue: &ShardQueue, ask: &Ask) -> Result<(), StoreError> {
-        let admitted = queue.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
+    fn admit(&self, shard: &Shard, ask: &Ask) -> Result<(), StoreError> {
+        let admitted = shard.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
         match admitted {
             Err(StoreError::Unavailable) => _ = self.rejected_open.fetch_add(1, Ordering::Relaxed),
             Err(StoreError::Shed) => _ = self.shed.fetch_add(1, Ordering::Relaxed),
@@ -342,10 +344,10 @@ impl Shared {
     }
 
     /// Answers an ask that is not sent.
-    fn refuse(&self, ask: Ask, queue: &ShardQueue, why: StoreError) {
+    fn refuse(&self, ask: Ask, shard: &Shard, why: StoreError) {
         let now = self.clock.now();
-        let hot = queue.is_hot(ask.key, now);
-        self.reply(Reply { ask, asked_at: now, shard: queue.shard(), hot, outcome: Err(why) });
+        let hot = shard.is_hot(ask.key, now);
+        self.reply(Reply { ask, asked_at: now, shard: shard.number(), hot, outcome: Err(why) });
     }
 
     /// A panic in `on_reply` must not end the shard's task.

@@ -33,7 +33,7 @@ use crate::counter::{Count, Counter};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::lease::{LeaseClient, Reply, ShardCounters, ShardState};
+use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
@@ -217,7 +217,7 @@ impl Limiter {
     }
 
     /// The states of the shards that have been asked, in order of their numbers.
-    pub fn shards(&self) -> Vec<ShardState> {
+    pub fn shards(&self) -> Vec<ShardSnapshot> {
         self.shared.lease_client.shards()
     }
 

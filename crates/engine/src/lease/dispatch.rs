@@ -17,7 +17,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
 use tokio::time::{Sleep, sleep_until, timeout};
 
-use super::queue::ShardQueue;
+use super::shard::Shard;
 use super::silence::Silence;
 use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared};
 use crate::store::{Ask, Grant, StoreError};
@@ -57,7 +57,7 @@ struct Pace {
 
 /// Sends a shard's asks.
 struct Dispatch<'a, S, F> {
-    queue: &'a ShardQueue,
+    shard: &'a Shard,
     shared: &'a Shared,
     asks: mpsc::Receiver<Ask>,
     send: S,
@@ -86,15 +86,15 @@ struct Alarm<'a> {
 /// Sends the asks that queue in `asks` until the lease client drops the queue and all of them have
 /// been answered.
 pub(super) async fn run(
-    queue: Arc<ShardQueue>,
+    shard: Arc<Shard>,
     shared: Arc<Shared>,
     asks: mpsc::Receiver<Ask>,
     guard: DrainGuard,
 ) {
-    let send = |sent| lend(&shared, queue.shard(), sent);
+    let send = |sent| lend(&shared, shard.number(), sent);
     let sleep = pin!(sleep_until(shared.clock.instant(Time::default())));
     let dispatch = Dispatch {
-        queue: &queue,
+        shard: &shard,
         shared: &shared,
         asks,
         send,
@@ -136,7 +136,7 @@ where
             if self.may_send(now) {
                 self.send_batch(now);
             }
-            self.drain.note(self.queue, now);
+            self.drain.note(self.shard, now);
             let receives = self.receives();
             let room = self.room();
             alarm.set(self.due(now), self.shared);
@@ -180,7 +180,7 @@ where
     /// When the task next has to act, even if nothing arrives.
     fn due(&self, now: Time) -> Option<Time> {
         let leaves = (!self.next.is_empty() && self.room() > 0).then_some(self.pace.opens);
-        let stalls = || self.silence.due(self.queue.stall_after(self.shared.wait_min));
+        let stalls = || self.silence.due(self.shard.stall_after(self.shared.wait_min));
         let stalls = (!self.out.is_empty()).then(stalls).flatten();
         let drained = self.drain.due().filter(|due| *due > now);
         [leaves, stalls, drained].into_iter().flatten().min()
@@ -194,7 +194,7 @@ where
         self.silence.sent(self.out.is_empty(), now);
         let batch = self.pace.begin(now);
         for ask in self.next.drain(..) {
-            let is_hot = self.queue.note_sent(&ask, now);
+            let is_hot = self.shard.note_sent(&ask, now);
             self.out.push((self.send)(Sent { ask, batch, sent_at: now, is_hot }));
         }
     }
@@ -202,12 +202,12 @@ where
     fn deliver(&mut self, batch: u64, reply: Reply) {
         let now = self.shared.clock.now();
         self.pace.replied(batch);
-        let stall_after = self.queue.stall_after(self.shared.wait_min);
+        let stall_after = self.shard.stall_after(self.shared.wait_min);
         let is_congested = self.silence.ended_since(reply.asked_at, stall_after, now);
         if is_reply(&reply.outcome) {
             self.silence.heard(now);
         }
-        self.queue.note(&reply, is_congested, now);
+        self.shard.note(&reply, is_congested, now);
         self.shared.reply(reply);
     }
 
@@ -217,20 +217,20 @@ where
             return;
         }
         let now = self.shared.clock.now();
-        let (shard, span) = (self.queue.shard(), self.queue.stall_after(self.shared.wait_min));
+        let (shard, span) = (self.shard.number(), self.shard.stall_after(self.shared.wait_min));
         if !self.silence.stalls(span, now, || self.shared.store.silence(shard)) {
             return;
         }
-        self.queue.stall(now);
+        self.shard.stall(now);
         let mut queued = std::mem::take(&mut self.next);
         for ask in queued.drain(..) {
-            self.shared.refuse(ask, self.queue, StoreError::Unavailable);
+            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
         }
         self.next = queued;
         // Asks that queued before the stall: a later one may be the breaker's probe.
         for _ in 0..self.asks.len() {
             let Ok(ask) = self.asks.try_recv() else { break };
-            self.shared.refuse(ask, self.queue, StoreError::Unavailable);
+            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
         }
     }
 }
@@ -268,8 +268,8 @@ impl Drain {
         Some(since + DRAIN_AWAY_MAX)
     }
 
-    fn note(&mut self, queue: &ShardQueue, now: Time) {
-        if self.due().is_some_and(|due| due <= now) && !queue.is_closed() {
+    fn note(&mut self, shard: &Shard, now: Time) {
+        if self.due().is_some_and(|due| due <= now) && !shard.has_breaker_closed() {
             self.guard = None;
         }
     }

@@ -5,7 +5,7 @@
 //! give them back if the request is denied. Refunds are applied only once the request is known to
 //! pass. A request that is dropped before its verdict gives back all that it took.
 
-mod queued;
+mod place_in_queue;
 
 use ratelease_rules::key::Key;
 use ratelease_rules::request::Few;
@@ -16,7 +16,7 @@ use super::resolve::{Charge, Resolved};
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::buffer::Take;
 use crate::verdict::{self, Code, Counted, Status};
-use queued::Queued;
+use place_in_queue::PlaceInQueue;
 
 /// The state of a request between its first charge and its verdict.
 pub(super) struct Transaction<'a, 'r> {
@@ -26,7 +26,7 @@ pub(super) struct Transaction<'a, 'r> {
     attempts: Few<Option<Attempt>>,
     /// Queue places of charges that the failure mode admitted meanwhile: a lease that still arrives
     /// there pays for them.
-    debts: Vec<Queued<'a, 'r>>,
+    debts: Vec<PlaceInQueue<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
     /// A refund has been queued, so the request stands whatever happens to it now.
@@ -106,7 +106,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             verdict = Verdict::new(request, self.statuses(), modes);
         } else {
             self.apply_refunds(now);
-            self.debts.drain(..).for_each(Queued::settle_debt);
+            self.debts.drain(..).for_each(PlaceInQueue::settle_debt);
         }
         self.attempts.clear(); // what is still held is spent
         verdict
@@ -129,7 +129,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             match self.shared.enqueue(charge, now) {
                 Ok(reply) => {
                     self.stands |= charge.refund;
-                    queued.push((at, Queued::new(self.shared, charge, reply)));
+                    queued.push((at, PlaceInQueue::new(self.shared, charge, reply)));
                 }
                 Err(error) => {
                     failed = self.settle_without_store(at, charge, error, now, false).or(failed);

@@ -23,7 +23,7 @@ pub(super) const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
 
 /// Waiting requests, first come, first served.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct Waiters {
     waiters: VecDeque<Waiter>,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct PendingCharge {
     pub(super) charge_denied: bool,
 }
 
-// === impl Queue ===
+// === impl Waiters ===
 
-impl Queue {
+impl Waiters {
     pub(super) fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }

@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
-use ratelease_engine::lease::{BreakerState, ShardCounters, ShardState};
+use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
 
 use super::render;
 use super::status::Status;
@@ -192,7 +192,7 @@ fn leases(shard_counters: &[ShardCounters]) -> Vec<Family> {
     families
 }
 
-fn shards(shards: &[ShardState]) -> [Family; 4] {
+fn shards(shards: &[ShardSnapshot]) -> [Family; 4] {
     let help = "1 while asks to the shard are kept back, or one is on its way to find out.";
     let mut open = Family::new("ratelease_breaker_open", Kind::Gauge, help);
     let help = "How often the shard's breaker has opened.";
@@ -202,7 +202,7 @@ fn shards(shards: &[ShardState]) -> [Family; 4] {
     let help = "1 while one key has more than 5 % of the shard's asks.";
     let mut hot = Family::new("ratelease_shard_hot_key", Kind::Gauge, help);
     for state in shards {
-        let ShardState { shard, breaker, round_trip, .. } = *state;
+        let ShardSnapshot { shard, breaker, round_trip, .. } = *state;
         open.push(of_shard(shard), Value::Count(u64::from(breaker != BreakerState::Closed)));
         opened.push(of_shard(shard), Value::Count(state.opened));
         trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ratelease_cli::settings::EffectiveSetting;
 use ratelease_engine::counter as engine;
 use ratelease_engine::invariant;
-use ratelease_engine::lease::{BreakerState, ShardState};
+use ratelease_engine::lease::{BreakerState, ShardSnapshot};
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ pub struct Status {
     /// Description of the store of the counts.
     pub store: String,
     /// The state of each shard that has been asked.
-    pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
+    pub shards: Arc<dyn Fn() -> Vec<ShardSnapshot> + Send + Sync>,
     /// Event counts since the process began, and present levels; counts of one counter are added
     /// up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
@@ -121,7 +121,7 @@ impl Status {
             invariant::violations(),
         );
         for state in (self.shards)() {
-            let ShardState { shard, opened, round_trip, .. } = state;
+            let ShardSnapshot { shard, opened, round_trip, .. } = state;
             let breaker = breaker_name(state.breaker);
             // Writing to a string cannot fail.
             let _ = writeln!(
@@ -151,7 +151,7 @@ impl Status {
     }
 }
 
-fn shard(state: &ShardState) -> Value {
+fn shard(state: &ShardSnapshot) -> Value {
     let hot_key = state.hot_key.as_ref().map(
         |hot| json!({"key": hot.key.to_string(), "share": hot.share, "relieved": hot.relieved}),
     );

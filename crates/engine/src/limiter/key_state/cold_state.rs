@@ -4,7 +4,7 @@ use ratelease_rules::Limit;
 
 use crate::buffer::{Buffer, Cold, Refill};
 use crate::lease::QUEUE_MAX;
-use crate::limiter::wait::{QUEUED_BYTES, Queue};
+use crate::limiter::wait::{QUEUED_BYTES, Waiters};
 use crate::time::Time;
 
 /// Bytes counted for each waiting request: its place in the queue, and the box that contains the
@@ -21,7 +21,7 @@ const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
 /// Waiting requests, and other state that a key has only in rare cases.
 #[derive(Debug, Default)]
 pub(in crate::limiter) struct ColdState {
-    pub(super) waiting: Queue,
+    pub(super) waiting: Waiters,
     /// Hits that this pod has admitted by itself since the ask on its way was made: if its lease
     /// arrives, it pays for them.
     pub(super) debt: u32,

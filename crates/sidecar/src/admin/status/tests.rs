@@ -77,7 +77,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
         shards: Arc::new(|| {
             let (breaker, round_trip) = (BreakerState::Open, Duration::from_millis(2));
             let hot_key = Some(ShardHotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
-            vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
+            vec![ShardSnapshot { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
         counts: Arc::new(|| {
             vec![

@@ -25,9 +25,9 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 /// The round trip that is assumed before the first measurement.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
-/// The state of a shard.
+/// The state of a shard at one time, for pages and metrics.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ShardState {
+pub struct ShardSnapshot {
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// The state of the shard's breaker.
@@ -42,7 +42,7 @@ pub struct ShardState {
 
 /// State that the lease client shares with the task that sends a shard's asks.
 #[derive(Debug)]
-pub(super) struct ShardQueue {
+pub(super) struct Shard {
     shard: usize,
     admission: Mutex<Admission>,
     /// In nanoseconds. The last round trip if it took longer than the average, else a moving
@@ -58,16 +58,16 @@ struct Admission {
     budget: Budget,
 }
 
-// === impl ShardQueue ===
+// === impl Shard ===
 
-impl ShardQueue {
+impl Shard {
     pub(super) fn new(shard: usize) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
         let (admission, hot_keys, counters) = Default::default();
         Arc::new(Self { shard, admission, round_trip, hot_keys, counters })
     }
 
-    pub(super) fn shard(&self) -> usize {
+    pub(super) fn number(&self) -> usize {
         self.shard
     }
 
@@ -90,17 +90,17 @@ impl ShardQueue {
         Ok(())
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(super) fn has_breaker_closed(&self) -> bool {
         self.admission.lock().breaker.state() == BreakerState::Closed
     }
 
-    pub(super) fn state(&self, now: Time) -> ShardState {
+    pub(super) fn snapshot(&self, now: Time) -> ShardSnapshot {
         let (breaker, opened) = {
             let Admission { breaker, .. } = &*self.admission.lock();
             (breaker.state(), breaker.opened())
         };
         let (round_trip, hot_key) = (self.round_trip(), self.hot_keys.lock().hot_key(now));
-        ShardState { shard: self.shard, breaker, opened, round_trip, hot_key }
+        ShardSnapshot { shard: self.shard, breaker, opened, round_trip, hot_key }
     }
 
     pub(super) fn counters(&self) -> ShardCounters {

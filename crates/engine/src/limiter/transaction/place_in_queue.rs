@@ -10,7 +10,7 @@ use crate::store::StoreError;
 use crate::time::Time;
 
 /// A place in a queue. When dropped, it gives back a lease that arrives too late.
-pub(super) struct Queued<'a, 'r> {
+pub(super) struct PlaceInQueue<'a, 'r> {
     shared: &'a Shared,
     charge: &'a Charge<'r>,
     reply: ReplyReceiver,
@@ -18,9 +18,9 @@ pub(super) struct Queued<'a, 'r> {
     open: bool,
 }
 
-// === impl Queued ===
+// === impl PlaceInQueue ===
 
-impl<'a, 'r> Queued<'a, 'r> {
+impl<'a, 'r> PlaceInQueue<'a, 'r> {
     pub(super) fn new(shared: &'a Shared, charge: &'a Charge<'r>, reply: ReplyReceiver) -> Self {
         Self { shared, charge, reply, open: true }
     }
@@ -60,7 +60,7 @@ impl<'a, 'r> Queued<'a, 'r> {
     }
 }
 
-impl Drop for Queued<'_, '_> {
+impl Drop for PlaceInQueue<'_, '_> {
     fn drop(&mut self) {
         if !self.open {
             return;
