@@ -65,7 +65,7 @@ pub enum RedisFailure {
     /// Another node owns the slot now.
     Moved,
     /// Another node is taking over the slot: ask that node for this command only.
-    Ask,
+    AskRedirect,
     /// Some keys of the command have moved already and some have not.
     TryAgain,
     /// The slot has no owner, or the node is cut off from most of the cluster.
@@ -154,7 +154,7 @@ impl RedisFailure {
         match self {
             Self::NoScript => "redis_noscript",
             Self::Moved => "redis_moved",
-            Self::Ask => "redis_ask",
+            Self::AskRedirect => "redis_ask",
             Self::TryAgain => "redis_tryagain",
             Self::ClusterDown => "redis_clusterdown",
             Self::Loading => "redis_loading",

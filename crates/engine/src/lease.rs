@@ -91,7 +91,7 @@ pub struct Reply {
 }
 
 /// Receives replies, so it must be short and must not block. It is called in the shard's task; or,
-/// for an ask that is refused at once, in the thread that calls [`LeaseClient::ask`], which must
+/// for an ask that is refused at once, in the thread that calls [`LeaseClient::queue`], which must
 /// hold no lock that this takes.
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
@@ -175,7 +175,7 @@ impl LeaseClient {
     /// Queues `ask` for its shard; never waits. If the breaker is open, the budget spent, the queue
     /// full or the lease client closed, the ask is answered at once. An ask of a traced request
     /// carries the span of that request.
-    pub fn ask(&self, ask: Ask) {
+    pub fn queue(&self, ask: Ask) {
         let ask = Ask { cause: span_context::current(), ..ask };
         let number = self.shard(&ask);
         let Some(ShardSender { shard, sender }) = self.sender_of(number) else {
@@ -197,7 +197,7 @@ impl LeaseClient {
         }
     }
 
-    /// Whether [`LeaseClient::ask`] would send `ask` now: the client is open, the breaker closed,
+    /// Whether [`LeaseClient::queue`] would send `ask` now: the client is open, the breaker closed,
     /// and the queue has room. The budget is not checked, since it never drops an ask that gives
     /// tokens back.
     pub fn takes(&self, ask: &Ask) -> bool {

@@ -302,7 +302,7 @@ impl Shared {
         if let Some((key, mut state)) = evicted {
             state.give_back(key, now, &mut asks);
         }
-        self.send(asks);
+        self.queue_asks(asks);
         Ok(result)
     }
 
@@ -348,14 +348,14 @@ impl Shared {
             // A key that was evicted meanwhile has no use for its lease.
             None => asks.extend(lease_policy::unwanted(&reply)),
         }
-        self.send(asks);
+        self.queue_asks(asks);
     }
 
     /// Hands `asks` to the lease client. Refused asks are answered within this call, through
     /// [`Shared::on_reply`], so no lock of a key may be held.
-    fn send(&self, asks: Vec<Ask>) {
+    fn queue_asks(&self, asks: Vec<Ask>) {
         for ask in asks {
-            self.lease_client.ask(ask);
+            self.lease_client.queue(ask);
         }
     }
 

@@ -63,7 +63,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     let met = |counter: RedisCounter| count(&*moving, counter);
     // The first store whose asks reach the node loads the script there.
     let noscripts = met(RedisFailure::NoScript.into()) + count(&*others, RedisFailure::NoScript);
-    assert!(met(RedisFailure::Ask.into()) >= 200 && noscripts > 0, "{:?}", moving.counts());
+    assert!(met(RedisFailure::AskRedirect.into()) >= 200 && noscripts > 0, "{:?}", moving.counts());
     for reply in moving.exchange(&old).await {
         assert_eq!(reply.unwrap().left, 2, "a key that has not moved is still at home");
     }
@@ -112,7 +112,7 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
     for reply in store.exchange(&(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
         assert_eq!(reply.unwrap().tokens, 1);
     }
-    assert!(count(&*store, RedisFailure::Ask) > 20 && joined.calls("asking") > 20);
+    assert!(count(&*store, RedisFailure::AskRedirect) > 20 && joined.calls("asking") > 20);
 }
 
 /// Well above the latency on an idle machine (a millisecond), well below any time-out of ours.

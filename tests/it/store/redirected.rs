@@ -58,7 +58,7 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
     let to = hole.local_addr().unwrap().port();
     let store = connected(half_a_cluster(moving.key.in_store(""), to).await).await;
     let (desk, mut replies) = desk(Arc::clone(&store));
-    desk.ask(moving);
+    desk.queue(moving);
     let begun = now();
     let failed = replies.recv().await.unwrap();
     assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
@@ -66,11 +66,11 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
     assert_eq!(desk.shards()[0].opened, 0);
 
     for _ in 0..20 {
-        desk.ask(moving);
+        desk.queue(moving);
         let failed = replies.recv().await.unwrap();
         assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
     }
-    desk.ask(owned(&*store));
+    desk.queue(owned(&*store));
     assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
     assert_eq!(desk.shards()[0].opened, 0);
 }
@@ -83,10 +83,10 @@ async fn slots_without_an_owner_open_no_masters_breaker() {
     let unowned = std::iter::repeat_with(|| ask(10, 1, 0)).find(is_unowned).unwrap();
     let (desk, mut replies) = desk(Arc::clone(&store));
     for _ in 0..10 {
-        desk.ask(unowned);
+        desk.queue(unowned);
         assert!(replies.recv().await.unwrap().outcome.is_err());
     }
-    desk.ask(owned);
+    desk.queue(owned);
     assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
     let breakers: Vec<_> = desk.shards().iter().map(|it| (it.shard, it.breaker)).collect();
     assert_eq!(breakers, [(0, BreakerState::Closed), (SHARDS_MAX - 1, BreakerState::Open)]);

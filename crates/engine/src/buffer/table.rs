@@ -58,9 +58,9 @@ pub trait Entry {
     /// Frees heap memory that the entry can do without, when there is no room for it.
     fn shed(&mut self);
     /// The link that was set last; at first the default one.
-    fn next(&self) -> Link;
+    fn chain_link(&self) -> Link;
     /// Stores a link of the table: beside the entry it would take eight bytes because of alignment.
-    fn set_next(&mut self, next: Link);
+    fn set_chain_link(&mut self, next: Link);
 }
 
 /// Points to the next entry of a chain. It has no meaning outside the table.

@@ -63,7 +63,7 @@ struct Dispatch<'a, S, F> {
     send: S,
     out: FuturesUnordered<F>,
     /// Asks received and not sent yet; at most a batch.
-    next: Vec<Ask>,
+    batch_to_send: Vec<Ask>,
     pace: Pace,
     silence: Silence,
     drain: Drain,
@@ -99,7 +99,7 @@ pub(super) async fn run(
         asks,
         send,
         out: FuturesUnordered::new(),
-        next: Vec::with_capacity(BATCH_MAX),
+        batch_to_send: Vec::with_capacity(BATCH_MAX),
         pace: Pace { is_open: true, ..Pace::default() },
         silence: Silence::default(),
         drain: Drain { guard: Some(guard), since: None },
@@ -145,7 +145,7 @@ where
                 Some((batch, reply)) = self.out.next(), if !self.out.is_empty() => {
                     self.deliver(batch, reply);
                 }
-                received = self.asks.recv_many(&mut self.next, room), if receives => {
+                received = self.asks.recv_many(&mut self.batch_to_send, room), if receives => {
                     if received == 0 {
                         self.drain.since = Some(self.shared.clock.now());
                     }
@@ -159,7 +159,7 @@ where
     }
 
     fn is_done(&self) -> bool {
-        self.drain.since.is_some() && self.next.is_empty() && self.out.is_empty()
+        self.drain.since.is_some() && self.batch_to_send.is_empty() && self.out.is_empty()
     }
 
     /// The number of asks that may be sent with the next batch.
@@ -170,16 +170,18 @@ where
     /// Whether to receive from the queue. A queued ask wakes this task only if the ask can be sent
     /// or a timer must be set for it.
     fn receives(&self) -> bool {
-        self.next.is_empty() && self.room() > 0 && self.drain.since.is_none()
+        self.batch_to_send.is_empty() && self.room() > 0 && self.drain.since.is_none()
     }
 
     fn may_send(&self, now: Time) -> bool {
-        !self.next.is_empty() && self.room() > 0 && (self.pace.is_open || self.pace.opens <= now)
+        !self.batch_to_send.is_empty()
+            && self.room() > 0
+            && (self.pace.is_open || self.pace.opens <= now)
     }
 
     /// When the task next has to act, even if nothing arrives.
     fn due(&self, now: Time) -> Option<Time> {
-        let leaves = (!self.next.is_empty() && self.room() > 0).then_some(self.pace.opens);
+        let leaves = (!self.batch_to_send.is_empty() && self.room() > 0).then_some(self.pace.opens);
         let stalls = || self.silence.due(self.shard.stall_after(self.shared.wait_min));
         let stalls = (!self.out.is_empty()).then(stalls).flatten();
         let drained = self.drain.due().filter(|due| *due > now);
@@ -187,13 +189,13 @@ where
     }
 
     fn send_batch(&mut self, now: Time) {
-        while self.next.len() < self.room() {
+        while self.batch_to_send.len() < self.room() {
             let Ok(ask) = self.asks.try_recv() else { break };
-            self.next.push(ask);
+            self.batch_to_send.push(ask);
         }
         self.silence.sent(self.out.is_empty(), now);
         let batch = self.pace.begin(now);
-        for ask in self.next.drain(..) {
+        for ask in self.batch_to_send.drain(..) {
             let is_hot = self.shard.note_sent(&ask, now);
             self.out.push((self.send)(Sent { ask, batch, sent_at: now, is_hot }));
         }
@@ -222,11 +224,11 @@ where
             return;
         }
         self.shard.stall(now);
-        let mut queued = std::mem::take(&mut self.next);
+        let mut queued = std::mem::take(&mut self.batch_to_send);
         for ask in queued.drain(..) {
             self.shared.refuse(ask, self.shard, StoreError::Unavailable);
         }
-        self.next = queued;
+        self.batch_to_send = queued;
         // Asks that queued before the stall: a later one may be the breaker's probe.
         for _ in 0..self.asks.len() {
             let Ok(ask) = self.asks.try_recv() else { break };

@@ -141,7 +141,7 @@ fn gated(ask: &Ask) -> Fate {
 async fn what_queues_behind_a_batch_travels_together() {
     let mut rig = Rig::new(|_| Fate::After(ms(2)));
     for key in 0..BATCH_MAX as u64 + 6 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
     }
     let mut batches: BTreeMap<Time, usize> = BTreeMap::new();
     for reply in rig.replies(BATCH_MAX + 6).await {
@@ -157,12 +157,12 @@ async fn a_batch_leaves_with_the_first_reply_of_the_last_or_a_millisecond_after_
         let mut rig = Rig::new(move |ask| {
             Fate::After(if ask.key == Key::for_test(0) { first } else { ms(10) })
         });
-        rig.client.ask(ask(0, 0));
-        rig.client.ask(ask(1, 0));
+        rig.client.queue(ask(0, 0));
+        rig.client.queue(ask(1, 0));
         rig.start(2).await;
         let at = begun.now();
-        rig.client.ask(ask(2, 0));
-        rig.client.ask(ask(3, 0));
+        rig.client.queue(ask(2, 0));
+        rig.client.queue(ask(3, 0));
         rig.start(2).await;
         assert!(begun.now().since(at) <= leaves, "{:?}", begun.now().since(at));
         rig.replies(4).await;
@@ -175,13 +175,13 @@ async fn a_slow_ask_delays_no_other_of_its_shard() {
     let mut rig = Rig::new(slow);
     let begun = Clock::start();
     for key in 0..10 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
     }
     for reply in rig.replies(9).await {
         assert_ne!(reply.ask.key, Key::for_test(0));
     }
     assert!(begun.now() < Time::default() + ms(5), "{:?}", begun.now());
-    rig.client.ask(ask(10, 0));
+    rig.client.queue(ask(10, 0));
     assert_eq!(rig.replies(1).await[0].ask, ask(10, 0), "nor of those that follow");
     assert!(begun.now() < Time::default() + ms(9), "{:?}", begun.now());
     assert_eq!(rig.replies(1).await[0].ask, ask(0, 0));
@@ -192,15 +192,15 @@ async fn asks_of_one_shard_that_are_out_have_a_ceiling_and_so_have_those_that_qu
     let mut rig = Rig::new(|_| Fate::Gated);
     let out = 4 * BATCH_MAX;
     for key in 0..out as u64 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
     }
     rig.start(out).await;
     for key in 0..QUEUE_MAX as u64 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
     }
     tokio::time::advance(ms(10)).await;
     assert!(rig.started.try_recv().is_err() && rig.replies.try_recv().is_err());
-    rig.client.ask(ask(7, 0));
+    rig.client.queue(ask(7, 0));
     let refused = rig.replies.try_recv().unwrap();
     assert_eq!((refused.ask, refused.outcome), (ask(7, 0), Err(StoreError::QueueFull)));
     rig.store.gate.add_permits(1);
@@ -210,16 +210,16 @@ async fn asks_of_one_shard_that_are_out_have_a_ceiling_and_so_have_those_that_qu
 #[tokio::test]
 async fn a_stuck_shard_delays_no_other() {
     let mut rig = Rig::new(gated);
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.start(1).await;
-    rig.client.ask(ask(1, 1));
+    rig.client.queue(ask(1, 1));
     assert_eq!(rig.replies.recv().await.unwrap().ask, ask(1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_is_never_answered_is_given_up() {
     let mut rig = Rig::new(|_| Fate::Never);
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     assert_eq!(rig.replies.recv().await.unwrap().outcome, Err(StoreError::TimedOut));
 }
 
@@ -228,18 +228,18 @@ async fn replies_of_a_hot_key_say_so_until_it_cools() {
     let mut rig = Rig::new(|_| Fate::After(Duration::ZERO));
     let hot = |replies: Vec<Reply>| replies[0].hot;
     for n in 0..198 {
-        rig.client.ask(ask(if n % 2 == 0 { 1_000 } else { n }, 0));
+        rig.client.queue(ask(if n % 2 == 0 { 1_000 } else { n }, 0));
         assert!(!hot(rig.replies(1).await), "{n}");
     }
-    rig.client.ask(ask(1_000, 0));
+    rig.client.queue(ask(1_000, 0));
     assert!(hot(rig.replies(1).await), "its hundredth");
-    rig.client.ask(ask(1, 0));
+    rig.client.queue(ask(1, 0));
     assert!(!hot(rig.replies(1).await), "another key");
     let hot_key = |rig: &Rig| rig.client.shards()[0].hot_key;
     let flagged = HotKey { key: Key::for_test(1_000), share: 0.5, relieved: 1 };
     assert_eq!((hot_key(&rig), rig.count(Counter::HotKeyRelieved)), (Some(flagged), 1));
     tokio::time::advance(Duration::from_secs(11)).await;
     assert_eq!(hot_key(&rig), None);
-    rig.client.ask(ask(1_000, 0));
+    rig.client.queue(ask(1_000, 0));
     assert!(!hot(rig.replies(1).await));
 }

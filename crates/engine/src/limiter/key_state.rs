@@ -75,7 +75,7 @@ pub(super) struct KeyState {
     /// The round trip to the store, in microseconds: the last one if it took longer than the
     /// average, else a moving average.
     round_trip_us: CompactU64,
-    next: Link,
+    chain_link: Link,
 }
 
 // === impl KeyState ===
@@ -92,7 +92,7 @@ impl KeyState {
             pool: context.first_pool(charge.key()),
             demand: Demand::default(),
             round_trip_us: CompactU64::floor(context.round_trip_us),
-            next: Link::default(),
+            chain_link: Link::default(),
         };
         state.set_limit(charge.applied.limit);
         state
@@ -172,7 +172,7 @@ impl KeyState {
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
         let (reply, queued) = self.buffer.make_cold().waiting.push(pending);
         if queued && (self.asking == 0 || self.is_uncovered(context)) {
-            asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
+            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
         }
         Ok(reply)
     }
@@ -202,7 +202,7 @@ impl KeyState {
         if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
             self.note_asked(context.now);
-            asks.push(Ask { back, ..policy.ask(charge.key()) });
+            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
             return;
         }
         if !self.takes_returns(charge.key(), context) {
@@ -238,7 +238,7 @@ impl KeyState {
         let more = (left || refills) && !self.is_suspended(context.now);
         if ahead && more && self.lease_size(&policy, 0, context).may_hold_ahead() {
             let purpose = Purpose::Ahead;
-            asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
+            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
         }
     }
 
@@ -293,7 +293,7 @@ impl KeyState {
     /// Charges the tokens held, or credits a refund to them, if they are enough; makes no ask.
     fn try_charge(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
         let now = context.now;
-        self.begin_next(now);
+        self.begin_next_window(now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);
         let take = if pending.limit != limit {
             Take::Short

@@ -88,13 +88,13 @@ impl LeasePolicy {
     }
 
     /// An ask for `key` that takes nothing, to be filled in.
-    pub(super) fn ask(&self, key: Key) -> Ask {
+    pub(super) fn blank_ask(&self, key: Key) -> Ask {
         Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
     }
 
     /// The ask that returns `lease` to the key's own count, even if a pool lent it.
     pub(super) fn returning(&self, key: Key, lease: LeasedTokens) -> Option<Ask> {
-        returning(&self.ask(key), lease.tokens, lease.epoch)
+        returning(&self.blank_ask(key), lease.tokens, lease.epoch)
     }
 
     pub(super) fn is_leased(&self) -> bool {

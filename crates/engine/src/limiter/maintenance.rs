@@ -199,7 +199,7 @@ impl Shared {
             if let Some(due) = next.flatten() {
                 self.watch(key, due);
             }
-            self.send(std::mem::take(&mut asks)); // while the room that the check found lasts
+            self.queue_asks(std::mem::take(&mut asks)); // while the room that the check found lasts
         }
     }
 }

@@ -54,6 +54,6 @@ impl Shared {
             let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);
             asks.extend(policy.returning(key, taken));
         }
-        self.send(asks);
+        self.queue_asks(asks);
     }
 }

@@ -111,7 +111,7 @@ impl RedisStore {
 
     fn explained(&self, fault: Fault) -> Fault {
         match fault.kind {
-            Kind::Moved | Kind::Ask if !self.routes() => Fault::new(
+            Kind::Moved | Kind::AskRedirect if !self.routes() => Fault::new(
                 Kind::Refused,
                 "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster",
             ),

@@ -99,7 +99,7 @@ impl<V: Entry> Partition<V> {
             if item.key == key {
                 return Some(place);
             }
-            link = item.value.next();
+            link = item.value.chain_link();
         }
         None
     }
@@ -119,7 +119,7 @@ impl<V: Entry> Partition<V> {
         }
         self.reserve().map_err(|_| TableFull)?;
         let (place, mut value) = (self.len, make());
-        value.set_next(self.swap_head(hash, link_to(place)));
+        value.set_chain_link(self.swap_head(hash, link_to(place)));
         let Some(chunk) = self.chunks.last_mut() else { return Err(TableFull) };
         chunk.push(Item { key, value });
         self.len += 1;
@@ -136,9 +136,9 @@ impl<V: Entry> Partition<V> {
         let place = self.find_victim(now).ok_or(TableFull)?;
         let mut value = make();
         let Item { key: old, value: leaving } = self.item(place);
-        let (old, next) = (*old, leaving.next());
+        let (old, next) = (*old, leaving.chain_link());
         self.relink(old, link_to(place), next);
-        value.set_next(self.swap_head(hash, link_to(place)));
+        value.set_chain_link(self.swap_head(hash, link_to(place)));
         let item = std::mem::replace(self.item_mut(place), Item { key, value });
         Ok((place, Some((item.key, item.value))))
     }
@@ -183,7 +183,7 @@ impl<V: Entry> Partition<V> {
     /// Removes an entry. The last entry moves to the place that is freed.
     fn remove(&mut self, place: usize) {
         let Item { key, value } = self.item(place);
-        let (key, next) = (*key, value.next());
+        let (key, next) = (*key, value.chain_link());
         self.relink(key, link_to(place), next);
         let last = self.len - 1;
         let moved = self.item(last).key;
@@ -224,9 +224,9 @@ impl<V: Entry> Partition<V> {
             return;
         }
         while let Some(place) = place_of(link) {
-            link = self.item(place).value.next();
+            link = self.item(place).value.chain_link();
             if link == from {
-                self.item_mut(place).value.set_next(to);
+                self.item_mut(place).value.set_chain_link(to);
                 return;
             }
         }

@@ -45,11 +45,11 @@ impl Entry for Thing {
         self.heap = 0;
     }
 
-    fn next(&self) -> Link {
+    fn chain_link(&self) -> Link {
         self.next
     }
 
-    fn set_next(&mut self, next: Link) {
+    fn set_chain_link(&mut self, next: Link) {
         self.next = next;
     }
 }

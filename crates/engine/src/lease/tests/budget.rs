@@ -11,7 +11,7 @@ async fn over_its_budget_a_shard_gets_requests_and_returns_alone() {
     let mut rig = Rig::new(|_| Fate::After(Duration::ZERO));
     rig.client.set_pods(1_000); // 10 at once
     let sent = |rig: &mut Rig, purpose| {
-        (0..20).for_each(|_| rig.client.ask(ask_for(purpose)));
+        (0..20).for_each(|_| rig.client.queue(ask_for(purpose)));
         let mut shed = 0;
         while let Ok(reply) = rig.replies.try_recv() {
             assert_eq!(reply.outcome, Err(StoreError::Shed), "at once");
@@ -39,7 +39,7 @@ async fn an_ask_ahead_that_gives_tokens_back_is_not_dropped() {
     rig.client.set_pods(1_000);
     let back = Some(crate::store::Return { tokens: 1, epoch: None });
     for _ in 0..20 {
-        rig.client.ask(Ask { back, ..ask_for(Purpose::Ahead) });
+        rig.client.queue(Ask { back, ..ask_for(Purpose::Ahead) });
     }
     assert!(rig.replies(20).await.iter().all(|reply| reply.outcome.is_ok()));
 }
@@ -52,11 +52,11 @@ async fn a_shard_whose_budget_is_spent_is_probed_all_the_same_after_an_outage() 
         if fails { Fate::Fails(Duration::ZERO, error) } else { Fate::After(Duration::ZERO) }
     });
     rig.client.set_pods(1_000);
-    (0..100).for_each(|_| rig.client.ask(ask(9, 0)));
+    (0..100).for_each(|_| rig.client.queue(ask(9, 0)));
     rig.replies(100).await;
     assert_eq!(rig.opened(), 1);
     tokio::time::advance(ms(100)).await;
-    rig.client.ask(ask_for(Purpose::Ahead));
+    rig.client.queue(ask_for(Purpose::Ahead));
     assert!(rig.replies(1).await[0].outcome.is_ok());
 }
 
@@ -64,7 +64,7 @@ async fn a_shard_whose_budget_is_spent_is_probed_all_the_same_after_an_outage() 
 async fn the_desk_takes_what_it_would_send() {
     let mut rig = Rig::new(|ask| if ask.want == 0 { Fate::Never } else { Fate::Gated });
     assert!(rig.client.takes(&ask(0, 0)), "a shard that was never asked");
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.start(1).await;
     assert!(rig.client.takes(&ask(0, 0)));
     tokio::time::sleep(ms(60)).await;
@@ -72,7 +72,7 @@ async fn the_desk_takes_what_it_would_send() {
     *rig.store.silence.lock() = Some(Duration::ZERO);
     for key in 0..(QUEUE_MAX + 4 * BATCH_MAX) as u64 {
         assert!(rig.client.takes(&ask(0, 1)));
-        rig.client.ask(ask(key, 1));
+        rig.client.queue(ask(key, 1));
         tokio::task::yield_now().await;
         if key < 4 * BATCH_MAX as u64 {
             rig.start(1).await;

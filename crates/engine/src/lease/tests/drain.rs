@@ -14,12 +14,12 @@ use crate::limiter::{Limiter, Options};
 #[tokio::test]
 async fn closing_answers_what_has_queued_and_takes_no_more() {
     let mut rig = Rig::new(|_| Fate::After(ms(1)));
-    rig.client.ask(ask(0, 0));
-    rig.client.ask(ask(1, 1));
+    rig.client.queue(ask(0, 0));
+    rig.client.queue(ask(1, 1));
     rig.client.close().await;
     assert!(rig.replies.try_recv().is_ok());
     assert!(rig.replies.try_recv().is_ok());
-    rig.client.ask(ask(2, 0));
+    rig.client.queue(ask(2, 0));
     assert_eq!(rig.replies.try_recv().unwrap().outcome, Err(StoreError::Closed));
 }
 
@@ -27,13 +27,13 @@ async fn closing_answers_what_has_queued_and_takes_no_more() {
 async fn a_shard_that_is_away_is_not_waited_for_long() {
     let mut rig = Rig::new(|ask| if ask.want == 0 { Fate::Never } else { Fate::After(ms(200)) });
     let clock = Clock::start();
-    rig.client.ask(ask(0, 0));
-    rig.client.ask(ask(1, 1));
+    rig.client.queue(ask(0, 0));
+    rig.client.queue(ask(1, 1));
     rig.start(2).await;
     rig.client.wait_for_replies().await;
     assert_eq!(rig.replies.try_recv().unwrap().ask, ask(1, 1), "the other was waited for");
     assert!(clock.now() < Time::default() + ms(260), "{:?}", clock.now());
-    rig.client.ask(ask(2, 1));
+    rig.client.queue(ask(2, 1));
     rig.client.close().await;
     assert_eq!(rig.replies.try_recv().unwrap().ask, ask(2, 1));
 }
@@ -43,11 +43,11 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
     let mut rig = Rig::new(|_| Fate::After(ms(3_000)));
     *rig.store.silence.lock() = Some(Duration::ZERO);
     let clock = Clock::start();
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.start(1).await;
     rig.client.wait_for_replies().await;
     assert!(clock.now() < Time::default() + ms(1_002), "{:?}", clock.now());
-    rig.client.ask(ask(1, 0));
+    rig.client.queue(ask(1, 0));
     rig.client.close().await;
     assert_eq!(rig.replies(2).await.len(), 2);
     assert!(clock.now() >= Time::default() + ms(4_000), "{:?}", clock.now());
@@ -57,9 +57,9 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
 async fn a_queue_that_stands_still_delays_a_return_only_briefly() {
     let mut rig = Rig::new(|_| Fate::Gated);
     *rig.store.silence.lock() = Some(Duration::ZERO);
-    (0..4 * BATCH_MAX as u64).for_each(|key| rig.client.ask(ask(key, 0)));
+    (0..4 * BATCH_MAX as u64).for_each(|key| rig.client.queue(ask(key, 0)));
     rig.start(4 * BATCH_MAX).await;
-    (0..QUEUE_MAX as u64).for_each(|key| rig.client.ask(ask(key, 0)));
+    (0..QUEUE_MAX as u64).for_each(|key| rig.client.queue(ask(key, 0)));
     let clock = Clock::start();
     rig.client.send_wait(ask(0, 0)).await;
     assert!(clock.now() < Time::default() + ms(252), "{:?}", clock.now());
@@ -163,7 +163,7 @@ async fn no_beat_arrives_after_the_one_that_says_that_the_pod_leaves() {
 #[tokio::test(start_paused = true)]
 async fn a_desk_that_is_dropped_ends_its_tasks() {
     let mut rig = Rig::new(|_| Fate::Never);
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.start(1).await;
     drop(rig.client);
     tokio::task::yield_now().await;

@@ -14,7 +14,7 @@ async fn a_thousand_asks_at_a_slow_shard_that_replies_do_not_open_its_breaker() 
         let mut ask = ask(key, 0);
         let bits = |key: u64| Key::for_test(key).bits() % 1_000;
         ask.key = Key::for_test((key * 1_000..).find(|other| bits(*other) == key).unwrap());
-        rig.client.ask(ask);
+        rig.client.queue(ask);
         late += usize::from(key >= 800);
     }
     let replies = rig.replies(1_000).await;
@@ -27,10 +27,10 @@ async fn a_silent_shard_stalls_and_asks_that_queued_are_answered_at_once() {
     let mut rig = Rig::new(|_| Fate::Never);
     let out = 4 * BATCH_MAX;
     for key in 0..out as u64 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
     }
     rig.start(out).await;
-    (0..10).for_each(|key| rig.client.ask(ask(key, 0)));
+    (0..10).for_each(|key| rig.client.queue(ask(key, 0)));
     let begun = Clock::start();
     for reply in rig.replies(10).await {
         assert_eq!(reply.outcome, Err(StoreError::Unavailable));
@@ -43,12 +43,12 @@ async fn a_silent_shard_stalls_and_asks_that_queued_are_answered_at_once() {
 async fn a_probe_leaves_while_the_asks_of_before_the_stall_are_out() {
     let mut rig =
         Rig::new(|ask| if ask.key == Key::for_test(0) { Fate::Never } else { Fate::After(ms(1)) });
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.start(1).await;
     tokio::time::sleep(ms(60)).await;
     assert_eq!(rig.opened(), 1);
     tokio::time::sleep(ms(100)).await;
-    rig.client.ask(ask(1, 0));
+    rig.client.queue(ask(1, 0));
     let probe = rig.replies(1).await.pop().unwrap();
     assert!(probe.ask == ask(1, 0) && probe.outcome.is_ok(), "{probe:?}");
     assert_eq!(rig.client.shards()[0].breaker, BreakerState::Closed);
@@ -60,12 +60,12 @@ async fn an_ask_that_waits_for_another_server_is_no_stall() {
     let mut rig = Rig::new(move |_| Fate::Fails(ms(250), elsewhere()));
     *rig.store.silence.lock() = Some(Duration::ZERO);
     for key in 0..10 {
-        rig.client.ask(ask(key, 0));
+        rig.client.queue(ask(key, 0));
         assert_eq!(rig.replies(1).await[0].outcome, Err(elsewhere()));
     }
     assert_eq!(rig.opened(), 0);
     *rig.store.silence.lock() = Some(ms(60));
-    rig.client.ask(ask(0, 0));
+    rig.client.queue(ask(0, 0));
     rig.replies(1).await;
     assert_eq!(rig.opened(), 1);
 }
@@ -75,7 +75,7 @@ async fn an_ask_that_waits_for_another_server_is_no_stall() {
 async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
     let mut rig = Rig::new(gated);
     for (held_up, opened) in [(true, 0), (false, 1)] {
-        rig.client.ask(ask(0, 0));
+        rig.client.queue(ask(0, 0));
         rig.start(1).await;
         let span = if held_up { 1_000 } else { 51 };
         tokio::time::advance(ms(span)).await;
@@ -86,7 +86,7 @@ async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
         // A long round trip was measured; short ones reduce it again.
         for _ in 0..100 {
             rig.store.gate.add_permits(1);
-            rig.client.ask(ask(0, 0));
+            rig.client.queue(ask(0, 0));
             rig.start(1).await;
             rig.replies(1).await;
         }

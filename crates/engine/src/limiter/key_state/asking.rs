@@ -24,7 +24,7 @@ impl KeyState {
     /// if other asks are out. Looks ask for no tokens, and requests held to another limit are left
     /// out.
     /// Refunds for which no lease was held here go to the store with the ask.
-    pub(super) fn ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
+    pub(super) fn make_ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
         let expected = self.expected();
         self.note_asked(context.now);
         let policy = self.policy(context);
@@ -73,7 +73,7 @@ impl KeyState {
             charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
-            ..policy.ask(key)
+            ..policy.blank_ask(key)
         }
     }
 
@@ -169,7 +169,7 @@ impl KeyState {
         let tokens = self.buffer.tokens(context.now);
         let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
         let allowance = || self.lease_size(&policy, 0, context).unspent_allowance();
-        self.has_next(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
+        self.has_next_window(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
 
     /// Whether the reply to the ask on its way is overdue.

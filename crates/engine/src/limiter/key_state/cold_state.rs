@@ -30,7 +30,7 @@ pub(in crate::limiter) struct ColdState {
     /// Until when the store is not asked, since it holds another program's value under the key.
     pub(super) suspended_until: Time,
     /// A lease of the next window, which has not begun yet.
-    pub(super) next: Option<Box<Refill>>,
+    pub(super) next_window: Option<Box<Refill>>,
     /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
     pub(super) limit: Option<Box<Limit>>,
 }
@@ -43,7 +43,7 @@ impl ColdState {
 
     /// Bytes counted for the box and the requests that wait in it.
     pub(super) fn heap(&self) -> usize {
-        let next = if self.next.is_some() { size_of::<Refill>() } else { 0 };
+        let next = if self.next_window.is_some() { size_of::<Refill>() } else { 0 };
         match self.waiting.len() {
             0 => Self::BYTES + next,
             waiting => waiting * WAITER_BYTES + next,
@@ -53,13 +53,13 @@ impl ColdState {
 
 impl Cold for ColdState {
     fn is_empty(&self) -> bool {
-        let Self { waiting, debt, expected, suspended_until, next, limit } = self;
+        let Self { waiting, debt, expected, suspended_until, next_window, limit } = self;
         let is_suspended = *suspended_until > Time::default();
         waiting.is_empty()
             && *debt == 0
             && *expected == 0
             && !is_suspended
             && limit.is_none()
-            && next.is_none()
+            && next_window.is_none()
     }
 }

@@ -16,7 +16,7 @@ impl Entry for KeyState {
     }
 
     fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now) || self.has_next(now)
+        self.buffer.is_live(now) || self.has_next_window(now)
     }
 
     fn heap(&self) -> usize {
@@ -29,17 +29,17 @@ impl Entry for KeyState {
         self.set_debt(0);
         self.resume();
         if let Some(cold) = self.buffer.cold_mut() {
-            cold.next = None; // its tokens end with their window
+            cold.next_window = None; // its tokens end with their window
         }
         self.buffer.join_leases(self.return_policy().kind);
         self.buffer.trim();
     }
 
-    fn next(&self) -> Link {
-        self.next
+    fn chain_link(&self) -> Link {
+        self.chain_link
     }
 
-    fn set_next(&mut self, next: Link) {
-        self.next = next;
+    fn set_chain_link(&mut self, link: Link) {
+        self.chain_link = link;
     }
 }

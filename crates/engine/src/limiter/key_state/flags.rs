@@ -10,11 +10,11 @@ const WATCHED: u8 = 1 << 7;
 const RELIEF: u8 = 1 << 6;
 const POOL_EMPTY: u8 = 1 << 5;
 const SHED: u8 = 1 << 4;
-const NEXT_ASKED: u8 = 1 << 3;
+const NEXT_WINDOW_ASKED: u8 = 1 << 3;
 const MISSES: u8 = MISSES_MAX;
 
 const _: () = assert!(
-    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED | NEXT_ASKED) == 0
+    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED | NEXT_WINDOW_ASKED) == 0
         && (MISSES_MAX + 1).is_power_of_two()
 );
 
@@ -58,12 +58,12 @@ impl Flags {
     }
 
     /// Whether a lease of the next window has been asked for.
-    pub(super) fn is_next_asked(self) -> bool {
-        self.0 & NEXT_ASKED != 0
+    pub(super) fn is_next_window_asked(self) -> bool {
+        self.0 & NEXT_WINDOW_ASKED != 0
     }
 
-    pub(super) fn set_next_asked(&mut self, on: bool) {
-        self.set(NEXT_ASKED, on);
+    pub(super) fn set_next_window_asked(&mut self, on: bool) {
+        self.set(NEXT_WINDOW_ASKED, on);
     }
 
     /// Number of asks in a row that found no tokens, up to [`MISSES_MAX`].

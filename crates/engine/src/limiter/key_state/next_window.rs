@@ -45,8 +45,8 @@ impl KeyState {
     ) {
         let limit = charge.applied.limit;
         let Some(rest) = attempt.quota.reset_after else { return };
-        if self.flags.is_next_asked()
-            || self.has_next(context.now)
+        if self.flags.is_next_window_asked()
+            || self.has_next_window(context.now)
             || limit.algorithm != Algorithm::FixedWindow
             || rest > limit.window() / LAST_PART
             || self.asking > 0
@@ -69,14 +69,14 @@ impl KeyState {
         if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
             return;
         }
-        self.flags.set_next_asked(true);
+        self.flags.set_next_window_asked(true);
         self.note_asked(context.now);
         let (want, purpose) = (size.tokens(), Purpose::Ahead);
-        asks.push(Ask { want, purpose, next_window: true, ..policy.ask(key) });
+        asks.push(Ask { want, purpose, next_window: true, ..policy.blank_ask(key) });
     }
 
     /// Stores the lease of the next window until that window begins.
-    pub(super) fn take_next(
+    pub(super) fn keep_next_window(
         &mut self,
         reply: &Reply,
         grant: &Grant,
@@ -91,17 +91,19 @@ impl KeyState {
         if grant.tokens == 0 {
             return;
         }
-        self.drop_next(reply.ask.key, asks);
+        self.give_back_next_window(reply.ask.key, asks);
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
         let fresh_until = refill.lease.starts;
-        self.buffer.make_cold().next = Some(Box::new(Refill { fresh_until, ..refill }));
+        self.buffer.make_cold().next_window = Some(Box::new(Refill { fresh_until, ..refill }));
     }
 
     /// Makes the waiting lease the present one, once its window has begun.
-    pub(in crate::limiter) fn begin_next(&mut self, now: Time) {
+    pub(in crate::limiter) fn begin_next_window(&mut self, now: Time) {
         let Some(cold) = self.buffer.cold_mut() else { return };
-        let Some(refill) = cold.next.take_if(|refill| now >= refill.lease.starts) else { return };
-        self.flags.set_next_asked(false);
+        let Some(refill) = cold.next_window.take_if(|refill| now >= refill.lease.starts) else {
+            return;
+        };
+        self.flags.set_next_window_asked(false);
         let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lease.epoch;
         if known {
             self.buffer.put_back(refill.lease, LeaseKind::Windowed, now);
@@ -114,8 +116,8 @@ impl KeyState {
     /// When to check whether the waiting lease is used, if its window begins soon. The check comes
     /// some time after the beginning, different for each pod and key, so that what idle keys give
     /// back does not reach the masters all at once with the window's first asks.
-    pub(super) fn checks_next_at(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
-        let begins = self.buffer.cold()?.next.as_ref()?.lease.starts;
+    pub(super) fn checks_next_window_at(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
+        let begins = self.buffer.cold()?.next_window.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
         let soon = begins.since(context.now) <= LOOK_WITHIN;
         soon.then(|| begins + spread.mul_f64(self.place(key, context)))
@@ -127,14 +129,14 @@ impl KeyState {
     }
 
     /// Whether a lease waits for its window, and that window is not over yet.
-    pub(super) fn has_next(&self, now: Time) -> bool {
-        let next = self.buffer.cold().and_then(|cold| cold.next.as_ref());
+    pub(super) fn has_next_window(&self, now: Time) -> bool {
+        let next = self.buffer.cold().and_then(|cold| cold.next_window.as_ref());
         next.is_some_and(|refill| now < refill.lease.ends)
     }
 
     /// Removes the waiting lease, which is given back.
-    pub(super) fn drop_next(&mut self, key: Key, asks: &mut Vec<Ask>) {
-        let next = self.buffer.cold_mut().and_then(|cold| cold.next.take());
+    pub(super) fn give_back_next_window(&mut self, key: Key, asks: &mut Vec<Ask>) {
+        let next = self.buffer.cold_mut().and_then(|cold| cold.next_window.take());
         if let Some(refill) = next {
             asks.extend(self.return_policy().returning(key, refill.lease));
             self.buffer.trim();

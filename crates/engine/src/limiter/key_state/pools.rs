@@ -106,7 +106,7 @@ impl KeyState {
             return;
         }
         let (pool, purpose) = (Some(self.pool % policy.pools), Purpose::Return);
-        let deposit = Ask { pool, purpose, ..policy.ask(key) };
+        let deposit = Ask { pool, purpose, ..policy.blank_ask(key) };
         if !context.lease_client.takes(&deposit) {
             return; // the excess goes back to the own count
         }
@@ -135,7 +135,7 @@ impl KeyState {
         }
         self.note_asked(context.now);
         let (pool, want, purpose) = (Some(pool), u64::from(u32::MAX), Purpose::Ahead);
-        asks.push(Ask { pool, want, purpose, ..policy.ask(key) });
+        asks.push(Ask { pool, want, purpose, ..policy.blank_ask(key) });
     }
 }
 

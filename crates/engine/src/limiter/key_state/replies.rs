@@ -34,7 +34,10 @@ impl KeyState {
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
         match &reply.outcome {
-            _ if reply.ask.next_window => self.note_next(reply, context, asks),
+            Ok(grant) if reply.ask.next_window => {
+                self.keep_next_window(reply, grant, context, asks);
+            }
+            Err(_) if reply.ask.next_window => {}
             Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
             // The own count is asked instead.
             Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
@@ -68,8 +71,8 @@ impl KeyState {
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         self.note_draw(&policy, reply, grant, context.now);
         if grant.epoch != self.buffer.epoch() {
-            let waits = self.has_next(context.now);
-            self.flags.set_next_asked(waits);
+            let waits = self.has_next_window(context.now);
+            self.flags.set_next_window_asked(waits);
         }
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
         self.buffer.refill(refill, policy.kind, context.now);
@@ -112,7 +115,7 @@ impl KeyState {
         let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
         if let Some(first) = first {
             self.change_limit(first.limit, key, context, asks);
-            asks.push(self.ask(key, context));
+            asks.push(self.make_ask(key, context));
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
             self.give_back(key, context.now, asks);
@@ -121,17 +124,6 @@ impl KeyState {
         {
             // The other limit is kept only as long as the box is needed for waiting requests.
             self.change_limit(limit, key, context, asks);
-        }
-    }
-
-    pub(in crate::limiter) fn note_next(
-        &mut self,
-        reply: &Reply,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        if let Ok(grant) = &reply.outcome {
-            self.take_next(reply, grant, context, asks);
         }
     }
 

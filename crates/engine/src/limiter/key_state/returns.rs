@@ -49,7 +49,7 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) -> Option<Time> {
-        self.begin_next(context.now);
+        self.begin_next_window(context.now);
         self.flags.set_watched(self.holds_above_allowance(context));
         if !self.flags.is_watched() {
             return None;
@@ -73,7 +73,7 @@ impl KeyState {
         }
         let silent = self.demand.idle_for(context.now);
         let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
-        Some(self.checks_next_at(key, context).map_or(until_idle, |at| until_idle.max(at)))
+        Some(self.checks_next_window_at(key, context).map_or(until_idle, |at| until_idle.max(at)))
     }
 
     /// The silence after which the tokens held go back: in time for others to use them in a short
@@ -88,7 +88,7 @@ impl KeyState {
 
     /// Removes the unspent tokens; the asks return them to the store.
     pub(in crate::limiter) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
-        self.drop_next(key, asks);
+        self.give_back_next_window(key, asks);
         let policy = self.return_policy();
         let leases = self.buffer.drain(now).into_iter().flatten();
         asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
@@ -112,7 +112,7 @@ impl KeyState {
     /// Whether the key's shard accepts returned tokens at present.
     pub(in crate::limiter) fn takes_returns(&self, key: Key, context: &PodContext<'_>) -> bool {
         let policy = self.return_policy();
-        context.lease_client.takes(&policy.ask(key))
+        context.lease_client.takes(&policy.blank_ask(key))
     }
 
     /// Takes back the tokens of a return that, by `reply`, was not sent.

@@ -70,7 +70,7 @@ impl Kind {
         [
             NoScript,
             Moved,
-            Ask,
+            AskRedirect,
             TryAgain,
             ClusterDown,
             Loading,
@@ -96,7 +96,7 @@ impl Kind {
             // Not applied, and worth a retry.
             Self::NoScript    => row(&["NOSCRIPT"], InFull, Keeps),
             Self::Moved       => row(&["MOVED"], There, Keeps).with_stale_map(),
-            Self::Ask         => row(&["ASK"], ThereAsking, Keeps),
+            Self::AskRedirect => row(&["ASK"], ThereAsking, Keeps),
             Self::TryAgain    => row(&["TRYAGAIN"], Again, Keeps),
             Self::ClusterDown => row(&["CLUSTERDOWN"], Again, Keeps)
                 .with_stale_map().hint(HINT_CLUSTER),

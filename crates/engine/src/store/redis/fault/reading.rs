@@ -32,7 +32,7 @@ impl Fault {
             _ if error.is_timeout() => return Fault::timed_out(),
             _ => Kind::Lost,
         };
-        if !matches!(kind, Kind::Moved | Kind::Ask) {
+        if !matches!(kind, Kind::Moved | Kind::AskRedirect) {
             return Fault::new(kind, text);
         }
         let to = error.redirect_node().and_then(|(node, _)| Address::parse_redirect(node));
@@ -130,7 +130,7 @@ mod tests {
         let read = |reply| (fault(reply).kind, fault(reply).to);
         assert_eq!(read("MOVED 3999 10.0.0.2:7001"), (Kind::Moved, node("10.0.0.2", 7001)));
         assert_eq!(read("MOVED 3999 :7001"), (Kind::Moved, node("10.0.0.1", 7001)));
-        assert_eq!(read("ASK 3999 10.0.0.2:7001"), (Kind::Ask, node("10.0.0.2", 7001)));
+        assert_eq!(read("ASK 3999 10.0.0.2:7001"), (Kind::AskRedirect, node("10.0.0.2", 7001)));
         assert_eq!(read("MOVED"), (Kind::MalformedReply, None));
         assert_eq!(read("ASK 3999 nowhere"), (Kind::MalformedReply, None));
     }
