@@ -6,6 +6,8 @@
 //! succeeds. A shard that is slow but replies is congested: asks that no request waits for are
 //! dropped once the budget of asks is spent. Replies go to the function that the lease client was
 //! opened with.
+//!
+//! The limiter decides how much to ask for, with [`size`] and [`demand`]; the client does not.
 
 mod breaker;
 mod budget;

@@ -1,9 +1,10 @@
 //! How many tokens to ask for. Pure: the demand is measured from times that are passed as
 //! arguments.
 //!
-//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long
-//! a lease should last, and n the number of pods that share the limit. Waiting hits count as demand
-//! too. `docs/decisions/0019` explains each part of the formula, and what else was tried.
+//! `G = max(min(max(min(λ·T, run/2), ε·L/n), φ·left/n, max), waiting, 1)`, where λ is the pod's
+//! demand, T how long a lease should last, run the hits since the key was last idle, and n the
+//! number of pods that draw on the key. `docs/decisions/0019` explains each part of the formula,
+//! and what else was tried.
 
 use std::num::NonZeroU8;
 use std::time::Duration;

@@ -2,8 +2,9 @@
 //! completely.
 //!
 //! Charges take their tokens when they are settled, so that no other request can have them, and
-//! give them back if the request is denied. Refunds are applied only once the request is known to
-//! pass. A request that is dropped before its verdict gives back all that it took.
+//! put them back into the buffer if the request is denied. Refunds are applied only once the
+//! request is known to pass. A request that is dropped before its verdict puts back all that it
+//! took.
 
 mod place_in_queue;
 
