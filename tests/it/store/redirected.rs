@@ -37,10 +37,14 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
     Scripted::at(act_at).await.of_cluster()
 }
 
+/// No silence below this is a stall here: the node shares a busy machine with the client, and may
+/// need longer than the 50 ms of the default. It is less than a connection to the hole may take.
+const STALL: Duration = Duration::from_millis(150);
+
 fn desk(store: Arc<RedisStore>) -> (LeaseClient, mpsc::UnboundedReceiver<Reply>) {
     let (reply, replies) = mpsc::unbounded_channel();
     let on_reply = Box::new(move |reported| reply.send(reported).unwrap());
-    (LeaseClient::open(store, Clock::start(), Duration::from_millis(5), on_reply), replies)
+    (LeaseClient::open(store, Clock::start(), STALL, on_reply), replies)
 }
 
 /// A key of a slot that the node owns.
