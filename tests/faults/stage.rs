@@ -377,9 +377,10 @@ fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
     keys.into_iter().filter_map(counted).collect()
 }
 
-/// The count of a fixed window at one node, as `fixed_window.lua` writes it: the window, then the
-/// count in ten digits.
+/// The count of a fixed window at one node, as `fixed_window.lua` writes it: the window, the count
+/// in ten digits, and in the last tenth of the window a colon and what is lent of the next one.
 pub fn count_at(node: &Server, key: &str) -> Option<u64> {
     let value: String = node.try_command(&["GET", key]).ok()?;
-    value.get(value.len().checked_sub(10)?..)?.parse().ok()
+    let present = value.split(':').next()?;
+    present.get(present.len().checked_sub(10)?..)?.parse().ok()
 }
