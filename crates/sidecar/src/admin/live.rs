@@ -281,4 +281,4 @@ fn error_response(error: ListenError) -> Response {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -112,11 +112,11 @@ mod tests {
     use tokio::io::duplex;
 
     use super::*;
+    use crate::admin::live::tests::standalone;
     use ratelease_server::accept;
 
     fn connection() -> accept::Connection<tokio::io::DuplexStream> {
-        let guard = accept::OpenConnections::for_calls(1).admit(None);
-        accept::Connection::new(duplex(1).0, None, guard.expect("room in an empty pool"))
+        standalone(duplex(1).0)
     }
 
     fn is_closed(connection: &accept::Connection<tokio::io::DuplexStream>) -> bool {
