@@ -134,8 +134,8 @@ impl PodFlags {
         let token = source::resolved(|faults| self.listener.token(faults))?;
         let page = fetch::get_with(&server, PATH, &token, self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
-            let reported = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
-            return Err(CliError::new(format_args!("{server}: {reported}")));
+            let needs = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
+            return Err(CliError::new(format_args!("{server}: {needs}")));
         }
         let status: Option<Value> = serde_json::from_slice(&page.body).ok();
         match status.filter(|status| page.status == HTTP_OK && status.is_object()) {

@@ -199,9 +199,13 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the ask was certainly not applied, so that the pod still holds what it gives back.
     pub fn is_not_applied(&self) -> bool {
-        let here = matches!(self, Self::QueueFull | Self::NoRoom | Self::Closed);
-        let here = here || matches!(self, Self::Unavailable | Self::Shed);
-        here || matches!(self, Self::Refused(_) | Self::ForeignValue | Self::Full(_))
+        match self {
+            // It was not sent.
+            Self::QueueFull | Self::NoRoom | Self::Closed | Self::Unavailable | Self::Shed => true,
+            // The store said so.
+            Self::Refused(_) | Self::ForeignValue | Self::Full(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether the error concerns this key alone: the store answers, and serves other keys.

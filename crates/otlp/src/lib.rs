@@ -6,8 +6,8 @@
 //! (`docs/decisions/0033`).
 //!
 //! It may use the settings and the engine's clock. It does not know what a request is, nor where
-//! metrics come from. `ratelease-server` begins spans that end here; the
-//! sidecar reads the metrics that it sends.
+//! metrics come from. `ratelease-server` begins the spans that end here, and the sidecar reads the
+//! metrics that are sent here.
 //!
 //! # Modules
 //!
