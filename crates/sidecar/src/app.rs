@@ -222,6 +222,9 @@ impl App {
 
 impl Serving {
     async fn drain(mut self, ended: &io::Result<()>) {
+        // The first thing to go: while the machine is busy, Linux may take seconds to close an
+        // inotify descriptor, and a process does not end before that.
+        self.watcher.stop();
         self.health.drain();
         self.health_handle.set_healthy(false);
         let part = self.drain_max / DRAIN_PARTS;
@@ -243,7 +246,6 @@ impl Serving {
         if flushed.is_err() {
             warn!("the collector did not take the last spans and metrics in time");
         }
-        drop(self.watcher);
         drop(self.background);
     }
 

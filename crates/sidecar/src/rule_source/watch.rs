@@ -177,13 +177,18 @@ impl Watcher {
         let first = first.await.map_err(|_| io::Error::other("the rules watcher ended"))?;
         Ok((Self { wake: waker, is_stopping }, first))
     }
+
+    /// Ends the watch: its thread closes what it holds and ends, while the caller goes on.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
+        // If a wake-up is pending already, it serves for this one too.
+        let _ = self.wake.try_send(());
+    }
 }
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.is_stopping.store(true, Ordering::Relaxed);
-        // If a wake-up is pending already, it serves for this one too.
-        let _ = self.wake.try_send(());
+        self.stop();
     }
 }
 
