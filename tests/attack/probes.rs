@@ -20,14 +20,48 @@ const EVERY: Duration = Duration::from_millis(100);
 /// Generous, so that a noisy machine passes.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
+/// Interval at which the probing thread notes that it runs.
+const WATCH_EVERY: Duration = Duration::from_millis(5);
+
+/// A longer time without a note is a stall of the probing thread: the machine had no core for it.
+/// Meanwhile a crowd may fill a pool of connections, and a connection without a request gives way.
+const STALL_MIN: Duration = Duration::from_millis(50);
+
 /// Results of probes.
 #[derive(Debug, Default)]
 pub struct Probed {
-    ends: Mutex<Vec<(Instant, &'static str, bool)>>,
+    ends: Mutex<Vec<End>>,
+    /// Beginning and end of each stall of the probing thread.
+    stalls: Mutex<Vec<(Instant, Instant)>>,
+}
+
+/// The result of one probe.
+#[derive(Debug)]
+struct End {
+    name: &'static str,
+    begun: Instant,
+    ended: Instant,
+    is_answered: bool,
 }
 
 /// Sends probes until this future is dropped.
 pub async fn run(foes: Foes, probed: Arc<Probed>) {
+    tokio::join!(send(foes, Arc::clone(&probed)), watch_for_stalls(&probed));
+}
+
+async fn watch_for_stalls(probed: &Probed) {
+    let mut last = now();
+    loop {
+        tokio::time::sleep(WATCH_EVERY).await;
+        let this = now();
+        if this - last >= STALL_MIN {
+            probed.stalls.lock().push((last, this));
+        }
+        last = this;
+    }
+}
+
+async fn send(foes: Foes, probed: Arc<Probed>) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut under_way = JoinSet::new();
@@ -39,7 +73,8 @@ pub async fn run(foes: Foes, probed: Arc<Probed>) {
             under_way.spawn(async move {
                 let begun = now();
                 let answered = tokio::time::timeout(ANSWER_MAX, probe(name, &foes)).await;
-                probed.ends.lock().push((begun, name, answered == Ok(true)));
+                let (ended, is_answered) = (now(), answered == Ok(true));
+                probed.ends.lock().push(End { name, begun, ended, is_answered });
             });
         }
     }
@@ -85,14 +120,21 @@ async fn decided(server: SocketAddr) -> bool {
 // === impl Probed ===
 
 impl Probed {
-    /// Number of probes that began between two instants, and of those that failed, by name.
+    /// Number of probes that began between two instants, and of those that failed, by name. A
+    /// failed probe does not count if the probing thread stalled while it was under way.
     pub fn between(&self, from: Instant, to: Instant) -> (usize, BTreeMap<&'static str, usize>) {
-        let ends = self.ends.lock();
-        let within = ends.iter().filter(|(begun, ..)| (from..to).contains(begun));
+        let (ends, stalls) = (self.ends.lock(), self.stalls.lock());
+        let is_excused = |end: &End| {
+            let overlaps =
+                |(began, over): &(Instant, Instant)| *began < end.ended && end.begun < *over;
+            !end.is_answered && stalls.iter().any(overlaps)
+        };
+        let within = ends.iter().filter(|end| (from..to).contains(&end.begun));
+        let counted: Vec<_> = within.filter(|end| !is_excused(end)).collect();
         let mut failed = BTreeMap::new();
-        for (_, name, _) in within.clone().filter(|(.., answered)| !answered) {
-            *failed.entry(*name).or_default() += 1;
+        for end in counted.iter().filter(|end| !end.is_answered) {
+            *failed.entry(end.name).or_default() += 1;
         }
-        (within.count(), failed)
+        (counted.len(), failed)
     }
 }
