@@ -53,7 +53,7 @@ mod refunds;
 #[path = "fleet/shards.rs"]
 mod shards;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tokio::sync::RwLock;
 
@@ -63,20 +63,3 @@ static MACHINE: RwLock<()> = RwLock::const_new(());
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
-
-/// Returns once a window of this length has at least `rest` left, by the clock of this machine,
-/// which is also the cluster's.
-async fn early_in_a_window(length: Duration, rest: Duration) {
-    let into = into_window(length);
-    if into + rest > length {
-        println!("waits {:?} for a window to end", length - into);
-        tokio::time::sleep(length - into).await;
-    }
-}
-
-/// How far the present window of this length has run.
-fn into_window(length: Duration) -> Duration {
-    #[allow(clippy::disallowed_methods, reason = "windows are the wall clock's")]
-    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    Duration::from_nanos(u64::try_from(unix.as_nanos() % length.as_nanos()).unwrap())
-}

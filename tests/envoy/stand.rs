@@ -4,7 +4,7 @@
 //! ends while a test runs: [`pod`] ensures that.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as proto;
@@ -19,6 +19,7 @@ use crate::support::envoy::EnvoyOptions;
 use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
+use crate::support::windows::early_in_a_window;
 
 /// Held shared by every test, and exclusively by one that measures time: on a machine of two cores,
 /// concurrent tests would distort its measurements.
@@ -71,14 +72,7 @@ pub fn before(domain: &str, pods: &[&Ratelease]) -> EnvoyOptions {
 
 /// Waits for the end of the day by UTC, as Redis counts it, if the day would end during the test.
 pub async fn clear_of_midnight() {
-    // Redis on this machine reads the same clock.
-    #[allow(clippy::disallowed_methods)]
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a date after 1970");
-    let left = DAY - Duration::from_secs(now.as_secs() % DAY.as_secs());
-    if left < TEST_MAX {
-        println!("waits {left:?} for midnight to pass");
-        tokio::time::sleep(left).await;
-    }
+    early_in_a_window(DAY, TEST_MAX).await;
 }
 
 // === impl Rules ===

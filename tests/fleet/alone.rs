@@ -8,7 +8,8 @@ use crate::pods::Pods;
 use crate::support::ports::free_port;
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, inherited};
-use crate::{DAY, MACHINE, early_in_a_window};
+use crate::support::windows::early_in_a_window;
+use crate::{DAY, MACHINE};
 
 const LIMIT: u64 = 500;
 const LIMITS: [(&str, &str); 1] = [("key", "unit: day, requests_per_unit: 500")];

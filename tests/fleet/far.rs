@@ -17,7 +17,8 @@ use crate::support::probe::Probe;
 use crate::support::proxy::Fault;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::rng::Rng;
-use crate::{HOUR, MACHINE, early_in_a_window};
+use crate::support::windows::early_in_a_window;
+use crate::{HOUR, MACHINE};
 
 /// Delay each way. The timers of the proxy add about a millisecond, and the machine the rest of the
 /// ten: see [`Probe`].

@@ -7,7 +7,8 @@ use futures_util::future::join_all;
 use crate::caller::charge;
 use crate::pods::Pods;
 use crate::support::redis::Cluster;
-use crate::{DAY, MACHINE, early_in_a_window};
+use crate::support::windows::early_in_a_window;
+use crate::{DAY, MACHINE};
 
 const PODS: usize = 2;
 

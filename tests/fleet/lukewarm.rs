@@ -11,7 +11,8 @@ use crate::pods::Pods;
 use crate::support::now;
 use crate::support::redis::Cluster;
 use crate::support::rng::Rng;
-use crate::{DAY, HOUR, early_in_a_window, into_window};
+use crate::support::windows::{early_in_a_window, into_window};
+use crate::{DAY, HOUR};
 
 const PODS: usize = 4;
 const DECISIONS: usize = 500;
@@ -29,6 +30,7 @@ const TAKES: Duration = Duration::from_secs(70);
 async fn two_decisions_on_a_lukewarm_key_cost_at_most_one_call() {
     // It does not hold `MACHINE`: its dozen requests a second disturb no other test, and it counts
     // calls, whose number does not depend on time.
+    //
     // In the last tenth of a window pods lease from the next one too, which this does not count.
     let (unit, window) = UNITS
         .into_iter()

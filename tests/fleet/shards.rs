@@ -12,7 +12,8 @@ use crate::pods::Pods;
 use crate::support::now;
 use crate::support::redis::Cluster;
 use crate::support::rng::Rng;
-use crate::{HOUR, MACHINE, early_in_a_window};
+use crate::support::windows::early_in_a_window;
+use crate::{HOUR, MACHINE};
 
 const LIMIT: u64 = 1_000;
 const PODS: usize = 4;

@@ -14,23 +14,8 @@ mod limits; // the whole limit passes, and few are denied too early
 mod parts; // the parts themselves
 mod trips; // commands for 1000 decisions
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Longer than the product's default, so that no request fails on a busy machine: these tests
 /// measure who passes, not when.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-
-/// The wall clock, since the Unix epoch. The cluster runs on this machine and has the same clock.
-fn wall_clock() -> Duration {
-    #[allow(clippy::disallowed_methods, reason = "windows are the wall clock's")]
-    std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
-}
-
-/// Returns once a window of this length has at least `rest` left.
-async fn early_in_a_window(length: Duration, rest: Duration) {
-    let into =
-        Duration::from_nanos(u64::try_from(wall_clock().as_nanos() % length.as_nanos()).unwrap());
-    if into + rest > length {
-        tokio::time::sleep(length - into).await;
-    }
-}

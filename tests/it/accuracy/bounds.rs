@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::MAX_WAIT;
 use super::demand::Demand;
 use super::drive::{Said, count, drive};
 use super::fleet::Fleet;
-use super::{MAX_WAIT, wall_clock};
 use crate::support::now;
 use crate::support::redis::Cluster;
 use crate::support::rng::Rng;
+use crate::support::windows::wall_clock;
 
 const LIMIT: u32 = 200;
 const BURST: u32 = 40;

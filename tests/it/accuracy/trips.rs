@@ -7,13 +7,14 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::MAX_WAIT;
 use super::demand::Demand;
 use super::drive::{Said, count, drive};
 use super::fleet::Fleet;
-use super::{MAX_WAIT, early_in_a_window};
 use crate::support::now;
 use crate::support::redis::Cluster;
 use crate::support::rng::Rng;
+use crate::support::windows::early_in_a_window;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const RULE: &str = "unit: minute, requests_per_unit: 600000";

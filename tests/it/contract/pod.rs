@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -14,6 +14,7 @@ use crate::support::files::{dir_of, put};
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
+use crate::support::windows::early_in_a_window;
 
 /// A running ratelease, its rules directory and a connection.
 pub(crate) struct Pod {
@@ -163,12 +164,5 @@ async fn run(world: World, rules: &Path, env: &[(&str, &str)]) -> (Ratelease, Do
 /// Waits until no window ends while a row is replayed, except those of a second. Rarely waits, and
 /// for at most [`CASE_MAX`].
 pub(crate) async fn clear_of_window_ends() {
-    // Windows follow the wall clock, in memory and in this machine's Redis.
-    #[allow(clippy::disallowed_methods)]
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let into = Duration::new(now.as_secs() % MINUTE.as_secs(), now.subsec_nanos());
-    let left = MINUTE - into;
-    if left < CASE_MAX {
-        tokio::time::sleep(left).await;
-    }
+    early_in_a_window(MINUTE, CASE_MAX).await;
 }

@@ -30,6 +30,7 @@ pub(crate) mod redis_server;
 pub(crate) mod rng;
 pub(crate) mod shop;
 pub(crate) mod terminal;
+pub(crate) mod windows;
 
 use std::time::{Duration, Instant};
 
