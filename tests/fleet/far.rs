@@ -36,10 +36,9 @@ const RATE: f64 = 200.0;
 /// for. A fault of the product would delay most requests of each round.
 const ROUNDS_MAX: usize = 6;
 
-/// A request through Envoy passes the scheduler this many times as often as one to a pod: to Envoy
-/// and back, in addition to the pod and back. One that is late there as well counts as an error and
-/// as local.
-const ENVOY_HOPS: u64 = 2;
+/// Maximum number of times that a late request counts in a round: as local, where the pod did not
+/// wait longer for Redis, and as an error, where that answer was too late for Envoy.
+const COUNTED_MAX: u64 = 2;
 
 /// Maximum wait of a request by default, which is what Envoy's timeout leaves.
 const WAIT_LIMIT: Duration = Duration::from_millis(15);
@@ -78,7 +77,7 @@ async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
         let probe = Probe::start(cluster.proxies[0].addr);
         let mut round = round(&envoy, &pods, rounds.len()).await;
         let trips = probe.stop();
-        round.excused = ENVOY_HOPS * trips.late_of(REQUESTS as u64, WAIT_LIMIT);
+        round.excused = COUNTED_MAX * trips.late_of(REQUESTS as u64, WAIT_LIMIT);
         println!("{round:?}, at most {most}; {trips}");
         rounds.push(round);
     }
