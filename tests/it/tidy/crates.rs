@@ -79,15 +79,25 @@ fn no_crate_is_built_from_what_it_must_not_know() {
     }
 }
 
+/// What cargo prints.
+fn cargo(args: &[&str]) -> Vec<u8> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = cargo.output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
 // === impl Graph ===
 
 impl Graph {
     fn read() -> Self {
-        let mut metadata = Command::new(env!("CARGO"));
-        metadata.args(["metadata", "--format-version", "1", "--locked", "--offline"]);
-        let output = metadata.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        // Only for this platform: on a fresh machine, no crate of another one has been downloaded.
+        let version = String::from_utf8(cargo(&["--version", "--verbose"])).expect("text");
+        let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+        let metadata = ["metadata", "--format-version", "1", "--locked", "--offline"];
+        let metadata = cargo(&[&metadata[..], &["--filter-platform", host]].concat());
+        let metadata: Value = serde_json::from_slice(&metadata).expect("JSON");
         let list = |value: &Value| value.as_array().expect("a list").clone();
         let text = |value: &Value| value.as_str().expect("text").to_owned();
         let packages = list(&metadata["packages"]);
