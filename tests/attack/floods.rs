@@ -1,7 +1,7 @@
 //! H3 to H6: endless frames of one kind, sent as fast as the pod reads them, on four connections.
 //! Half of them read the answers. A connection that the pod closes is opened again.
 
-use crate::foe::{Foes, Reading};
+use crate::foe::{FLOOD_BYTES, Foes, Reading};
 use crate::messages::message;
 use crate::scene::{Plan, Scene};
 use crate::support::frames::{
@@ -9,9 +9,6 @@ use crate::support::frames::{
     RST_STREAM, SETTINGS, WINDOW_UPDATE, begun, block, field, frame, settings,
 };
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
-
-/// Number of frames that are built once and sent repeatedly, where they need not differ.
-const AGAIN: usize = 256;
 
 /// A kind of flood.
 struct Flood {
@@ -62,7 +59,7 @@ impl Flood {
     }
 
     async fn of_one(self, one: Vec<u8>) {
-        let many = one.repeat(AGAIN);
+        let many = one.repeat(FLOOD_BYTES.div_ceil(one.len()));
         self.of_parts(|_| many.clone()).await;
     }
 }

@@ -24,6 +24,9 @@ const CONNECTION_BYTES: u64 = 3 * 40;
 /// Delay before a refused client tries again.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
+/// A flood is sent in pieces of at least this size, and at most a part more.
+pub const FLOOD_BYTES: usize = 64 * 1024;
+
 /// Size of the headers of a call and of its answer, without their messages, as h2 writes them.
 const HEADERS_BYTES: u64 = 100;
 
@@ -210,9 +213,13 @@ impl Foe {
     /// the connection or the attack is over.
     pub async fn flood(&mut self, part: impl Fn(u32) -> Vec<u8>) {
         let mut next = 0;
+        let mut parts = Vec::new();
         while !self.foes.is_over() && !self.is_gone() {
-            let parts: Vec<u8> = (next..next + 64).flat_map(&part).collect();
-            next += 64;
+            parts.clear();
+            while parts.len() < FLOOD_BYTES {
+                parts.extend_from_slice(&part(next));
+                next += 1;
+            }
             if !self.send(&parts).await {
                 return;
             }

@@ -1,7 +1,6 @@
 //! The periodic work of a kubelet, a Prometheus and an Envoy: request `/livez` and `/readyz`, and
 //! open connections on every port. Each probe is a new connection, and must be answered.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,9 +119,10 @@ async fn decided(server: SocketAddr) -> bool {
 // === impl Probed ===
 
 impl Probed {
-    /// Number of probes that began between two instants, and of those that failed, by name. A
-    /// failed probe does not count if the probing thread stalled while it was under way.
-    pub fn between(&self, from: Instant, to: Instant) -> (usize, BTreeMap<&'static str, usize>) {
+    /// Number of probes that began between two instants, and those that failed: their names, and
+    /// how long they took. A failed probe does not count if the probing thread stalled while it was
+    /// under way.
+    pub fn between(&self, from: Instant, to: Instant) -> (usize, Vec<(&'static str, Duration)>) {
         let (ends, stalls) = (self.ends.lock(), self.stalls.lock());
         let is_excused = |end: &End| {
             let overlaps =
@@ -131,10 +131,7 @@ impl Probed {
         };
         let within = ends.iter().filter(|end| (from..to).contains(&end.begun));
         let counted: Vec<_> = within.filter(|end| !is_excused(end)).collect();
-        let mut failed = BTreeMap::new();
-        for end in counted.iter().filter(|end| !end.is_answered) {
-            *failed.entry(end.name).or_default() += 1;
-        }
-        (counted.len(), failed)
+        let failed = counted.iter().filter(|end| !end.is_answered);
+        (counted.len(), failed.map(|end| (end.name, end.ended - end.begun)).collect())
     }
 }

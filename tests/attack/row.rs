@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -78,11 +79,11 @@ impl Row {
     }
 
     /// Records probes and new connections during the attack.
-    pub fn probes(&mut self, probes: usize, failed: &BTreeMap<&'static str, usize>) {
-        let sum: usize = failed.values().sum();
+    pub fn probes(&mut self, probes: usize, failed: &[(&'static str, Duration)]) {
         self.line["probes"] = probes.into();
-        self.line["probes_failed"] = sum.into();
-        self.holds(sum == 0, &format!("{sum} of {probes} probes failed: {failed:?}"));
+        self.line["probes_failed"] = failed.len().into();
+        let faults = format!("{} of {probes} probes failed, after: {failed:?}", failed.len());
+        self.holds(failed.is_empty(), &faults);
         self.holds(probes > 0, "no probe was made");
     }
 
