@@ -41,6 +41,8 @@ pub struct Connection<I> {
     /// The second in which the streams were last checked.
     last_sweep: u32,
     turn: Turn,
+    /// Whether a read was attempted.
+    has_begun: bool,
     guard: ConnectionGuard,
 }
 
@@ -72,8 +74,9 @@ impl<I> Connection<I> {
     /// must be called in a runtime: the preface has a deadline.
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
         let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
-        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
-        Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
+        let (protocol, turn, has_begun) = (Protocol::Unknown(0), Turn::default(), false);
+        let (stall, last_sweep) = (None, 0);
+        Self { io, protocol, max_age, deadline, stall, last_sweep, turn, has_begun, guard }
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -237,6 +240,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         if self.turn.is_over() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
+        }
+        if !self.has_begun {
+            self.has_begun = true;
+            self.guard.handle().note_begun();
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf)?;

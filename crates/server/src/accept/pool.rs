@@ -273,6 +273,11 @@ impl ConnectionHandle {
         self.pool.clock()
     }
 
+    /// Records that the connection is being read for the first time.
+    pub(super) fn note_begun(&self) {
+        self.member.has_begun.store(true, Ordering::Relaxed);
+    }
+
     /// Records that part of an answer was sent.
     pub(super) fn note_answer(&self) {
         let Member { last_answer, last_answer_second, .. } = &*self.member;

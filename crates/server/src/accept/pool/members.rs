@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
@@ -29,6 +29,8 @@ pub(super) enum Peer {
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) peer: Peer,
+    /// Whether the server has begun to read from the connection.
+    pub(super) has_begun: AtomicBool,
     /// The number of the newest connection when this one was accepted or last sent part of an
     /// answer.
     pub(super) last_answer: AtomicU64,
@@ -63,6 +65,7 @@ impl Members {
         let member = Arc::new(Member {
             number: accepted,
             peer,
+            has_begun: AtomicBool::new(false),
             last_answer: AtomicU64::new(accepted),
             second: AtomicU32::new(0),
             last_answer_second: AtomicU32::new(0),
@@ -89,7 +92,9 @@ impl Members {
     /// the peer that has more than half of all connections if there is one; among these, the one
     /// that came or was last answered the longest ago. So a new connection has as long for its
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
-    /// loses no call and reconnects.
+    /// loses no call and reconnects. A connection from which nothing has been read yet is chosen only
+    /// if there is no other: while its thread has no core, as many may come as fill the pool, and its
+    /// request may lie in the socket.
     pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
         let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
@@ -99,8 +104,9 @@ impl Members {
             asked < how && is_idle && (asked == Close::Gracefully || is_of_crowd(member))
         });
         candidates.min_by_key(|member| {
+            let is_new = !member.has_begun.load(Ordering::Relaxed);
             let was_asked = *member.close.borrow() == Close::Gracefully;
-            (!was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
+            (is_new, !was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
         })
     }
 }

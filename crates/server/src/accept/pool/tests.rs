@@ -73,6 +73,20 @@ fn a_full_pool_closes_one_connection_for_each_new_one() {
 }
 
 #[test]
+fn a_connection_that_was_not_read_yet_outlasts_those_that_were() {
+    let open = OpenConnections::new(8);
+    let guards: Vec<_> = (0..8).map(|_| open.admit(None).expect("room")).collect();
+    guards[4..].iter().for_each(|guard| guard.handle.note_begun());
+    for expected in [4, 5, 6, 7, 0] {
+        assert!(open.admit(None).is_none(), "the pool is full");
+        let closed = |guard: &ConnectionGuard| *guard.handle.member.close.borrow() == Close::AtOnce;
+        let is_next =
+            closed(&guards[expected]) && guards.iter().filter(|it| closed(it)).count() < 6;
+        assert!(is_next, "{expected}: {:?}", asked_to_close(&guards));
+    }
+}
+
+#[test]
 fn a_connection_with_answers_outlasts_idle_ones() {
     let open = OpenConnections::new(64);
     let envoy = admit(&open, None);
