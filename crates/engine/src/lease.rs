@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -103,6 +104,9 @@ struct Queues {
     /// The state of each shard, which outlives the shard's queues.
     shards: HashMap<usize, Arc<Shard>>,
     tasks: JoinSet<()>,
+    /// Where the tasks of the shards run, so that they do not take turns with the connections of the
+    /// thread that asks first; `None` for the runtime of that thread.
+    runtime: Option<Handle>,
 }
 
 /// Queues that accept asks.
@@ -140,7 +144,8 @@ struct Shared {
 // === impl LeaseClient ===
 
 impl LeaseClient {
-    /// Opens the lease client. The queue of a shard is made when the shard is first asked.
+    /// Opens the lease client. The queue of a shard is made when the shard is first asked, and its
+    /// task runs in the runtime that this is called in, if there is one.
     ///
     /// `wait_min` is the time that every request may wait for its reply: no shorter silence of a
     /// shard is a stall.
@@ -150,8 +155,12 @@ impl LeaseClient {
         wait_min: Duration,
         on_reply: OnReply,
     ) -> Self {
-        let queues =
-            Queues { open: Some(OpenQueues::new()), shards: HashMap::new(), tasks: JoinSet::new() };
+        let queues = Queues {
+            open: Some(OpenQueues::new()),
+            shards: HashMap::new(),
+            tasks: JoinSet::new(),
+            runtime: Handle::try_current().ok(),
+        };
         let (panics, rejected_open, shed, relieved) = Default::default();
         let (pods, beats) = (AtomicU32::new(PODS_FIRST), HeartbeatGate::default());
         let shared = Shared {
@@ -308,14 +317,18 @@ impl LeaseClient {
     /// The shard of this `number` and the sender of its queue; `None` once the lease client is
     /// closed.
     fn sender_of(&self, number: usize) -> Option<ShardSender> {
-        let Queues { open, shards, tasks } = &mut *self.queues.lock();
+        let Queues { open, shards, tasks, runtime } = &mut *self.queues.lock();
         let OpenQueues { senders, guard, .. } = open.as_mut()?;
         let shard = Arc::clone(shards.entry(number).or_insert_with(|| Shard::new(number)));
         let sender = senders.entry(number).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
             let (shard, shared) = (Arc::clone(&shard), Arc::clone(&self.shared));
-            tasks.spawn(dispatch::run(shard, shared, asks, guard.clone()));
+            let task = dispatch::run(shard, shared, asks, guard.clone());
+            match runtime {
+                Some(runtime) => tasks.spawn_on(task, runtime),
+                None => tasks.spawn(task),
+            };
             sender
         });
         Some(ShardSender { shard, sender: sender.clone() })

@@ -67,6 +67,8 @@ struct Shared {
     /// Notified when the pods of a further domain have to be counted.
     new_domain: Notify,
     idle: IdleQueue,
+    /// Notified when the idle queue has its first key.
+    watched: Notify,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
     lease_client: LeaseClient,
@@ -78,7 +80,8 @@ struct Shared {
 // === impl Limiter ===
 
 impl Limiter {
-    /// Makes a limiter that leases from `store`. Starts no task until a lease is needed.
+    /// Makes a limiter that leases from `store`. Starts no task until a lease is needed; such a task
+    /// runs in the runtime that this is called in, if there is one.
     pub fn new(store: Arc<dyn Store>, clock: Clock, options: Options) -> Self {
         let shared = Arc::new_cyclic(|weak: &Weak<Shared>| {
             let weak = Weak::clone(weak);
@@ -99,6 +102,7 @@ impl Limiter {
                 round_trip_us: AtomicU64::new(key_state::ROUND_TRIP_FIRST_US),
                 new_domain: Notify::new(),
                 idle: Mutex::new(idle),
+                watched: Notify::new(),
                 overflows: AtomicU64::new(0),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),

@@ -7,7 +7,7 @@ pub use compact::{CompactDuration, CompactU64};
 use std::ops::Add;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 /// A point in monotonic time: nanoseconds since the process's [`Clock`] was started.
 ///
@@ -71,5 +71,39 @@ impl Clock {
     /// `time` as a tokio instant to sleep until.
     pub fn instant(&self, time: Time) -> Instant {
         self.start + Duration::from_nanos(time.0)
+    }
+
+    /// Ticks at the multiples of `period`, of at least a nanosecond and at most 584 years. Tasks that
+    /// tick in the same period wake their thread once for all of them. A tick that comes too late is
+    /// left out.
+    pub fn ticks(&self, period: Duration) -> Interval {
+        let now = self.now();
+        let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let next = now + Duration::from_nanos(nanos - now.0 % nanos);
+        let mut ticks = interval_at(self.instant(next), Duration::from_nanos(nanos));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        ticks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn ticks_of_one_period_come_together_whenever_they_were_begun() {
+        const PERIOD: Duration = Duration::from_secs(1);
+        let clock = Clock::start();
+        let mut times = Vec::new();
+        for begun in [0, 300, 1999] {
+            tokio::time::sleep_until(clock.instant(Time::from_nanos(begun * 1_000_000))).await;
+            let mut ticks = clock.ticks(PERIOD);
+            let first = ticks.tick().await;
+            tokio::time::sleep(2 * PERIOD + PERIOD / 2).await;
+            ticks.tick().await; // at once, since it is late
+            times.extend([first, ticks.tick().await]);
+        }
+        let seconds = times.into_iter().map(|time| time - clock.instant(Time::default()));
+        assert!(seconds.clone().all(|since| since.subsec_nanos() == 0), "{seconds:?}");
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Rule, Rules};
-use tokio::time::MissedTickBehavior;
 
 use crate::buffer::table::Entry;
 use crate::store::{Ask, Heartbeat};
@@ -23,7 +22,8 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often expired keys are evicted.
 const EVICT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often keys that may be idle are checked.
+/// The shortest time between two checks of keys that may be idle. Keys that become due within it are
+/// checked together.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The largest number of idle keys that are checked at once: their returns must find room in the
@@ -34,6 +34,10 @@ const IDLE_CHECK_BATCH: usize = 1024;
 /// holds them: more than three seconds' worth of checks.
 const IDLE_MAX: usize = 1 << 16;
 const IDLE_DIVISOR: usize = 32;
+
+/// After this many keys of a sweep, other tasks of the thread have their turn. A sweep takes some
+/// 50 ns a key.
+const SWEEP_BATCH: usize = 4096;
 
 /// Bytes for each key that waits to be checked.
 pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
@@ -56,32 +60,39 @@ impl Limiter {
     /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
     /// never returns.
     pub async fn run_heartbeats(&self) {
-        let mut ticks = tokio::time::interval(HEARTBEAT_INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = self.shared.clock.ticks(HEARTBEAT_INTERVAL);
         loop {
+            self.send_heartbeats().await;
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.shared.new_domain.notified() => {}
             }
-            self.send_heartbeats().await;
         }
     }
 
     /// Evicts expired keys once a second; never returns.
     pub async fn run_eviction(&self) {
-        let mut ticks = tokio::time::interval(EVICT_INTERVAL);
+        let mut ticks = self.shared.clock.ticks(EVICT_INTERVAL);
         loop {
             ticks.tick().await;
             self.evict_expired().await;
         }
     }
 
-    /// Gives back what idle keys hold above their allowance; never returns.
+    /// Gives back what idle keys hold above their allowance; never returns. Sleeps while no key is
+    /// watched.
     pub async fn run_idle_returns(&self) {
-        let mut ticks = tokio::time::interval(IDLE_CHECK_INTERVAL);
+        let Shared { idle, watched, clock, .. } = &*self.shared;
+        let mut not_before = Time::default();
         loop {
-            ticks.tick().await;
+            let first = idle.lock().front().map(|(due, _)| *due);
+            let Some(due) = first else {
+                watched.notified().await;
+                continue;
+            };
+            tokio::time::sleep_until(clock.instant(due.max(not_before))).await;
             self.shared.return_idle();
+            not_before = clock.now() + IDLE_CHECK_INTERVAL;
         }
     }
 
@@ -142,10 +153,12 @@ impl Limiter {
     /// that `visit` adds.
     async fn sweep(&self, mut visit: impl FnMut(Key, &mut KeyState, Time, &mut Vec<Ask>)) {
         let Self { shared } = self;
+        let mut visited = 0;
         for partition in shared.table.partitions() {
             let now = shared.clock.now();
             let mut returned = Vec::new();
             shared.table.retain(partition, |key, state| {
+                visited += 1;
                 visit(key, state, now, &mut returned);
                 let stays = state.is_busy() || state.is_live(now);
                 if !stays {
@@ -155,6 +168,10 @@ impl Limiter {
             });
             for ask in returned {
                 shared.lease_client.send_wait(ask).await;
+            }
+            if visited >= SWEEP_BATCH {
+                visited = 0;
+                tokio::task::yield_now().await;
             }
         }
     }
@@ -172,17 +189,19 @@ impl Shared {
     /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not
     /// watched: it keeps what it holds until its next lease, or until what it holds ends.
     pub(super) fn watch(&self, key: Key, due: Time) {
-        let has_room = {
+        let (has_room, is_first) = {
             let mut idle = self.idle.lock();
             // A key that was evicted while it was in this queue may be in it twice.
-            let has_room = idle.len() < idle.capacity();
+            let (has_room, is_first) = (idle.len() < idle.capacity(), idle.is_empty());
             if has_room {
                 idle.push_back((due, key));
             }
-            has_room
+            (has_room, is_first)
         };
         if !has_room {
             self.table.with_existing(key, KeyState::unwatch);
+        } else if is_first {
+            self.watched.notify_one();
         }
     }
 

@@ -24,7 +24,6 @@ use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_A
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::broadcast as channel;
-use tokio::time::{MissedTickBehavior, interval};
 
 use super::render;
 use super::status::Status;
@@ -122,17 +121,16 @@ impl Live {
 
     /// Records a second and sends an event once a second; never returns.
     pub async fn run(self) {
-        let mut ticks = interval(PERIOD);
-        // A late tick is not made up for: each second records its real length.
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = self.shared.status.start.ticks(PERIOD);
         loop {
-            ticks.tick().await;
             self.note();
             if self.shared.has_listeners() {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
                 let _ = render::render(move || live.send_event()).await;
             }
+            // A late tick is not made up for: each second records its real length.
+            ticks.tick().await;
         }
     }
 

@@ -14,6 +14,7 @@ use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardSnapshot};
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
+use tokio::time::Interval;
 
 use super::history::History;
 use ratelease_server::current_rules::CurrentRules;
@@ -66,6 +67,11 @@ impl Start {
     /// Time since the process began.
     pub fn uptime(&self) -> Duration {
         self.clock.now().since(Default::default())
+    }
+
+    /// Ticks at the multiples of `period` since then.
+    pub(super) fn ticks(&self, period: Duration) -> Interval {
+        self.clock.ticks(period)
     }
 }
 

@@ -27,7 +27,8 @@ const BATCH_BYTES_MAX: usize = 64 * 1024;
 /// Pause after a panic: the data that the thread writes may cause another panic.
 const PANIC_PAUSE: Duration = Duration::from_millis(100);
 
-/// Interval between reports of suppressed lines.
+/// Interval between reports of suppressed lines. A line is suppressed within a second of one that was
+/// written, so there is nothing to report once no line has come for this long.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Accepts each line at once, or drops it. A cheap handle: clones share all state.
@@ -57,7 +58,8 @@ enum Item {
 
 impl LogWriter {
     /// Starts the thread that writes to `output`. It calls `report_lost` with the number of dropped
-    /// lines once lines are written again, and `each_second` about once a second.
+    /// lines once lines are written again, and `each_second` about once a second, until a second has
+    /// passed without a line.
     ///
     /// # Errors
     /// Fails if the thread cannot be started.
@@ -136,9 +138,10 @@ fn write_all(
 ) {
     let clock = Clock::start();
     let mut last = clock.now();
+    let mut is_quiet = false;
     loop {
         let mut batch = Vec::new();
-        let end = collect(items, &mut batch);
+        let end = collect(items, &mut batch, is_quiet);
         if !batch.is_empty() {
             // Lines that cannot be written are lost: there is nowhere else to report that.
             let _ = output.write_all(&batch);
@@ -147,25 +150,28 @@ fn write_all(
                 count => report_lost(count),
             }
         }
+        is_quiet = matches!(end, Err(RecvTimeoutError::Timeout));
         match end {
             Ok(Some(_mark)) => each_second(),
             Ok(None) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let now = clock.now();
-        if now.since(last) >= REPORT_INTERVAL {
+        if is_quiet || now.since(last) >= REPORT_INTERVAL {
             last = now;
             each_second();
         }
     }
 }
 
-/// Moves lines into `batch` until there are no more, it is full, or a mark comes.
+/// Moves lines into `batch` until there are no more, it is full, or a mark comes. Waits for the first
+/// at most as long as the report interval, or without a limit if `is_quiet`.
 fn collect(
     items: &Receiver<Item>,
     batch: &mut Vec<u8>,
+    is_quiet: bool,
 ) -> Result<Option<SyncSender<()>>, RecvTimeoutError> {
-    let mut item = next(items)?;
+    let mut item = next(items, is_quiet)?;
     loop {
         match item {
             Item::Line(line) => batch.extend_from_slice(&line),
@@ -179,10 +185,14 @@ fn collect(
     }
 }
 
-fn next(items: &Receiver<Item>) -> Result<Item, RecvTimeoutError> {
+fn next(items: &Receiver<Item>, is_quiet: bool) -> Result<Item, RecvTimeoutError> {
     items.try_recv().or_else(|_| {
         thread::sleep(COLLECT_TIME);
-        items.recv_timeout(REPORT_INTERVAL)
+        if is_quiet {
+            items.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            items.recv_timeout(REPORT_INTERVAL)
+        }
     })
 }
 
@@ -232,6 +242,20 @@ mod tests {
         assert_eq!(lines.first(), Some(&"0"));
         assert!(lines.len() >= LINES_MAX && lines.is_sorted_by_key(|line| line.len()));
         assert_eq!(lines.len() + usize::try_from(REPORTED.load(Ordering::Relaxed)).unwrap(), LINES);
+    }
+
+    #[test]
+    fn a_second_without_a_line_is_reported_once_and_a_further_line_again() {
+        let (seconds, reported) = sync_channel(10);
+        let each_second = move || seconds.send(()).expect("a test that still runs");
+        let mut log = LogWriter::start(io::sink(), |_| {}, each_second).expect("a thread");
+        reported.recv_timeout(Duration::from_secs(60)).expect("the first second, without a line");
+        let is_more = reported.recv_timeout(3 * REPORT_INTERVAL).is_ok();
+        assert!(!is_more, "the thread sleeps while no line comes");
+        log.write_all(b"a line\n").expect("never fails");
+        for _ in 0..2 {
+            reported.recv_timeout(Duration::from_secs(60)).expect("one at once, one after it");
+        }
     }
 
     /// Panics at the line `panic`.

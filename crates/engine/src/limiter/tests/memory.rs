@@ -90,6 +90,26 @@ fn a_key_takes_less_than_100_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sweep_of_many_keys_lets_other_tasks_have_their_turn() {
+    const FEW: u64 = 1_000;
+    const MANY: u64 = 9_000;
+    let two = "unit: hour, requests_per_unit: 2";
+    let rig = near(&limits(two, two));
+    let pod = rig.pod_of(4 << 20);
+    for (keys, is_one_turn) in [(0..FEW, true), (FEW..MANY, false)] {
+        for from in keys.clone().step_by(20) {
+            assert_eq!(passed_at_once(&pod, &rig.rules, from..from + 20).await, 20);
+        }
+        let mut sweep = std::pin::pin!(pod.evict_expired());
+        let is_over = futures_util::poll!(&mut sweep).is_ready();
+        assert_eq!(is_over, is_one_turn, "{keys:?}");
+        if !is_over {
+            sweep.await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flood_of_keys_stays_in_its_budget_and_leaves_a_hot_key_exact() {
     let keys = std::env::var("RATELEASE_TEST_KEYS").ok().and_then(|keys| keys.parse().ok());
     let keys: u64 = keys.unwrap_or(FLOOD_KEYS);
