@@ -9,7 +9,7 @@ use std::time::Duration;
 use ratelease_cli::commands::{self, Task};
 use ratelease_cli::settings::{Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
-use ratelease_sidecar::app::App;
+use ratelease_sidecar::app::{self, App};
 use ratelease_sidecar::telemetry::{self, LogWriter};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
@@ -23,14 +23,6 @@ const EXIT_CUT_SHORT: i32 = 130;
 
 /// Maximum time to write the last lines of the log.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
-
-/// Number of tasks that a busy worker polls before it checks for new I/O events. One poll may take
-/// half a millisecond when a client sends as fast as it can: with tokio's default of 61, a call on
-/// another connection waits 30 ms before its arrival is noticed.
-const EVENT_INTERVAL: u32 = 16;
-
-/// The name of tokio's threads, workers and blocking ones: at most 15 bytes, as Linux shows it.
-const THREAD_NAME: &str = "ratelease-tokio";
 
 /// Returns memory to the system after a burst of work or an attack; the allocator of the C library
 /// keeps most of it. `docs/decisions/0027` has figures.
@@ -57,20 +49,12 @@ fn main() -> ExitCode {
     for warning in &settings.warnings {
         warn!("{warning}");
     }
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = match runtime
-        .enable_all()
-        .thread_name(THREAD_NAME)
-        .event_interval(EVENT_INTERVAL)
-        .build()
-    {
+    let runtime = match app::runtime_builder().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let mend = "raise the limit on processes";
-            print_line(
-                io::stderr(),
-                format_args!("ratelease: cannot start threads: {error}; {mend}"),
-            );
+            let mend = "raise the limit on open files";
+            let line = format!("ratelease: cannot start the runtime: {error}; {mend}");
+            print_line(io::stderr(), line);
             return ExitCode::from(EXIT_BUILD);
         }
     };

@@ -36,14 +36,16 @@ struct Call {
 
 pub(crate) async fn serve(listener: TcpListener) -> io::Result<()> {
     let mut incoming = Box::pin(connections(listener, None, OpenConnections::default()));
-    while let Some(socket) = incoming.next().await {
-        tokio::spawn(connection(socket?));
+    while let Some(accepted) = incoming.next().await {
+        tokio::spawn(connection(accepted.register()?));
     }
     Ok(())
 }
 
 /// Serves until the client disconnects, for any reason.
-async fn connection(socket: impl AsyncRead + AsyncWrite + Unpin) -> Result<(), h2::Error> {
+pub(crate) async fn connection(
+    socket: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<(), h2::Error> {
     let mut builder = Builder::new();
     builder
         .max_concurrent_streams(STREAMS_MAX)

@@ -5,9 +5,10 @@ use std::io;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use futures_util::StreamExt;
 use pb::rate_limit_response::Code;
 use pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
-use ratelease_server::accept::{OpenConnections, connections};
+use ratelease_server::accept::{Accepted, OpenConnections, connections};
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
@@ -27,6 +28,7 @@ impl RateLimitService for Nothing {
 
 pub(crate) async fn serve(listener: TcpListener) -> io::Result<()> {
     let (_, health) = tonic_health::server::health_reporter();
+    let incoming = connections(listener, None, OpenConnections::default());
     Server::builder()
         .max_concurrent_streams(256)
         .http2_max_pending_accept_reset_streams(Some(1024))
@@ -37,7 +39,7 @@ pub(crate) async fn serve(listener: TcpListener) -> io::Result<()> {
         .timeout(Duration::from_secs(10))
         .add_service(health)
         .add_service(RateLimitServiceServer::new(Nothing))
-        .serve_with_incoming(connections(listener, None, OpenConnections::default()))
+        .serve_with_incoming(incoming.map(Accepted::register))
         .await
         .map_err(io::Error::other)
 }

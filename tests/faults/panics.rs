@@ -13,7 +13,7 @@ use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
-use ratelease_server::accept::OpenConnections;
+use ratelease_server::accept::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::service::DecisionService;
@@ -82,7 +82,7 @@ async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let service = DecisionService::new(limiter, published, None, 1000);
     let (health, _) = serve::health();
     let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-    let parts = ServerParts { service, health, age, open };
+    let parts = ServerParts { service, health, age, open, cores: Cores::current() };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
     tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));

@@ -4,9 +4,10 @@
 //! Uses nothing else of this crate; `grpc` and `http` serve the connections that it accepts.
 //!
 //! ```text
-//! accept ─▶ pool (closes idle ones if full) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//! accept ─▶ pool (closes idle ones if full) ─▶ cores ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
 //! ```
 
+mod cores;
 mod frames;
 mod http2_limits;
 mod io;
@@ -16,24 +17,26 @@ mod turn;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
-use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
 
+pub use cores::{Cores, runtime_builder, take_stripe};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
     OpenConnections,
 };
 pub use turn::TurnHandle;
+
+use cores::Place;
 
 /// Pause after an error that the next attempt would meet too, such as too many open files. File
 /// descriptors are freed when connections end, and no event announces that.
@@ -46,9 +49,10 @@ const EVICTION_WAIT_MAX: Duration = Duration::from_millis(50);
 /// would wait.
 const EVICTION_WAITS: u32 = 20;
 
-/// Connections that are accepted one after the other before those that came earlier have their
-/// turn. Otherwise a crowd that connects and leaves would fill the pool before any of them is
-/// looked at, and a probe among them would be closed for those that came after it.
+/// Connections that are accepted, or begun on their core, one after the other before other tasks of
+/// the thread have their turn: those that came earlier, for example. Otherwise a crowd that connects
+/// and leaves would fill the pool before any of them is looked at, and a probe among them would be
+/// closed for those that came after it.
 const ACCEPTS_PER_YIELD: u32 = 8;
 
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
@@ -67,11 +71,29 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A source of connections.
 pub trait Accept {
+    /// A connection that no runtime has registered.
+    type Socket: Send + 'static;
+
     /// The type of a connection.
     type Io: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static;
 
     /// Returns the next connection, and its client's address if it has one.
-    fn accept(&self) -> impl Future<Output = Result<(Self::Io, Option<IpAddr>)>> + Send;
+    fn accept(&self) -> impl Future<Output = Result<(Self::Socket, Option<IpAddr>)>> + Send;
+
+    /// Registers a connection in the runtime that this is called in, which is to serve it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the runtime cannot watch the connection.
+    fn register(socket: Self::Socket) -> Result<Self::Io>;
+}
+
+/// An accepted connection that no runtime serves yet.
+#[derive(Debug)]
+pub struct Accepted<L: Accept> {
+    socket: L::Socket,
+    max_age: Option<Duration>,
+    guard: ConnectionGuard,
 }
 
 /// Returns every connection of `listener`; the stream never ends. When `open` is full, other
@@ -80,11 +102,11 @@ pub fn connections<L: Accept>(
     listener: L,
     max_age: Option<Duration>,
     open: OpenConnections,
-) -> impl Stream<Item = Result<Connection<L::Io>>> {
+) -> impl Stream<Item = Accepted<L>> {
     stream::unfold((listener, open, false), move |(listener, open, mut failing)| async move {
         loop {
             match listener.accept().await {
-                Ok((io, address)) => {
+                Ok((socket, address)) => {
                     let Some(guard) = admit_or_evict(&open, address).await else {
                         if !failing {
                             let max = open.max();
@@ -99,8 +121,8 @@ pub fn connections<L: Accept>(
                     if failing {
                         info!("accepting connections again");
                     }
-                    let connection = Connection::new(io, max_age, guard);
-                    return Some((Ok(connection), (listener, open, false)));
+                    let accepted = Accepted { socket, max_age, guard };
+                    return Some((accepted, (listener, open, false)));
                 }
                 Err(error) if is_client_error(&error) => {}
                 Err(error) => {
@@ -115,44 +137,88 @@ pub fn connections<L: Accept>(
     })
 }
 
-/// Serves each of the `incoming` connections in a task of its own until `stop` resolves, then waits
-/// for those tasks. When `stop` resolves, the receiver passed to `serve` becomes true, so that the
-/// connection asks its client to go away. Dropping the future ends every connection.
-pub async fn serve_each<I, F>(
-    incoming: impl Stream<Item = Result<Connection<I>>>,
+/// Serves each of the `incoming` connections in a task of its own, on one of the `cores`, until
+/// `stop` resolves; then waits for those tasks. When `stop` resolves, the receiver passed to `serve`
+/// becomes true, so that the connection asks its client to go away. Dropping the future ends every
+/// connection.
+pub async fn serve_each<L, F>(
+    incoming: impl Stream<Item = Accepted<L>>,
+    cores: &Cores,
     stop: impl Future<Output = ()>,
-    serve: impl Fn(Connection<I>, watch::Receiver<bool>) -> F,
+    serve: impl Fn(Connection<L::Io>, watch::Receiver<bool>) -> F + Clone + Send + 'static,
 ) where
+    L: Accept + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
     let (end, ended) = watch::channel(false);
-    let mut open = JoinSet::new();
-    let mut accepted_since_yield = 0;
-    let mut incoming = Box::pin(incoming);
-    let mut stop = pin!(stop);
+    let mut tasks = JoinSet::new();
+    let queue = |runtime| {
+        // As long as the pool is large, so that there is always room.
+        let (queue, accepted) = mpsc::channel(CONNECTIONS_MAX);
+        tasks.spawn_on(serve_core(accepted, ended.clone(), serve.clone()), runtime);
+        queue
+    };
+    let queues: Vec<mpsc::Sender<(Accepted<L>, Place)>> = cores.runtimes().map(queue).collect();
+    let accept = async {
+        let (mut incoming, mut since_yield) = (Box::pin(incoming), 0);
+        while let Some(accepted) = incoming.next().await {
+            let place = cores.place();
+            if let Some(queue) = queues.get(place.core()) {
+                // An error means that the core's runtime has ended, and with it the process.
+                let _ = queue.try_send((accepted, place));
+            }
+            yield_at_times(&mut since_yield).await;
+        }
+    };
+    // The listener is closed here rather than when the last request has been answered: a new client
+    // is refused at once and can go to another pod, instead of waiting in a queue that is never
+    // served.
+    tokio::select! {
+        () = stop => {}
+        () = accept => {}
+    }
+    drop(queues);
+    end.send_replace(true);
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Serves the connections that are `accepted` for this core, until there will be no more and all have
+/// ended. Dropping the future ends them.
+async fn serve_core<L: Accept, F>(
+    mut accepted: mpsc::Receiver<(Accepted<L>, Place)>,
+    ended: watch::Receiver<bool>,
+    serve: impl Fn(Connection<L::Io>, watch::Receiver<bool>) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (mut open, mut since_yield) = (JoinSet::new(), 0);
     loop {
         tokio::select! {
-            () = &mut stop => break,
-            Some(accepted) = incoming.next() => {
+            next = accepted.recv() => {
+                let Some((accepted, place)) = next else { break };
                 // An error concerns only that connection.
-                if let Ok(io) = accepted {
-                    open.spawn(serve(io, ended.clone()));
+                if let Ok(io) = accepted.register() {
+                    let served = serve(io, ended.clone());
+                    open.spawn(async move {
+                        let _place = place;
+                        served.await;
+                    });
                 }
-                accepted_since_yield += 1;
-                if accepted_since_yield == ACCEPTS_PER_YIELD {
-                    accepted_since_yield = 0;
-                    yield_now().await;
-                }
+                yield_at_times(&mut since_yield).await;
             }
             Some(_) = open.join_next(), if !open.is_empty() => {}
         }
     }
-    // The listener is closed now rather than when the last request has been answered: a new client
-    // is refused at once and can go to another pod, instead of waiting in a queue that is never
-    // served.
-    drop(incoming);
-    end.send_replace(true);
     while open.join_next().await.is_some() {}
+}
+
+/// Lets other tasks of the thread have their turn at each [`ACCEPTS_PER_YIELD`]th call.
+async fn yield_at_times(since_yield: &mut u32) {
+    *since_yield += 1;
+    if *since_yield == ACCEPTS_PER_YIELD {
+        *since_yield = 0;
+        yield_now().await;
+    }
 }
 
 /// Admits a connection, which may require another connection to end first; `None` if none
@@ -180,21 +246,45 @@ fn is_client_error(error: &Error) -> bool {
 // === impl Accept ===
 
 impl Accept for TcpListener {
+    type Socket = std::net::TcpStream;
     type Io = TcpStream;
 
-    async fn accept(&self) -> Result<(TcpStream, Option<IpAddr>)> {
+    async fn accept(&self) -> Result<(Self::Socket, Option<IpAddr>)> {
         let (stream, address) = TcpListener::accept(self).await?;
         // Fails only if the connection is broken already; the next read reports that.
         let _ = stream.set_nodelay(true);
-        Ok((stream, Some(address.ip())))
+        Ok((stream.into_std()?, Some(address.ip())))
+    }
+
+    fn register(socket: Self::Socket) -> Result<TcpStream> {
+        TcpStream::from_std(socket)
     }
 }
 
 impl Accept for UnixListener {
+    type Socket = std::os::unix::net::UnixStream;
     type Io = UnixStream;
 
-    async fn accept(&self) -> Result<(UnixStream, Option<IpAddr>)> {
-        UnixListener::accept(self).await.map(|(stream, _)| (stream, None))
+    async fn accept(&self) -> Result<(Self::Socket, Option<IpAddr>)> {
+        let (stream, _) = UnixListener::accept(self).await?;
+        Ok((stream.into_std()?, None))
+    }
+
+    fn register(socket: Self::Socket) -> Result<UnixStream> {
+        UnixStream::from_std(socket)
+    }
+}
+
+// === impl Accepted ===
+
+impl<L: Accept> Accepted<L> {
+    /// Registers the connection in the runtime that this is called in, which is to serve it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the runtime cannot watch the connection.
+    pub fn register(self) -> Result<Connection<L::Io>> {
+        Ok(Connection::new(L::register(self.socket)?, self.max_age, self.guard))
     }
 }
 

@@ -4,12 +4,13 @@
 //!
 //! ```text
 //! accept ─▶ connection ─▶ call ──plain, no wait──▶ answered in the connection's own task
+//!                           ├─▶ waiting ──plain, a lease arrives──▶ answered in a task of its own
 //!                           └─▶ fallback ──message complete──▶ tonic ─▶ rate_limit_service
 //! ```
 //! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
-//! that need no wait bypass tonic. All others go through it, also a plain call that has to wait for
-//! a lease: it is decoded and matched a second time.
+//! bypass tonic. One that has to wait for a lease is decoded and matched a second time.
 
+mod answer;
 mod call;
 mod connection;
 mod deadline;
@@ -19,6 +20,7 @@ mod health;
 mod preface;
 mod rate_limit_service;
 pub mod serve;
+mod waiting;
 pub(crate) mod wire;
 mod write_coalescing;
 

@@ -7,7 +7,9 @@ mod bind;
 mod build;
 mod error;
 mod files;
+mod process_stats;
 mod stats_sources;
+mod threads;
 
 use std::io;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use axum::Router;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::store::Store;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{sleep, timeout};
@@ -39,6 +42,8 @@ use ratelease_server::trace::Tracer;
 
 use background::{Background, HttpServer};
 pub use error::BuildError;
+pub use ratelease_server::accept::runtime_builder;
+use threads::Threads;
 
 /// The drain time is divided into this many parts. One part is notice: calls are still accepted,
 /// until health checkers have seen that health fails. Another is reserved for giving leases back
@@ -72,6 +77,7 @@ pub struct App {
     push: Option<Push>,
     supervisor: Supervisor,
     open: ConnectionLimits,
+    threads: Threads,
     start: Start,
     drain: Duration,
     banner: String,
@@ -109,6 +115,8 @@ struct Serving {
     tracer: Tracer,
     push: Option<Push>,
     drain_max: Duration,
+    /// Ends last: the threads that serve.
+    _threads: Threads,
 }
 
 // === impl App ===
@@ -160,7 +168,7 @@ impl App {
         let (stop_http, http_stop) = watch::channel(false);
         let (health_service, health_handle) = serve::health();
         let background = self.spawn_background(&health_handle);
-        let App { health, limiter, service, open, supervisor, .. } = self;
+        let App { health, limiter, service, open, threads, supervisor, .. } = self;
         // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
         // requests of each new pod would be answered without Redis.
         if timeout(CONNECT_MAX, self.store.ready()).await.is_err() {
@@ -171,13 +179,15 @@ impl App {
         let routes = http::routes(service.clone(), health.clone(), self.json);
         let unread = UnreadPages::default();
         let server = |routes, open, order| {
-            let streams_max = match order {
-                RequestOrder::Sequential => PAGES_MAX,
-                RequestOrder::Concurrent => STREAMS_MAX,
+            let (streams_max, cores, runtime) = match order {
+                RequestOrder::Sequential => (PAGES_MAX, None, threads.pages.clone()),
+                RequestOrder::Concurrent => {
+                    (STREAMS_MAX, Some(threads.cores.clone()), Handle::current())
+                }
             };
             let unread = unread.clone();
-            let parts = HttpServerParts { routes, open, streams_max, order, unread };
-            HttpServer { parts, stop: http_stop.clone() }
+            let parts = HttpServerParts { routes, open, streams_max, order, unread, cores };
+            HttpServer { parts, stop: http_stop.clone(), runtime }
         };
         let debug = server(self.admin, open.debug, RequestOrder::Sequential);
         http_servers.serve("the debug port", self.debug, debug)?;
@@ -193,6 +203,7 @@ impl App {
             health: health_service,
             age: self.age,
             open: open.clone(),
+            cores: threads.cores.clone(),
         };
         let stop = async move { wait_until_set(&mut { grpc_stop }).await };
         let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
@@ -214,6 +225,7 @@ impl App {
             tracer,
             push,
             drain_max,
+            _threads: threads,
         })
     }
 }

@@ -11,7 +11,7 @@ use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
-use ratelease_server::accept::OpenConnections;
+use ratelease_server::accept::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
@@ -86,7 +86,8 @@ impl Doors {
         let service = DecisionService::new(limiter, Arc::clone(&published), None, 1_000);
         let (health, _) = serve::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-        let parts = ServerParts { service: service.clone(), health, age, open: open.clone() };
+        let (cores, open_http) = (Cores::current(), open.clone());
+        let parts = ServerParts { service: service.clone(), health, age, open, cores };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
         tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
@@ -100,10 +101,11 @@ impl Doors {
         let unread = UnreadPages::default();
         let parts = HttpServerParts {
             routes,
-            open,
+            open: open_http,
             streams_max: 128,
             order: RequestOrder::Concurrent,
             unread,
+            cores: None,
         };
         tokio::spawn(pages::serve::serve(listener, parts, std::future::pending()));
         Self { grpc, http, service }

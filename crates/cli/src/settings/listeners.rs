@@ -19,6 +19,9 @@ use super::value::{self, HostPort};
 /// at which every call waits that long has 4096 calls in flight at 800 000 a second.
 const MAX_IN_FLIGHT_MAX: usize = 1_000_000;
 
+/// Maximum of the setting for threads: more than any machine has cores.
+const THREADS_MAX: usize = 1024;
+
 /// All addresses to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
@@ -43,6 +46,8 @@ pub struct Listeners {
     pub max_connection_age_grace: Option<Duration>,
     /// Maximum number of calls in flight on all connections, from 1; further calls are refused.
     pub calls_max: usize,
+    /// Number of threads that serve connections, from 1 to 1024; `None` for one for each core.
+    pub threads: Option<usize>,
 }
 
 /// The gRPC listener: `GRPC_UDS` replaces the port.
@@ -99,6 +104,9 @@ settings! {
     /// Maximum number of calls in flight on all connections together; further calls are refused
     MAX_IN_FLIGHT: Setting<usize> =
         setting("COUNT", "4096", |text| value::count_within(text, 1..=MAX_IN_FLIGHT_MAX));
+    /// Number of threads that serve connections [default: one for each core that the process may use]
+    THREADS: OptionalSetting<usize> =
+        optional("COUNT", |text| value::count_within(text, 1..=THREADS_MAX));
     /// Interface of the debug listener
     pub(super) DEBUG_HOST: Setting<String> = setting("HOST", "127.0.0.1", value::host);
     /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
@@ -131,6 +139,7 @@ impl ListenerFlags {
         let max_connection_age = self.get(&GRPC_MAX_CONNECTION_AGE, faults);
         let grace = self.get(&GRPC_MAX_CONNECTION_AGE_GRACE, faults);
         let calls_max = self.get(&MAX_IN_FLIGHT, faults);
+        let threads = self.optional(&THREADS, faults);
         Some(Listeners {
             http: http?,
             grpc: match unix? {
@@ -145,6 +154,7 @@ impl ListenerFlags {
             max_connection_age: max_connection_age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,
+            threads: threads?,
         })
     }
 }

@@ -2,12 +2,13 @@
 //! requests, or exceeds its limits.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
+use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
@@ -238,7 +239,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         }
         self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
         if self.turn.is_over() {
-            cx.waker().wake_by_ref();
+            // Its first poll has this task woken after the thread has looked for what arrived on
+            // other connections; a task that wakes itself would run before that.
+            let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
         }
         if !self.has_begun {

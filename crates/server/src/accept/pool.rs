@@ -260,6 +260,11 @@ impl ConnectionHandle {
         self.member.ask_to_close(Close::AtOnce);
     }
 
+    /// How long ago the connection came or last sent part of an answer, in whole seconds.
+    pub fn idle_time(&self) -> Duration {
+        Duration::from_secs(self.member.idle_seconds().into())
+    }
+
     /// Seconds since the connection was accepted.
     pub(super) fn age_seconds(&self) -> u32 {
         self.member.second.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
-//! One call on a connection: answered in place if it is plain and need not wait, else handed on to
-//! tonic.
+//! One call on a connection: answered in place if it is plain and need not wait. A plain call that
+//! has to wait gets a task of its own; any other call is handed on to tonic.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -7,22 +7,21 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{Method, Request, Uri};
 use ratelease_engine::time::Time;
 use tonic::Code;
 
-use super::deadline::Deadline;
-use super::fallback::{FallbackCall, Message};
-use super::rate_limit_service::{SHOULD_RATE_LIMIT, Untried};
+use super::answer::{GRPC, send_message, send_status};
+use super::deadline::{self, Deadline};
+use super::fallback::{CALL_MAX, FallbackCall, Message};
+use super::rate_limit_service::SHOULD_RATE_LIMIT;
+use super::waiting::WaitingCall;
 use super::{PREFIX_BYTES, headers, status_of, wire};
 use crate::request_error::RequestError;
 use crate::service::{DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use crate::transport::Transport;
-
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// A call that has just begun.
 pub(super) struct Call {
@@ -38,8 +37,16 @@ pub(super) enum Step {
     Done,
     /// No part of the message has arrived.
     AwaitsMessage(Call),
-    /// The call takes longer: it is for tonic.
-    Fallback(FallbackCall),
+    /// The call takes longer.
+    HandedOn(HandedOn),
+}
+
+/// A call that takes longer.
+pub(super) enum HandedOn {
+    /// It is plain, and waits for a lease, or is to be refused.
+    Waiting(WaitingCall),
+    /// It is for tonic: it is not plain, or its message is not complete.
+    Fallback(Box<FallbackCall>),
 }
 
 /// What has arrived of a call's message.
@@ -61,17 +68,14 @@ impl Call {
         peer: &Peer,
         cx: &mut Context<'_>,
     ) -> Step {
+        let for_tonic = |call: Self, read| Step::HandedOn(call.into_fallback(service, peer, read));
         if !self.is_plain() {
-            return Step::Fallback(self.into_fallback(service, peer, None));
+            return for_tonic(self, None);
         }
         let read = match self.read(cx) {
-            Received::Complete(read) if read.is_empty() => {
-                return Step::Fallback(self.into_fallback(service, peer, None));
-            }
+            Received::Complete(read) if read.is_empty() => return for_tonic(self, None),
             Received::Complete(read) => read,
-            Received::Partial(read) => {
-                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
-            }
+            Received::Partial(read) => return for_tonic(self, Some(read)),
             Received::Nothing => return Step::AwaitsMessage(self),
             Received::Reset => return Step::Done,
         };
@@ -83,20 +87,23 @@ impl Call {
             Some(span) => span.within(answered),
         };
         let code = match answered {
+            None if plain_message(&read).is_some() => {
+                let waiting = self.into_waiting_call(service, read, span);
+                return Step::HandedOn(HandedOn::Waiting(waiting));
+            }
             None => {
                 // tonic's route begins another span for the call.
                 span.inspect(Span::discard);
-                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
+                return for_tonic(self, Some(read));
             }
             Some(Ok(())) => {
-                self.send(answer.freeze());
+                send_message(&mut self.respond, answer.freeze());
                 Code::Ok
             }
             Some(Err(error)) => {
                 let status = status_of(&error);
                 let code = status.code();
-                let (head, _) = status.into_http::<()>().into_parts();
-                let _ = self.respond.send_response(Response::from_parts(head, ()), true);
+                send_status(&mut self.respond, status);
                 code
             }
         };
@@ -152,16 +159,20 @@ impl Call {
             && !request.headers().contains_key(CONTENT_ENCODING)
     }
 
-    /// An error means that the client is gone, or has reset the call.
-    fn send(&mut self, message: Bytes) {
-        let mut response = Response::new(());
-        response.headers_mut().insert(CONTENT_TYPE, GRPC);
-        let Ok(mut stream) = self.respond.send_response(response, false) else { return };
-        let mut trailers = HeaderMap::with_capacity(1);
-        trailers.insert("grpc-status", OK);
-        if stream.send_data(message, false).is_ok() {
-            let _ = stream.send_trailers(trailers);
-        }
+    /// The same call, which has to wait. `frame` is its message, complete, with gRPC's prefix.
+    fn into_waiting_call(
+        self,
+        service: &DecisionService,
+        mut frame: Bytes,
+        span: Option<Span>,
+    ) -> WaitingCall {
+        let now = service.now();
+        let (waited, headers) = (self.waited(now), self.request.headers());
+        let limit = deadline::timeout(headers).unwrap_or(CALL_MAX).min(CALL_MAX);
+        let deadline = Deadline::of(headers, self.started.unwrap_or(now));
+        let message = frame.split_off(PREFIX_BYTES.min(frame.len()));
+        let limit = limit.saturating_sub(waited);
+        WaitingCall { message, respond: self.respond, span, deadline, limit }
     }
 
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
@@ -171,7 +182,7 @@ impl Call {
         service: &DecisionService,
         peer: &Peer,
         read: Option<Bytes>,
-    ) -> FallbackCall {
+    ) -> HandedOn {
         // From here on the message and the wait for a place may take a while.
         let now = service.now();
         let waited = self.waited(now);
@@ -179,13 +190,10 @@ impl Call {
         if let Some(deadline) = Deadline::of(request.headers(), started.unwrap_or(now)) {
             request.extensions_mut().insert(deadline);
         }
-        if read.is_none() || !request.body().is_end_stream() {
-            request.extensions_mut().insert(Untried);
-        }
         let reservation = service.reserve_body(Transport::Grpc, peer);
         request.extensions_mut().insert(reservation.clone());
         let request = request.map(|body| Message::new(read, body, reservation));
-        FallbackCall { request, respond, waited }
+        HandedOn::Fallback(Box::new(FallbackCall { request, respond, waited }))
     }
 }
 

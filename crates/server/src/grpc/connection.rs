@@ -1,13 +1,14 @@
 //! One HTTP/2 connection, directly on `h2`. Plain calls are answered in the connection's task, in
-//! batches of reads and writes; each other call gets a task.
+//! batches of reads and writes; each other call gets a task, on the same thread.
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
-use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, Reason};
@@ -18,12 +19,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-use super::call::{Call, Step};
+use super::call::{Call, HandedOn, Step};
 use super::fallback;
 use super::fallback::FallbackCall;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
-use super::rate_limit_service::{SHOULD_RATE_LIMIT, Untried};
+use super::rate_limit_service::SHOULD_RATE_LIMIT;
 use super::write_coalescing::{CoalescingIo, WriteHold};
 use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
@@ -102,34 +103,39 @@ pub(super) async fn serve<I>(
     let io = CoalescingIo::new(io, hold.clone(), PREFACE);
     let mut reader = CallReader { hold, turn, awaiting_message: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
-    let mut keepalive_timeout = pin!(keepalive_timeout(connection.ping_pong()));
-    let mut close_requested = pin!(async {
+    let mut events = Events::new();
+    events.push(Box::pin(async {
         tokio::select! {
             () = reached_age(context.age) => {}
             () = handle.close_requested() => {}
             // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
-    });
-    let mut closed = pin!(handle.run_until_closed());
-    let mut is_leaving = false;
+        Event::Leave
+    }));
+    events.push(Box::pin(async {
+        handle.run_until_closed().await;
+        Event::End
+    }));
+    events.push(Box::pin(silent(&handle)));
     let peer = Peer::new();
     let caller = (&context.service, &peer);
     let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
             next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
-                Some(call) => {
-                    let Some((call, incomplete)) = prepare_fallback(call, &handle) else {
+                Some(HandedOn::Waiting(call)) => {
+                    calls.spawn(call.serve(context.service.clone(), peer.clone()));
+                }
+                Some(HandedOn::Fallback(call)) => {
+                    let Some((call, incomplete)) = prepare_fallback(*call, &handle) else {
                         continue;
                     };
-                    let was_tried = call.request.extensions().get::<Untried>().is_none();
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
                     let served = fallback::serve(call, incomplete, context.routes.clone());
                     let mut served = Box::pin(served);
-                    // A call that was tried has to wait, or is to be refused: it gets a task at
-                    // once. Another gets one only if it is not done when it is polled first.
-                    if was_tried || futures_util::poll!(&mut served).is_pending() {
+                    // It gets a task only if it is not done when it is polled first.
+                    if futures_util::poll!(&mut served).is_pending() {
                         if is_for_verdict {
                             calls.spawn(served);
                         } else if others.len() < OTHERS_MAX {
@@ -141,15 +147,27 @@ pub(super) async fn serve<I>(
             },
             Some(_) = calls.join_next(), if !calls.is_empty() => {}
             Some(_) = others.join_next(), if !others.is_empty() => {}
-            () = &mut keepalive_timeout => return,
-            () = &mut closed => return,
-            () = &mut close_requested, if !is_leaving => {
-                is_leaving = true;
-                connection.graceful_shutdown();
-            }
+            Some(event) = events.next() => match event {
+                Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
+                Event::Leave => connection.graceful_shutdown(),
+                Event::End => return,
+            },
         }
     }
 }
+
+/// What happens to a connection besides its calls.
+enum Event {
+    /// Nothing was answered on it for a while: from now on its client is pinged.
+    Silent,
+    /// It is to end after its calls have finished.
+    Leave,
+    /// It is to end at once.
+    End,
+}
+
+/// The events to come. Only those that have been woken are polled, and calls wake none of them.
+type Events<'a> = FuturesUnordered<BoxFuture<'a, Event>>;
 
 /// State of the reads and writes of a connection, batch by batch.
 struct CallReader {
@@ -173,7 +191,7 @@ impl CallReader {
         connection: &mut Connection<CoalescingIo<I>, Bytes>,
         caller: (&DecisionService, &Peer),
         cx: &mut Context<'_>,
-    ) -> Poll<Option<FallbackCall>>
+    ) -> Poll<Option<HandedOn>>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
@@ -207,7 +225,7 @@ impl CallReader {
                 Step::AwaitsMessage(call) => {
                     self.awaiting_message.push_back(call.into_waiting(caller.0.now()));
                 }
-                Step::Fallback(call) => return Poll::Ready(Some(call)),
+                Step::HandedOn(call) => return Poll::Ready(Some(call)),
             }
         }
     }
@@ -218,7 +236,7 @@ impl CallReader {
         &mut self,
         (service, peer): (&DecisionService, &Peer),
         cx: &mut Context<'_>,
-    ) -> Option<FallbackCall> {
+    ) -> Option<HandedOn> {
         if self.awaiting_message.is_empty() {
             return None; // as for nearly all batches: the clock is not read
         }
@@ -226,7 +244,7 @@ impl CallReader {
         for _ in 0..self.awaiting_message.len() {
             match self.awaiting_message.pop_front()?.answer(service, peer, cx) {
                 Step::Done => {}
-                Step::Fallback(call) => return Some(call),
+                Step::HandedOn(call) => return Some(call),
                 Step::AwaitsMessage(call) if call.waited(now) >= MESSAGE_WAIT => {
                     return Some(call.into_fallback(service, peer, None));
                 }
@@ -277,15 +295,24 @@ fn builder() -> Builder {
     builder
 }
 
-/// Resolves once the other end no longer answers pings.
-async fn keepalive_timeout(pings: Option<PingPong>) {
-    let Some(mut pings) = pings else { return pending().await };
+/// Resolves once nothing was answered for half of [`KEEPALIVE_INTERVAL`] or more. Until then the
+/// answers show that the client is there, and `h2` need not look for pings each time it is polled.
+async fn silent(handle: &ConnectionHandle) -> Event {
     loop {
         sleep(KEEPALIVE_INTERVAL).await;
-        if !matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
-            return;
+        if handle.idle_time() >= KEEPALIVE_INTERVAL / 2 {
+            return Event::Silent;
         }
     }
+}
+
+/// Pings the client at intervals, and resolves once it no longer answers.
+async fn unanswered(pings: Option<PingPong>) -> Event {
+    let Some(mut pings) = pings else { return pending().await };
+    while matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+        sleep(KEEPALIVE_INTERVAL).await;
+    }
+    Event::End
 }
 
 /// Resolves once a connection has reached `age`.

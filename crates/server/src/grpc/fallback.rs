@@ -1,4 +1,5 @@
-//! Serves every call that is not answered at once: tonic's routes, over a stream of `h2`.
+//! Serves every call that is not plain, or whose message is not complete: tonic's routes, over a
+//! stream of `h2`.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -23,13 +24,13 @@ use crate::request_error::RequestError;
 use crate::service::{BodyReservation, PartialMessage};
 
 /// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
-const CALL_MAX: Duration = Duration::from_secs(10);
+pub(super) const CALL_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
 
-/// A call for tonic: it has to wait, or its message is not plain, not complete, or absent.
+/// A call for tonic: its message is not plain, not complete, or absent.
 pub(super) struct FallbackCall {
     pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,

@@ -1,5 +1,4 @@
-//! `ShouldRateLimit` as tonic routes to it: calls that were not answered at once, because they have
-//! to wait, are not plain, or came without their message.
+//! `ShouldRateLimit` as tonic routes to it: calls that are not plain, or came without their message.
 
 mod codec;
 
@@ -33,11 +32,6 @@ pub(super) struct RateLimitService {
     /// The span of the call that this clone serves, if it is traced.
     span: Option<Span>,
 }
-
-/// Marks a call that [`DecisionService::answer_at_once`] has not seen: its message was not there
-/// with its headers, or it is not plain. An extension of the call's request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Untried;
 
 /// The only method of the service.
 pub(super) const SHOULD_RATE_LIMIT: &str =
@@ -105,7 +99,6 @@ impl UnaryService<Bytes> for RateLimitService {
                     // For a call that came through a connection not made by this crate.
                     service.reserve_body(Transport::Grpc, &Peer::new())
                 });
-            let is_untried = request.extensions().get::<Untried>().is_some();
             reservation.complete().map_err(|error| status_of(&error))?;
             let message = request.into_inner();
             let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
@@ -116,8 +109,7 @@ impl UnaryService<Bytes> for RateLimitService {
                 wire::message(answer)
             };
             // A call that need not wait needs no permit.
-            let answered = is_untried.then(|| service.answer_at_once(&decoded, made)).flatten();
-            let answered = match answered {
+            let answered = match service.answer_at_once(&decoded, made) {
                 Some(answered) => answered,
                 None => {
                     let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
@@ -131,7 +123,7 @@ impl UnaryService<Bytes> for RateLimitService {
 }
 
 /// The reference implementation's server returns INTERNAL for a message that it cannot decode.
-fn unreadable(fault: DecodeError, service: &DecisionService) -> GrpcStatus {
+pub(super) fn unreadable(fault: DecodeError, service: &DecisionService) -> GrpcStatus {
     match fault {
         DecodeError::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
         DecodeError::Invalid(fault) => {

@@ -11,7 +11,7 @@ use super::connection::{self, ConnectionContext};
 pub use super::health::{Health, HealthHandle, health};
 use super::preface::NonHttp2Clients;
 use super::{MESSAGE_BYTES_MAX, rate_limit_service};
-use crate::accept::{OpenConnections, connections, serve_each};
+use crate::accept::{Cores, OpenConnections, connections, serve_each};
 use crate::service::DecisionService;
 
 /// The listening socket.
@@ -41,6 +41,8 @@ pub struct ServerParts {
     pub age: ConnectionAge,
     /// Counts and limits connections.
     pub open: OpenConnections,
+    /// Where connections are served.
+    pub cores: Cores,
 }
 
 /// Serves until `stop` resolves and every call has finished. From then on no connection is
@@ -55,7 +57,7 @@ pub async fn serve(
     parts: ServerParts,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let ServerParts { service, health, age, open } = parts;
+    let ServerParts { service, health, age, open, cores } = parts;
     let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let services = Routes::new(health).add_service(rate_limit_service::service(service.clone()));
@@ -65,12 +67,12 @@ pub async fn serve(
         ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
-            let serve = |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, max_age, open), stop, serve).await;
+            let serve = move |io, end| connection::serve(io, inside.clone(), end);
+            serve_each(connections(listener, max_age, open), &cores, stop, serve).await;
         }
         Listener::Unix(listener) => {
-            let serve = |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, max_age, open), stop, serve).await;
+            let serve = move |io, end| connection::serve(io, inside.clone(), end);
+            serve_each(connections(listener, max_age, open), &cores, stop, serve).await;
         }
     }
     Ok(())

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ratelease_engine::limiter::Limiter;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::warn;
@@ -33,6 +34,8 @@ pub(super) struct HttpServer {
     pub(super) parts: HttpServerParts,
     /// True once no more connections are to be accepted.
     pub(super) stop: watch::Receiver<bool>,
+    /// Where connections are accepted.
+    pub(super) runtime: Handle,
 }
 
 /// A listener that a restarted task can take again, until it is removed.
@@ -93,10 +96,11 @@ impl Background {
         server: HttpServer,
     ) -> io::Result<()> {
         let listener: SharedListener = Arc::new(Mutex::new(Some(listener.into_std()?)));
-        let stop = server.stop.clone();
+        let (stop, runtime) = (server.stop.clone(), server.runtime.clone());
         let serve = move || serve_http(name, Arc::clone(&listener), server.clone());
         let supervisor = self.supervisor.clone();
-        self.tasks.spawn(supervisor.run_until(name, move || *stop.borrow(), serve));
+        let served = supervisor.run_until(name, move || *stop.borrow(), serve);
+        self.tasks.spawn_on(served, &runtime);
         Ok(())
     }
 
@@ -150,7 +154,7 @@ async fn follow_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
 }
 
 async fn serve_http(name: &str, shared: SharedListener, server: HttpServer) {
-    let HttpServer { parts, mut stop } = server;
+    let HttpServer { parts, mut stop, .. } = server;
     let listener = shared.lock().as_ref().map(std::net::TcpListener::try_clone);
     let listener = match listener {
         Some(listener) => listener.and_then(TcpListener::from_std),
@@ -271,8 +275,9 @@ mod tests {
             unread,
             streams_max: 1,
             order: RequestOrder::Concurrent,
+            cores: None,
         };
-        let server = HttpServer { parts, stop: stop.clone() };
+        let server = HttpServer { parts, stop: stop.clone(), runtime: Handle::current() };
         let serve = move || {
             assert!(!is_faulty(), "deliberate");
             serve_http("the port", Arc::clone(&listener), server.clone())

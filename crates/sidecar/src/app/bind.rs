@@ -36,10 +36,13 @@ const PAGES_DIVISOR: usize = 16;
 const HTTP_MAX: usize = 1024;
 const PAGES_MAX: usize = 64;
 
-/// Creates the connection pools, sized by the limit on open files.
-pub(super) fn connection_limits() -> ConnectionLimits {
+/// Files that the runtime of a thread has open: for events, for being woken, and for signals.
+const RUNTIME_FILES: usize = 4;
+
+/// Creates the connection pools, sized by the limit on open files less those of `runtimes`.
+pub(super) fn connection_limits(runtimes: usize) -> ConnectionLimits {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let files = files_max(&limits).unwrap_or(usize::MAX);
+    let files = files_max(&limits).unwrap_or(usize::MAX).saturating_sub(runtimes * RUNTIME_FILES);
     let part = |of: usize, max: usize| (files / of).clamp(1, max);
     let pages = || OpenConnections::new(part(PAGES_DIVISOR, PAGES_MAX));
     let grpc = OpenConnections::for_calls(part(GRPC_DIVISOR, CONNECTIONS_MAX));

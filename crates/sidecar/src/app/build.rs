@@ -6,8 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use ratelease_cli::settings::{
-    self, EffectiveSetting, GrpcListen, Leases, Listeners, Logging, Metrics, ResponseSettings,
-    RulesSource, Settings,
+    self, GrpcListen, Leases, Listeners, Logging, Metrics, ResponseSettings, RulesSource, Settings,
 };
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
@@ -15,20 +14,21 @@ use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
-use tokio::runtime::{Handle, RuntimeMetrics};
+use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::error::BuildError;
+use super::process_stats::ProcessStats;
 use super::stats_sources::StatsSources;
-use super::{App, ConnectionLimits, bind, files};
+use super::threads::Threads;
+use super::{App, bind, files};
 use crate::admin::guard::{self, Guard};
 use crate::admin::health::{Health, WithoutRules};
-use crate::admin::history::History;
 use crate::admin::live::Live;
 use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::pages;
-use crate::admin::status::{Start, Status};
+use crate::admin::status::Start;
 use crate::http::JsonOptions;
 use crate::rule_source::directory::Directory;
 use crate::rule_source::snapshot::Snapshot;
@@ -37,30 +37,14 @@ use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
 use ratelease_otlp::origin::Origin;
-use ratelease_server::accept::OpenConnections;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{ConnectionAge, Listener};
 use ratelease_server::hot_keys::HotKeys;
-use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
 use ratelease_server::metrics::{self as counting, Meters};
-use ratelease_server::observe::Observers;
 use ratelease_server::samples::{SampleValues, Samples};
 use ratelease_server::service::DecisionService;
 use ratelease_server::trace::Tracer;
 use ratelease_server::trace::traced::Traced;
-
-/// The sources of the event counts that `/status` and `/metrics` show.
-struct ProcessStats {
-    limiter: Limiter,
-    service: DecisionService,
-    published: Arc<CurrentRules>,
-    supervisor: Supervisor,
-    open: ConnectionLimits,
-    snapshot: Option<Arc<Snapshot>>,
-    log: Option<LogWriter>,
-    observers: Observers,
-    runtime: RuntimeMetrics,
-}
 
 /// The bound listeners.
 struct BoundListeners {
@@ -74,14 +58,14 @@ struct BoundListeners {
 // === impl App ===
 
 impl App {
-    /// Raises the limit on open files, of which the store has its part. Then binds the listeners,
-    /// loads the rules and starts to connect to the store, in this order: a port in use is reported
-    /// before any other step. The store need not be reachable. `clock` was started with the
+    /// Raises the limit on open files, of which the store has its part, and starts the threads. Then
+    /// binds the listeners, loads the rules and starts to connect to the store, in this order: a port
+    /// in use is reported before any step that takes long. The store need not be reachable. `clock` was started with the
     /// process; the log is written to `log`.
     ///
     /// # Errors
     ///
-    /// Fails if a port cannot be bound, or if there is no rules directory and no setting allows a
+    /// Fails if a thread cannot be started or a port cannot be bound, or if there is no rules directory and no setting allows a
     /// start without one.
     pub async fn build(
         settings: Settings,
@@ -89,6 +73,8 @@ impl App {
         log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
         files::raise_limit();
+        let threads = Threads::start(settings.listeners.threads)?;
+        let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
@@ -111,17 +97,16 @@ impl App {
         let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
             .observed_by(observers.clone());
         let (supervisor, start) = (Supervisor::default(), Start::new(clock));
-        let open = bind::connection_limits();
         let process_stats = ProcessStats {
             limiter: limiter.clone(),
             service: service.clone(),
             published: Arc::clone(&published),
             supervisor: supervisor.clone(),
-            open: open.clone(),
+            open: connections.clone(),
             snapshot: snapshot.clone(),
             log,
             observers,
-            runtime: Handle::current().metrics(),
+            runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
         };
         let sources = process_stats.sources(stats, start.clone(), store_description, summary);
         let live = Live::new(sources.status.clone());
@@ -147,70 +132,12 @@ impl App {
             tracer,
             push,
             supervisor,
-            open,
+            open: connections,
+            threads,
             start,
             drain,
             banner,
         })
-    }
-}
-
-// === impl ProcessStats ===
-
-impl ProcessStats {
-    /// Event counts since the process began, and current levels. A name may occur twice.
-    fn counts(&self) -> Vec<Count> {
-        let ConnectionLimits { grpc, http, debug, metrics } = &self.open;
-        let of_all = |count: fn(&OpenConnections) -> u64| {
-            [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
-        };
-        let mut counts = vec![
-            (Counter::TaskRestarts, self.supervisor.restarts()),
-            // Tasks that wait for a thread.
-            (Counter::TasksReady, self.runtime.global_queue_depth() as u64),
-            (Counter::LoaderPanics, self.published.panics()),
-            (Counter::Connections(ListenerName::Grpc), grpc.count() as u64),
-            (Counter::Connections(ListenerName::Http), http.count() as u64),
-            (Counter::Connections(ListenerName::Debug), debug.count() as u64),
-            (Counter::Connections(ListenerName::Metrics), metrics.count() as u64),
-            (Counter::ConnectionsRefused, of_all(OpenConnections::refused)),
-            (Counter::ConnectionsEvicted, of_all(OpenConnections::evicted)),
-            (Counter::ConnectionsThrottled, of_all(OpenConnections::violations)),
-        ];
-        counts.extend(self.limiter.counts().into_iter().map(|(of, count)| (of.into(), count)));
-        counts.extend(self.service.counts());
-        counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
-        counts.extend(self.log.iter().flat_map(LogWriter::counts));
-        counts.extend(self.observers.counts());
-        counts
-    }
-
-    /// Everything that the debug port shows.
-    fn sources(
-        self,
-        stats: StatsSources,
-        start: Start,
-        store: String,
-        settings: Vec<EffectiveSetting>,
-    ) -> MetricsSources {
-        let meters = stats.meters.clone();
-        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
-        let status = Status {
-            start,
-            published: Arc::clone(&self.published),
-            store,
-            shards: Arc::new(move || asked.shards()),
-            counts: Arc::new(move || self.counts()),
-            stats: Arc::new(stats),
-            history: History::default(),
-            settings: settings.into(),
-        };
-        MetricsSources {
-            meters,
-            status,
-            shard_counters: Arc::new(move || tallied.shard_counters()),
-            more: Vec::new(),
-        }
     }
 }
 

@@ -26,7 +26,7 @@ use tower_service::Service;
 
 pub use super::unread_pages::UnreadPages;
 use ratelease_server::accept::{
-    Connection, ConnectionHandle, OpenConnections, connections, serve_each,
+    Connection, ConnectionHandle, Cores, OpenConnections, connections, serve_each,
 };
 use ratelease_server::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use ratelease_server::service::Peer;
@@ -61,6 +61,8 @@ pub struct HttpServerParts {
     pub order: RequestOrder,
     /// Counts the bytes of large answers until they are read; may be shared with other servers.
     pub unread: UnreadPages,
+    /// Where connections are served; `None` for the runtime of [`serve`].
+    pub cores: Option<Cores>,
 }
 
 /// The order in which the requests of one connection are handled.
@@ -85,18 +87,18 @@ pub async fn serve(
     parts: HttpServerParts,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let HttpServerParts { routes, open, streams_max, order, unread } = parts;
+    let HttpServerParts { routes, open, streams_max, order, unread, cores } = parts;
     let bounds =
         middleware::from_fn(move |request, next| limit_request(request, next, unread.clone()));
     let routes = routes.layer(bounds).with_state(());
-    let builder = builder(streams_max);
-    let serve = |io: Connection<_>, end| {
+    let (builder, cores) = (builder(streams_max), cores.unwrap_or_else(Cores::current));
+    let serve = move |io: Connection<_>, end| {
         let turn = (order == RequestOrder::Sequential).then(Turn::default);
         let (routes, peer) = (routes.clone(), Peer::new());
         let served = ConnectionService { routes, handle: io.handle(), peer, turn };
         serve_one(io, builder.clone(), served, end)
     };
-    serve_each(connections(listener, None, open), stop, serve).await;
+    serve_each(connections(listener, None, open), &cores, stop, serve).await;
     Ok(())
 }
 

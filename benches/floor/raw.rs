@@ -1,0 +1,157 @@
+//! A server that knows of HTTP/2 only what its frames' heads say: it finds the ends of requests, and
+//! answers them with constant bytes, all that came with one read in one write. What a server on
+//! HTTP/2 can reach at most. It decodes no header, keeps no state of a stream, and obeys no window.
+//!
+//! With a service it decides each request too: what ratelease could reach on frames of its own.
+
+use std::io;
+
+use bytes::BytesMut;
+use ratelease_server::grpc;
+use ratelease_server::service::DecisionService;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::yield_now;
+
+const PREFACE_BYTES: usize = 24;
+const HEAD_BYTES: usize = 9;
+
+/// More than the longest frame that a client may send.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+// Types and flags of frames (RFC 9113 §6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// `:status 200` from the static table, and `content-type: application/grpc` as a literal.
+const HEAD: &[u8] = b"\x88\x0f\x10\x10application/grpc";
+/// `grpc-status: 0` as a literal.
+const TRAILERS: &[u8] = b"\x00\x0bgrpc-status\x010";
+/// `overall_code: OK` behind gRPC's prefix.
+const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
+
+/// One connection's bytes: those that arrived and are not answered, and those to be sent.
+struct Bytes {
+    arrived: Vec<u8>,
+    filled: usize,
+    to_send: Vec<u8>,
+    /// Bytes of messages since the last window update.
+    received: u32,
+}
+
+/// A frame's head, and where its payload ends.
+struct Head {
+    kind: u8,
+    flags: u8,
+    stream: [u8; 4],
+    end: usize,
+}
+
+/// Answers the requests of a connection until its client disconnects; with the decisions of
+/// `service`, if there is one.
+pub(crate) async fn serve(
+    mut socket: TcpStream,
+    service: Option<DecisionService>,
+) -> io::Result<()> {
+    let mut bytes = Bytes::new();
+    bytes.frame(SETTINGS, 0, [0; 4], &[]);
+    let mut is_greeted = false;
+    loop {
+        socket.write_all(&bytes.to_send).await?;
+        bytes.to_send.clear();
+        let room = bytes.arrived.get_mut(bytes.filled..).unwrap_or_default();
+        let read = socket.read(room).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        bytes.filled += read;
+        let mut used = 0;
+        if !is_greeted && bytes.filled >= PREFACE_BYTES {
+            (is_greeted, used) = (true, PREFACE_BYTES);
+        }
+        while is_greeted && let Some(head) = bytes.head(used) {
+            bytes.answer(&head, used + HEAD_BYTES, service.as_ref()).await;
+            used = head.end;
+        }
+        bytes.arrived.copy_within(used..bytes.filled, 0);
+        bytes.filled -= used;
+        bytes.open_window();
+    }
+}
+
+// === impl Bytes ===
+
+impl Bytes {
+    fn new() -> Self {
+        Self { arrived: vec![0; BUFFER_BYTES], filled: 0, to_send: Vec::new(), received: 0 }
+    }
+
+    /// The head of the frame at `from`, if all of the frame has arrived.
+    fn head(&self, from: usize) -> Option<Head> {
+        let arrived = self.arrived.get(from..self.filled)?;
+        let [high, middle, low, kind, flags, stream @ ..] = *arrived.first_chunk::<HEAD_BYTES>()?;
+        let length = u32::from_be_bytes([0, high, middle, low]) as usize;
+        let end = from + HEAD_BYTES + length;
+        (end <= self.filled).then_some(Head { kind, flags, stream, end })
+    }
+
+    async fn answer(&mut self, head: &Head, payload: usize, service: Option<&DecisionService>) {
+        let ends = head.flags & END_STREAM != 0;
+        match head.kind {
+            DATA => {
+                self.received += u32::try_from(head.end - payload).unwrap_or_default();
+                if ends {
+                    self.answer_request(head, payload, service).await;
+                }
+            }
+            HEADERS if ends => self.answer_request(head, payload, None).await,
+            SETTINGS if head.flags & ACK == 0 => self.frame(SETTINGS, ACK, [0; 4], &[]),
+            PING if head.flags & ACK == 0 => {
+                let opaque = self.arrived.get(payload..head.end).unwrap_or_default().to_vec();
+                self.frame(PING, ACK, [0; 4], &opaque);
+            }
+            _ => {}
+        }
+    }
+
+    async fn answer_request(
+        &mut self,
+        head: &Head,
+        payload: usize,
+        service: Option<&DecisionService>,
+    ) {
+        let mut answer = BytesMut::new();
+        if let Some(service) = service {
+            let message = self.arrived.get(payload..head.end).unwrap_or_default();
+            // The first request of a key waits for its lease, and all others with it.
+            while grpc::answer_at_once(service, message, &mut answer).is_none() {
+                yield_now().await;
+            }
+        }
+        let answer = if service.is_some() { &answer } else { OK };
+        self.frame(HEADERS, END_HEADERS, head.stream, HEAD);
+        self.frame(DATA, 0, head.stream, answer);
+        self.frame(HEADERS, END_HEADERS | END_STREAM, head.stream, TRAILERS);
+    }
+
+    /// Lets the client send as many bytes of messages again as have been received.
+    fn open_window(&mut self) {
+        if self.received > 0 {
+            let more = std::mem::take(&mut self.received).to_be_bytes();
+            self.frame(WINDOW_UPDATE, 0, [0; 4], &more);
+        }
+    }
+
+    fn frame(&mut self, kind: u8, flags: u8, stream: [u8; 4], payload: &[u8]) {
+        let [_, high, middle, low] = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
+        self.to_send.extend([high, middle, low, kind, flags]);
+        self.to_send.extend(stream);
+        self.to_send.extend(payload);
+    }
+}
