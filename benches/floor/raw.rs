@@ -11,10 +11,12 @@ use ratelease_server::grpc;
 use ratelease_server::service::DecisionService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::task::yield_now;
 
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
+
+/// Of a gRPC message: a flag for compression, and the length.
+const PREFIX_BYTES: usize = 5;
 
 /// More than the longest frame that a client may send.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -128,10 +130,13 @@ impl Bytes {
     ) {
         let mut answer = BytesMut::new();
         if let Some(service) = service {
-            let message = self.arrived.get(payload..head.end).unwrap_or_default();
-            // The first request of a key waits for its lease, and all others with it.
-            while grpc::answer_at_once(service, message, &mut answer).is_none() {
-                yield_now().await;
+            let framed = self.arrived.get(payload..head.end).unwrap_or_default();
+            if grpc::answer_at_once(service, framed, &mut answer).is_none()
+                && let Ok(request) = grpc::read(framed.get(PREFIX_BYTES..).unwrap_or_default())
+            {
+                // It waits for a lease, and all that came after it waits with it.
+                let made = service.answer(&request, |made| grpc::frame(&made, &mut answer));
+                let _ = made.await;
             }
         }
         let answer = if service.is_some() { &answer } else { OK };
