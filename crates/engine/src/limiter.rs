@@ -19,7 +19,7 @@ mod undo;
 mod wait;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use crate::buffer::expired;
 use crate::buffer::table::{Table, TableFull};
 use crate::counter::{Count, Counter};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::store::{Ask, Store, StoreError};
@@ -64,8 +64,12 @@ struct Shared {
     pods: PodCounts,
     /// The round trip to the store that was last measured for any key, in microseconds.
     round_trip_us: AtomicU64,
-    /// Notified when the pods of a further domain have to be counted.
-    new_domain: Notify,
+    /// Notified when the pods have to be counted before the next round.
+    heartbeat_due: Notify,
+    /// Number of rounds of heartbeats since a request last waited for the store.
+    quiet_rounds: AtomicU32,
+    /// Sent to with each round of heartbeats.
+    rounds: watch::Sender<()>,
     idle: IdleQueue,
     /// Notified when the idle queue has its first key.
     watched: Notify,
@@ -100,7 +104,9 @@ impl Limiter {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
                 pods: PodCounts::new(options.pods_expected),
                 round_trip_us: AtomicU64::new(key_state::ROUND_TRIP_FIRST_US),
-                new_domain: Notify::new(),
+                heartbeat_due: Notify::new(),
+                quiet_rounds: AtomicU32::new(0),
+                rounds: watch::Sender::new(()),
                 idle: Mutex::new(idle),
                 watched: Notify::new(),
                 overflows: AtomicU64::new(0),
@@ -271,11 +277,7 @@ impl Shared {
 
     /// Charges the tokens held here, or queues for the next lease.
     fn enqueue(&self, charge: &Charge<'_>, now: Time) -> Result<ReplyReceiver, StoreError> {
-        if let Some(domain) = charge.domain()
-            && self.pods.note_used(domain, now)
-        {
-            self.new_domain.notify_one();
-        }
+        self.note_active(charge.domain(), now);
         self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
             state.enqueue(charge, context, asks)
         })

@@ -2,11 +2,13 @@
 
 use std::collections::VecDeque;
 use std::mem::size_of;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Rule, Rules};
+use tokio::sync::watch;
 
 use crate::buffer::table::Entry;
 use crate::store::{Ask, Heartbeat};
@@ -16,11 +18,14 @@ use super::key_state::KeyState;
 use super::pod_counts::Due;
 use super::{Limiter, Shared};
 
-/// Time between two heartbeats.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two rounds of heartbeats.
+const ROUND_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often expired keys are evicted.
-const EVICT_INTERVAL: Duration = Duration::from_secs(1);
+/// The same while the pod is quiet.
+const QUIET_INTERVAL: Duration = Duration::from_secs(4);
+
+/// Number of rounds without a request that waited for the store, after which a pod is quiet.
+const QUIET_AFTER: u32 = 10;
 
 /// The shortest time between two checks of keys that may be idle. Keys that become due within it are
 /// checked together.
@@ -46,8 +51,8 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 /// with the next round.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
-/// A pod without a heartbeat for this long counts as dead: three heartbeats.
-const HEARTBEAT_LASTS: Duration = Duration::from_secs(3);
+/// A pod that has sent no heartbeat for this number of rounds counts as dead.
+const HEARTBEAT_LASTS: u32 = 3;
 
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
@@ -57,26 +62,36 @@ impl Limiter {
         tokio::join!(self.run_heartbeats(), self.run_eviction(), self.run_idle_returns());
     }
 
-    /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
-    /// never returns.
+    /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet, and
+    /// whenever a further domain is first used; never returns.
     pub async fn run_heartbeats(&self) {
-        let mut ticks = self.shared.clock.ticks(HEARTBEAT_INTERVAL);
+        let Shared { clock, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
         loop {
-            self.send_heartbeats().await;
+            let is_quiet = quiet_rounds.fetch_add(1, Ordering::Relaxed) >= QUIET_AFTER;
+            let interval = if is_quiet { QUIET_INTERVAL } else { ROUND_INTERVAL };
+            rounds.send_replace(());
+            self.send_heartbeats(interval).await;
+            let mut next = clock.ticks(interval);
             tokio::select! {
-                _ = ticks.tick() => {}
-                () = self.shared.new_domain.notified() => {}
+                _ = next.tick() => {}
+                () = heartbeat_due.notified() => {}
             }
         }
     }
 
-    /// Evicts expired keys once a second; never returns.
+    /// Evicts expired keys with each round of heartbeats; never returns.
     pub async fn run_eviction(&self) {
-        let mut ticks = self.shared.clock.ticks(EVICT_INTERVAL);
-        loop {
-            ticks.tick().await;
+        let mut rounds = self.rounds();
+        // The sender lives as long as `self`.
+        while rounds.changed().await.is_ok() {
             self.evict_expired().await;
         }
+    }
+
+    /// Changes with each round of heartbeats: about once a second, and every four seconds while the
+    /// pod is quiet. What is done beside it needs no timer, and the pod wakes less often.
+    pub fn rounds(&self) -> watch::Receiver<()> {
+        self.shared.rounds.subscribe()
     }
 
     /// Gives back what idle keys hold above their allowance; never returns. Sleeps while no key is
@@ -97,12 +112,13 @@ impl Limiter {
     }
 
     /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
-    /// pods.
-    async fn send_heartbeats(&self) {
+    /// pods. The next round comes after this `interval`.
+    async fn send_heartbeats(&self, interval: Duration) {
         let Self { shared } = self;
         let Due { domains, rounds } = shared.pods.due(shared.clock.now());
         let beats = domains.into_iter().map(|domain| async move {
-            let beat = shared.beat(domain.as_deref(), rounds, false);
+            let rounds = if domain.is_some() { rounds } else { 1 };
+            let beat = shared.beat(domain.as_deref(), interval * rounds, false);
             if let Ok(pods) = shared.lease_client.beat(beat).await {
                 shared.pods.note(&domain, pods);
             }
@@ -115,11 +131,11 @@ impl Limiter {
     /// Tells the store that this pod leaves.
     async fn leave(&self) {
         let Self { shared } = self;
-        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
-        let beats = domains
-            .into_iter()
-            .map(|domain| shared.lease_client.beat(shared.beat(domain.as_deref(), rounds, true)));
-        join_all(beats).await;
+        let Due { domains, .. } = shared.pods.due(shared.clock.now());
+        let leave = |domain: Option<Box<str>>| {
+            shared.lease_client.beat(shared.beat(domain.as_deref(), ROUND_INTERVAL, true))
+        };
+        join_all(domains.into_iter().map(leave)).await;
     }
 
     /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
@@ -133,7 +149,7 @@ impl Limiter {
         .await;
     }
 
-    /// Evicts the keys whose window has ended. Call it about every second.
+    /// Evicts the keys whose window has ended. Call it every few seconds.
     pub async fn evict_expired(&self) {
         self.sweep(|_, _, _, _| ()).await;
     }
@@ -178,12 +194,21 @@ impl Limiter {
 }
 
 impl Shared {
-    /// A heartbeat of this pod in a domain, or in all. The domain has its next heartbeat after this
-    /// number of `rounds`.
-    fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Heartbeat {
+    /// A heartbeat of this pod in a domain, or in all, where the next one comes after `interval`.
+    fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Heartbeat {
         let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
-        let lasts = if domain.is_some() { HEARTBEAT_LASTS * rounds } else { HEARTBEAT_LASTS };
-        Heartbeat { pod: self.options.pod, lasts, leaves, domain }
+        Heartbeat { pod: self.options.pod, lasts: interval * HEARTBEAT_LASTS, leaves, domain }
+    }
+
+    /// Notes that a request for a key of `domain` waits for the store, so that the pod is not quiet.
+    /// If it was, its number of pods may be some seconds old, and of a new domain nothing is known:
+    /// then a heartbeat is sent at once.
+    pub(super) fn note_active(&self, domain: Option<&str>, now: Time) {
+        let was_quiet = self.quiet_rounds.swap(0, Ordering::Relaxed) > QUIET_AFTER;
+        let is_new = domain.is_some_and(|domain| self.pods.note_used(domain, now));
+        if was_quiet || is_new {
+            self.heartbeat_due.notify_one();
+        }
     }
 
     /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not

@@ -16,6 +16,7 @@ use crate::verdict::{Code, Modes};
 mod algorithms;
 mod demand;
 mod failure_mode;
+mod heartbeats;
 mod leases;
 mod memory;
 mod next_window;

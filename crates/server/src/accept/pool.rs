@@ -25,6 +25,11 @@ pub const CONNECTIONS_MAX: usize = 4096;
 /// go away.
 const SPARE_DIVISOR: usize = 8;
 
+/// A full pool closes at most one in this many of its connections at a time, if they were never
+/// answered: where a crowd keeps it full, new clients are accepted in groups, and need not each wait
+/// until another connection's thread has closed it.
+const GROUP_DIVISOR: usize = 16;
+
 /// A connection that is asked to go away to make room has this long to finish its calls.
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
@@ -154,8 +159,14 @@ impl OpenConnections {
     pub fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
         let mut members = self.0.members.lock();
         if members.open.len() >= self.0.max {
-            // Connections that were asked to go away, or else the next one, get no more time.
-            self.evict(&members, Close::AtOnce);
+            let group = members.unanswered(self.0.max / GROUP_DIVISOR);
+            let closed = group.into_iter().filter(|member| member.ask_to_close(Close::AtOnce));
+            let closed = closed.count() as u64;
+            self.0.evicted.fetch_add(closed, Ordering::Relaxed);
+            if closed == 0 {
+                // Connections that were asked to go away, or else the next one, get no more time.
+                self.evict(&members, Close::AtOnce);
+            }
             return None;
         }
         let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
@@ -285,7 +296,8 @@ impl ConnectionHandle {
 
     /// Records that part of an answer was sent.
     pub(super) fn note_answer(&self) {
-        let Member { last_answer, last_answer_second, .. } = &*self.member;
+        let Member { was_answered, last_answer, last_answer_second, .. } = &*self.member;
+        was_answered.store(true, Ordering::Relaxed);
         last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
         last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
     }

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 use ratelease_server::metrics::Calls;
 
-/// Number of seconds kept: five minutes, in some 100 KiB.
+/// Number of entries kept: five minutes, or more if some are longer than a second, in some 100 KiB.
 pub const SECONDS_MAX: usize = 300;
 
-/// Number of seconds that [`History::recently`] covers.
-const RECENT: usize = 60;
+/// The time that [`History::recently`] covers.
+const RECENT: Duration = Duration::from_secs(60);
 
 /// The decisions in each of the last seconds. A cheap handle: clones share it.
 #[derive(Debug, Clone, Default)]
@@ -44,10 +44,13 @@ struct Second {
 // === impl History ===
 
 impl History {
-    /// Records the totals since the start of the process; `at` is the time since then.
-    pub fn note(&self, at: Duration, calls: Calls) {
+    /// Records the totals since the start of the process; `at` is the time since then. Returns whether
+    /// they have changed.
+    pub fn note(&self, at: Duration, calls: Calls) -> bool {
         let ring = &mut *self.0.lock();
+        let mut is_new = true;
         if let Some((before, earlier)) = &ring.last {
+            is_new = *earlier != calls;
             if ring.seconds.len() >= SECONDS_MAX {
                 ring.seconds.pop_front();
             }
@@ -55,6 +58,7 @@ impl History {
             ring.seconds.push_back(Second::between(at, length, earlier, &calls));
         }
         ring.last = Some((at, calls));
+        is_new
     }
 
     /// All seconds, the oldest first.
@@ -70,7 +74,9 @@ impl History {
     /// How long the decisions of the last minute took; `None` before the first second is over.
     pub fn recently(&self) -> Option<Buckets> {
         let ring = self.0.lock();
-        let mut recent = ring.seconds.iter().rev().take(RECENT).map(|second| &second.took);
+        let newest = ring.seconds.back()?.end;
+        let is_recent = |second: &&Second| newest.saturating_sub(second.end) < RECENT;
+        let mut recent = ring.seconds.iter().rev().take_while(is_recent).map(|second| &second.took);
         let mut sum = recent.next()?.clone();
         for took in recent {
             combine(&mut sum, took, u64::saturating_add, Duration::saturating_add);

@@ -23,7 +23,8 @@ use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::broadcast as channel;
+use tokio::sync::{Notify, broadcast as channel, watch};
+use tokio::time::sleep;
 
 use super::render;
 use super::status::Status;
@@ -64,6 +65,10 @@ pub struct Live {
 
 struct Shared {
     status: Status,
+    /// Changes about once a second, and less often while the pod is quiet.
+    rounds: watch::Receiver<()>,
+    /// Notified when a client begins to listen.
+    listens: Notify,
     /// `None` once no more events are sent.
     broadcast: Mutex<Option<Broadcast>>,
 }
@@ -104,11 +109,13 @@ enum ListenError {
 // === impl Live ===
 
 impl Live {
-    /// Creates a page that shows `status`.
-    pub fn new(status: Status) -> Self {
+    /// Creates a page that shows `status`. While no client listens and nothing is decided, `rounds`
+    /// says when to look again.
+    pub fn new(status: Status, rounds: watch::Receiver<()>) -> Self {
         let sender = channel::Sender::new(QUEUE_MAX);
         let broadcast = Mutex::new(Some(Broadcast { sender, events: 0, slots: Vec::new() }));
-        Self { shared: Arc::new(Shared { status, broadcast }) }
+        let listens = Notify::new();
+        Self { shared: Arc::new(Shared { status, rounds, listens, broadcast }) }
     }
 
     /// `/live` and `/live/events`.
@@ -119,18 +126,28 @@ impl Live {
             .with_state(self.clone())
     }
 
-    /// Records a second and sends an event once a second; never returns.
+    /// Records what happens in each second, and sends an event once a second while a client listens;
+    /// never returns. After a second without decisions the next entry may be as long as a round.
     pub async fn run(self) {
-        let mut ticks = self.shared.status.start.ticks(PERIOD);
+        let Shared { status, rounds, listens, .. } = &*self.shared;
+        let mut rounds = rounds.clone();
         loop {
-            self.note();
-            if self.shared.has_listeners() {
+            let is_busy = self.note();
+            // A late tick is not made up for: each entry records its real length.
+            let mut next = status.start.ticks(PERIOD);
+            let has_listeners = self.shared.has_listeners();
+            if has_listeners {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
                 let _ = render::render(move || live.send_event()).await;
             }
-            // A late tick is not made up for: each second records its real length.
-            ticks.tick().await;
+            tokio::select! {
+                _ = next.tick(), if has_listeners || is_busy => {}
+                Ok(()) = rounds.changed(), if !has_listeners && !is_busy => {}
+                () = listens.notified() => {}
+                // The rounds are over.
+                else => sleep(PERIOD).await,
+            }
         }
     }
 
@@ -139,12 +156,11 @@ impl Live {
         *self.shared.broadcast.lock() = None;
     }
 
-    /// Records a second; this is the only work while no client listens.
-    fn note(&self) {
+    /// Records a second; this is the only work while no client listens. Returns whether anything was
+    /// decided in it.
+    fn note(&self) -> bool {
         let Status { start, stats, history, .. } = &self.shared.status;
-        if let Some(calls) = stats.calls() {
-            history.note(start.uptime(), calls);
-        }
+        stats.calls().is_some_and(|calls| history.note(start.uptime(), calls))
     }
 
     /// Sends an event to every listener.
@@ -183,6 +199,7 @@ impl Shared {
         let since = broadcast.events;
         let slot = Arc::new(ListenerSlot { since, received: AtomicU64::new(since), connection });
         broadcast.slots.push(Arc::downgrade(&slot));
+        self.listens.notify_one();
         Ok((slot, broadcast.sender.subscribe()))
     }
 

@@ -109,7 +109,7 @@ impl App {
             runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
         };
         let sources = process_stats.sources(stats, start.clone(), store_description, summary);
-        let live = Live::new(sources.status.clone());
+        let live = Live::new(sources.status.clone(), limiter.rounds());
         let admin = debug_pages(&listeners, &sources, &live);
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &sources));
         let BoundListeners { grpc, http, debug, metrics: listener, .. } = bound;

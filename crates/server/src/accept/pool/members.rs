@@ -31,6 +31,8 @@ pub(super) struct Member {
     pub(super) peer: Peer,
     /// Whether the server has begun to read from the connection.
     pub(super) has_begun: AtomicBool,
+    /// Whether part of an answer was ever sent.
+    pub(super) was_answered: AtomicBool,
     /// The number of the newest connection when this one was accepted or last sent part of an
     /// answer.
     pub(super) last_answer: AtomicU64,
@@ -66,6 +68,7 @@ impl Members {
             number: accepted,
             peer,
             has_begun: AtomicBool::new(false),
+            was_answered: AtomicBool::new(false),
             last_answer: AtomicU64::new(accepted),
             second: AtomicU32::new(0),
             last_answer_second: AtomicU32::new(0),
@@ -96,8 +99,7 @@ impl Members {
     /// if there is no other: while its thread has no core, as many may come as fill the pool, and its
     /// request may lie in the socket.
     pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
-        let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
-        let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
+        let is_of_crowd = self.crowd();
         let candidates = self.open.values().filter(|member| {
             let asked = *member.close.borrow();
             let is_idle = how > Close::Gracefully || member.idle_seconds() >= IDLE_MIN;
@@ -109,6 +111,34 @@ impl Members {
             (is_new, !was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
         })
     }
+
+    /// At most `most` connections that were read and never answered, of the same peer, the oldest
+    /// first. None while one still closes that was asked to close at once.
+    pub(super) fn unanswered(&self, most: usize) -> Vec<&Arc<Member>> {
+        let is_of_crowd = self.crowd();
+        let mut found = Vec::new();
+        for member in self.open.values() {
+            if *member.close.borrow() == Close::AtOnce {
+                return Vec::new();
+            }
+            if member.is_unanswered() && is_of_crowd(member) {
+                found.push(member);
+            }
+        }
+        if found.len() > most {
+            found.select_nth_unstable_by_key(most, |member| member.number);
+            found.truncate(most);
+        }
+        found
+    }
+
+    /// Returns whether a connection is of the peer that has more than half of all; true for each
+    /// connection if no peer has so many.
+    fn crowd(&self) -> impl Fn(&Member) -> bool + use<> {
+        let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
+        let crowd = crowd.map(|(peer, _)| *peer);
+        move |member| crowd.is_none_or(|peer| member.peer == peer)
+    }
 }
 
 // === impl Member ===
@@ -119,6 +149,11 @@ impl Member {
     pub(super) fn idle_seconds(&self) -> u32 {
         let used = self.last_answer_second.load(Ordering::Relaxed);
         self.second.load(Ordering::Relaxed).saturating_sub(used)
+    }
+
+    /// Whether the connection was read, and nothing was ever answered.
+    fn is_unanswered(&self) -> bool {
+        self.has_begun.load(Ordering::Relaxed) && !self.was_answered.load(Ordering::Relaxed)
     }
 }
 

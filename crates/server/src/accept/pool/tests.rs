@@ -87,6 +87,21 @@ fn a_connection_that_was_not_read_yet_outlasts_those_that_were() {
 }
 
 #[test]
+fn a_full_pool_closes_a_group_that_was_never_answered_once() {
+    const MAX: usize = 64;
+    let open = OpenConnections::new(MAX);
+    let guards: Vec<_> = (0..MAX).map(|_| open.admit(None).expect("room")).collect();
+    guards.iter().for_each(|guard| guard.handle.note_begun());
+    guards.iter().step_by(2).for_each(|guard| guard.handle.note_answer());
+    assert!(open.admit(None).is_none());
+    assert_eq!(asked_to_close(&guards), [1, 3, 5, 7], "the oldest of those without an answer");
+    assert!(open.admit(None).is_none());
+    assert_eq!(asked_to_close(&guards).len(), 5, "one more, while the group still closes");
+    drop(guards);
+    assert_eq!((open.evicted(), open.count()), (5, 0));
+}
+
+#[test]
 fn a_connection_with_answers_outlasts_idle_ones() {
     let open = OpenConnections::new(64);
     let envoy = admit(&open, None);

@@ -10,7 +10,7 @@ use super::super::status::tests::{Fixed, status_of};
 use super::*;
 
 fn live() -> Live {
-    Live::new(status_of(Fixed::default()))
+    Live::new(status_of(Fixed::default()), watch::channel(()).1)
 }
 
 /// Advances by one second.
