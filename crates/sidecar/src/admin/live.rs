@@ -144,7 +144,7 @@ impl Live {
             tokio::select! {
                 _ = next.tick(), if has_listeners || is_busy => {}
                 Ok(()) = rounds.changed(), if !has_listeners && !is_busy => {}
-                () = listens.notified() => {}
+                () = listens.notified(), if !has_listeners => {}
                 // The rounds are over.
                 else => sleep(PERIOD).await,
             }
