@@ -1,5 +1,5 @@
-//! A server that knows of HTTP/2 only what its frames' heads say: it finds the ends of requests, and
-//! answers them with constant bytes, all that came with one read in one write. What a server on
+//! A server that knows of HTTP/2 only what its frames' heads say: it finds the ends of requests,
+//! and answers them with constant bytes, all that came with one read in one write. What a server on
 //! HTTP/2 can reach at most. It decodes no header, keeps no state of a stream, and obeys no window.
 //!
 //! With a service it decides each request too: what ratelease could reach on frames of its own.

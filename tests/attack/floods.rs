@@ -1,8 +1,11 @@
 //! H3 to H6: endless frames of one kind, sent as fast as the pod reads them, on four connections.
 //! Half of them read the answers. A connection that the pod closes is opened again.
 
+use std::time::Duration;
+
 use crate::foe::{FLOOD_BYTES, Foes, Reading};
 use crate::messages::message;
+use crate::neighbour::Values;
 use crate::scene::{Plan, Scene};
 use crate::support::frames::{
     CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, PING, PRIORITY,
@@ -146,6 +149,44 @@ async fn h6h_floods_on_port_leave_probes_alone() {
             }
         };
         foes.crowd(3, client).await;
+    });
+    attacked.await.row.end();
+}
+
+/// More connections than cores, some of which come while the attack lasts.
+#[tokio::test(flavor = "multi_thread")]
+async fn h6j_calls_without_end_on_every_core_harm_no_other_client() {
+    let scene = Scene::start(Plan::new("H6j", "whole calls without end on 8 connections")).await;
+    let body = framed(&message("plenty", "flood"));
+    let part = |n| [begun(stream(n)), frame(DATA, END_STREAM, stream(n), &body)].concat();
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            tokio::time::sleep(Duration::from_millis(100) * u32::try_from(nth).unwrap_or(0)).await;
+            let Some(mut foe) = foes.greet(foes.grpc, &[], Reading::Frames).await else { return };
+            foe.flood(&part).await;
+        };
+        foes.crowd(8, client).await;
+    });
+    attacked.await.row.end();
+}
+
+/// The thread of pages is busy, and the leases that the neighbour waits for are of another thread.
+#[tokio::test(flavor = "multi_thread")]
+async fn h6i_floods_on_the_debug_port_delay_no_lease() {
+    let plan = Plan::new("H6i", "SETTINGS, PING and pages on the debug port");
+    let scene = Scene::start(Plan { values: Values::New, ..plan }).await;
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let greeted = foes.greet(foes.debug, &[], Reading::Frames).await;
+            let Some(mut foe) = greeted else { return };
+            let page = |n| frame(HEADERS, END_HEADERS | END_STREAM, stream(n), &block("/metrics"));
+            match nth {
+                0 => foe.flood(|_| frame(SETTINGS, 0, 0, &[]).repeat(64)).await,
+                1 => foe.flood(|_| frame(PING, 0, 0, &[7; 8]).repeat(64)).await,
+                _ => foe.flood(page).await,
+            }
+        };
+        foes.crowd(4, client).await;
     });
     attacked.await.row.end();
 }

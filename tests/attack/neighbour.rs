@@ -42,6 +42,16 @@ const TIMEOUT: &str = "2S";
 /// Number of values that its calls use in turn.
 const VALUES: u32 = 16;
 
+/// The values of the neighbour's calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Values {
+    /// A few, whose tokens the pod soon holds.
+    #[default]
+    Few,
+    /// Each call's own: it waits for a lease.
+    New,
+}
+
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
@@ -84,10 +94,9 @@ struct Session {
 }
 
 /// Sends calls until this future is dropped.
-pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
+pub async fn run(server: SocketAddr, seen: Arc<Seen>, values: Values) {
     let (start, mut session) = (now(), None);
-    let messages: Vec<_> =
-        (0..VALUES).map(|n| framed(&message("plenty", &format!("neighbour-{n}")))).collect();
+    let of = |n: u32| framed(&message("plenty", &format!("neighbour-{n}")));
     for nth in 0.. {
         let mut due = start + Duration::from_secs(1) * nth / RATE;
         if now() < due {
@@ -98,14 +107,14 @@ pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
             session.give_up(&seen);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let message = &messages[usize::try_from(nth % VALUES).expect("a small number")];
+        let message = of(if values == Values::New { nth } else { nth % VALUES });
         let lost = || seen.note(due, End::Lost);
         seen.begun.fetch_add(1, Ordering::Relaxed);
         if session.as_ref().is_none_or(Session::is_gone) {
             session = Session::open(server, Arc::clone(&seen)).await;
         }
         match &mut session {
-            Some(session) => session.call(due, message).await.unwrap_or_else(|_| lost()),
+            Some(session) => session.call(due, &message).await.unwrap_or_else(|_| lost()),
             None => lost(),
         }
         if let Some(session) = &session {

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::foe::{Foes, Meter};
 use crate::messages::PLENTY;
-use crate::neighbour::{self, Seen};
+use crate::neighbour::{self, Seen, Values};
 use crate::probes::{self, Probed};
 use crate::row::{AFTER_MAX, DURING_MAX, Row};
 use crate::support::now;
@@ -40,6 +40,8 @@ pub struct Plan<'a> {
     /// Limit of the pod's open files.
     pub nofile: Option<u32>,
     pub redis: Vec<SocketAddr>,
+    /// The values of the neighbour's calls.
+    pub values: Values,
     pub env: Vec<(&'a str, &'a str)>,
     /// Maximum growth of memory during the attack and after it, in place of the bounds of all rows.
     pub during_max: Option<u64>,
@@ -132,7 +134,7 @@ impl Scene {
         let (meter, start) = (Arc::new(Meter::default()), now());
         let Ratelease { grpc, http, debug, .. } = pod;
         let foes = Foes { grpc, http, debug, prometheus, meter, end: start };
-        let honest = Honest::start(&foes);
+        let honest = Honest::start(&foes, plan.values);
         let during_max = plan.during_max.unwrap_or(DURING_MAX);
         let after_max = plan.after_max.unwrap_or(AFTER_MAX);
         Self {
@@ -231,7 +233,7 @@ fn command(plan: &Plan<'_>, rules: &std::path::Path) -> Command {
 // === impl Honest ===
 
 impl Honest {
-    fn start(foes: &Foes) -> Self {
+    fn start(foes: &Foes, values: Values) -> Self {
         let (seen, probed) = (Arc::new(Seen::default()), Arc::new(Probed::default()));
         let (end, ended) = oneshot::channel::<()>();
         let thread = {
@@ -240,7 +242,7 @@ impl Honest {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 runtime.expect("a runtime").block_on(async move {
                     tokio::select! {
-                        () = neighbour::run(foes.grpc, seen) => {}
+                        () = neighbour::run(foes.grpc, seen, values) => {}
                         () = probes::run(foes, probed) => {}
                         _ = ended => {}
                     }

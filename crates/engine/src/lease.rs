@@ -104,8 +104,8 @@ struct Queues {
     /// The state of each shard, which outlives the shard's queues.
     shards: HashMap<usize, Arc<Shard>>,
     tasks: JoinSet<()>,
-    /// Where the tasks of the shards run, so that they do not take turns with the connections of the
-    /// thread that asks first; `None` for the runtime of that thread.
+    /// Where the tasks of the shards run, so that they do not take turns with the connections of
+    /// the thread that asks first; `None` for the runtime of that thread.
     runtime: Option<Handle>,
 }
 

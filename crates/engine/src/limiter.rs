@@ -84,8 +84,8 @@ struct Shared {
 // === impl Limiter ===
 
 impl Limiter {
-    /// Makes a limiter that leases from `store`. Starts no task until a lease is needed; such a task
-    /// runs in the runtime that this is called in, if there is one.
+    /// Makes a limiter that leases from `store`. Starts no task until a lease is needed; such a
+    /// task runs in the runtime that this is called in, if there is one.
     pub fn new(store: Arc<dyn Store>, clock: Clock, options: Options) -> Self {
         let shared = Arc::new_cyclic(|weak: &Weak<Shared>| {
             let weak = Weak::clone(weak);

@@ -73,9 +73,9 @@ impl Clock {
         self.start + Duration::from_nanos(time.0)
     }
 
-    /// Ticks at the multiples of `period`, of at least a nanosecond and at most 584 years. Tasks that
-    /// tick in the same period wake their thread once for all of them. A tick that comes too late is
-    /// left out.
+    /// Ticks at the multiples of `period`, of at least a nanosecond and at most 584 years. Tasks
+    /// that tick in the same period wake their thread once for all of them. A tick that comes too
+    /// late is left out.
     pub fn ticks(&self, period: Duration) -> Interval {
         let now = self.now();
         let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);

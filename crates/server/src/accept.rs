@@ -4,7 +4,8 @@
 //! Uses nothing else of this crate; `grpc` and `http` serve the connections that it accepts.
 //!
 //! ```text
-//! accept ─▶ pool (closes idle ones if full) ─▶ cores ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//! accept ─▶ pool (closes idle ones if full) ─▶ cores
+//!   └▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
 //! ```
 
 mod cores;
@@ -50,9 +51,9 @@ const EVICTION_WAIT_MAX: Duration = Duration::from_millis(50);
 const EVICTION_WAITS: u32 = 20;
 
 /// Connections that are accepted, or begun on their core, one after the other before other tasks of
-/// the thread have their turn: those that came earlier, for example. Otherwise a crowd that connects
-/// and leaves would fill the pool before any of them is looked at, and a probe among them would be
-/// closed for those that came after it.
+/// the thread have their turn: those that came earlier, for example. Otherwise a crowd that
+/// connects and leaves would fill the pool before any of them is looked at, and a probe among them
+/// would be closed for those that came after it.
 const ACCEPTS_PER_YIELD: u32 = 8;
 
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
@@ -138,9 +139,9 @@ pub fn connections<L: Accept>(
 }
 
 /// Serves each of the `incoming` connections in a task of its own, on one of the `cores`, until
-/// `stop` resolves; then waits for those tasks. When `stop` resolves, the receiver passed to `serve`
-/// becomes true, so that the connection asks its client to go away. Dropping the future ends every
-/// connection.
+/// `stop` resolves; then waits for those tasks. When `stop` resolves, the receiver passed to
+/// `serve` becomes true, so that the connection asks its client to go away. Dropping the future
+/// ends every connection.
 pub async fn serve_each<L, F>(
     incoming: impl Stream<Item = Accepted<L>>,
     cores: &Cores,
@@ -182,8 +183,8 @@ pub async fn serve_each<L, F>(
     while tasks.join_next().await.is_some() {}
 }
 
-/// Serves the connections that are `accepted` for this core, until there will be no more and all have
-/// ended. Dropping the future ends them.
+/// Serves the connections that are `accepted` for this core, until there will be no more and all
+/// have ended. Dropping the future ends them.
 async fn serve_core<L: Accept, F>(
     mut accepted: mpsc::Receiver<(Accepted<L>, Place)>,
     ended: watch::Receiver<bool>,

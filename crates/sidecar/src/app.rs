@@ -158,7 +158,7 @@ impl App {
             background.spawn_snapshot(snapshot.clone(), limiter.clone());
         }
         if let Some(push) = &self.push {
-            background.spawn_push(push.clone());
+            background.spawn_push(push.clone(), &self.threads.pages);
         }
         background
     }

@@ -104,7 +104,8 @@ settings! {
     /// Maximum number of calls in flight on all connections together; further calls are refused
     MAX_IN_FLIGHT: Setting<usize> =
         setting("COUNT", "4096", |text| value::count_within(text, 1..=MAX_IN_FLIGHT_MAX));
-    /// Number of threads that serve connections [default: one for each core that the process may use]
+    /// Number of threads that serve connections [default: one for each core that the process may
+    /// use]
     THREADS: OptionalSetting<usize> =
         optional("COUNT", |text| value::count_within(text, 1..=THREADS_MAX));
     /// Interface of the debug listener

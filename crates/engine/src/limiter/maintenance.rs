@@ -27,8 +27,8 @@ const QUIET_INTERVAL: Duration = Duration::from_secs(4);
 /// Number of rounds without a request that waited for the store, after which a pod is quiet.
 const QUIET_AFTER: u32 = 10;
 
-/// The shortest time between two checks of keys that may be idle. Keys that become due within it are
-/// checked together.
+/// The shortest time between two checks of keys that may be idle. Keys that become due within it
+/// are checked together.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The largest number of idle keys that are checked at once: their returns must find room in the
@@ -62,8 +62,8 @@ impl Limiter {
         tokio::join!(self.run_heartbeats(), self.run_eviction(), self.run_idle_returns());
     }
 
-    /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet, and
-    /// whenever a further domain is first used; never returns.
+    /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet,
+    /// and whenever a further domain is first used; never returns.
     pub async fn run_heartbeats(&self) {
         let Shared { clock, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
         loop {
@@ -200,9 +200,9 @@ impl Shared {
         Heartbeat { pod: self.options.pod, lasts: interval * HEARTBEAT_LASTS, leaves, domain }
     }
 
-    /// Notes that a request for a key of `domain` waits for the store, so that the pod is not quiet.
-    /// If it was, its number of pods may be some seconds old, and of a new domain nothing is known:
-    /// then a heartbeat is sent at once.
+    /// Notes that a request for a key of `domain` waits for the store, so that the pod is not
+    /// quiet. If it was, its number of pods may be some seconds old, and of a new domain nothing is
+    /// known: then a heartbeat is sent at once.
     pub(super) fn note_active(&self, domain: Option<&str>, now: Time) {
         let was_quiet = self.quiet_rounds.swap(0, Ordering::Relaxed) > QUIET_AFTER;
         let is_new = domain.is_some_and(|domain| self.pods.note_used(domain, now));

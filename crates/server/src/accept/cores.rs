@@ -20,12 +20,12 @@ const EVENT_INTERVAL: u32 = 16;
 /// requests that wait for a lease are woken by the thread that receives it.
 const GLOBAL_QUEUE_INTERVAL: u32 = 2;
 
-/// The name of the threads that a runtime starts for blocking work: at most 15 bytes, as Linux shows
-/// it.
+/// The name of the threads that a runtime starts for blocking work: at most 15 bytes, as Linux
+/// shows it.
 const BLOCKING_THREAD_NAME: &str = "ratelease-block";
 
-/// Returns the settings of a runtime of one thread, on which connections are served. The caller names
-/// the thread and runs it.
+/// Returns the settings of a runtime of one thread, on which connections are served. The caller
+/// names the thread and runs it.
 pub fn runtime_builder() -> Builder {
     let mut builder = Builder::new_current_thread();
     builder
@@ -36,8 +36,8 @@ pub fn runtime_builder() -> Builder {
     builder
 }
 
-/// The runtimes that serve connections, and the number of connections on each. A cheap handle: clones
-/// share all state.
+/// The runtimes that serve connections, and the number of connections on each. A cheap handle:
+/// clones share all state.
 #[derive(Debug, Clone)]
 pub struct Cores(Arc<Shared>);
 
@@ -91,7 +91,8 @@ impl Cores {
         self.0.cores.iter().map(|core| &core.runtime)
     }
 
-    /// Takes a place on the core that has the fewest connections. Cores with equally many take turns.
+    /// Takes a place on the core that has the fewest connections. Cores with equally many take
+    /// turns.
     pub(super) fn place(&self) -> Place {
         let Shared { cores, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
@@ -123,8 +124,8 @@ impl Drop for Place {
     }
 }
 
-/// Gives this thread a stripe of its own among the counters. The threads that serve connections call
-/// this at their start, before any other thread counts.
+/// Gives this thread a stripe of its own among the counters. The threads that serve connections
+/// call this at their start, before any other thread counts.
 pub fn take_stripe() {
     stripe::mine();
 }

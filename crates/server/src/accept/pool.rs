@@ -26,8 +26,8 @@ pub const CONNECTIONS_MAX: usize = 4096;
 const SPARE_DIVISOR: usize = 8;
 
 /// A full pool closes at most one in this many of its connections at a time, if they were never
-/// answered: where a crowd keeps it full, new clients are accepted in groups, and need not each wait
-/// until another connection's thread has closed it.
+/// answered: where a crowd keeps it full, new clients are accepted in groups, and need not each
+/// wait until another connection's thread has closed it.
 const GROUP_DIVISOR: usize = 16;
 
 /// A connection that is asked to go away to make room has this long to finish its calls.

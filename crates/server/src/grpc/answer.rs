@@ -10,8 +10,8 @@ use tonic::Status;
 pub(super) const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or has
-/// reset the call.
+/// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or
+/// has reset the call.
 pub(super) fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);

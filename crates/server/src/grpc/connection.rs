@@ -120,33 +120,20 @@ pub(super) async fn serve<I>(
     events.push(Box::pin(silent(&handle)));
     let peer = Peer::new();
     let caller = (&context.service, &peer);
-    let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
+    let mut tasks = Tasks::default();
     loop {
         tokio::select! {
             next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
                 Some(HandedOn::Waiting(call)) => {
-                    calls.spawn(call.serve(context.service.clone(), peer.clone()));
+                    tasks.calls.spawn(call.serve(context.service.clone(), peer.clone()));
                 }
                 Some(HandedOn::Fallback(call)) => {
-                    let Some((call, incomplete)) = prepare_fallback(*call, &handle) else {
-                        continue;
-                    };
-                    let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let served = fallback::serve(call, incomplete, context.routes.clone());
-                    let mut served = Box::pin(served);
-                    // It gets a task only if it is not done when it is polled first.
-                    if futures_util::poll!(&mut served).is_pending() {
-                        if is_for_verdict {
-                            calls.spawn(served);
-                        } else if others.len() < OTHERS_MAX {
-                            others.spawn(served);
-                        }
-                    }
+                    tasks.begin(*call, &handle, context.routes.clone()).await;
                 }
                 None => return,
             },
-            Some(_) = calls.join_next(), if !calls.is_empty() => {}
-            Some(_) = others.join_next(), if !others.is_empty() => {}
+            Some(_) = tasks.calls.join_next(), if !tasks.calls.is_empty() => {}
+            Some(_) = tasks.others.join_next(), if !tasks.others.is_empty() => {}
             Some(event) = events.next() => match event {
                 Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
                 Event::Leave => connection.graceful_shutdown(),
@@ -154,6 +141,13 @@ pub(super) async fn serve<I>(
             },
         }
     }
+}
+
+/// The calls of a connection that take longer: those for a verdict, and others.
+#[derive(Default)]
+struct Tasks {
+    calls: JoinSet<()>,
+    others: JoinSet<()>,
 }
 
 /// What happens to a connection besides its calls.
@@ -176,6 +170,26 @@ struct CallReader {
     /// Calls of which only the headers have been read. The message may still arrive, for example
     /// after the headers of other calls.
     awaiting_message: VecDeque<Call>,
+}
+
+// === impl Tasks ===
+
+impl Tasks {
+    /// Serves `call`, in a task only if it is not done when it is polled first. Drops it if there
+    /// are too many others.
+    async fn begin(&mut self, call: FallbackCall, handle: &ConnectionHandle, routes: Routes) {
+        let Some((call, incomplete)) = prepare_fallback(call, handle) else { return };
+        let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
+        let mut served = Box::pin(fallback::serve(call, incomplete, routes));
+        if futures_util::poll!(&mut served).is_ready() {
+            return;
+        }
+        if is_for_verdict {
+            self.calls.spawn(served);
+        } else if self.others.len() < OTHERS_MAX {
+            self.others.spawn(served);
+        }
+    }
 }
 
 // === impl CallReader ===

@@ -1,4 +1,5 @@
-//! `ShouldRateLimit` as tonic routes to it: calls that are not plain, or came without their message.
+//! `ShouldRateLimit` as tonic routes to it: calls that are not plain, or came without their
+//! message.
 
 mod codec;
 

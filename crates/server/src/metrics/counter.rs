@@ -122,7 +122,9 @@ impl Counter {
                 "ratelease_task_restarts_total",
                 "Background tasks that were started again.",
             ),
-            Self::TasksReady => gauge("ratelease_tasks_ready", "Tasks that wait for a core."),
+            Self::TasksReady => {
+                gauge("ratelease_tasks_ready", "Tasks that another thread has woken.")
+            }
             Self::LoaderPanics => {
                 counter("ratelease_loader_panics_total", "Loads of rules that panicked.")
             }

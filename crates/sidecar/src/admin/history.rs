@@ -44,8 +44,8 @@ struct Second {
 // === impl History ===
 
 impl History {
-    /// Records the totals since the start of the process; `at` is the time since then. Returns whether
-    /// they have changed.
+    /// Records the totals since the start of the process; `at` is the time since then. Returns
+    /// whether they have changed.
     pub fn note(&self, at: Duration, calls: Calls) -> bool {
         let ring = &mut *self.0.lock();
         let mut is_new = true;

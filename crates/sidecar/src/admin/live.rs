@@ -126,8 +126,9 @@ impl Live {
             .with_state(self.clone())
     }
 
-    /// Records what happens in each second, and sends an event once a second while a client listens;
-    /// never returns. After a second without decisions the next entry may be as long as a round.
+    /// Records what happens in each second, and sends an event once a second while a client
+    /// listens; never returns. After a second without decisions the next entry may be as long as a
+    /// round.
     pub async fn run(self) {
         let Shared { status, rounds, listens, .. } = &*self.shared;
         let mut rounds = rounds.clone();
@@ -156,8 +157,8 @@ impl Live {
         *self.shared.broadcast.lock() = None;
     }
 
-    /// Records a second; this is the only work while no client listens. Returns whether anything was
-    /// decided in it.
+    /// Records a second; this is the only work while no client listens. Returns whether anything
+    /// was decided in it.
     fn note(&self) -> bool {
         let Status { start, stats, history, .. } = &self.shared.status;
         stats.calls().is_some_and(|calls| history.note(start.uptime(), calls))

@@ -74,9 +74,10 @@ impl Background {
         self.spawn("live", live, Live::run);
     }
 
-    /// Sends metrics to their collector.
-    pub(super) fn spawn_push(&mut self, push: Push) {
-        self.spawn("metrics", push, Push::run);
+    /// Sends metrics to their collector, in `runtime`.
+    pub(super) fn spawn_push(&mut self, push: Push, runtime: &Handle) {
+        let task = move || push.clone().run();
+        self.tasks.spawn_on(self.supervisor.clone().run("metrics", task), runtime);
     }
 
     /// Writes the rules that come into force, and the pod counts that `limiter` receives.

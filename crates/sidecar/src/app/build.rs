@@ -58,15 +58,15 @@ struct BoundListeners {
 // === impl App ===
 
 impl App {
-    /// Raises the limit on open files, of which the store has its part, and starts the threads. Then
-    /// binds the listeners, loads the rules and starts to connect to the store, in this order: a port
-    /// in use is reported before any step that takes long. The store need not be reachable. `clock` was started with the
-    /// process; the log is written to `log`.
+    /// Raises the limit on open files, of which the store has its part, and starts the threads.
+    /// Then binds the listeners, loads the rules and starts to connect to the store, in this order:
+    /// a port in use is reported before any step that takes long. The store need not be reachable.
+    /// `clock` was started with the process; the log is written to `log`.
     ///
     /// # Errors
     ///
-    /// Fails if a thread cannot be started or a port cannot be bound, or if there is no rules directory and no setting allows a
-    /// start without one.
+    /// Fails if a thread cannot be started or a port cannot be bound, or if there is no rules
+    /// directory and no setting allows a start without one.
     pub async fn build(
         settings: Settings,
         clock: Clock,
@@ -76,26 +76,25 @@ impl App {
         let threads = Threads::start(settings.listeners.threads)?;
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
-        let Settings { hot_keys, summary, .. } = settings;
+        let Settings { hot_keys, summary, telemetry, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
-        let origin = Origin::new(settings.telemetry.identity);
-        let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
+        let origin = Origin::new(telemetry.identity);
+        let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
         let store = open(store, &tracer);
-        let store_description = store.describe();
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
         let health = health(&rules, &published);
-        let banner = banner(&bound, &store_description, &published)?;
+        let banner = banner(&bound, &store.describe(), &published)?;
         let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
-        let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
-            .observed_by(observers.clone());
+        let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max);
+        let service = service.observed_by(observers.clone());
         let (supervisor, start) = (Supervisor::default(), Start::new(clock));
         let process_stats = ProcessStats {
             limiter: limiter.clone(),
@@ -108,19 +107,19 @@ impl App {
             observers,
             runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
         };
-        let sources = process_stats.sources(stats, start.clone(), store_description, summary);
+        let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
-        let admin = debug_pages(&listeners, &sources, &live);
-        let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &sources));
+        let push = |it| threads.on_pages(|| pusher(it, &origin, clock, &sources));
         let BoundListeners { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
+            admin: debug_pages(&listeners, &sources, &live),
+            push: telemetry.push.map(push),
             grpc,
             http,
             debug,
             metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
             json: json_options(&listeners),
             age: age(&listeners),
-            admin,
             live,
             service,
             store,
@@ -130,7 +129,6 @@ impl App {
             watcher,
             snapshot,
             tracer,
-            push,
             supervisor,
             open: connections,
             threads,

@@ -1,6 +1,6 @@
 //! The threads of the process: one for each core, which serve connections; one for the pages of the
-//! debug and the metrics port; and the main thread, which runs everything else. Each has a runtime of
-//! its own, so that no request is handed from thread to thread, no page delays a request, and no
+//! debug and the metrics port; and the main thread, which runs everything else. Each has a runtime
+//! of its own, so that no request is handed from thread to thread, no page delays a request, and no
 //! request delays a lease.
 
 use std::convert::Infallible;
@@ -31,8 +31,8 @@ type Running = oneshot::Sender<Infallible>;
 // === impl Threads ===
 
 impl Threads {
-    /// Starts as many threads for connections as `cores` says: by default as many as there are cores
-    /// that this process may use. It is called in the runtime of the main thread.
+    /// Starts as many threads for connections as `cores` says: by default as many as there are
+    /// cores that this process may use. It is called in the runtime of the main thread.
     ///
     /// # Errors
     ///
@@ -50,6 +50,13 @@ impl Threads {
         let cores = Cores::new(runtimes.clone());
         runtimes.extend([pages.clone(), Handle::current()]);
         Ok(Self { cores, pages, runtimes, _running: running })
+    }
+
+    /// Runs `make` so that the tasks that it spawns run in the thread of pages, such as those that
+    /// encode and compress spans and metrics.
+    pub(super) fn on_pages<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _entered = self.pages.enter();
+        make()
     }
 }
 

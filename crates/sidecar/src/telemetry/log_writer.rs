@@ -27,8 +27,8 @@ const BATCH_BYTES_MAX: usize = 64 * 1024;
 /// Pause after a panic: the data that the thread writes may cause another panic.
 const PANIC_PAUSE: Duration = Duration::from_millis(100);
 
-/// Interval between reports of suppressed lines. A line is suppressed within a second of one that was
-/// written, so there is nothing to report once no line has come for this long.
+/// Interval between reports of suppressed lines. A line is suppressed within a second of one that
+/// was written, so there is nothing to report once no line has come for this long.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Accepts each line at once, or drops it. A cheap handle: clones share all state.
@@ -58,8 +58,8 @@ enum Item {
 
 impl LogWriter {
     /// Starts the thread that writes to `output`. It calls `report_lost` with the number of dropped
-    /// lines once lines are written again, and `each_second` about once a second, until a second has
-    /// passed without a line.
+    /// lines once lines are written again, and `each_second` about once a second, until a second
+    /// has passed without a line.
     ///
     /// # Errors
     /// Fails if the thread cannot be started.
@@ -164,8 +164,8 @@ fn write_all(
     }
 }
 
-/// Moves lines into `batch` until there are no more, it is full, or a mark comes. Waits for the first
-/// at most as long as the report interval, or without a limit if `is_quiet`.
+/// Moves lines into `batch` until there are no more, it is full, or a mark comes. Waits for the
+/// first at most as long as the report interval, or without a limit if `is_quiet`.
 fn collect(
     items: &Receiver<Item>,
     batch: &mut Vec<u8>,

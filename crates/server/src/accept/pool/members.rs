@@ -95,9 +95,9 @@ impl Members {
     /// the peer that has more than half of all connections if there is one; among these, the one
     /// that came or was last answered the longest ago. So a new connection has as long for its
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
-    /// loses no call and reconnects. A connection from which nothing has been read yet is chosen only
-    /// if there is no other: while its thread has no core, as many may come as fill the pool, and its
-    /// request may lie in the socket.
+    /// loses no call and reconnects. A connection from which nothing has been read yet is chosen
+    /// only if there is no other: while its thread has no core, as many may come as fill the pool,
+    /// and its request may lie in the socket.
     pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
         let is_of_crowd = self.crowd();
         let candidates = self.open.values().filter(|member| {
