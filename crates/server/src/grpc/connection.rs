@@ -25,6 +25,7 @@ use super::fallback::FallbackCall;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
+use super::waiting::WaitingCall;
 use super::write_coalescing::{CoalescingIo, WriteHold};
 use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
@@ -125,7 +126,7 @@ pub(super) async fn serve<I>(
         tokio::select! {
             next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
                 Some(HandedOn::Waiting(call)) => {
-                    tasks.calls.spawn(call.serve(context.service.clone(), peer.clone()));
+                    tasks.wait_for(call, &context.service, &peer).await;
                 }
                 Some(HandedOn::Fallback(call)) => {
                     tasks.begin(*call, &handle, context.routes.clone()).await;
@@ -175,6 +176,15 @@ struct CallReader {
 // === impl Tasks ===
 
 impl Tasks {
+    /// Serves `call`, in a task only if it waits: while leases are late, thousands of calls may
+    /// come that are refused at once, and a task takes more memory than its call.
+    async fn wait_for(&mut self, call: WaitingCall, service: &DecisionService, peer: &Peer) {
+        let mut served = Box::pin(call.serve(service.clone(), peer.clone()));
+        if futures_util::poll!(&mut served).is_pending() {
+            self.calls.spawn(served);
+        }
+    }
+
     /// Serves `call`, in a task only if it is not done when it is polled first. Drops it if there
     /// are too many others.
     async fn begin(&mut self, call: FallbackCall, handle: &ConnectionHandle, routes: Routes) {
