@@ -68,7 +68,7 @@ struct Shared {
     heartbeat_due: Notify,
     /// Number of rounds of heartbeats since a request last waited for the store.
     quiet_rounds: AtomicU32,
-    /// Sent to with each round of heartbeats.
+    /// Sent to each second, or less often while the pod is quiet.
     rounds: watch::Sender<()>,
     idle: IdleQueue,
     /// Notified when the idle queue has its first key.

@@ -56,6 +56,11 @@ const EVICTION_WAITS: u32 = 20;
 /// would be closed for those that came after it.
 const ACCEPTS_PER_YIELD: u32 = 8;
 
+/// Maximum number of accepted connections that wait for their core. While all cores have as many,
+/// further ones wait in the listener's queue: so those that nobody has looked at cannot fill a
+/// pool, and a core that is busy gets no new ones while another is not.
+const QUEUED_MAX: usize = 16;
+
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
 /// `initial_metadata` adds.
 pub const FIELDS_MAX: usize = 64;
@@ -66,8 +71,8 @@ pub const FIELDS_MAX: usize = 64;
 /// bounds the decoded size before the fields can be counted.
 pub const HEADER_BYTES_MAX: u32 = 8 * 1024;
 
-/// A silent HTTP/2 connection is pinged after this interval, and closed if it does not answer in
-/// time.
+/// A silent HTTP/2 connection is pinged at this interval, and closed if it does not answer in time.
+/// On gRPC connections the first ping comes after a silence of half to one and a half intervals.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A source of connections.
@@ -154,8 +159,7 @@ pub async fn serve_each<L, F>(
     let (end, ended) = watch::channel(false);
     let mut tasks = JoinSet::new();
     let queue = |runtime| {
-        // As long as the pool is large, so that there is always room.
-        let (queue, accepted) = mpsc::channel(CONNECTIONS_MAX);
+        let (queue, accepted) = mpsc::channel(QUEUED_MAX);
         tasks.spawn_on(serve_core(accepted, ended.clone(), serve.clone()), runtime);
         queue
     };
@@ -163,10 +167,11 @@ pub async fn serve_each<L, F>(
     let accept = async {
         let (mut incoming, mut since_yield) = (Box::pin(incoming), 0);
         while let Some(accepted) = incoming.next().await {
-            let place = cores.place();
+            let has_room = |core: usize| queues.get(core).is_some_and(|it| it.capacity() > 0);
+            let place = cores.place(has_room);
             if let Some(queue) = queues.get(place.core()) {
                 // An error means that the core's runtime has ended, and with it the process.
-                let _ = queue.try_send((accepted, place));
+                let _ = queue.send((accepted, place)).await;
             }
             yield_at_times(&mut since_yield).await;
         }

@@ -15,6 +15,7 @@ use futures_util::FutureExt;
 use futures_util::future::Future;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::mpsc;
+use tokio::task::yield_now;
 use tokio::time::{Sleep, sleep_until, timeout};
 
 use super::shard::Shard;
@@ -152,7 +153,7 @@ where
                 }
                 () = &mut alarm.sleep, if alarm.at.is_some() => {
                     alarm.at = None;
-                    self.check_for_stall();
+                    self.check_for_stall().await;
                 }
             }
         }
@@ -214,7 +215,7 @@ where
     }
 
     /// On a stall, answers the queued asks at once, since waiting would only delay the same answer.
-    fn check_for_stall(&mut self) {
+    async fn check_for_stall(&mut self) {
         if self.out.is_empty() {
             return;
         }
@@ -230,9 +231,13 @@ where
         }
         self.batch_to_send = queued;
         // Asks that queued before the stall: a later one may be the breaker's probe.
-        for _ in 0..self.asks.len() {
+        for refused in 1..=self.asks.len() {
             let Ok(ask) = self.asks.try_recv() else { break };
             self.shared.refuse(ask, self.shard, StoreError::Unavailable);
+            // Each may wake a request in another thread: other shards have their turn.
+            if refused % BATCH_MAX == 0 {
+                yield_now().await;
+            }
         }
     }
 }

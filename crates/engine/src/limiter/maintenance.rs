@@ -65,15 +65,18 @@ impl Limiter {
     /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet,
     /// and whenever a further domain is first used; never returns.
     pub async fn run_heartbeats(&self) {
-        let Shared { clock, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
+        let Shared { clock, pods, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
         loop {
             let is_quiet = quiet_rounds.fetch_add(1, Ordering::Relaxed) >= QUIET_AFTER;
-            let interval = if is_quiet { QUIET_INTERVAL } else { ROUND_INTERVAL };
-            rounds.send_replace(());
-            self.send_heartbeats(interval).await;
+            let due = pods.due(clock.now());
+            // Where domains take turns, a heartbeat has to last until the next turn.
+            let is_slow = is_quiet && due.rounds == 1;
+            let interval = if is_slow { QUIET_INTERVAL } else { ROUND_INTERVAL };
+            // Made before the heartbeats are sent, so that a slow one puts off no round.
             let mut next = clock.ticks(interval);
+            self.send_heartbeats(due, interval).await;
             tokio::select! {
-                _ = next.tick() => {}
+                _ = next.tick() => rounds.send_replace(()),
                 () = heartbeat_due.notified() => {}
             }
         }
@@ -88,8 +91,8 @@ impl Limiter {
         }
     }
 
-    /// Changes with each round of heartbeats: about once a second, and every four seconds while the
-    /// pod is quiet. What is done beside it needs no timer, and the pod wakes less often.
+    /// Changes about once a second, and every four seconds while the pod is quiet. What is done
+    /// beside it needs no timer, and the pod wakes less often.
     pub fn rounds(&self) -> watch::Receiver<()> {
         self.shared.rounds.subscribe()
     }
@@ -113,9 +116,9 @@ impl Limiter {
 
     /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
     /// pods. The next round comes after this `interval`.
-    async fn send_heartbeats(&self, interval: Duration) {
+    async fn send_heartbeats(&self, due: Due, interval: Duration) {
         let Self { shared } = self;
-        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let Due { domains, rounds } = due;
         let beats = domains.into_iter().map(|domain| async move {
             let rounds = if domain.is_some() { rounds } else { 1 };
             let beat = shared.beat(domain.as_deref(), interval * rounds, false);

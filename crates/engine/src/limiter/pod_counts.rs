@@ -23,7 +23,7 @@ pub(super) const HEARTBEATS_MAX: usize = 32;
 const USED_FOR: Duration = Duration::from_secs(600);
 
 /// Number of heartbeats whose counts are compared: see [`RecentCounts`].
-const RECENT_COUNTS: usize = 4;
+const RECENT_COUNTS: usize = 8;
 
 /// The numbers of pods.
 #[derive(Debug)]
@@ -61,9 +61,9 @@ pub(super) struct Due {
 /// The numbers of live pods that the last heartbeats reported.
 ///
 /// After an outage that is longer than a heartbeat lasts, the first pod to reconnect finds itself
-/// alone until the others reconnect, which their back-off may delay by two seconds. If the pod
-/// believed that count, it would take the whole limit as its part, so the count falls only once the
-/// last heartbeats agree.
+/// alone until the others reconnect, which their back-off may delay by two seconds, and quiet pods'
+/// next heartbeat by four. If the pod believed that count, it would take the whole limit as its
+/// part, so the count falls only once the last heartbeats agree.
 #[derive(Debug, Default)]
 struct RecentCounts([u32; RECENT_COUNTS]);
 
@@ -153,7 +153,7 @@ impl PodCounts {
         for (domain, pods) in pods.iter().take(DOMAINS_MAX) {
             let count = counts.by_domain.entry(domain.clone()).or_default();
             if count.heard.count().is_none() {
-                count.heard = RecentCounts([0, 0, 0, *pods]);
+                count.heard.note(*pods);
             }
         }
     }
@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn the_count_of_pods_rises_at_once_and_falls_when_the_last_beats_agree() {
         let mut heard = RecentCounts::default();
-        let beats = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1];
-        let counted = [0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 1, 1];
+        let beats = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1];
+        let counted = [0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3, 1, 1];
         for (beat, counted) in beats.into_iter().zip(counted) {
             heard.note(beat);
             assert_eq!(heard.count().unwrap_or(0), counted, "{beat} after {heard:?}");

@@ -91,15 +91,15 @@ impl Cores {
         self.0.cores.iter().map(|core| &core.runtime)
     }
 
-    /// Takes a place on the core that has the fewest connections. Cores with equally many take
-    /// turns.
-    pub(super) fn place(&self) -> Place {
+    /// Takes a place on the core that has the fewest connections, among those for which `has_room`
+    /// returns true, or among all if there is none. Cores with equally many take turns.
+    pub(super) fn place(&self, has_room: impl Fn(usize) -> bool) -> Place {
         let Shared { cores, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let in_turn = (0..cores.len()).map(|step| first.wrapping_add(step) % cores.len());
         let connections =
             |at: usize| cores.get(at).map(|it| it.connections.load(Ordering::Relaxed));
-        let core = in_turn.min_by_key(|at| connections(*at)).unwrap_or_default();
+        let core = in_turn.min_by_key(|at| (!has_room(*at), connections(*at))).unwrap_or_default();
         if let Some(core) = cores.get(core) {
             core.connections.fetch_add(1, Ordering::Relaxed);
         }
@@ -137,12 +137,15 @@ mod tests {
     #[tokio::test]
     async fn each_connection_goes_to_the_core_with_the_fewest_and_equals_take_turns() {
         let cores = Cores::new(vec![Handle::current(), Handle::current(), Handle::current()]);
-        let mut places: Vec<_> = (0..6).map(|_| cores.place()).collect();
+        let place = || cores.place(|_| true);
+        let mut places: Vec<_> = (0..6).map(|_| place()).collect();
         assert_eq!(places.iter().map(Place::core).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
         places.retain(|place| place.core() != 1);
-        let next = [cores.place(), cores.place()];
+        let next = [place(), place()];
         assert_eq!(next.each_ref().map(Place::core), [1, 1]);
-        drop(next);
+        let other = cores.place(|core| core == 2);
+        assert_eq!(other.core(), 2, "the others have no room");
+        drop((next, other));
         drop(places);
         let counts = cores.0.cores.iter().map(|core| core.connections.load(Ordering::Relaxed));
         assert_eq!(counts.sum::<usize>(), 0);

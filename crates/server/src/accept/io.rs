@@ -42,8 +42,6 @@ pub struct Connection<I> {
     /// The second in which the streams were last checked.
     last_sweep: u32,
     turn: Turn,
-    /// Whether a read was attempted.
-    has_begun: bool,
     guard: ConnectionGuard,
 }
 
@@ -75,9 +73,8 @@ impl<I> Connection<I> {
     /// must be called in a runtime: the preface has a deadline.
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
         let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
-        let (protocol, turn, has_begun) = (Protocol::Unknown(0), Turn::default(), false);
-        let (stall, last_sweep) = (None, 0);
-        Self { io, protocol, max_age, deadline, stall, last_sweep, turn, has_begun, guard }
+        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
+        Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -243,10 +240,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
             // other connections; a task that wakes itself would run before that.
             let _ = pin!(yield_now()).poll(cx);
             return Poll::Pending;
-        }
-        if !self.has_begun {
-            self.has_begun = true;
-            self.guard.handle().note_begun();
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf)?;

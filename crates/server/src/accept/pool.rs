@@ -67,6 +67,8 @@ struct Pool {
     violations: AtomicU64,
     waiting: PendingTotals,
     incomplete: AtomicUsize,
+    /// Number of open connections that were never answered.
+    unanswered: AtomicUsize,
     closed: Notify,
     is_nearly_full: AtomicBool,
     clock: Clock,
@@ -117,6 +119,7 @@ impl OpenConnections {
             violations: AtomicU64::new(0),
             waiting: PendingTotals::new(unfinished_max),
             incomplete: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
             closed: Notify::new(),
             is_nearly_full: AtomicBool::new(false),
             clock: Clock::start(),
@@ -159,11 +162,7 @@ impl OpenConnections {
     pub fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
         let mut members = self.0.members.lock();
         if members.open.len() >= self.0.max {
-            let group = members.unanswered(self.0.max / GROUP_DIVISOR);
-            let closed = group.into_iter().filter(|member| member.ask_to_close(Close::AtOnce));
-            let closed = closed.count() as u64;
-            self.0.evicted.fetch_add(closed, Ordering::Relaxed);
-            if closed == 0 {
+            if self.close_group(&members) == 0 {
                 // Connections that were asked to go away, or else the next one, get no more time.
                 self.evict(&members, Close::AtOnce);
             }
@@ -171,6 +170,7 @@ impl OpenConnections {
         }
         let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
         let member = members.add(Peer::of(address), accepted);
+        self.0.unanswered.fetch_add(1, Ordering::Relaxed);
         let spare = self.0.max / SPARE_DIVISOR;
         if members.open.len() > self.0.max - spare {
             self.evict(&members, Close::Gracefully);
@@ -185,6 +185,18 @@ impl OpenConnections {
     /// Resolves once a connection has ended, or after `limit`.
     pub(super) async fn wait_for_close(&self, limit: Duration) {
         let _ = timeout(limit, self.0.closed.notified()).await;
+    }
+
+    /// Closes a group of connections that were never answered, if they are half of all. Returns
+    /// their number.
+    fn close_group(&self, members: &Members) -> usize {
+        if self.0.unanswered.load(Ordering::Relaxed) * 2 < members.open.len() {
+            return 0;
+        }
+        let group = members.unanswered(self.0.max / GROUP_DIVISOR);
+        let closed = group.into_iter().filter(|member| member.ask_to_close(Close::AtOnce)).count();
+        self.0.evicted.fetch_add(closed as u64, Ordering::Relaxed);
+        closed
     }
 
     fn evict(&self, members: &Members, how: Close) {
@@ -289,15 +301,12 @@ impl ConnectionHandle {
         self.pool.clock()
     }
 
-    /// Records that the connection is being read for the first time.
-    pub(super) fn note_begun(&self) {
-        self.member.has_begun.store(true, Ordering::Relaxed);
-    }
-
     /// Records that part of an answer was sent.
     pub(super) fn note_answer(&self) {
         let Member { was_answered, last_answer, last_answer_second, .. } = &*self.member;
-        was_answered.store(true, Ordering::Relaxed);
+        if !was_answered.load(Ordering::Relaxed) && !was_answered.swap(true, Ordering::Relaxed) {
+            self.pool.0.unanswered.fetch_sub(1, Ordering::Relaxed);
+        }
         last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
         last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
     }
@@ -339,6 +348,9 @@ impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let pool = &self.handle.pool.0;
         pool.waiting.replace(self.waiting, PendingStreams::default());
+        if !self.handle.member.was_answered.swap(true, Ordering::Relaxed) {
+            pool.unanswered.fetch_sub(1, Ordering::Relaxed);
+        }
         pool.members.lock().remove(&self.handle.member);
         pool.closed.notify_one();
     }

@@ -198,8 +198,8 @@ impl Call {
 }
 
 /// Answers `frame`, a gRPC frame, and appends the answer to `answer`, as a frame. Allocates nothing
-/// else for a request of one or two descriptors. Returns `None` for a call that has to go through
-/// tonic: one that is not plain, or has to wait.
+/// else for a request of one or two descriptors. Returns `None` for a call that is not plain, or
+/// has to wait.
 ///
 /// # Errors
 ///

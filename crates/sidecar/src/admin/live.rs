@@ -24,7 +24,6 @@ use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_A
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, broadcast as channel, watch};
-use tokio::time::sleep;
 
 use super::render;
 use super::status::Status;
@@ -144,10 +143,9 @@ impl Live {
             }
             tokio::select! {
                 _ = next.tick(), if has_listeners || is_busy => {}
+                // The rounds end with the process.
                 Ok(()) = rounds.changed(), if !has_listeners && !is_busy => {}
                 () = listens.notified(), if !has_listeners => {}
-                // The rounds are over.
-                else => sleep(PERIOD).await,
             }
         }
     }

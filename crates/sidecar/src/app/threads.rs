@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::num::NonZeroUsize;
+use std::sync::mpsc;
 use std::thread::{self, available_parallelism};
 
 use ratelease_server::accept::{Cores, runtime_builder, take_stripe};
@@ -43,7 +44,7 @@ impl Threads {
         let started = names.chain(["ratelease-pages".to_owned()]).map(run_thread);
         let started: io::Result<(Vec<_>, Vec<_>)> = started.collect();
         let (mut runtimes, running) = started.map_err(|error| {
-            let hint = "raise the limit on processes, or set THREADS";
+            let hint = "raise the limits on processes and on open files, or set THREADS";
             BuildError::new(format!("cannot start threads: {error}; {hint}"))
         })?;
         let pages = runtimes.pop().unwrap_or_else(Handle::current);
@@ -66,18 +67,23 @@ fn count(set: Option<usize>) -> usize {
     set.unwrap_or_else(|| available_parallelism().map_or(1, NonZeroUsize::get)).max(1)
 }
 
-/// Starts a thread of this name, which runs a runtime.
+/// Starts a thread of this name, which runs a runtime. Returns once it has its stripe, so that the
+/// threads of connections, which are started first, share none.
 fn run_thread(name: String) -> io::Result<(Handle, Running)> {
     let runtime = runtime_builder().build()?;
     let handle = runtime.handle().clone();
     let (end, ended) = oneshot::channel();
+    let (started, starts) = mpsc::channel();
     thread::Builder::new().name(name).spawn(move || {
         take_stripe();
+        drop(started);
         // Nothing is ever sent: it resolves once the sender is dropped.
         let _: Result<Infallible, _> = runtime.block_on(ended);
         // Does not wait for threads that are still blocked.
         runtime.shutdown_background();
     })?;
+    // Nothing is ever sent: it returns once the thread has dropped the sender.
+    let _: Result<Infallible, _> = starts.recv();
     Ok((handle, end))
 }
 

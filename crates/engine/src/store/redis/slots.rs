@@ -21,6 +21,10 @@ pub(super) struct Slots {
 
 const NOBODY: u16 = u16::MAX;
 
+/// Maximum number of slots in all ranges of a map. Each slot has one owner, so that there are
+/// [`SLOTS`] at most; a map of thousands of whole ranges would take long to read.
+const NAMED_MAX: usize = 4 * SLOTS;
+
 /// The largest number of masters in one cluster: Redis's specification recommends at most about a
 /// thousand nodes, and it is the number of the lease client's queues that one store may have. Each
 /// master takes a connection.
@@ -79,6 +83,10 @@ impl Slots {
         let ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, from)).collect();
         if ranges.is_empty() {
             return Err("no node of the cluster owns a slot yet".into());
+        }
+        let slots = ranges.iter().map(|(first, last, _)| (last + 1).saturating_sub(*first));
+        if slots.sum::<usize>() > NAMED_MAX {
+            return Err("slots with many owners".into());
         }
         let named: BTreeSet<&Address> = ranges.iter().map(|(_, _, master)| master).collect();
         if named.len() > MASTERS_MAX {

@@ -29,8 +29,6 @@ pub(super) enum Peer {
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) peer: Peer,
-    /// Whether the server has begun to read from the connection.
-    pub(super) has_begun: AtomicBool,
     /// Whether part of an answer was ever sent.
     pub(super) was_answered: AtomicBool,
     /// The number of the newest connection when this one was accepted or last sent part of an
@@ -67,7 +65,6 @@ impl Members {
         let member = Arc::new(Member {
             number: accepted,
             peer,
-            has_begun: AtomicBool::new(false),
             was_answered: AtomicBool::new(false),
             last_answer: AtomicU64::new(accepted),
             second: AtomicU32::new(0),
@@ -95,9 +92,7 @@ impl Members {
     /// the peer that has more than half of all connections if there is one; among these, the one
     /// that came or was last answered the longest ago. So a new connection has as long for its
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
-    /// loses no call and reconnects. A connection from which nothing has been read yet is chosen
-    /// only if there is no other: while its thread has no core, as many may come as fill the pool,
-    /// and its request may lie in the socket.
+    /// loses no call and reconnects.
     pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
         let is_of_crowd = self.crowd();
         let candidates = self.open.values().filter(|member| {
@@ -106,22 +101,20 @@ impl Members {
             asked < how && is_idle && (asked == Close::Gracefully || is_of_crowd(member))
         });
         candidates.min_by_key(|member| {
-            let is_new = !member.has_begun.load(Ordering::Relaxed);
             let was_asked = *member.close.borrow() == Close::Gracefully;
-            (is_new, !was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
+            (!was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
         })
     }
 
-    /// At most `most` connections that were read and never answered, of the same peer, the oldest
-    /// first. None while one still closes that was asked to close at once.
+    /// At most `most` connections that were never answered, the oldest first. None while one still
+    /// closes that was asked to close at once.
     pub(super) fn unanswered(&self, most: usize) -> Vec<&Arc<Member>> {
-        let is_of_crowd = self.crowd();
         let mut found = Vec::new();
         for member in self.open.values() {
             if *member.close.borrow() == Close::AtOnce {
                 return Vec::new();
             }
-            if member.is_unanswered() && is_of_crowd(member) {
+            if member.is_unanswered() {
                 found.push(member);
             }
         }
@@ -151,9 +144,9 @@ impl Member {
         self.second.load(Ordering::Relaxed).saturating_sub(used)
     }
 
-    /// Whether the connection was read, and nothing was ever answered.
+    /// Whether nothing was ever answered.
     fn is_unanswered(&self) -> bool {
-        self.has_begun.load(Ordering::Relaxed) && !self.was_answered.load(Ordering::Relaxed)
+        !self.was_answered.load(Ordering::Relaxed)
     }
 }
 

@@ -36,6 +36,7 @@ fn note_answer(guard: &ConnectionGuard) {
 fn active_connections_that_nearly_fill_a_pool_stay_open() {
     let open = OpenConnections::new(64);
     let fleet: Vec<_> = (0..64).map(|_| open.admit(None).expect("room")).collect();
+    fleet.iter().for_each(|guard| guard.handle.note_answer());
     assert_eq!((asked_to_close(&fleet), open.evicted()), (vec![], 0));
     assert!(open.admit(None).is_none(), "the pool is full");
     assert_eq!(asked_to_close(&fleet), [0]);
@@ -73,25 +74,10 @@ fn a_full_pool_closes_one_connection_for_each_new_one() {
 }
 
 #[test]
-fn a_connection_that_was_not_read_yet_outlasts_those_that_were() {
-    let open = OpenConnections::new(8);
-    let guards: Vec<_> = (0..8).map(|_| open.admit(None).expect("room")).collect();
-    guards[4..].iter().for_each(|guard| guard.handle.note_begun());
-    for expected in [4, 5, 6, 7, 0] {
-        assert!(open.admit(None).is_none(), "the pool is full");
-        let closed = |guard: &ConnectionGuard| *guard.handle.member.close.borrow() == Close::AtOnce;
-        let is_next =
-            closed(&guards[expected]) && guards.iter().filter(|it| closed(it)).count() < 6;
-        assert!(is_next, "{expected}: {:?}", asked_to_close(&guards));
-    }
-}
-
-#[test]
 fn a_full_pool_closes_a_group_that_was_never_answered_once() {
     const MAX: usize = 64;
     let open = OpenConnections::new(MAX);
     let guards: Vec<_> = (0..MAX).map(|_| open.admit(None).expect("room")).collect();
-    guards.iter().for_each(|guard| guard.handle.note_begun());
     guards.iter().step_by(2).for_each(|guard| guard.handle.note_answer());
     assert!(open.admit(None).is_none());
     assert_eq!(asked_to_close(&guards), [1, 3, 5, 7], "the oldest of those without an answer");
@@ -99,6 +85,20 @@ fn a_full_pool_closes_a_group_that_was_never_answered_once() {
     assert_eq!(asked_to_close(&guards).len(), 5, "one more, while the group still closes");
     drop(guards);
     assert_eq!((open.evicted(), open.count()), (5, 0));
+}
+
+#[test]
+fn a_new_connection_whose_first_call_waits_outlasts_idle_ones() {
+    const MAX: usize = 64;
+    let open = OpenConnections::new(MAX);
+    let idle: Vec<_> = (1..MAX).map(|_| open.admit(None).expect("room")).collect();
+    idle.iter().for_each(|guard| guard.handle.note_answer());
+    let waiting = open.admit(None).expect("room");
+    for closed in 1..10 {
+        assert!(open.admit(None).is_none());
+        assert_eq!(asked_to_close(&idle).len(), closed);
+        assert!(!is_asked_to_close(&waiting));
+    }
 }
 
 #[test]

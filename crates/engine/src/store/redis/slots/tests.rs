@@ -45,6 +45,15 @@ fn each_slot_has_the_owner_of_its_range() {
 }
 
 #[test]
+fn a_map_that_names_each_slot_many_times_is_refused() {
+    let whole = || range(0, 16_383, Value::BulkString(b"10.0.0.1".to_vec()), 7);
+    for (ranges, is_read) in [(4, true), (5, false)] {
+        let reply = Value::Array((0..ranges).map(|_| whole()).collect());
+        assert_eq!(Slots::parse(&reply, &node(1), None).is_ok(), is_read, "{ranges}");
+    }
+}
+
+#[test]
 fn an_unowned_slot_has_no_owner() {
     assert_eq!(slots(&[(0, 9, 7)], None).owner(10), None);
 }
