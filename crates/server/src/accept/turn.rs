@@ -2,7 +2,7 @@
 //! client that sends much delays the others only a little.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Maximum cost of one turn: a byte costs one, so a turn is hundreds of calls. tokio lets a task go
 /// on for 128 reads, which is a mebibyte of frames. With that, a client whose frames cause the most
@@ -15,10 +15,16 @@ pub(super) const COST_MAX: usize = 32 * 1024;
 /// the hundred calls of an Envoy that fit into a read do not.
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
-/// Tells the reader of a connection whether all requests have been accepted since its last read. A
-/// cheap handle: clones belong to the same connection.
+/// Tells the reader of a connection whether all requests have been accepted since its last read,
+/// and what they cost besides their bytes. A cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
-pub struct TurnHandle(Arc<AtomicBool>);
+pub struct TurnHandle(Arc<Handled>);
+
+#[derive(Debug, Default)]
+struct Handled {
+    is_handled: AtomicBool,
+    cost: AtomicUsize,
+}
 
 /// The current turn.
 #[derive(Debug, Default)]
@@ -36,7 +42,14 @@ pub(super) struct Turn {
 impl TurnHandle {
     /// Signals that every request read so far has been accepted.
     pub fn note_handled(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_handled.store(true, Ordering::Relaxed);
+    }
+
+    /// Records work that the turn has caused besides reading: `cost` bytes would take as long.
+    pub fn note_work(&self, cost: usize) {
+        // Only the thread of the connection writes it.
+        let before = self.0.cost.load(Ordering::Relaxed);
+        self.0.cost.store(before.saturating_add(cost), Ordering::Relaxed);
     }
 }
 
@@ -55,12 +68,13 @@ impl Turn {
     /// again after others.
     pub(super) fn is_over(&mut self) -> bool {
         if self.waits {
-            let TurnHandle(is_handled) = &self.handle;
+            let Handled { is_handled, cost } = &*self.handle.0;
             if is_handled.load(Ordering::Relaxed) {
                 is_handled.store(false, Ordering::Relaxed);
+                cost.store(0, Ordering::Relaxed);
                 self.cost = 0;
             }
-            return self.cost >= COST_MAX;
+            return self.cost.saturating_add(cost.load(Ordering::Relaxed)) >= COST_MAX;
         }
         let is_spent = self.cost >= COST_MAX;
         if is_spent {
@@ -110,6 +124,21 @@ mod tests {
         let mut turn = Turn::default();
         turn.note_read(COST_MAX / HEADER_BYTE_COST, COST_MAX / HEADER_BYTE_COST);
         assert!(turn.is_over());
+    }
+
+    #[test]
+    fn work_that_was_caused_ends_a_turn_until_all_is_handled() {
+        let mut turn = Turn::default();
+        let handle = turn.require_turns();
+        turn.note_read(COST_MAX / 2, 0);
+        handle.note_work(COST_MAX / 4);
+        assert!(!turn.is_over());
+        handle.note_work(COST_MAX / 4);
+        assert!(turn.is_over());
+        handle.note_handled();
+        assert!(!turn.is_over());
+        turn.note_read(COST_MAX / 2, 0);
+        assert!(!turn.is_over(), "the work of the former turn is over too");
     }
 
     #[test]

@@ -18,10 +18,16 @@ use super::fallback::{CALL_MAX, FallbackCall, Message};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
 use super::waiting::WaitingCall;
 use super::{PREFIX_BYTES, headers, status_of, wire};
+use crate::accept::TurnHandle;
 use crate::request_error::RequestError;
 use crate::service::{DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use crate::transport::Transport;
+
+/// What a further descriptor of a request costs of its connection's turn, in bytes that take as
+/// long to read. A call of Envoy has one descriptor or a few; one of 256 would otherwise take as
+/// long as a hundred calls.
+const DESCRIPTOR_COST: usize = 128;
 
 /// A call that has just begun.
 pub(super) struct Call {
@@ -66,6 +72,7 @@ impl Call {
         mut self,
         service: &DecisionService,
         peer: &Peer,
+        turn: &TurnHandle,
         cx: &mut Context<'_>,
     ) -> Step {
         let for_tonic = |call: Self, read| Step::HandedOn(call.into_fallback(service, peer, read));
@@ -80,12 +87,15 @@ impl Call {
             Received::Reset => return Step::Done,
         };
         let mut answer = BytesMut::new();
+        let mut descriptors = 0;
         let span = service.begin(Transport::Grpc, self.request.headers());
-        let mut answered = || answer_frame(service, &read, &mut answer, span.as_ref());
+        let mut answered =
+            || answer_frame(service, &read, &mut answer, span.as_ref(), &mut descriptors);
         let answered = match &span {
             None => answered(),
             Some(span) => span.within(answered),
         };
+        turn.note_work(descriptors.saturating_sub(1) * DESCRIPTOR_COST);
         let code = match answered {
             None if plain_message(&read).is_some() => {
                 let waiting = self.into_waiting_call(service, read, span);
@@ -209,17 +219,20 @@ pub fn answer_at_once(
     frame: &[u8],
     answer: &mut BytesMut,
 ) -> Option<Result<(), RequestError>> {
-    answer_frame(service, frame, answer, None)
+    answer_frame(service, frame, answer, None, &mut 0)
 }
 
-/// Like [`answer_at_once`]; records the decision in `span`.
+/// Like [`answer_at_once`]; records the decision in `span`, and the number of descriptors of the
+/// request in `descriptors`.
 fn answer_frame(
     service: &DecisionService,
     frame: &[u8],
     answer: &mut BytesMut,
     span: Option<&Span>,
+    descriptors: &mut usize,
 ) -> Option<Result<(), RequestError>> {
     let request = wire::read(plain_message(frame)?).ok()?;
+    *descriptors = request.descriptors.len();
     service.answer_at_once(&request, |made| {
         wire::frame(made, answer);
         if let Some(span) = span {

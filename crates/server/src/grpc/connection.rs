@@ -244,7 +244,9 @@ impl CallReader {
                 headers::refuse(&mut respond);
                 continue;
             }
-            match (Call { request, respond, started: None }).answer(caller.0, caller.1, cx) {
+            match (Call { request, respond, started: None })
+                .answer(caller.0, caller.1, &self.turn, cx)
+            {
                 Step::Done => {}
                 Step::AwaitsMessage(call) => {
                     self.awaiting_message.push_back(call.into_waiting(caller.0.now()));
@@ -266,7 +268,7 @@ impl CallReader {
         }
         let now = service.now();
         for _ in 0..self.awaiting_message.len() {
-            match self.awaiting_message.pop_front()?.answer(service, peer, cx) {
+            match self.awaiting_message.pop_front()?.answer(service, peer, &self.turn, cx) {
                 Step::Done => {}
                 Step::HandedOn(call) => return Some(call),
                 Step::AwaitsMessage(call) if call.waited(now) >= MESSAGE_WAIT => {
