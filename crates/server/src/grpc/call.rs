@@ -14,7 +14,7 @@ use tonic::Code;
 
 use super::answer::{GRPC, send_message, send_status};
 use super::deadline::{self, Deadline};
-use super::fallback::{CALL_MAX, FallbackCall, Message};
+use super::fallback::{FallbackCall, Message};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
 use super::waiting::WaitingCall;
 use super::{PREFIX_BYTES, headers, status_of, wire};
@@ -97,14 +97,15 @@ impl Call {
         };
         turn.note_work(descriptors.saturating_sub(1) * DESCRIPTOR_COST);
         let code = match answered {
-            None if plain_message(&read).is_some() => {
-                let waiting = self.into_waiting_call(service, read, span);
-                return Step::HandedOn(HandedOn::Waiting(waiting));
-            }
             None => {
-                // tonic's route begins another span for the call.
-                span.inspect(Span::discard);
-                return for_tonic(self, Some(read));
+                let Some(message) = plain_message(&read) else {
+                    // tonic's route begins another span for the call.
+                    span.inspect(Span::discard);
+                    return for_tonic(self, Some(read));
+                };
+                let message = read.slice_ref(message);
+                let waiting = self.into_waiting_call(service, message, span);
+                return Step::HandedOn(HandedOn::Waiting(waiting));
             }
             Some(Ok(())) => {
                 send_message(&mut self.respond, answer.freeze());
@@ -169,19 +170,16 @@ impl Call {
             && !request.headers().contains_key(CONTENT_ENCODING)
     }
 
-    /// The same call, which has to wait. `frame` is its message, complete, with gRPC's prefix.
+    /// The same call, which has to wait. Its `message` is complete, and without gRPC's prefix.
     fn into_waiting_call(
         self,
         service: &DecisionService,
-        mut frame: Bytes,
+        message: Bytes,
         span: Option<Span>,
     ) -> WaitingCall {
-        let now = service.now();
-        let (waited, headers) = (self.waited(now), self.request.headers());
-        let limit = deadline::timeout(headers).unwrap_or(CALL_MAX).min(CALL_MAX);
+        let (now, headers) = (service.now(), self.request.headers());
+        let limit = deadline::time_left(headers, self.waited(now));
         let deadline = Deadline::of(headers, self.started.unwrap_or(now));
-        let message = frame.split_off(PREFIX_BYTES.min(frame.len()));
-        let limit = limit.saturating_sub(waited);
         WaitingCall { message, respond: self.respond, span, deadline, limit }
     }
 

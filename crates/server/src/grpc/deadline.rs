@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use ratelease_engine::time::Time;
+use tonic::Status;
 
 const HEADER: &str = "grpc-timeout";
+
+/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
+const CALL_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of digits in the specification.
 const DIGITS_MAX: usize = 8;
@@ -18,7 +22,7 @@ pub(super) struct Deadline(pub(super) Time);
 
 /// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
 /// is worth more than an error about a header.
-pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, digits) = headers.get(HEADER)?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -33,6 +37,18 @@ pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
         b'n' => Some(Duration::from_nanos(amount)),
         _ => None,
     }
+}
+
+/// How long a call with these headers may still take until its answer begins, if it has `waited`
+/// already.
+pub(super) fn time_left(headers: &HeaderMap, waited: Duration) -> Duration {
+    let limit = timeout(headers).unwrap_or(CALL_MAX).min(CALL_MAX);
+    limit.saturating_sub(waited)
+}
+
+/// The status of a call that took longer.
+pub(super) fn expired() -> Status {
+    Status::deadline_exceeded("Timeout expired")
 }
 
 // === impl Deadline ===

@@ -23,9 +23,6 @@ use crate::accept::IncompleteRequest;
 use crate::request_error::RequestError;
 use crate::service::{BodyReservation, PartialMessage};
 
-/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
-pub(super) const CALL_MAX: Duration = Duration::from_secs(10);
-
 /// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
@@ -53,8 +50,7 @@ pub(super) async fn serve(
     mut routes: Routes,
 ) {
     let FallbackCall { request, mut respond, waited } = call;
-    let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
-    let limit = limit.saturating_sub(waited);
+    let limit = deadline::time_left(request.headers(), waited);
     let answered = async {
         if let Some(response) = rejection(&request) {
             return response;
@@ -74,8 +70,7 @@ pub(super) async fn serve(
         answered = timeout(limit, answered) => answered,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
-    let expired = |_| Status::deadline_exceeded("Timeout expired").into_http();
-    send(answered.unwrap_or_else(expired), respond).await;
+    send(answered.unwrap_or_else(|_| deadline::expired().into_http()), respond).await;
 }
 
 /// The answer to a request that is not a gRPC call, which tonic would accept as one. The HTTP

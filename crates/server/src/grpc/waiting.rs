@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 
 use super::answer::{send_message, send_status};
-use super::deadline::Deadline;
+use super::deadline::{self, Deadline};
 use super::rate_limit_service::unreadable;
 use super::{status_of, wire};
 use crate::service::{Answer, DecisionService, Peer};
@@ -49,8 +49,7 @@ impl WaitingCall {
             answered = &mut answered => answered,
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
         };
-        let expired = |_| Err(Status::deadline_exceeded("Timeout expired"));
-        let code = match answered.unwrap_or_else(expired) {
+        let code = match answered.unwrap_or_else(|_| Err(deadline::expired())) {
             Ok(answer) => {
                 send_message(&mut respond, answer);
                 Code::Ok
