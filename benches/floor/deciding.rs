@@ -2,17 +2,14 @@
 //! `scripts/bench`, metrics and hot keys.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::Modes;
-use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::hot_keys::{self, HotKeys};
-use ratelease_server::metrics::{self, Meters};
+use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
 use ratelease_server::service::DecisionService;
 
@@ -29,23 +26,14 @@ descriptors:
 /// A service that decides by those rules. Its tasks run in the runtime that this is called in.
 pub(crate) fn service() -> DecisionService {
     let clock = Clock::start();
-    let options = Options {
-        wait_min: Duration::from_millis(5),
-        buffer_bytes_max: 64 << 20,
-        pod: 0,
-        hasher: KeyHasher::new(""),
-        modes: Modes::default(),
-        unix_start: Duration::ZERO,
-        ..Options::default()
-    };
-    let limiter = Limiter::new(Arc::new(MemoryStore::system()), clock, options);
+    let limiter = Limiter::new(Arc::new(MemoryStore::system()), clock, Options::default());
     let source = Source { name: "shop.yaml".into(), text: RULES.into() };
     #[allow(clippy::expect_used, reason = "the text is above")]
     let loaded = rules::load(&[source], rules::Options::default()).expect("rules without a fault");
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
     let observers = Observers::default()
-        .with_meters(Meters::new(metrics::Options::default()))
+        .with_meters(Meters::default())
         .with_hot_keys(HotKeys::new(hot_keys::Options::default(), clock));
     DecisionService::new(limiter, published, None, 4096).observed_by(observers)
 }

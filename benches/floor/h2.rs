@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 
 /// `overall_code: OK` behind gRPC's prefix.
-const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
+pub(super) const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
 /// The limits of `crates/server/src/grpc/serve.rs`.
 const STREAMS_MAX: u32 = 256;

@@ -12,6 +12,8 @@ use ratelease_server::service::DecisionService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::h2::OK;
+
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
 
@@ -35,8 +37,6 @@ const END_HEADERS: u8 = 4;
 const HEAD: &[u8] = b"\x88\x0f\x10\x10application/grpc";
 /// `grpc-status: 0` as a literal.
 const TRAILERS: &[u8] = b"\x00\x0bgrpc-status\x010";
-/// `overall_code: OK` behind gRPC's prefix.
-const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
 /// One connection's bytes: those that arrived and are not answered, and those to be sent.
 struct Bytes {

@@ -95,7 +95,7 @@ const STATUSES: usize = if cfg!(debug_assertions) { 50 } else { 200 };
 /// Answers of many statuses each, over gRPC and HTTP.
 #[tokio::test(flavor = "multi_thread")]
 async fn v4e_unread_answers_of_many_statuses_are_bounded() {
-    let plan = Plan::new("V4e", "answers of many statuses that nobody reads");
+    let plan = Plan::new("V4e", "unread answers of many statuses each");
     let scene = Scene::start(plan).await;
     let descriptor = bytes_field(2, bytes_field(1, entry("plenty", "unread")));
     let message = [bytes_field(1, DOMAIN), descriptor.repeat(STATUSES)].concat();

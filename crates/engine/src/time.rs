@@ -7,7 +7,7 @@ pub use compact::{CompactDuration, CompactU64};
 use std::ops::Add;
 use std::time::Duration;
 
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::Instant;
 
 /// A point in monotonic time: nanoseconds since the process's [`Clock`] was started.
 ///
@@ -73,16 +73,12 @@ impl Clock {
         self.start + Duration::from_nanos(time.0)
     }
 
-    /// Ticks at the multiples of `period`, of at least a nanosecond and at most 584 years. Tasks
-    /// that tick in the same period wake their thread once for all of them. A tick that comes too
-    /// late is left out.
-    pub fn ticks(&self, period: Duration) -> Interval {
+    /// The next multiple of `period`, of at least a nanosecond and at most 584 years, as a tokio
+    /// instant to sleep until. Tasks that sleep until the same one wake their thread once.
+    pub fn next_multiple(&self, period: Duration) -> Instant {
         let now = self.now();
         let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
-        let next = now + Duration::from_nanos(nanos - now.0 % nanos);
-        let mut ticks = interval_at(self.instant(next), Duration::from_nanos(nanos));
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        ticks
+        self.instant(now + Duration::from_nanos(nanos - now.0 % nanos))
     }
 }
 
@@ -91,19 +87,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn ticks_of_one_period_come_together_whenever_they_were_begun() {
+    async fn the_next_multiple_is_the_same_whenever_it_is_asked_for() {
         const PERIOD: Duration = Duration::from_secs(1);
         let clock = Clock::start();
-        let mut times = Vec::new();
-        for begun in [0, 300, 1999] {
+        for (begun, next) in [(0, 1), (300, 1), (999, 1), (1000, 2), (1999, 2)] {
             tokio::time::sleep_until(clock.instant(Time::from_nanos(begun * 1_000_000))).await;
-            let mut ticks = clock.ticks(PERIOD);
-            let first = ticks.tick().await;
-            tokio::time::sleep(2 * PERIOD + PERIOD / 2).await;
-            ticks.tick().await; // at once, since it is late
-            times.extend([first, ticks.tick().await]);
+            let since = clock.next_multiple(PERIOD) - clock.instant(Time::default());
+            assert_eq!(since, PERIOD * next, "at {begun} ms");
         }
-        let seconds = times.into_iter().map(|time| time - clock.instant(Time::default()));
-        assert!(seconds.clone().all(|since| since.subsec_nanos() == 0), "{seconds:?}");
     }
 }

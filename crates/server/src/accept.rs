@@ -29,7 +29,7 @@ use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
 
-pub use cores::{Cores, runtime_builder, take_stripe};
+pub use cores::{Cores, runtime_builder};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
@@ -56,9 +56,9 @@ const EVICTION_WAITS: u32 = 20;
 /// would be closed for those that came after it.
 const ACCEPTS_PER_YIELD: u32 = 8;
 
-/// Maximum number of accepted connections that wait for their core. While all cores have as many,
-/// further ones wait in the listener's queue: so those that nobody has looked at cannot fill a
-/// pool, and a core that is busy gets no new ones while another is not.
+/// Maximum number of accepted connections that wait for their core. A core that has as many gets no
+/// further one while another core has fewer. While all cores have as many, no connection is
+/// accepted, so connections that were never read cannot fill a pool.
 const QUEUED_MAX: usize = 16;
 
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what

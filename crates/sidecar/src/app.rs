@@ -34,7 +34,7 @@ use crate::rule_source::snapshot::Snapshot;
 use crate::rule_source::watch::Watcher;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
-use ratelease_server::accept::OpenConnections;
+use ratelease_server::accept::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{self, ConnectionAge, HealthHandle};
 use ratelease_server::service::DecisionService;
@@ -180,10 +180,11 @@ impl App {
         let unread = UnreadPages::default();
         let server = |routes, open, order| {
             let (streams_max, cores, runtime) = match order {
-                RequestOrder::Sequential => (PAGES_MAX, None, threads.pages.clone()),
-                RequestOrder::Concurrent => {
-                    (STREAMS_MAX, Some(threads.cores.clone()), Handle::current())
+                RequestOrder::Sequential => {
+                    let pages = threads.pages.clone();
+                    (PAGES_MAX, Cores::new(vec![pages.clone()]), pages)
                 }
+                RequestOrder::Concurrent => (STREAMS_MAX, threads.cores.clone(), Handle::current()),
             };
             let unread = unread.clone();
             let parts = HttpServerParts { routes, open, streams_max, order, unread, cores };

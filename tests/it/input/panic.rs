@@ -105,7 +105,7 @@ impl Doors {
             streams_max: 128,
             order: RequestOrder::Concurrent,
             unread,
-            cores: None,
+            cores: Cores::current(),
         };
         tokio::spawn(pages::serve::serve(listener, parts, std::future::pending()));
         Self { grpc, http, service }

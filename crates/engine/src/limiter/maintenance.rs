@@ -72,11 +72,11 @@ impl Limiter {
             // Where domains take turns, a heartbeat has to last until the next turn.
             let is_slow = is_quiet && due.rounds == 1;
             let interval = if is_slow { QUIET_INTERVAL } else { ROUND_INTERVAL };
-            // Made before the heartbeats are sent, so that a slow one puts off no round.
-            let mut next = clock.ticks(interval);
+            // Read before the heartbeats are sent, so that a slow one puts off no round.
+            let next = clock.next_multiple(interval);
             self.send_heartbeats(due, interval).await;
             tokio::select! {
-                _ = next.tick() => rounds.send_replace(()),
+                () = tokio::time::sleep_until(next) => rounds.send_replace(()),
                 () = heartbeat_due.notified() => {}
             }
         }

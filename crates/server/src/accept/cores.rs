@@ -8,7 +8,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ratelease_engine::stripe;
 use tokio::runtime::{Builder, Handle};
 
 /// Number of tasks that a busy thread polls before it checks for new I/O events. One poll may take
@@ -64,14 +63,8 @@ pub(super) struct Place {
 // === impl Cores ===
 
 impl Cores {
-    /// Creates cores that serve on these runtimes; on the runtime that this is called in, if there
-    /// are none.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `runtimes` is empty and this is called outside of a runtime.
+    /// Creates cores that serve on these runtimes, of which there is at least one.
     pub fn new(runtimes: Vec<Handle>) -> Self {
-        let runtimes = if runtimes.is_empty() { vec![Handle::current()] } else { runtimes };
         let core = |runtime| Core { runtime, connections: AtomicUsize::new(0) };
         let cores = runtimes.into_iter().map(core).collect();
         Self(Arc::new(Shared { cores, next: AtomicUsize::new(0) }))
@@ -83,7 +76,7 @@ impl Cores {
     ///
     /// Panics outside of a runtime.
     pub fn current() -> Self {
-        Self::new(Vec::new())
+        Self::new(vec![Handle::current()])
     }
 
     /// The runtimes, in the order of [`Place::core`].
@@ -122,12 +115,6 @@ impl Drop for Place {
             core.connections.fetch_sub(1, Ordering::Relaxed);
         }
     }
-}
-
-/// Gives this thread a stripe of its own among the counters. The threads that serve connections
-/// call this at their start, before any other thread counts.
-pub fn take_stripe() {
-    stripe::mine();
 }
 
 #[cfg(test)]

@@ -303,12 +303,18 @@ impl ConnectionHandle {
 
     /// Records that part of an answer was sent.
     pub(super) fn note_answer(&self) {
-        let Member { was_answered, last_answer, last_answer_second, .. } = &*self.member;
+        self.leave_unanswered();
+        let Member { last_answer, last_answer_second, .. } = &*self.member;
+        last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
+        last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
+    }
+
+    /// Counts the connection no longer as one that was never answered.
+    fn leave_unanswered(&self) {
+        let was_answered = &self.member.was_answered;
         if !was_answered.load(Ordering::Relaxed) && !was_answered.swap(true, Ordering::Relaxed) {
             self.pool.0.unanswered.fetch_sub(1, Ordering::Relaxed);
         }
-        last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
-        last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
     }
 
     pub(super) fn note_violation(&self) {
@@ -348,9 +354,7 @@ impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let pool = &self.handle.pool.0;
         pool.waiting.replace(self.waiting, PendingStreams::default());
-        if !self.handle.member.was_answered.swap(true, Ordering::Relaxed) {
-            pool.unanswered.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.handle.leave_unanswered();
         pool.members.lock().remove(&self.handle.member);
         pool.closed.notify_one();
     }

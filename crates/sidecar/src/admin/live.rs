@@ -24,6 +24,7 @@ use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_A
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, broadcast as channel, watch};
+use tokio::time::sleep_until;
 
 use super::render;
 use super::status::Status;
@@ -133,8 +134,8 @@ impl Live {
         let mut rounds = rounds.clone();
         loop {
             let is_busy = self.note();
-            // A late tick is not made up for: each entry records its real length.
-            let mut next = status.start.ticks(PERIOD);
+            // A late second is not made up for: each entry records its real length.
+            let next = status.start.next_multiple(PERIOD);
             let has_listeners = self.shared.has_listeners();
             if has_listeners {
                 let live = self.clone();
@@ -142,7 +143,7 @@ impl Live {
                 let _ = render::render(move || live.send_event()).await;
             }
             tokio::select! {
-                _ = next.tick(), if has_listeners || is_busy => {}
+                () = sleep_until(next), if has_listeners || is_busy => {}
                 // The rounds end with the process.
                 Ok(()) = rounds.changed(), if !has_listeners && !is_busy => {}
                 () = listens.notified(), if !has_listeners => {}

@@ -14,7 +14,7 @@ use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardSnapshot};
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
-use tokio::time::Interval;
+use tokio::time::Instant;
 
 use super::history::History;
 use ratelease_server::current_rules::CurrentRules;
@@ -69,9 +69,9 @@ impl Start {
         self.clock.now().since(Default::default())
     }
 
-    /// Ticks at the multiples of `period` since then.
-    pub(super) fn ticks(&self, period: Duration) -> Interval {
-        self.clock.ticks(period)
+    /// The next multiple of `period` since then.
+    pub(super) fn next_multiple(&self, period: Duration) -> Instant {
+        self.clock.next_multiple(period)
     }
 }
 

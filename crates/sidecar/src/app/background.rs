@@ -191,7 +191,7 @@ mod tests {
     use ratelease_engine::time::Clock;
     use ratelease_engine::verdict::Modes;
     use ratelease_rules::key::KeyHasher;
-    use ratelease_server::accept::OpenConnections;
+    use ratelease_server::accept::{Cores, OpenConnections};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -276,7 +276,7 @@ mod tests {
             unread,
             streams_max: 1,
             order: RequestOrder::Concurrent,
-            cores: None,
+            cores: Cores::current(),
         };
         let server = HttpServer { parts, stop: stop.clone(), runtime: Handle::current() };
         let serve = move || {

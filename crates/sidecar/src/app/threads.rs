@@ -9,7 +9,8 @@ use std::num::NonZeroUsize;
 use std::sync::mpsc;
 use std::thread::{self, available_parallelism};
 
-use ratelease_server::accept::{Cores, runtime_builder, take_stripe};
+use ratelease_engine::stripe;
+use ratelease_server::accept::{Cores, runtime_builder};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -64,7 +65,7 @@ impl Threads {
 /// Number of threads that serve connections. The cores that a process may use are those of its
 /// affinity mask, or fewer if its control group has a quota.
 fn count(set: Option<usize>) -> usize {
-    set.unwrap_or_else(|| available_parallelism().map_or(1, NonZeroUsize::get)).max(1)
+    set.unwrap_or_else(|| available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 /// Starts a thread of this name, which runs a runtime. Returns once it has its stripe, so that the
@@ -75,7 +76,7 @@ fn run_thread(name: String) -> io::Result<(Handle, Running)> {
     let (end, ended) = oneshot::channel();
     let (started, starts) = mpsc::channel();
     thread::Builder::new().name(name).spawn(move || {
-        take_stripe();
+        stripe::mine();
         drop(started);
         // Nothing is ever sent: it resolves once the sender is dropped.
         let _: Result<Infallible, _> = runtime.block_on(ended);

@@ -61,8 +61,8 @@ pub struct HttpServerParts {
     pub order: RequestOrder,
     /// Counts the bytes of large answers until they are read; may be shared with other servers.
     pub unread: UnreadPages,
-    /// Where connections are served; `None` for the runtime of [`serve`].
-    pub cores: Option<Cores>,
+    /// Where connections are served.
+    pub cores: Cores,
 }
 
 /// The order in which the requests of one connection are handled.
@@ -91,7 +91,7 @@ pub async fn serve(
     let bounds =
         middleware::from_fn(move |request, next| limit_request(request, next, unread.clone()));
     let routes = routes.layer(bounds).with_state(());
-    let (builder, cores) = (builder(streams_max), cores.unwrap_or_else(Cores::current));
+    let builder = builder(streams_max);
     let serve = move |io: Connection<_>, end| {
         let turn = (order == RequestOrder::Sequential).then(Turn::default);
         let (routes, peer) = (routes.clone(), Peer::new());

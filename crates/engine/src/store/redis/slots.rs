@@ -84,9 +84,9 @@ impl Slots {
         if ranges.is_empty() {
             return Err("no node of the cluster owns a slot yet".into());
         }
-        let slots = ranges.iter().map(|(first, last, _)| (last + 1).saturating_sub(*first));
-        if slots.sum::<usize>() > NAMED_MAX {
-            return Err("slots with many owners".into());
+        let named = ranges.iter().map(|(first, last, _)| last - first + 1).sum::<usize>();
+        if named > NAMED_MAX {
+            return Err(format!("ranges of {named} slots in all, where a cluster has {SLOTS}"));
         }
         let named: BTreeSet<&Address> = ranges.iter().map(|(_, _, master)| master).collect();
         if named.len() > MASTERS_MAX {

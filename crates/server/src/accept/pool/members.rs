@@ -94,7 +94,8 @@ impl Members {
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
     /// loses no call and reconnects.
     pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
-        let is_of_crowd = self.crowd();
+        let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
+        let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
         let candidates = self.open.values().filter(|member| {
             let asked = *member.close.borrow();
             let is_idle = how > Close::Gracefully || member.idle_seconds() >= IDLE_MIN;
@@ -114,7 +115,7 @@ impl Members {
             if *member.close.borrow() == Close::AtOnce {
                 return Vec::new();
             }
-            if member.is_unanswered() {
+            if !member.was_answered.load(Ordering::Relaxed) {
                 found.push(member);
             }
         }
@@ -123,14 +124,6 @@ impl Members {
             found.truncate(most);
         }
         found
-    }
-
-    /// Returns whether a connection is of the peer that has more than half of all; true for each
-    /// connection if no peer has so many.
-    fn crowd(&self) -> impl Fn(&Member) -> bool + use<> {
-        let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
-        let crowd = crowd.map(|(peer, _)| *peer);
-        move |member| crowd.is_none_or(|peer| member.peer == peer)
     }
 }
 
@@ -142,11 +135,6 @@ impl Member {
     pub(super) fn idle_seconds(&self) -> u32 {
         let used = self.last_answer_second.load(Ordering::Relaxed);
         self.second.load(Ordering::Relaxed).saturating_sub(used)
-    }
-
-    /// Whether nothing was ever answered.
-    fn is_unanswered(&self) -> bool {
-        !self.was_answered.load(Ordering::Relaxed)
     }
 }
 
