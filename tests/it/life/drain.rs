@@ -127,7 +127,9 @@ async fn unspent_leases_are_back_after_the_end() {
     for _ in 0..37 {
         assert_eq!(decided(&connection, "back").await.is_over_limit(), Some(false));
     }
-    assert!(remaining(&redis, "back").await < PLENTY - 37, "it holds more than it has spent");
+    // Asked of the pod itself: it gives back what it does not use before another pod has started.
+    let leased = pod.status()["leases"]["tokens_granted"].as_u64();
+    assert!(leased > Some(37), "it leases more than it spends: {leased:?}");
     assert_eq!(pod.stop().await, 0);
     assert_eq!(remaining(&redis, "back").await, PLENTY - 37);
 }

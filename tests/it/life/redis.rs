@@ -104,7 +104,9 @@ async fn a_redis_that_comes_later_is_found() {
         reply.is_over_limit() == Some(false)
     };
     pod.process.until("served by the Redis that came", SOON, served).await;
-    assert_eq!(redis.keys().len(), 1);
+    // There may be keys for the heartbeats of pods too, which have no hash.
+    let counts: Vec<_> = redis.keys().into_iter().filter(|key| key.contains('{')).collect();
+    assert_eq!(counts.len(), 1, "{counts:?}");
     pod.logs(AGAIN).await;
     ends_having_logged_once(pod, &[&addr, "REDIS_URL"]).await;
 }
