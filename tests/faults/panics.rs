@@ -82,7 +82,7 @@ async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let service = DecisionService::new(limiter, published, None, 1000);
     let (health, _) = serve::health();
     let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-    let parts = ServerParts { service, health, age, open, cores: Cores::current() };
+    let parts = ServerParts { service, health, age, open, cores: Cores::current(), tls: None };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
     tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));

@@ -38,3 +38,7 @@ mod store;
 mod telemetry;
 /// The text of the source: sizes, names, stray words, allowed dependencies.
 mod tidy;
+/// TLS on the gRPC port and to Redis, with real certificates.
+mod tls;
+/// Rules from a scripted xDS server.
+mod xds;

@@ -13,10 +13,13 @@ use tempfile::TempDir;
 
 use crate::support::files::{dir_of, put};
 use crate::support::http;
+use crate::support::papers::Papers;
 use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::shop::Shop;
+use crate::support::xds_server::XdsServer;
+use crate::tls;
 
 /// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -329,12 +332,27 @@ fn documented() -> BTreeSet<String> {
 async fn the_docs_name_every_metric_and_no_other() {
     let (rules, kept) = (rules(RULES), TempDir::new().unwrap());
     let snapshot = kept.path().join("rules.snapshot");
-    let env = [("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
+    let tls = tls::Files::of(&Papers::new("127.0.0.1"));
+    let mut env = tls.env();
+    env.push(("RULES_SNAPSHOT", snapshot.to_str().unwrap()));
     let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
-    let page = page(pod.debug, "/metrics").await;
-    is_valid(&page);
-    let reported = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
-    let reported: BTreeSet<_> = reported.map(str::to_owned).collect();
+    // Rules come from files or from a server.
+    let server = XdsServer::start().await;
+    let at = server.addr.to_string();
+    let env = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &at),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ];
+    let follower = Ratelease::spawn(rules.path(), &[], &env);
+    follower.says("/healthcheck", 200).await;
+    let mut reported = BTreeSet::new();
+    for pod in [&pod, &follower] {
+        let page = page(pod.debug, "/metrics").await;
+        is_valid(&page);
+        let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        reported.extend(types.map(str::to_owned));
+    }
     let documented = documented();
     let missing: Vec<_> = reported.difference(&documented).collect();
     let surplus: Vec<_> = documented.difference(&reported).collect();

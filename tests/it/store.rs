@@ -1,6 +1,7 @@
 //! The contract of `Store`: one set of checks that run on every implementation, and checks of Redis
 //! alone.
 
+mod acl;
 mod ahead;
 mod algorithms;
 mod answers;

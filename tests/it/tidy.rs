@@ -123,7 +123,7 @@ fn each_fault_is_found_and_nothing_else() {
         ("tests/a.rs", unfinished, "3: to"),
         ("src/a/mod.rs", "//! M\n", "1: a module `foo`"),
         ("src/util.rs", "//! M\n", "1: a name that says nothing"),
-        ("src/grpc.rs", "//! M\nuse envoy_types::pb;\n", "2: names envoy_types::pb: only grpc"),
+        ("src/grpc.rs", "//! M\nuse envoy_types::pb;\n", "2: names envoy_types::pb: only modules"),
         ("crates/server/src/grpc/wire.rs", "//! M\nuse envoy_types::pb;\n", ""),
         ("src/app.rs", "//! M\nuse crate::store::{self, redis::Redis};\n", ""),
         ("src/app.rs", "//! M\nfn f() -> redis::Value {}\n", "2: names redis::Value: only"),

@@ -8,6 +8,7 @@
 mod fault;
 mod flags;
 mod group;
+mod grpc_tls;
 mod headers;
 mod hot_keys;
 mod leases;
@@ -17,6 +18,7 @@ mod metrics;
 mod otlp;
 mod pod;
 mod redis;
+mod redis_tls;
 mod reference;
 mod responses;
 mod role;
@@ -26,12 +28,15 @@ mod summary;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod tracing;
 mod value;
+mod xds;
 
 use std::time::Duration;
 
 use ratelease_engine::store::StoreSettings;
+use ratelease_tls::ServerFiles;
 
 pub use fault::{Fault, Faults};
 pub use flags::ServeFlags;
@@ -52,14 +57,19 @@ pub use summary::EffectiveSetting;
 pub(crate) use summary::effective_settings;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
+pub use xds::{Xds, XdsRetry};
 
 /// All settings of `serve`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// The addresses to listen on.
     pub listeners: Listeners,
+    /// The certificate of the gRPC listener; `None` for plaintext.
+    pub grpc_tls: Option<ServerFiles>,
     /// The source of the rules.
     pub rules: RulesSource,
+    /// The xDS server that the rules come from; `None` if they come from files.
+    pub xds: Option<Xds>,
     /// The store that holds the counts.
     pub store: StoreSettings,
     /// The contents of responses.
@@ -113,7 +123,9 @@ impl Settings {
     ) -> Result<Self, SettingsError> {
         let mut faults = Faults::default();
         let listeners = flags.listeners.resolve(&mut faults);
+        let grpc_tls = flags.grpc_tls.resolve(&mut faults);
         let rules = flags.rules.resolve(role, &mut faults);
+        let xds = flags.xds.resolve(&mut faults);
         let store = flags.store.resolve(&flags.per_second, &mut faults);
         let responses = flags.responses.resolve(&mut faults);
         let leases = flags.leases.resolve(&mut faults);
@@ -123,13 +135,16 @@ impl Settings {
         let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
+        warnings.extend(flags.grpc_tls.warning());
         warnings.extend(flags.store.warning());
         warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));
         warnings.extend(leases.as_ref().and_then(key_secret_with_line_end));
         let settings = || {
             Some(Self {
                 listeners: listeners?,
+                grpc_tls: grpc_tls?,
                 rules: rules?,
+                xds: xds?,
                 store: store?,
                 responses: responses?,
                 leases: leases?,

@@ -16,12 +16,12 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
-//! accepts connections and bounds what each may cost; [`transport`] names the protocols, and
-//! [`request_error`] the reasons why a call gets no verdict; [`current_rules`] are the rules in
-//! force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys, [`samples`] logs some
-//! decisions, [`trace`] makes spans of some requests, and [`observe`] passes each decision to all
-//! of them. [`service`] checks and decides a request, for [`grpc`] here and for `/json` in the
-//! sidecar.
+//! accepts connections and bounds what each may cost, and [`tls`] secures them; [`transport`] names
+//! the protocols, and [`request_error`] the reasons why a call gets no verdict; [`current_rules`]
+//! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
+//! [`samples`] logs some decisions, [`trace`] makes spans of some requests, and [`observe`] passes
+//! each decision to all of them. [`service`] checks and decides a request, for [`grpc`] here and
+//! for `/json` in the sidecar.
 
 #![forbid(unsafe_code)]
 
@@ -34,5 +34,6 @@ pub mod observe;
 pub mod request_error;
 pub mod samples;
 pub mod service;
+pub mod tls;
 pub mod trace;
 pub mod transport;

@@ -8,6 +8,7 @@ mod build;
 mod error;
 mod files;
 mod process_stats;
+mod rule_watch;
 mod stats_sources;
 mod threads;
 
@@ -28,10 +29,11 @@ use tracing::{info, warn};
 use crate::admin::health::Health;
 use crate::admin::live::Live;
 use crate::admin::status::Start;
+use crate::certificates::CertificateWatch;
 use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
 use crate::http::{self, JsonOptions};
+use crate::rule_source::RuleWatch;
 use crate::rule_source::snapshot::Snapshot;
-use crate::rule_source::watch::Watcher;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use ratelease_server::accept::{Cores, OpenConnections};
@@ -64,6 +66,7 @@ pub struct App {
     metrics: Option<(TcpListener, Router)>,
     json: JsonOptions,
     age: ConnectionAge,
+    tls: Option<CertificateWatch>,
     admin: Router,
     live: Live,
     service: DecisionService,
@@ -71,7 +74,7 @@ pub struct App {
     limiter: Limiter,
     published: Arc<CurrentRules>,
     health: Health,
-    watcher: Watcher,
+    watcher: RuleWatch,
     snapshot: Option<Arc<Snapshot>>,
     tracer: Tracer,
     push: Option<Push>,
@@ -111,10 +114,11 @@ struct Serving {
     limiter: Limiter,
     health: Health,
     health_handle: HealthHandle,
-    watcher: Watcher,
+    watcher: RuleWatch,
     tracer: Tracer,
     push: Option<Push>,
     drain_max: Duration,
+    _certificates: Option<CertificateWatch>,
     /// Ends last: the threads that serve.
     _threads: Threads,
 }
@@ -205,6 +209,7 @@ impl App {
             age: self.age,
             open: open.clone(),
             cores: threads.cores.clone(),
+            tls: self.tls.as_ref().map(CertificateWatch::acceptor),
         };
         let stop = async move { wait_until_set(&mut { grpc_stop }).await };
         let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
@@ -226,6 +231,7 @@ impl App {
             tracer,
             push,
             drain_max,
+            _certificates: self.tls,
             _threads: threads,
         })
     }

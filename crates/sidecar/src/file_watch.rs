@@ -1,4 +1,10 @@
-//! The file system watches: set anew before each load, since the load may find other directories.
+//! Watches files and directories for changes. The watches are set anew before each reading, since
+//! that may find other directories.
+//!
+//! Uses nothing else of this crate; `rule_source` watches the rules with it, and `certificates` the
+//! files of TLS.
+
+mod watch_set;
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,14 +13,15 @@ use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::time::{Duration, Instant};
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::WatchPaths;
-use super::watch_paths::{DIRECTORIES_MAX, WatchSet};
+pub(crate) use watch_set::{DIRECTORIES_MAX, WatchSet};
 
 /// Maximum number of times that the file system is scanned until two scans agree; if they never
 /// agree, an event follows.
@@ -22,7 +29,7 @@ const SCANS_MAX: usize = 4;
 
 /// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the
 /// periodic reading finds changes.
-pub(super) struct FsWatch {
+pub(crate) struct FsWatch {
     wake: SyncSender<()>,
     watcher: Option<RecommendedWatcher>,
     /// The paths that matter now; the event handler reads them.
@@ -35,13 +42,31 @@ pub(super) struct FsWatch {
     is_disabled: bool,
 }
 
+/// Waits until a change is complete: until no wake-up has come for `quiet`, at most `max` in all,
+/// or until `is_stopping`.
+#[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
+pub(crate) fn settle(
+    wake: &Receiver<()>,
+    quiet: Duration,
+    max: Duration,
+    is_stopping: &AtomicBool,
+) {
+    let start = Instant::now();
+    while !is_stopping.load(Ordering::Relaxed) {
+        let left = max.saturating_sub(start.elapsed());
+        if left.is_zero() || wake.recv_timeout(left.min(quiet)).is_err() {
+            return;
+        }
+    }
+}
+
 /// Device and inode.
 type Identity = (u64, u64);
 
 // === impl FsWatch ===
 
 impl FsWatch {
-    pub(super) fn new(wake: SyncSender<()>) -> Self {
+    pub(crate) fn new(wake: SyncSender<()>) -> Self {
         Self {
             wake,
             watcher: None,
@@ -54,18 +79,18 @@ impl FsWatch {
 
     /// Creates a watch that reports no event.
     #[cfg(test)]
-    pub(super) fn disabled(wake: SyncSender<()>) -> Self {
+    pub(crate) fn disabled(wake: SyncSender<()>) -> Self {
         Self { is_disabled: true, ..Self::new(wake) }
     }
 
-    /// Watches the paths that exist now. Call this before reading, so that a later change is either
+    /// Watches what `scan` finds now. Call this before reading, so that a later change is either
     /// read or sends a wake-up.
-    pub(super) fn arm(&mut self, paths: &WatchPaths) {
+    pub(crate) fn arm(&mut self, scan: impl Fn() -> WatchSet) {
         if self.is_disabled {
             return;
         }
         // `notify` panics once its own thread has ended.
-        let error = catch_unwind(AssertUnwindSafe(|| self.try_arm(paths))).unwrap_or_else(|_| {
+        let error = catch_unwind(AssertUnwindSafe(|| self.try_arm(scan))).unwrap_or_else(|_| {
             // Dropping the watcher would panic as well.
             mem::forget(self.watcher.take());
             self.watched.clear();
@@ -73,19 +98,19 @@ impl FsWatch {
         });
         let error = error.err().unwrap_or_default();
         if !error.is_empty() && error != self.last_error {
-            warn!("{error}; changes are still found by reading the rules every 30 s");
+            warn!("{error}; changes are still found by reading every 30 s");
         }
         self.last_error = error;
     }
 
-    fn try_arm(&mut self, paths: &WatchPaths) -> Result<(), String> {
+    fn try_arm(&mut self, scan: impl Fn() -> WatchSet) -> Result<(), String> {
         self.open().map_err(|error| format!("the file watcher cannot start: {error}"))?;
         let mut result = Ok(());
-        for scan in 0..SCANS_MAX {
-            let watch_set = WatchSet::scan(&paths.dir, paths.root.as_deref());
+        for attempt in 0..SCANS_MAX {
+            let watch_set = scan();
             // A path that appeared after the first scan and before its watch was set has caused no
             // event, so a second scan has to find the same paths.
-            if scan > 0 && watch_set == *self.watch_set.lock() && self.is_watching(&watch_set) {
+            if attempt > 0 && watch_set == *self.watch_set.lock() && self.is_watching(&watch_set) {
                 break;
             }
             result = self.watch(watch_set);
@@ -102,7 +127,7 @@ impl FsWatch {
             let is_relevant = match event {
                 Ok(event) => watch_set.lock().is_relevant(&event),
                 Err(error) => {
-                    warn!("the file watcher reports an error: {error}; reading the rules again");
+                    warn!("the file watcher reports an error: {error}; reading again");
                     true
                 }
             };

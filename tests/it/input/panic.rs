@@ -87,7 +87,7 @@ impl Doors {
         let (health, _) = serve::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
         let (cores, open_http) = (Cores::current(), open.clone());
-        let parts = ServerParts { service: service.clone(), health, age, open, cores };
+        let parts = ServerParts { service: service.clone(), health, age, open, cores, tls: None };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
         tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));

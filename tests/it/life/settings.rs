@@ -67,7 +67,7 @@ async fn all_faulty_settings_are_reported_together_with_status_2() {
         ("REDIS_AUTH", "user:"),
         ("LOG_FORMAT", "xml"),
         ("DRAIN_TIMEOUT", "-1s"),
-        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_USE_TLS", "maybe"),
     ];
     let (status, out, err) = run(Path::new(BINARY), &["serve", "--buffer-memory", "0"], &env).await;
     assert_eq!((status, &*out), (2, ""), "{err}");

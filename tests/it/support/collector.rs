@@ -150,7 +150,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn serve<L>(listener: L, routes: Router)
+pub(crate) fn serve<L>(listener: L, routes: Router)
 where
     L: Listener<Addr = SocketAddr>,
 {
@@ -158,9 +158,9 @@ where
 }
 
 /// Accepts connections whose client has shown a certificate.
-struct Tls {
-    tcp: TcpListener,
-    acceptor: TlsAcceptor,
+pub(crate) struct Tls {
+    pub(crate) tcp: TcpListener,
+    pub(crate) acceptor: TlsAcceptor,
 }
 
 impl Listener for Tls {
@@ -181,7 +181,7 @@ impl Listener for Tls {
     }
 }
 
-fn acceptor(papers: &Papers) -> TlsAcceptor {
+pub(crate) fn acceptor(papers: &Papers) -> TlsAcceptor {
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certificate(&papers.root)).unwrap();

@@ -31,6 +31,7 @@ pub(crate) mod rng;
 pub(crate) mod shop;
 pub(crate) mod terminal;
 pub(crate) mod windows;
+pub(crate) mod xds_server;
 
 use std::time::{Duration, Instant};
 

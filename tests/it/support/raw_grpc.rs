@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::io::Result;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -14,6 +15,9 @@ use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
 use tonic::client::GrpcService;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
@@ -55,6 +59,11 @@ impl Connection {
             stream.set_nodelay(true).map(|()| stream)
         })
         .await
+    }
+
+    /// Connects to a port over TLS; its certificate is of that address.
+    pub(crate) async fn open_tls(server: SocketAddr, config: &Arc<ClientConfig>) -> Self {
+        Self::through(tls(server, config)).await
     }
 
     /// Connects to a Unix socket.
@@ -127,6 +136,16 @@ impl Connection {
     pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
+}
+
+/// Performs a TLS handshake with a server whose certificate is of its address.
+pub(crate) async fn tls(
+    server: SocketAddr,
+    config: &Arc<ClientConfig>,
+) -> Result<TlsStream<TcpStream>> {
+    let stream = TcpStream::connect(server).await?;
+    stream.set_nodelay(true)?;
+    TlsConnector::from(Arc::clone(config)).connect(server.ip().into(), stream).await
 }
 
 // === impl Reply ===

@@ -37,6 +37,8 @@ pub struct ClusterOptions {
     pub proxies: Option<[u8; 4]>,
     /// Whether there are proxies between the nodes too, so that one can be cut off from the others.
     pub can_part: bool,
+    /// Further arguments for the command line of each node.
+    pub further: Vec<String>,
 }
 
 /// Maximum time to join. Joining takes one or two rounds of gossip, and more on a busy machine.
@@ -69,6 +71,7 @@ impl Cluster {
         let starting: Vec<_> = (0..size)
             .map(|at| {
                 let mut arguments = options.arguments(proxies.get(at));
+                arguments.extend(options.further.iter().cloned());
                 arguments.extend(buses.get(at).into_iter().flat_map(|bus| behind_bus(at, bus)));
                 thread::spawn(move || {
                     Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
@@ -278,7 +281,8 @@ impl Cluster {
 impl ClusterOptions {
     pub fn new(masters: usize, replicas_each: usize) -> Self {
         let (node_timeout_ms, full_coverage, proxies) = (2000, false, None);
-        Self { masters, replicas_each, node_timeout_ms, full_coverage, proxies, can_part: false }
+        let (can_part, further) = (false, Vec::new());
+        Self { masters, replicas_each, node_timeout_ms, full_coverage, proxies, can_part, further }
     }
 
     /// Adds a proxy in front of each node.

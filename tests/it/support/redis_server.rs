@@ -135,6 +135,12 @@ impl Server {
         self.port
     }
 
+    /// The port for TLS, if there is one.
+    pub fn tls_port(&self) -> u16 {
+        let reported: Vec<String> = self.command(&["CONFIG", "GET", "tls-port"]);
+        reported[1].parse().expect("a port")
+    }
+
     pub fn dir(&self) -> &Path {
         &self.dir
     }

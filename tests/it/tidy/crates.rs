@@ -6,15 +6,22 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 8] = [
+const GRAPH: [(&str, &[&str]); 9] = [
+    ("ratelease-tls", &[]),
     ("ratelease-rules", &[]),
-    ("ratelease-engine", &["ratelease-rules"]),
-    ("ratelease-cli", &["ratelease-engine", "ratelease-rules"]),
+    ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
+    ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
     ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (
         "ratelease-server",
-        &["ratelease-cli", "ratelease-engine", "ratelease-otlp", "ratelease-rules"],
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-otlp",
+            "ratelease-rules",
+            "ratelease-tls",
+        ],
     ),
     (
         "ratelease-sidecar",
@@ -24,6 +31,7 @@ const GRAPH: [(&str, &[&str]); 8] = [
             "ratelease-otlp",
             "ratelease-rules",
             "ratelease-server",
+            "ratelease-tls",
         ],
     ),
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),

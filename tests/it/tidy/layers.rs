@@ -8,7 +8,8 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 7] = [
+const LAYERS: [(&str, &str); 8] = [
+    ("crates/tls/src", "alpn fault pem validity server client"),
     (
         "crates/rules/src",
         "duration display_safety char_input scalar nearest attachment failure lease limit \
@@ -32,10 +33,13 @@ const LAYERS: [(&str, &str); 7] = [
     ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (
         "crates/server/src",
-        "accept transport request_error current_rules metrics hot_keys samples trace observe \
+        "accept tls transport request_error current_rules metrics hot_keys samples trace observe \
          service grpc",
     ),
-    ("crates/sidecar/src", "supervise telemetry rule_source admin http app"),
+    (
+        "crates/sidecar/src",
+        "supervise telemetry file_watch certificates rule_source admin http app",
+    ),
 ];
 
 /// Where the order is, for the message of a fault.

@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::grpc_tls::GrpcTlsFlags;
 use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::{ListenerFlags, ListenerTable};
@@ -12,6 +13,7 @@ use super::rules::{ReadingTable, RulesFlags};
 use super::store::{PerSecondFlags, StoreFlags};
 use super::table::{Group, Row};
 use super::tracing::TracingFlags;
+use super::xds::{XdsFlags, XdsTable};
 
 /// Flags of `serve`, not parsed yet; the environment and the defaults have supplied those that were
 /// not given.
@@ -20,7 +22,11 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub(super) listeners: ListenerFlags,
     #[command(flatten)]
+    pub(super) grpc_tls: GrpcTlsFlags,
+    #[command(flatten)]
     pub(super) rules: RulesFlags,
+    #[command(flatten)]
+    pub(super) xds: XdsFlags,
     #[command(flatten)]
     pub(super) store: StoreFlags,
     #[command(flatten)]
@@ -40,7 +46,8 @@ pub struct ServeFlags {
 }
 
 /// The groups that have defaults of their own under the name `ratelimit`.
-const GROUPS: [&[Row]; 3] = [ListenerTable::ROWS, ReadingTable::ROWS, LoggingTable::ROWS];
+const GROUPS: [&[Row]; 4] =
+    [ListenerTable::ROWS, ReadingTable::ROWS, XdsTable::ROWS, LoggingTable::ROWS];
 
 /// Returns the default of the variable `name` under the name `ratelimit`, if it differs.
 pub(crate) fn reference_default(name: &str) -> Option<&'static str> {

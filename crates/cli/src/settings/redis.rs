@@ -8,14 +8,16 @@ use std::time::Duration;
 use ipnet::IpNet;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
+use ratelease_tls::ClientFiles;
 
 use super::fault::{Expected, Fault, Faults, file_name};
 use super::group::Values;
 use super::table::{
     Group, Names, OptionalSetting, Row, SecretSetting, Setting, optional, reloaded_secret, secret,
-    setting, settings,
+    setting, settings, switch,
 };
 use super::value;
+use url::Tls;
 
 /// Maximum number of nodes; the client of a cluster discovers the others.
 const ADDRESSES_MAX: usize = 256;
@@ -31,12 +33,14 @@ settings! {
 
     /// host:port, or the path of a socket; for a cluster, a list separated by commas; for
     /// sentinels, the name of the master and then their addresses.
-    /// redis://user:password@host:port works too [default: none, counts are kept in the memory of
-    /// this process]
+    /// redis://user:password@host:port works too, and rediss:// for TLS [default: none, counts are
+    /// kept in the memory of this process]
     pub(super) REDIS_URL: SecretSetting = secret("URL");
     /// Deployment type: single, cluster or sentinel
     REDIS_TYPE: Setting<Topology> = setting("TYPE", "single", topology);
-    /// Socket type of a single server: tcp or unix [default: by the form of the URL]
+    /// Use TLS, to every server and sentinel
+    pub(super) REDIS_TLS: Setting<bool> = switch(false);
+    /// Socket type of a single server: tcp, tls or unix [default: by the form of the URL]
     REDIS_SOCKET_TYPE: OptionalSetting<SocketType> = optional("TYPE", socket_type);
     /// password, or user:password; only as a variable, because flags show in ps
     REDIS_AUTH: SecretSetting = reloaded_secret("AUTH");
@@ -67,6 +71,8 @@ pub(super) struct RawRedis<'a> {
     pub(super) values: &'a Values,
     /// `REDIS_URL`, or the content of its file.
     pub(super) url: &'a Secret,
+    /// The files for TLS, if it is on.
+    pub(super) tls: &'a ClientFiles,
 }
 
 /// `REDIS_TYPE`.
@@ -81,6 +87,8 @@ enum Topology {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SocketType {
     Tcp,
+    /// TCP with TLS.
+    Tls,
     Unix,
 }
 
@@ -94,7 +102,15 @@ impl RawRedis<'_> {
         let sentinels = self.auth(&REDIS_SENTINEL_AUTH, faults);
         let redirect_networks = self.values.optional(&REDIS_REDIRECT_NETWORKS, faults);
         let timeout = self.values.get(&REDIS_TIMEOUT, faults);
+        let tls = self.values.get(&REDIS_TLS, faults);
         let nodes = self.nodes(topology?, socket_type?, faults)?;
+        let is_secured = tls? || nodes.tls == Tls::On || socket_type? == Some(SocketType::Tls);
+        if is_secured && nodes.addresses.iter().any(|at| matches!(at, Address::Unix(_))) {
+            let name = self.values.name(&REDIS_TLS.row);
+            let problem = "a Unix socket has no TLS";
+            faults.add(Fault::new(&*name, problem, "unset it, or name host:port in the URL"));
+            return None;
+        }
         // Credentials in the URLs are for the nodes that the URLs name; a separate setting
         // overrides them.
         let is_sentinel = topology == Some(Topology::Sentinel);
@@ -109,6 +125,7 @@ impl RawRedis<'_> {
             sentinel_password,
             auth_file: self.values.secret_file(&REDIS_AUTH).cloned(),
             sentinel_auth_file: self.values.secret_file(&REDIS_SENTINEL_AUTH).cloned(),
+            tls: is_secured.then(|| self.tls.clone()),
             redirect_networks: redirect_networks?,
             timeout: timeout?,
             ..RedisSettings::new(nodes.kind, nodes.addresses)
@@ -172,13 +189,14 @@ impl RawRedis<'_> {
             (Address::Tcp(..), Some(SocketType::Unix)) => {
                 Err(format!("{name}=unix needs the path of a socket, beginning with /"))
             }
-            (Address::Unix(_), Some(SocketType::Tcp)) => {
-                Err(format!("{name}=tcp needs host:port, not a path"))
+            (Address::Unix(_), Some(SocketType::Tcp | SocketType::Tls)) => {
+                Err(format!("{name}=tcp or tls needs host:port, not a path"))
             }
             _ => Ok(Nodes {
                 kind: RedisKind::Single,
                 addresses: vec![endpoint.address],
                 auth: endpoint.auth,
+                tls: endpoint.tls,
             }),
         }
     }
@@ -197,6 +215,7 @@ struct Nodes {
     kind: RedisKind,
     addresses: Vec<Address>,
     auth: Option<Auth>,
+    tls: Tls,
 }
 
 fn sentinels(text: &str) -> Result<Nodes, String> {
@@ -209,9 +228,9 @@ fn sentinels(text: &str) -> Result<Nodes, String> {
     list(list_text, RedisKind::Sentinel { master: master.to_owned() }, url::SENTINEL_PORT)
 }
 
-/// Parses a comma-separated list of nodes. All must have the same credentials.
+/// Parses a comma-separated list of nodes. All must have the same credentials, and TLS or not.
 fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
-    let mut nodes = Nodes { kind, addresses: Vec::new(), auth: None };
+    let mut nodes = Nodes { kind, addresses: Vec::new(), auth: None, tls: Tls::Off };
     for (at, item) in text.split(',').map(str::trim).enumerate() {
         let place = at + 1;
         if place > ADDRESSES_MAX {
@@ -222,6 +241,10 @@ fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
         if matches!(endpoint.address, Address::Unix(_)) {
             return Err(format!("address {place}: nodes of a list are host:port, not paths"));
         }
+        if at > 0 && nodes.tls != endpoint.tls {
+            return Err(format!("address {place}: rediss:// is for all of them, or for none"));
+        }
+        nodes.tls = endpoint.tls;
         match (&nodes.auth, endpoint.auth) {
             (Some(first), Some(other)) if *first != other => {
                 return Err(format!(
@@ -261,11 +284,9 @@ fn topology(text: &str) -> Result<Topology, Expected> {
 fn socket_type(text: &str) -> Result<SocketType, Expected> {
     match text.to_ascii_lowercase().as_str() {
         "tcp" => Ok(SocketType::Tcp),
+        "tls" => Ok(SocketType::Tls),
         "unix" => Ok(SocketType::Unix),
-        "tls" => {
-            Err(Expected::new("tcp or unix (TLS to Redis is not supported yet)").example("tcp"))
-        }
-        _ => Err(Expected::new("tcp or unix").example("tcp")),
+        _ => Err(Expected::new("tcp, tls or unix").example("tcp")),
     }
 }
 

@@ -13,24 +13,14 @@ pub(super) enum Support {
     Flag,
     /// Only this value is accepted, in any case; another is a fault, with the reason.
     Only(&'static str, &'static str),
-    /// Only false is accepted, because otherwise the process would be less safe than was asked for;
-    /// with the reason.
-    Off(&'static str),
     /// One warning with the reason, unless the value turns the feature off.
     Unsupported(&'static str),
 }
 
-use Support::{Flag, Off, Only, Unsupported};
+use Support::{Flag, Only, Unsupported};
 
-const GRPC_TLS: Support = Unsupported("TLS on the gRPC listener is not supported yet");
-const PLAIN_GRPC: &str = "TLS on the gRPC listener is not supported yet, and plaintext would be \
-                          less safe than requested";
-const PLAIN_REDIS: &str =
-    "TLS to Redis is not supported yet, and plaintext would be less safe than requested";
 const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
 const HEALTH: &str = "health does not depend on Redis: leased tokens are spent without it";
-const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
-const XDS: Support = Unsupported("rules over xDS are not supported yet");
 const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
 const MAPPER: Support =
     Unsupported("metrics have the names and labels of the reference's default mapper");
@@ -54,30 +44,30 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("GRPC_PORT", Flag),
     ("GRPC_MAX_CONNECTION_AGE", Flag),
     ("GRPC_MAX_CONNECTION_AGE_GRACE", Flag),
-    ("GRPC_SERVER_USE_TLS", Off(PLAIN_GRPC)),
-    ("GRPC_SERVER_TLS_CERT", GRPC_TLS),
-    ("GRPC_SERVER_TLS_KEY", GRPC_TLS),
-    ("GRPC_CLIENT_TLS_CACERT", GRPC_TLS),
-    ("GRPC_CLIENT_TLS_SAN", GRPC_TLS),
+    ("GRPC_SERVER_USE_TLS", Flag),
+    ("GRPC_SERVER_TLS_CERT", Flag),
+    ("GRPC_SERVER_TLS_KEY", Flag),
+    ("GRPC_CLIENT_TLS_CACERT", Flag),
+    ("GRPC_CLIENT_TLS_SAN", Flag),
     ("LOG_LEVEL", Flag),
     ("LOG_FORMAT", Flag),
-    ("CONFIG_TYPE", Only("FILE", "rules over xDS are not supported yet, only rule files")),
+    ("CONFIG_TYPE", Flag),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", Flag),
-    ("CONFIG_GRPC_XDS_NODE_ID", XDS),
-    ("CONFIG_GRPC_XDS_NODE_METADATA", XDS),
-    ("CONFIG_GRPC_XDS_SERVER_URL", XDS),
-    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", XDS),
-    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", XDS),
-    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", XDS),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", XDS),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", XDS),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", XDS),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", XDS),
-    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", XDS),
-    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", XDS),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", XDS),
-    ("XDS_CLIENT_BACKOFF_JITTER", XDS),
-    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", XDS),
+    ("CONFIG_GRPC_XDS_NODE_ID", Flag),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_URL", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Flag),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", Flag),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Flag),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Flag),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Flag),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Flag),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Flag),
+    ("XDS_CLIENT_BACKOFF_JITTER", Flag),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Flag),
     ("USE_DOG_STATSD", STATSD),
     ("USE_DOG_STATSD_MOGRIFIERS", STATSD),
     ("USE_STATSD", STATSD),
@@ -112,11 +102,11 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("REDIS_URL", Flag),
     ("REDIS_POOL_SIZE", ONE_CONNECTION),
     ("REDIS_AUTH", Flag),
-    ("REDIS_TLS", Off(PLAIN_REDIS)),
-    ("REDIS_TLS_CLIENT_CERT", REDIS_TLS),
-    ("REDIS_TLS_CLIENT_KEY", REDIS_TLS),
-    ("REDIS_TLS_CACERT", REDIS_TLS),
-    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", REDIS_TLS),
+    ("REDIS_TLS", Flag),
+    ("REDIS_TLS_CLIENT_CERT", Flag),
+    ("REDIS_TLS_CLIENT_KEY", Flag),
+    ("REDIS_TLS_CACERT", Flag),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Flag),
     ("REDIS_PIPELINE_WINDOW", BATCHES),
     ("REDIS_PIPELINE_LIMIT", BATCHES),
     ("REDIS_CLUSTER_PIPELINE_PARALLELISM", BATCHES),
@@ -126,7 +116,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("REDIS_PERSECOND_URL", Flag),
     ("REDIS_PERSECOND_POOL_SIZE", ONE_CONNECTION),
     ("REDIS_PERSECOND_AUTH", Flag),
-    ("REDIS_PERSECOND_TLS", Off(PLAIN_REDIS)),
+    ("REDIS_PERSECOND_TLS", Flag),
     ("REDIS_SENTINEL_AUTH", Flag),
     ("REDIS_PERSECOND_SENTINEL_AUTH", Flag),
     ("REDIS_PERSECOND_PIPELINE_WINDOW", BATCHES),
@@ -164,7 +154,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
 /// Variables that deployments of the reference set, although the reference does not read them.
 pub(super) const BESIDE_REFERENCE: [(&str, Support); 1] = [
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.
-    ("GRPC_SERVER_TLS_CA_CERT", GRPC_TLS),
+    ("GRPC_SERVER_TLS_CA_CERT", Flag),
 ];
 
 /// Adds a fault for each variable that cannot be ignored safely, and returns a warning for each
@@ -180,11 +170,7 @@ pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -
                 let fault = Fault::new(name, reason, format!("unset it, or set it to {good}"));
                 faults.add(fault.with_found(&value));
             }
-            Off(_) | Unsupported(_) if asks_for_nothing(&value) => {}
-            Off(reason) => {
-                let fault = Fault::new(name, reason, "unset it, or set it to false");
-                faults.add(fault.with_found(&value));
-            }
+            Unsupported(_) if asks_for_nothing(&value) => {}
             Unsupported(reason) => warnings.push(format!("{name}: ignored; {reason}")),
         }
     }

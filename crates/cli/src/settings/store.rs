@@ -3,10 +3,12 @@
 use clap::Args;
 use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::redis::RedisSettings;
+use ratelease_tls::ClientFiles;
 
 use super::fault::{Expected, Fault, Faults};
 use super::group::Flags;
 use super::redis::{PerSecondRedisTable, REDIS_TIMEOUT, REDIS_URL, RawRedis, RedisTable};
+use super::redis_tls::{self, RedisTlsFlags};
 use super::table::{Group, OptionalSetting, Row, Setting, optional, settings, switch};
 
 /// Maximum length of `CACHE_KEY_PREFIX`, in bytes: every key contains the prefix.
@@ -25,6 +27,8 @@ settings! {
 pub struct StoreFlags {
     #[command(flatten)]
     redis: Flags<RedisTable>,
+    #[command(flatten)]
+    tls: RedisTlsFlags,
     #[command(flatten)]
     store: Flags<StoreTable>,
 }
@@ -56,13 +60,19 @@ impl StoreFlags {
         faults: &mut Faults,
     ) -> Option<StoreSettings> {
         let url = self.redis.secret(&REDIS_URL, faults);
+        let tls = self.tls.resolve(faults);
         // A faulty URL counts as present.
         let has_main = url.as_ref().is_none_or(Option::is_some);
         let main = url
             .as_ref()
             .and_then(Option::as_ref)
-            .map(|url| RawRedis { values: &self.redis, url }.resolve(faults));
-        let per_second = per_second.resolve(has_main, faults);
+            .map(|url| RawRedis { values: &self.redis, url, tls: &tls }.resolve(faults));
+        let per_second = per_second.resolve(has_main, &tls, faults);
+        let of_per_second = per_second.as_ref().and_then(Option::as_ref);
+        let mut redis = main.iter().flatten().chain(of_per_second);
+        if redis.any(|redis| redis.tls.is_some()) {
+            redis_tls::FILES.check(&tls, faults);
+        }
         url?;
         let key_prefix = self.store.optional(&CACHE_KEY_PREFIX, faults);
         let (per_second, key_prefix) = (per_second?, key_prefix?.unwrap_or_default());
@@ -93,7 +103,12 @@ impl StoreFlags {
 // === impl PerSecondFlags ===
 
 impl PerSecondFlags {
-    fn resolve(&self, has_main: bool, faults: &mut Faults) -> Option<Option<RedisSettings>> {
+    fn resolve(
+        &self,
+        has_main: bool,
+        tls: &ClientFiles,
+        faults: &mut Faults,
+    ) -> Option<Option<RedisSettings>> {
         if !self.is_on.get(&REDIS_PERSECOND, faults)? {
             return Some(None);
         }
@@ -106,7 +121,7 @@ impl PerSecondFlags {
             faults.add(Fault::new("REDIS_PERSECOND_URL", "REDIS_PERSECOND needs it", fix));
             return None;
         };
-        RawRedis { values: &self.redis, url: &url }.resolve(faults).map(Some)
+        RawRedis { values: &self.redis, url: &url, tls }.resolve(faults).map(Some)
     }
 }
 

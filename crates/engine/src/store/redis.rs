@@ -24,6 +24,7 @@ mod open;
 mod reconnecting;
 mod reply_limit;
 mod script;
+mod secure;
 mod sentinel;
 mod settings;
 mod slots;

@@ -1,6 +1,7 @@
 //! A connection that is closed when its client sends no request, does not read the answers to its
 //! requests, or exceeds its limits.
 
+use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -75,6 +76,33 @@ impl<I> Connection<I> {
         let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
         let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
         Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
+    }
+
+    /// Replaces the byte stream by what `secure` makes of it, such as a TLS stream: from then on
+    /// its bytes are those that count. The time that `secure` takes is part of that for the
+    /// preface.
+    ///
+    /// # Errors
+    /// Fails if `secure` does, takes too long, or the connection is to be closed.
+    pub async fn secured<J, F>(self, secure: impl FnOnce(I) -> F) -> io::Result<Connection<J>>
+    where
+        F: Future<Output = io::Result<J>>,
+    {
+        let Self { io, protocol, max_age, mut deadline, stall, last_sweep, turn, guard } = self;
+        let late = async {
+            match &mut deadline {
+                Some(deadline) => deadline.as_mut().await,
+                None => pending().await,
+            }
+        };
+        let io = tokio::select! {
+            secured = secure(io) => secured?,
+            () = late => return Err(io::ErrorKind::TimedOut.into()),
+            () = guard.handle().close_requested() => {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+        };
+        Ok(Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, guard })
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -198,6 +226,21 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         io::Error::new(io::ErrorKind::ConnectionAborted, what)
     }
 
+    /// Handles an attempt to send that has to wait. Ready with the reason why the connection is cut
+    /// off, if it is.
+    fn note_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        // Without budget tokio did not try to write: nothing is known about the client.
+        if !has_budget_remaining() {
+            return Poll::Pending;
+        }
+        if let Err(exceeded) = self.count_pending(Client::Stalled) {
+            return Poll::Ready(self.close(exceeded, cx));
+        }
+        let stall = self.stall.get_or_insert_with(Stall::begin);
+        ready!(stall.deadline.as_mut().poll(cx));
+        Poll::Ready(io::ErrorKind::TimedOut.into())
+    }
+
     /// Handles the result of an attempt to write `bytes`.
     fn after_write(
         &mut self,
@@ -206,14 +249,7 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         wanted: usize,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(Ok(count)) = written else {
-            // Without budget tokio did not try to write: nothing is known about the client.
-            if written.is_pending() && has_budget_remaining() {
-                self.count_pending(Client::Stalled).map_err(|exceeded| self.close(exceeded, cx))?;
-                let stall = self.stall.get_or_insert_with(Stall::begin);
-                ready!(stall.deadline.as_mut().poll(cx));
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            return written;
+            return if written.is_pending() { self.note_stalled(cx).map(Err) } else { written };
         };
         if let Some(stall) = &mut self.stall {
             stall.written += count;
@@ -292,7 +328,11 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        // Only a stream that has a buffer of its own, such as TLS, does not flush at once.
+        if Pin::new(&mut self.io).poll_flush(cx)?.is_pending() {
+            return self.note_stalled(cx).map(Err);
+        }
+        self.stall = None;
         self.count_pending(Client::Reads).map_err(|exceeded| self.close(exceeded, cx))?;
         Poll::Ready(Ok(()))
     }

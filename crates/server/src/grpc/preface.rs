@@ -83,8 +83,9 @@ impl NonHttp2Clients {
         let is_first = |seen: &AtomicBool| !seen.swap(true, Ordering::Relaxed);
         match protocol {
             Protocol::Tls if is_first(&self.0.tls) => warn!(
-                "a client speaks TLS to the gRPC port, which has none: remove the transport_socket \
-                 of Envoy's cluster for it; such connections are closed; this is logged once"
+                "a client speaks TLS to the gRPC port, which has none: set GRPC_SERVER_USE_TLS, or \
+                 remove the transport_socket of Envoy's cluster for it; such connections are \
+                 closed; this is logged once"
             ),
             Protocol::Http1 if is_first(&self.0.http1) => warn!(
                 "a client speaks HTTP/1 to the gRPC port: set http2_protocol_options on Envoy's \

@@ -3,7 +3,10 @@
 use std::io;
 use std::time::Duration;
 
+use futures_util::stream::Stream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
@@ -11,8 +14,10 @@ use super::connection::{self, ConnectionContext};
 pub use super::health::{Health, HealthHandle, health};
 use super::preface::NonHttp2Clients;
 use super::{MESSAGE_BYTES_MAX, rate_limit_service};
-use crate::accept::{Cores, OpenConnections, connections, serve_each};
+use crate::accept::{Accept, Accepted, Connection, Cores, OpenConnections};
+use crate::accept::{connections, serve_each};
 use crate::service::DecisionService;
+use crate::tls::TlsAcceptor;
 
 /// The listening socket.
 pub enum Listener {
@@ -43,6 +48,8 @@ pub struct ServerParts {
     pub open: OpenConnections,
     /// Where connections are served.
     pub cores: Cores,
+    /// Secures connections; `None` to serve in plaintext.
+    pub tls: Option<TlsAcceptor>,
 }
 
 /// Serves until `stop` resolves and every call has finished. From then on no connection is
@@ -57,7 +64,7 @@ pub async fn serve(
     parts: ServerParts,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let ServerParts { service, health, age, open, cores } = parts;
+    let ServerParts { service, health, age, open, cores, tls } = parts;
     let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let services = Routes::new(health).add_service(rate_limit_service::service(service.clone()));
@@ -67,13 +74,49 @@ pub async fn serve(
         ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
-            let serve = move |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, max_age, open), &cores, stop, serve).await;
+            serve_all(connections(listener, max_age, open), inside, tls, &cores, stop).await;
         }
         Listener::Unix(listener) => {
-            let serve = move |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, max_age, open), &cores, stop, serve).await;
+            serve_all(connections(listener, max_age, open), inside, tls, &cores, stop).await;
         }
     }
     Ok(())
+}
+
+/// The bytes of a connection, whatever kind of listener it came from, and with or without TLS: the
+/// code that serves connections would take more memory if there were one copy for each.
+type BoxedIo = Box<dyn ReadWrite>;
+
+trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<I: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for I {}
+
+async fn serve_all<L: Accept + 'static>(
+    incoming: impl Stream<Item = Accepted<L>>,
+    context: ConnectionContext,
+    tls: Option<TlsAcceptor>,
+    cores: &Cores,
+    stop: impl Future<Output = ()>,
+) {
+    let serve = move |io: Connection<L::Io>, mut end: watch::Receiver<bool>| {
+        let (context, tls) = (context.clone(), tls.clone());
+        async move {
+            let secured = io.secured(async |io| {
+                let io: BoxedIo = match tls {
+                    Some(tls) => Box::new(Box::pin(tls.accept(io)).await?),
+                    None => Box::new(io),
+                };
+                Ok(io)
+            });
+            let secured = tokio::select! {
+                secured = secured => secured,
+                _ = end.wait_for(|end| *end) => return,
+            };
+            // The reason of a failure has been counted.
+            if let Ok(io) = secured {
+                connection::serve(io, context, end).await;
+            }
+        }
+    };
+    serve_each(incoming, cores, stop, serve).await;
 }

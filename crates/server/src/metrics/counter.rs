@@ -7,6 +7,7 @@ use ratelease_engine::counter as engine;
 use ratelease_rules::FailureMode;
 
 use super::family::Kind;
+use crate::tls::HandshakeFailure;
 
 /// A counter of the process, or a level that it reports. Ordered by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,26 @@ pub enum Counter {
     LogLinesLost,
     /// Decision samples above what the log takes in a second.
     DecisionSamplesLeftOut,
+    /// TLS handshakes that were completed.
+    Handshakes,
+    /// TLS handshakes that failed, by reason.
+    HandshakesFailed(HandshakeFailure),
+    /// Certificates that took the place of others.
+    CertificatesReplaced,
+    /// Certificates that could not be used when their files changed.
+    CertificatesRefused,
+    /// Until when the certificate in force is valid, in seconds since 1970.
+    CertificateNotAfter,
+    /// Whether there is a stream to the xDS server, 0 or 1.
+    XdsConnected,
+    /// Streams to the xDS server that were opened.
+    XdsStreams,
+    /// Streams to the xDS server that ended, and attempts that failed.
+    XdsFailures,
+    /// Responses of the xDS server that were accepted.
+    XdsAccepted,
+    /// Responses of the xDS server that were refused.
+    XdsRefused,
     /// Spans that the collector accepted.
     SpansSent,
     /// Spans that found the queue full.
@@ -106,6 +127,16 @@ impl Counter {
             Self::SnapshotFailures => "snapshot_failures",
             Self::LogLinesLost => "log_lines_lost",
             Self::DecisionSamplesLeftOut => "decision_samples_left_out",
+            Self::Handshakes => "tls_handshakes",
+            Self::HandshakesFailed(reason) => failed_by(reason),
+            Self::CertificatesReplaced => "tls_certificates_replaced",
+            Self::CertificatesRefused => "tls_certificates_refused",
+            Self::CertificateNotAfter => "tls_certificate_not_after",
+            Self::XdsConnected => "xds_connected",
+            Self::XdsStreams => "xds_streams",
+            Self::XdsFailures => "xds_failures",
+            Self::XdsAccepted => "xds_accepted",
+            Self::XdsRefused => "xds_refused",
             Self::SpansSent => "spans_sent",
             Self::SpansDropped => "spans_dropped",
             Self::SpansFailed => "spans_failed",
@@ -117,6 +148,16 @@ impl Counter {
     pub const fn metric(self) -> Option<Metric> {
         let metric = match self {
             Self::Engine(counter) => return of_engine(counter),
+            Self::Handshakes
+            | Self::HandshakesFailed(_)
+            | Self::CertificatesReplaced
+            | Self::CertificatesRefused
+            | Self::CertificateNotAfter => return self.of_tls(),
+            Self::XdsConnected
+            | Self::XdsStreams
+            | Self::XdsFailures
+            | Self::XdsAccepted
+            | Self::XdsRefused => return self.of_xds(),
             Self::SnapshotsWritten | Self::SnapshotFailures => return None,
             Self::TaskRestarts => counter(
                 "ratelease_task_restarts_total",
@@ -175,6 +216,64 @@ impl Counter {
         Some(metric)
     }
 
+    /// The metric of a counter of TLS on the gRPC port.
+    const fn of_tls(self) -> Option<Metric> {
+        let metric = match self {
+            Self::Handshakes => counter(
+                "ratelease_tls_handshakes_total",
+                "TLS handshakes of the gRPC port that were completed.",
+            ),
+            Self::HandshakesFailed(reason) => counter(
+                "ratelease_tls_handshakes_failed_total",
+                "TLS handshakes of the gRPC port that failed, by reason.",
+            )
+            .labelled("reason", reason.name()),
+            Self::CertificatesReplaced => counter(
+                "ratelease_tls_certificates_replaced_total",
+                "Certificates of the gRPC port that took the place of others.",
+            ),
+            Self::CertificatesRefused => counter(
+                "ratelease_tls_certificates_refused_total",
+                "Certificates of the gRPC port that could not be used when their files changed.",
+            ),
+            Self::CertificateNotAfter => gauge(
+                "ratelease_tls_certificate_not_after_seconds",
+                "Until when the certificate of the gRPC port is valid, since the Unix epoch.",
+            ),
+            _ => return None,
+        };
+        Some(metric)
+    }
+
+    /// The metric of a counter of the xDS stream.
+    const fn of_xds(self) -> Option<Metric> {
+        let metric = match self {
+            Self::XdsConnected => {
+                gauge("ratelease_xds_connected", "1 while there is a stream to the xDS server.")
+            }
+            Self::XdsStreams => counter(
+                "ratelease_xds_streams_total",
+                "Streams to the xDS server that were opened.",
+            ),
+            Self::XdsFailures => counter(
+                "ratelease_xds_failures_total",
+                "Streams to the xDS server that ended, and attempts that failed.",
+            ),
+            Self::XdsAccepted => counter(
+                "ratelease_xds_responses_total",
+                "Responses of the xDS server, by what became of them.",
+            )
+            .labelled("result", "accepted"),
+            Self::XdsRefused => counter(
+                "ratelease_xds_responses_total",
+                "Responses of the xDS server, by what became of them.",
+            )
+            .labelled("result", "refused"),
+            _ => return None,
+        };
+        Some(metric)
+    }
+
     /// Whether the counter is reported by shard instead.
     pub const fn is_by_shard(self) -> bool {
         matches!(self, Self::Engine(engine::Counter::BreakerOpened))
@@ -229,6 +328,19 @@ const fn of_engine(of: engine::Counter) -> Option<Metric> {
         }
     };
     Some(metric)
+}
+
+/// The name of a count of failed handshakes on the status page.
+const fn failed_by(reason: HandshakeFailure) -> &'static str {
+    match reason {
+        HandshakeFailure::NotTls => "tls_handshakes_not_tls",
+        HandshakeFailure::NoCertificate => "tls_handshakes_no_certificate",
+        HandshakeFailure::BadCertificate => "tls_handshakes_bad_certificate",
+        HandshakeFailure::NotTrusted => "tls_handshakes_not_trusted",
+        HandshakeFailure::Incompatible => "tls_handshakes_incompatible",
+        HandshakeFailure::Abandoned => "tls_handshakes_abandoned",
+        HandshakeFailure::Other => "tls_handshakes_other",
+    }
 }
 
 const fn answered_by(mode: FailureMode) -> &'static str {

@@ -102,7 +102,7 @@ impl MetricsSources {
         let help = "1; the version of the rules in force, and where they came from.";
         let mut info = Family::new("ratelease_rules_info", Kind::Gauge, help);
         if let Some(rules) = &rules {
-            let source = if published.is_from_snapshot() { "snapshot" } else { "files" };
+            let source = self.status.source();
             let version = format!("{:016x}", rules.version());
             let labels = vec![("version", version.into()), ("source", source.into())];
             info.push(labels, Value::Count(1));

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::history::History;
+use crate::rule_source::xds::XdsStatus;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::metrics::counter::{Count, Counter};
 use stats::Stats;
@@ -28,6 +29,8 @@ pub struct Status {
     pub start: Start,
     /// The rules and the results of loading them.
     pub published: Arc<CurrentRules>,
+    /// The xDS stream that the rules come from; `None` if they come from files.
+    pub xds: Option<XdsStatus>,
     /// Description of the store of the counts.
     pub store: String,
     /// The state of each shard that has been asked.
@@ -95,6 +98,8 @@ impl Status {
                 "loads_failed": self.published.loads_failed(),
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
+                "source": self.source(),
+                "xds": self.xds.as_ref().map(XdsStatus::json),
                 "age_seconds": self.published.in_force_for().map(|age| age.as_secs_f64()),
             },
             "decisions": self.decisions(),
@@ -106,6 +111,15 @@ impl Status {
             "counts": self.counts_by_name(),
             "settings": self.settings_json(),
         })
+    }
+
+    /// Where the rules in force come from.
+    pub(super) fn source(&self) -> &'static str {
+        match &self.xds {
+            _ if self.published.is_from_snapshot() => "snapshot",
+            Some(_) => "xds",
+            None => "files",
+        }
     }
 
     /// The status as the lines of the index.

@@ -14,12 +14,14 @@ use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
+use ratelease_tls::ServerFiles;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::error::BuildError;
 use super::process_stats::ProcessStats;
+use super::rule_watch::RuleParts;
 use super::stats_sources::StatsSources;
 use super::threads::Threads;
 use super::{App, bind, files};
@@ -29,10 +31,9 @@ use crate::admin::live::Live;
 use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::pages;
 use crate::admin::status::Start;
+use crate::certificates::CertificateWatch;
 use crate::http::JsonOptions;
-use crate::rule_source::directory::Directory;
 use crate::rule_source::snapshot::Snapshot;
-use crate::rule_source::watch::{WatchPaths, Watcher};
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
@@ -41,6 +42,7 @@ use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{ConnectionAge, Listener};
 use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::{self as counting, Meters};
+use ratelease_server::observe::Observers;
 use ratelease_server::samples::{SampleValues, Samples};
 use ratelease_server::service::DecisionService;
 use ratelease_server::trace::Tracer;
@@ -76,25 +78,23 @@ impl App {
         let threads = Threads::start(settings.listeners.threads)?;
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
-        let Settings { hot_keys, summary, telemetry, .. } = settings;
+        let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
+        let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
-        let watcher = watch(&rules, &published, snapshot.clone()).await?;
+        let rule_parts = RuleParts { published: &published, snapshot: snapshot.clone(), clock };
+        let watcher = rule_parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
         let store = open(store, &tracer);
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
-        let health = health(&rules, &published);
         let banner = banner(&bound, &store.describe(), &published)?;
         let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
-        let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
-        let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
+        let stats = stats(hot_keys, &responses, &metrics, &limiter);
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
-        let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
-        let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max);
-        let service = service.observed_by(observers.clone());
+        let service = service(&limiter, &published, &listeners, responses, &observers);
         let (supervisor, start) = (Supervisor::default(), Start::new(clock));
         let process_stats = ProcessStats {
             limiter: limiter.clone(),
@@ -106,26 +106,28 @@ impl App {
             log,
             observers,
             runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
+            xds: watcher.xds_status(),
+            certificates: tls.as_ref().map(CertificateWatch::counts),
         };
         let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
         let push = |it| threads.on_pages(|| pusher(it, &origin, clock, &sources));
-        let BoundListeners { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             admin: debug_pages(&listeners, &sources, &live),
             push: telemetry.push.map(push),
-            grpc,
-            http,
-            debug,
-            metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
+            grpc: bound.grpc,
+            http: bound.http,
+            debug: bound.debug,
+            metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
             json: json_options(&listeners),
             age: age(&listeners),
+            tls,
             live,
             service,
             store,
             limiter,
+            health: health(&rules, &published),
             published,
-            health,
             watcher,
             snapshot,
             tracer,
@@ -137,6 +139,11 @@ impl App {
             banner,
         })
     }
+}
+
+/// Loads the certificate of the gRPC port, and starts to watch its files.
+fn certificates(files: ServerFiles) -> Result<CertificateWatch, BuildError> {
+    CertificateWatch::start(files).map_err(|error| BuildError::new(error.to_string()))
 }
 
 async fn bind_listeners(
@@ -206,6 +213,28 @@ fn samples(logging: &Logging, clock: Clock) -> Samples {
     Samples::new(logging.decision_sample_rate, values, clock)
 }
 
+fn service(
+    limiter: &Limiter,
+    published: &Arc<CurrentRules>,
+    listeners: &Listeners,
+    responses: ResponseSettings,
+    observers: &Observers,
+) -> DecisionService {
+    let (limiter, published) = (limiter.clone(), Arc::clone(published));
+    DecisionService::new(limiter, published, responses.headers, listeners.calls_max)
+        .observed_by(observers.clone())
+}
+
+fn stats(
+    hot_keys: HotKeys,
+    responses: &ResponseSettings,
+    metrics: &Metrics,
+    limiter: &Limiter,
+) -> StatsSources {
+    let meters = metrics.counts_decisions.then(|| meters(responses, metrics));
+    StatsSources { meters, hot_keys, limiter: limiter.clone() }
+}
+
 fn pusher(
     settings: settings::Push,
     origin: &Origin,
@@ -229,36 +258,6 @@ fn modes(responses: &ResponseSettings) -> Modes {
         quota: responses.quota_mode,
         metadata: responses.dynamic_metadata,
     }
-}
-
-/// Starts to watch the rules. Bad rules are logged and leave the process without any, as in the
-/// reference implementation; rules that cannot be read at all are more likely a mistake in the
-/// settings.
-async fn watch(
-    source: &RulesSource,
-    published: &Arc<CurrentRules>,
-    snapshot: Option<Arc<Snapshot>>,
-) -> Result<Watcher, BuildError> {
-    let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
-    let load = Directory::new(source.clone());
-    let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
-    let (watcher, first) =
-        started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
-    if let Err(failed) = first {
-        let has_rules = published.current().is_some();
-        if failed.is_unread && !source.force_start && !has_rules {
-            let hint = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
-                        FORCE_START_WITHOUT_INITIAL_CONFIG=true";
-            return Err(BuildError::new(format!("{failed}; {hint}")));
-        }
-        if has_rules {
-            error!("the rules of the snapshot are in force until these faults are fixed");
-        } else {
-            error!("no rules are in force: every request is refused until these faults are fixed");
-        }
-        failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
-    }
-    Ok(watcher)
 }
 
 /// Opens the store of these settings, within the limit on open files. Requests to Redis are traced.

@@ -11,7 +11,9 @@ use super::stats_sources::StatsSources;
 use crate::admin::history::History;
 use crate::admin::metrics::MetricsSources;
 use crate::admin::status::{Start, Status};
+use crate::certificates::CertificateCounts;
 use crate::rule_source::snapshot::Snapshot;
+use crate::rule_source::xds::XdsStatus;
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use ratelease_server::accept::OpenConnections;
@@ -31,6 +33,8 @@ pub(super) struct ProcessStats {
     pub(super) log: Option<LogWriter>,
     pub(super) observers: Observers,
     pub(super) runtimes: Vec<RuntimeMetrics>,
+    pub(super) certificates: Option<CertificateCounts>,
+    pub(super) xds: Option<XdsStatus>,
 }
 
 // === impl ProcessStats ===
@@ -59,6 +63,8 @@ impl ProcessStats {
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(LogWriter::counts));
         counts.extend(self.observers.counts());
+        counts.extend(self.xds.iter().flat_map(XdsStatus::counts));
+        counts.extend(self.certificates.iter().flat_map(CertificateCounts::counts));
         counts
     }
 
@@ -80,6 +86,7 @@ impl ProcessStats {
         let status = Status {
             start,
             published: Arc::clone(&self.published),
+            xds: self.xds.clone(),
             store,
             shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || self.counts()),

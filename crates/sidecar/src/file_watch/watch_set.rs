@@ -1,8 +1,8 @@
-//! Finds the directories to watch so that no change of the rules is missed.
+//! Finds the directories to watch so that no change of a file is missed.
 //!
 //! Only directories are watched, never files: a watch on a file stays on that file when another
-//! replaces it, and then reports nothing more. The way to the rules is walked link by link, since
-//! each link on it may be swapped: the event comes from the directory that contains the link.
+//! replaces it, and then reports nothing more. The way to a file is walked link by link, since each
+//! link on it may be swapped: the event comes from the directory that contains the link.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -13,31 +13,32 @@ use std::path::{Component, Path, PathBuf};
 use notify::{Event, EventKind};
 
 /// Maximum number of watched directories. Changes in others are found by the periodic reading.
-pub(super) const DIRECTORIES_MAX: usize = 256;
-/// Maximum number of entries of the rules directory that are checked for links and directories.
+pub(crate) const DIRECTORIES_MAX: usize = 256;
+/// Maximum number of entries of a directory that are checked for links and directories.
 const ENTRIES_MAX: usize = 20_000;
 /// Maximum number of links on one path, the same as in Linux.
 const LINKS_MAX: usize = 40;
 
 /// What to watch, found by one scan of the file system. Paths are canonical.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct WatchSet {
+pub(crate) struct WatchSet {
     /// Every directory to watch.
-    pub(super) directories: BTreeSet<PathBuf>,
-    /// Watched directories in which every entry matters: the rules directory and those below it.
+    pub(crate) directories: BTreeSet<PathBuf>,
+    /// Watched directories in which every entry matters: one that is watched as a whole, and those
+    /// below it.
     whole: HashSet<PathBuf>,
     /// Names that matter in the other directories: links, targets of links, and missing names.
     names: HashSet<PathBuf>,
     /// Some directories were left out because of the maximum.
-    pub(super) is_truncated: bool,
+    pub(crate) is_truncated: bool,
 }
 
 // === impl WatchSet ===
 
 impl WatchSet {
-    /// Finds the places to watch for the rules in `dir`; if `root` is given, that path and each
-    /// directory from it down to `dir` may also be replaced. Both are absolute.
-    pub(super) fn scan(dir: &Path, root: Option<&Path>) -> Self {
+    /// Finds the places to watch for changes in and below `dir`; if `root` is given, that path and
+    /// each directory from it down to `dir` may also be replaced. Both are absolute.
+    pub(crate) fn directory(dir: &Path, root: Option<&Path>) -> Self {
         let mut watch_set = Self::default();
         if let Some(root) = root {
             for part in dir.ancestors().filter(|part| part.starts_with(root)) {
@@ -51,9 +52,19 @@ impl WatchSet {
         watch_set
     }
 
-    /// Whether `event` may mean that the rules changed. Reading a file is an event as well, and
+    /// Finds the places to watch for changes of each of `files`, by their absolute paths.
+    pub(crate) fn files<'p>(files: impl Iterator<Item = &'p Path>) -> Self {
+        let mut watch_set = Self::default();
+        for file in files {
+            watch_set.add_entry(file);
+            watch_set.add_target(file);
+        }
+        watch_set
+    }
+
+    /// Whether `event` may mean that a file changed. Reading a file is an event as well, and
     /// does not.
-    pub(super) fn is_relevant(&self, event: &Event) -> bool {
+    pub(crate) fn is_relevant(&self, event: &Event) -> bool {
         !matches!(event.kind, EventKind::Access(_))
             && (event.need_rescan() || event.paths.is_empty() || self.is_any_relevant(&event.paths))
     }
@@ -149,16 +160,16 @@ impl WatchSet {
                 if kind.is_dir() {
                     ahead.push(entry.path());
                 } else if kind.is_symlink() {
-                    ahead.extend(self.add_link(&entry.path()));
+                    ahead.extend(self.add_target(&entry.path()));
                 }
             }
         }
     }
 
-    /// Watches the target of a link in the rules directory: returns a directory; for a file,
-    /// watches the directory that holds the file.
-    fn add_link(&mut self, link: &Path) -> Option<PathBuf> {
-        let end = self.follow(link)?;
+    /// Watches the target of a path: returns a directory; for a file, watches the directory that
+    /// holds the file.
+    fn add_target(&mut self, path: &Path) -> Option<PathBuf> {
+        let end = self.follow(path)?;
         if end.is_dir() {
             return Some(end);
         }

@@ -13,12 +13,10 @@
 //! and compiling takes a while.
 
 mod change_times;
-mod fs_watch;
 mod load;
 mod old_rules;
 #[cfg(test)]
 mod tests;
-mod watch_paths;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,14 +25,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
+use crate::file_watch::{FsWatch, WatchSet, settle};
 use change_times::ChangeTimes;
-use fs_watch::FsWatch;
 pub use load::{Compiled, Load};
 use load::{Digest, LoadError, LoadOutcome};
 use old_rules::OldRules;
@@ -54,6 +52,11 @@ const POLL: Duration = Duration::from_secs(30);
 const NICE: i32 = 10;
 /// Maximum number of faults or warnings of one load that are logged, one line each.
 const LINES_LOGGED_MAX: usize = 20;
+
+/// For sources that are pushed: whoever pushes one waits for what becomes of it, and nothing
+/// changes without a wake-up.
+const PUSHED: Timing =
+    Timing { quiet: Duration::ZERO, settle_max: Duration::ZERO, poll: Duration::MAX };
 
 const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
 
@@ -102,7 +105,8 @@ struct Timing {
 }
 
 struct Watch<L> {
-    paths: WatchPaths,
+    /// What to watch; `None` if changes are pushed.
+    paths: Option<WatchPaths>,
     load: L,
     published: Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
@@ -151,31 +155,36 @@ impl Watcher {
             root: paths.root.map(std::path::absolute).transpose()?,
         };
         let (waker, wake) = sync_channel(1);
-        let is_stopping = Arc::new(AtomicBool::new(false));
-        let watch = Watch {
-            paths,
+        let watch = Watch::new(
+            Some(paths),
             load,
             published,
             snapshot,
             timing,
-            fs_watch: fs_watch(waker.clone()),
+            fs_watch(waker.clone()),
             wake,
-            is_stopping: Arc::clone(&is_stopping),
-            known: None,
-            in_force: None,
-            old_rules: OldRules::default(),
-            change_times: ChangeTimes::default(),
-        };
+        );
         let (report_first, first) = oneshot::channel();
-        // The thread logs to the same subscriber as its starter.
-        let log = dispatcher::get_default(Clone::clone);
-        thread::Builder::new().name("ratelease-rules".to_owned()).spawn(move || {
-            // Where that is not allowed, loading may show in the tail of the latencies of answers.
-            let _ = rustix::process::nice(NICE);
-            dispatcher::with_default(&log, || watch.run(report_first));
-        })?;
+        let watcher = watch.spawn(waker, |watch| watch.run(report_first))?;
         let first = first.await.map_err(|_| io::Error::other("the rules watcher ended"))?;
-        Ok((Self { wake: waker, is_stopping }, first))
+        Ok((watcher, first))
+    }
+
+    /// Puts the rules of `snapshot` in force, if it has any, then loads whenever the returned
+    /// sender wakes it: a source that is pushed to `load`.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be started.
+    pub fn spawn_pushed<L: Load>(
+        load: L,
+        published: Arc<CurrentRules>,
+        snapshot: Option<Arc<Snapshot>>,
+    ) -> io::Result<(Self, SyncSender<()>)> {
+        let (waker, wake) = sync_channel(1);
+        let fs_watch = FsWatch::new(waker.clone());
+        let watch = Watch::new(None, load, published, snapshot, PUSHED, fs_watch, wake);
+        let watcher = watch.spawn(waker.clone(), Watch::run_pushed)?;
+        Ok((watcher, waker))
     }
 
     /// Ends the watch: its thread closes what it holds and ends, while the caller goes on.
@@ -195,6 +204,54 @@ impl Drop for Watcher {
 // === impl Watch ===
 
 impl<L: Load> Watch<L> {
+    fn new(
+        paths: Option<WatchPaths>,
+        load: L,
+        published: Arc<CurrentRules>,
+        snapshot: Option<Arc<Snapshot>>,
+        timing: Timing,
+        fs_watch: FsWatch,
+        wake: Receiver<()>,
+    ) -> Self {
+        Self {
+            paths,
+            load,
+            published,
+            snapshot,
+            timing,
+            fs_watch,
+            wake,
+            is_stopping: Arc::default(),
+            known: None,
+            in_force: None,
+            old_rules: OldRules::default(),
+            change_times: ChangeTimes::default(),
+        }
+    }
+
+    /// Runs in a thread of its own.
+    fn spawn(
+        self,
+        wake: SyncSender<()>,
+        run: impl FnOnce(Self) + Send + 'static,
+    ) -> io::Result<Watcher> {
+        let is_stopping = Arc::clone(&self.is_stopping);
+        // The thread logs to the same subscriber as its starter.
+        let log = dispatcher::get_default(Clone::clone);
+        thread::Builder::new().name("ratelease-rules".to_owned()).spawn(move || {
+            // Where that is not allowed, loading may show in the tail of the latencies of answers.
+            let _ = rustix::process::nice(NICE);
+            dispatcher::with_default(&log, || run(self));
+        })?;
+        Ok(Watcher { wake, is_stopping })
+    }
+
+    /// Begins with the snapshot: nothing was pushed yet.
+    fn run_pushed(mut self) {
+        self.use_snapshot();
+        self.follow();
+    }
+
     fn run(mut self, report_first: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
         let first = self.reload(|_| {}).unwrap_or_else(|| {
             // No state was known before.
@@ -210,9 +267,17 @@ impl<L: Load> Watch<L> {
         if report_first.send(first).is_err() {
             return; // the start was cancelled, so the watch could not be ended later
         }
+        self.follow();
+    }
+
+    /// Loads whenever something may have changed, until it is stopped.
+    fn follow(mut self) {
         loop {
             match self.wait() {
-                Ok(()) => self.settle(),
+                Ok(()) => {
+                    let Timing { quiet, settle_max, .. } = self.timing;
+                    settle(&self.wake, quiet, settle_max, &self.is_stopping);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -242,26 +307,17 @@ impl<L: Load> Watch<L> {
         }
     }
 
-    /// Waits until a change is complete.
-    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
-    fn settle(&self) {
-        let start = Instant::now();
-        while !self.is_stopping.load(Ordering::Relaxed) {
-            let left = self.timing.settle_max.saturating_sub(start.elapsed());
-            if left.is_zero() || self.wake.recv_timeout(left.min(self.timing.quiet)).is_err() {
-                return;
-            }
-        }
-    }
-
     /// Reads the rules and puts them in force if they are new and good. `None` if they are not new.
     /// Results are logged before they are published, so that a task that waits for the publication
     /// finds them in the log.
     fn reload(&mut self, log: impl FnOnce(&[String])) -> Option<Result<FirstLoad, LoadError>> {
-        self.fs_watch.arm(&self.paths);
+        if let Some(WatchPaths { dir, root }) = &self.paths {
+            self.fs_watch.arm(|| WatchSet::directory(dir, root.as_deref()));
+        }
         let LoadOutcome::Changed { digest, sources, result } =
             load::load(&mut self.load, self.known)
         else {
+            self.load.note_outcome(None);
             return None;
         };
         self.known = Some(digest);
@@ -274,6 +330,7 @@ impl<L: Load> Watch<L> {
                 let faults = error.lines();
                 log(&faults);
                 self.published.refuse(faults.join("\n"));
+                self.load.note_outcome(Some(Err(faults)));
                 return Some(Err(error));
             }
         };
@@ -295,6 +352,7 @@ impl<L: Load> Watch<L> {
                 snapshot.set_sources(sources);
             }
         }
+        self.load.note_outcome(Some(Ok(())));
         Some(Ok(FirstLoad { files, warnings }))
     }
 

@@ -1,4 +1,5 @@
-//! Parses the address of a Redis: `host:port`, a path, or a `redis://` URL with user and password.
+//! Parses the address of a Redis: `host:port`, a path, or a URL with user and password: `redis://`,
+//! or `rediss://` for TLS.
 //!
 //! Errors name the problem and never quote the text, which may contain a password.
 
@@ -15,20 +16,32 @@ pub(super) const SENTINEL_PORT: u16 = 26379;
 pub(super) struct Endpoint {
     pub(super) address: Address,
     pub(super) auth: Option<Auth>,
+    /// Whether the scheme asks for TLS.
+    pub(super) tls: Tls,
+}
+
+/// Whether connections are secured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tls {
+    Off,
+    On,
 }
 
 /// Parses one address; `port` is the default port.
 pub(super) fn endpoint(text: &str, port: u16) -> Result<Endpoint, &'static str> {
     if let Some(path) = text.strip_prefix("unix://").or(text.starts_with('/').then_some(text)) {
         let path = value::socket_path(path).map_err(|_| "the socket's path is too long")?;
-        return Ok(Endpoint { address: Address::Unix(path), auth: None });
+        return Ok(Endpoint { address: Address::Unix(path), auth: None, tls: Tls::Off });
     }
-    if text.starts_with("rediss://") {
-        return Err("TLS to Redis (rediss://) is not supported yet");
-    }
-    let (authority, auth) = match text.strip_prefix("redis://") {
+    let (rest, tls) = match text.strip_prefix("rediss://") {
+        Some(rest) => (Some(rest), Tls::On),
+        None => (text.strip_prefix("redis://"), Tls::Off),
+    };
+    let (authority, auth) = match rest {
         Some(rest) => authority(rest)?,
-        None if text.contains("://") => return Err("the scheme is not redis:// or unix://"),
+        None if text.contains("://") => {
+            return Err("the scheme is not redis://, rediss:// or unix://");
+        }
         None if text.contains('@') => {
             return Err("a user or password needs redis:// before it, or a setting of its own");
         }
@@ -36,7 +49,7 @@ pub(super) fn endpoint(text: &str, port: u16) -> Result<Endpoint, &'static str> 
     };
     let (host, port) = split_port(authority, port)?;
     let host = value::host(host).map_err(|_| "the host is not a name or an IP address")?;
-    Ok(Endpoint { address: Address::Tcp(host, port), auth })
+    Ok(Endpoint { address: Address::Tcp(host, port), auth, tls })
 }
 
 /// Splits `user:password@host:port/database`.

@@ -146,9 +146,10 @@ fn a_faulty_url_is_reported_with_its_problem_and_an_example() {
     };
     case("single", "", "a:1,b:2", "several addresses need REDIS_TYPE=cluster or sentinel");
     case("single", "unix", "a:1", "REDIS_SOCKET_TYPE=unix needs the path of a socket");
-    case("single", "tcp", "/run/a", "REDIS_SOCKET_TYPE=tcp needs host:port");
-    case("single", "", "rediss://a:1", "TLS to Redis (rediss://) is not supported yet");
-    case("single", "", "http://a:1", "the scheme is not redis:// or unix://");
+    case("single", "tcp", "/run/a", "REDIS_SOCKET_TYPE=tcp or tls needs host:port");
+    case("single", "tls", "/run/a", "REDIS_SOCKET_TYPE=tcp or tls needs host:port");
+    case("single", "", "http://a:1", "the scheme is not redis://, rediss:// or unix://");
+    case("cluster", "", "rediss://a,redis://b", "address 2: rediss:// is for all of them");
     case("single", "", "redis://a:1/3", "only database 0 is supported");
     case("single", "", "redis://a:1?x=y", "parameters behind ?");
     case("single", "", "pass@a:1", "a user or password needs redis:// before it");
@@ -188,8 +189,7 @@ fn other_faulty_settings_of_redis_are_reported() {
         fault.clone()
     };
     assert!(with_url("REDIS_TYPE", "ring").contains("single, cluster or sentinel"));
-    assert!(with_url("REDIS_SOCKET_TYPE", "tls").contains("TLS to Redis is not supported yet"));
-    assert!(with_url("REDIS_SOCKET_TYPE", "udp").contains("tcp or unix"));
+    assert!(with_url("REDIS_SOCKET_TYPE", "udp").contains("tcp, tls or unix"));
     assert!(with_url("REDIS_AUTH", "user:").contains("a password, or user:password"));
     for networks in ["redis", "10.0.0.0/33", "10.0.0.0/8,,", "10.0.0.0/8 10.1.0.0/16"] {
         let reported = with_url("REDIS_REDIRECT_NETWORKS", networks);

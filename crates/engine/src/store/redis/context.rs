@@ -12,6 +12,7 @@ use super::adaptive_timeout::AdaptiveTimeout;
 use super::call::Scripts;
 use super::connect_limiter::ConnectLimiters;
 use super::fault::{ConnectionFate, Fault, Kind};
+use super::secure::Tls;
 use super::threads::Threads;
 use crate::counter::{Count, Counter, RedisCounter};
 use crate::store::redis::settings::{Address, RedisSettings};
@@ -21,6 +22,8 @@ use crate::time::{Clock, Time};
 #[derive(Debug)]
 pub(super) struct StoreContext {
     pub(super) settings: RedisSettings,
+    /// Secures connections over TCP; `None` for plaintext.
+    pub(super) tls: Option<Arc<Tls>>,
     pub(super) scripts: Scripts,
     pub(super) clock: Clock,
     /// For connections to the addresses of the settings.
@@ -32,7 +35,7 @@ pub(super) struct StoreContext {
     own_names: Threads,
     /// Threads that look up names that a server gave.
     names: Threads,
-    /// Threads that read files of passwords.
+    /// Threads that read files of passwords and certificates.
     pub(super) files: Threads,
     pub(super) counters: Counters,
 }
@@ -71,8 +74,10 @@ const OUTAGE_GAP: Duration = Duration::from_secs(30);
 impl StoreContext {
     pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
         let connections = Arc::new(Semaphore::new(settings.connections_max));
+        let tls = settings.tls.clone().map(|files| Arc::new(Tls::new(files)));
         Arc::new(Self {
             settings,
+            tls,
             connections,
             own_names: Threads::new(THREADS_MAX),
             names: Threads::new(THREADS_MAX),

@@ -8,15 +8,15 @@ use redis::{
     AsyncConnectionConfig, Cmd, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult,
     Value,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use super::context::StoreContext;
 use super::fault::{Fault, Kind};
 use super::reply_limit::ReplyLimit;
+use super::secure;
 use super::stages::Stages;
-use super::stream::{self, Bounded};
+use super::stream::{self, Bounded, BoxedStream};
 use crate::store::redis::settings::{Address, Auth, RedisSettings};
 
 /// A connection that is logged in.
@@ -81,26 +81,27 @@ async fn connect(
     if let Some(stages) = stages {
         config = config.set_push_sender(stages.on_push());
     }
-    match address {
+    let stream: BoxedStream = match address {
         Address::Tcp(host, port) => {
             let allows = |ip| context.allows(address, ip);
             let stream = stream::tcp(host, *port, context.threads(address), allows).await?;
-            log_in(Bounded::new(stream, limit), login, config).await
+            match &context.tls {
+                Some(tls) => Box::new(Box::pin(tls.secure(stream, host, &context.files)).await?),
+                None => Box::new(stream),
+            }
         }
-        Address::Unix(path) => {
-            let stream = stream::unix(path).await?;
-            log_in(Bounded::new(stream, limit), login, config).await
-        }
-    }
+        Address::Unix(path) => Box::new(stream::unix(path).await?),
+    };
+    log_in(Bounded::new(stream, limit), login, config).await
 }
 
-async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    stream: Bounded<S>,
+async fn log_in(
+    stream: Bounded<BoxedStream>,
     login: &RedisConnectionInfo,
     config: AsyncConnectionConfig,
 ) -> RedisResult<(MultiplexedConnection, Driver)> {
     let new = MultiplexedConnection::new_with_config(login, stream, config);
-    let (connection, driver) = new.await?;
+    let (connection, driver) = new.await.map_err(secure::with_hint)?;
     Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use ratelease_tls::ClientFiles;
 
 use crate::secret::{Secret, SecretFile};
 
@@ -34,6 +35,8 @@ pub struct RedisSettings {
     pub auth_file: Option<SecretFile>,
     /// The same for the sentinels.
     pub sentinel_auth_file: Option<SecretFile>,
+    /// The files of TLS to all servers and sentinels over TCP; `None` for plaintext.
+    pub tls: Option<ClientFiles>,
     /// Networks in which the nodes that a server or sentinel names must lie; those of `addresses`
     /// may lie anywhere. With `None`, a redirect is followed to any node that the cluster lists,
     /// and any master that a map or a sentinel names is connected to.
@@ -98,6 +101,7 @@ impl RedisSettings {
             sentinel_password: None,
             auth_file: None,
             sentinel_auth_file: None,
+            tls: None,
             redirect_networks: None,
             connections_max: CONNECTIONS_MAX,
             timeout: TIMEOUT,

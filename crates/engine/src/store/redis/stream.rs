@@ -22,6 +22,14 @@ pub(super) struct Bounded<S> {
     counter: ReplyCounter,
 }
 
+/// The bytes of a connection, over TCP, TLS or a Unix socket: one copy of the client's code serves
+/// all of them.
+pub(super) type BoxedStream = Box<dyn ReadWrite>;
+
+pub(super) trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
+
 /// Connects over TCP to the first of the host's addresses that answers, among those that `allows`
 /// accepts. Names are looked up on `threads`. Small commands are sent at once (TCP_NODELAY).
 pub(super) async fn tcp(

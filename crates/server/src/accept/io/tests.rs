@@ -81,7 +81,7 @@ async fn writes(protocol: &[u8], reads: impl AsyncFn(&mut DuplexStream)) -> Dura
 #[tokio::test(start_paused = true)]
 async fn a_client_that_reads_nothing_or_too_slowly_is_cut_off() {
     for protocol in [PREFACE, b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"] {
-        let never = writes(protocol, async |_| std::future::pending().await).await;
+        let never = writes(protocol, async |_| pending().await).await;
         let hardly = writes(protocol, async |client| {
             client.read_u8().await.unwrap();
             sleep(SECOND).await;
@@ -94,6 +94,36 @@ async fn a_client_that_reads_nothing_or_too_slowly_is_cut_off() {
             sleep(SECOND * 2).await;
         });
         assert!(slowly.await >= HOUR);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_what_a_buffer_holds_is_cut_off() {
+    // As TLS does, the stream takes bytes before they are sent.
+    let (mut client, far) = duplex(1024);
+    let mut connection =
+        crate::accept::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
+    for is_read in [true, false] {
+        connection.write_all(&[0; 4096]).await.unwrap();
+        #[allow(clippy::disallowed_methods)] // paused
+        let start = Instant::now();
+        let read = async {
+            sleep(SECOND).await;
+            if is_read {
+                client.read_exact(&mut [0; 4096]).await.map(|_| ())
+            } else {
+                pending().await
+            }
+        };
+        let flushed = tokio::select! {
+            flushed = connection.flush() => flushed,
+            _ = async { let _ = read.await; pending::<()>().await } => unreachable!(),
+        };
+        let waited = start.elapsed();
+        let range = if is_read { SECOND..SECOND * 2 } else { SEND_MAX..SEND_MAX + SECOND * 2 };
+        assert!(range.contains(&waited), "{is_read}: {waited:?}");
+        assert_eq!(flushed.is_ok(), is_read, "{flushed:?}");
+        assert_eq!(connection.stall.is_none(), is_read);
     }
 }
 

@@ -73,6 +73,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
     Status {
         start: Start::new(Clock::start()),
         published: Arc::default(),
+        xds: None,
         store: "memory".to_owned(),
         shards: Arc::new(|| {
             let (breaker, round_trip) = (BreakerState::Open, Duration::from_millis(2));

@@ -25,6 +25,10 @@ pub trait Load: Send + 'static {
     /// Every fault, one line each with its place; at least one.
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
 
+    /// Is told what became of the last reading: its rules are in force, or all its faults, or
+    /// `None` if it found what was known already.
+    fn note_outcome(&mut self, _outcome: Option<Result<(), Vec<String>>>) {}
+
     /// When `source` was last changed, if that is known.
     fn changed_at(&mut self, _source: &Source) -> Option<SystemTime> {
         None

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use notify::event::{AccessKind, AccessMode, CreateKind, DataChange, Flag, ModifyKind};
 use notify::{Event, EventKind};
 
-use super::watch_paths::WatchSet;
 use super::*;
+use crate::file_watch::DIRECTORIES_MAX;
 use rig::{BAD, PANIC, Rig};
 
 /// Writes a file beside `path`, then renames it into place.
@@ -369,7 +369,7 @@ async fn a_dropped_watcher_ends_its_thread() {
 fn reading_a_file_is_irrelevant_and_lost_events_are_relevant() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().canonicalize().expect("path");
-    let watch_set = WatchSet::scan(&path, None);
+    let watch_set = WatchSet::directory(&path, None);
     let event = |kind, name: &str| Event::new(kind).add_path(path.join(name));
     let access = EventKind::Access(AccessKind::Open(AccessMode::Any));
     let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
@@ -390,11 +390,11 @@ fn link_cycles_and_too_many_directories_are_bounded() {
     symlink("a", path.join("b")).expect("link");
     symlink(".", path.join("self")).expect("link");
     symlink("nowhere", path.join("dangling")).expect("link");
-    assert!(!WatchSet::scan(&path, None).is_truncated);
-    for n in 0..watch_paths::DIRECTORIES_MAX {
+    assert!(!WatchSet::directory(&path, None).is_truncated);
+    for n in 0..DIRECTORIES_MAX {
         fs::create_dir(path.join(n.to_string())).expect("directory");
     }
-    let watch_set = WatchSet::scan(&path, None);
+    let watch_set = WatchSet::directory(&path, None);
     assert!(watch_set.is_truncated);
-    assert_eq!(watch_set.directories.len(), watch_paths::DIRECTORIES_MAX);
+    assert_eq!(watch_set.directories.len(), DIRECTORIES_MAX);
 }

@@ -1,0 +1,93 @@
+//! TLS to servers. The configuration is made again when its files have changed: they are read for
+//! each connection, like the files of passwords.
+
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ratelease_tls::{ClientFiles, ClientPems};
+use redis::RedisError;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::threads::Threads;
+
+/// What to check when a handshake fails.
+const HINT: &str = "check REDIS_TLS_CACERT, the client certificate, and the names of the server's";
+
+/// What rustls calls a refusal by the other side.
+const ALERT: &str = "received fatal alert";
+
+/// How servers are authenticated, and how this process is.
+#[derive(Debug)]
+pub(super) struct Tls {
+    files: ClientFiles,
+    loaded: Mutex<Option<Loaded>>,
+}
+
+/// What the files held, and the configuration made of it, which keeps the sessions to resume.
+struct Loaded {
+    pems: ClientPems,
+    config: Arc<ClientConfig>,
+}
+
+/// Adds what to check to an error of a connection that is the server's refusal of our certificate:
+/// with TLS 1.3 it arrives after the handshake.
+pub(super) fn with_hint(error: RedisError) -> RedisError {
+    if !error.is_io_error() || !error.to_string().contains(ALERT) {
+        return error;
+    }
+    io::Error::new(io::ErrorKind::ConnectionAborted, format!("TLS: {error}; {HINT}")).into()
+}
+
+// === impl Tls ===
+
+impl Tls {
+    pub(super) fn new(files: ClientFiles) -> Self {
+        Self { files, loaded: Mutex::new(None) }
+    }
+
+    /// The configuration by what the files hold now. Blocks.
+    fn config(&self) -> io::Result<Arc<ClientConfig>> {
+        let pems = self.files.read();
+        let mut loaded = self.loaded.lock();
+        if let Some(known) = loaded.as_ref().filter(|known| known.pems == pems) {
+            return Ok(Arc::clone(&known.config));
+        }
+        // Whether the certificate has expired is for the server to say, by its own clock.
+        let config = self.files.load(&pems, None).map_err(|faults| {
+            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+            io::Error::other(faults.join("; "))
+        })?;
+        let config = Arc::new(config);
+        *loaded = Some(Loaded { pems, config: Arc::clone(&config) });
+        Ok(config)
+    }
+
+    /// Performs the handshake with the server `host`. Files are read on `threads`.
+    pub(super) async fn secure(
+        self: &Arc<Self>,
+        stream: TcpStream,
+        host: &str,
+        threads: &Threads,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let failed = |error: &dyn std::fmt::Display| {
+            io::Error::new(io::ErrorKind::ConnectionAborted, format!("TLS: {error}; {HINT}"))
+        };
+        let of = Arc::clone(self);
+        let config = threads.run(move || of.config()).await?.map_err(|error| failed(&error))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(&error))?;
+        let secured = TlsConnector::from(config).connect(name, stream).await;
+        secured.map_err(|error| failed(&error))
+    }
+}
+
+/// Shows nothing of the keys.
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Loaded")
+    }
+}

@@ -1,0 +1,134 @@
+//! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
+//! replaced while connections are open.
+//!
+//! Uses nothing else of this crate; `grpc` has its connections secured, and the sidecar replaces
+//! the configuration when certificates change.
+
+mod failure;
+mod handshakes;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use ratelease_tls::LoadedServer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::rustls::ServerConnection;
+use tokio_rustls::server::TlsStream;
+use tracing::{debug, warn};
+
+pub use failure::HandshakeFailure;
+use handshakes::Handshakes;
+
+/// Maximum number of answer bytes of a connection that TLS holds until the client reads. rustls
+/// would hold 64 KiB.
+const UNSENT_BYTES_MAX: usize = 16 * 1024;
+
+/// Secures connections. A cheap handle: clones share all state.
+#[derive(Debug, Clone)]
+pub struct TlsAcceptor(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    current: ArcSwap<LoadedServer>,
+    handshakes: Handshakes,
+    completed: AtomicU64,
+    failed: [AtomicU64; HandshakeFailure::ALL.len()],
+}
+
+// === impl TlsAcceptor ===
+
+impl TlsAcceptor {
+    /// Creates an acceptor with this configuration.
+    pub fn new(loaded: LoadedServer) -> Self {
+        Self(Arc::new(Shared {
+            current: ArcSwap::from_pointee(loaded),
+            handshakes: Handshakes::default(),
+            completed: AtomicU64::new(0),
+            failed: Default::default(),
+        }))
+    }
+
+    /// Replaces the configuration for later handshakes. Connections that are open, and handshakes
+    /// that have begun, keep theirs; sessions of the former one cannot be resumed.
+    pub fn replace(&self, loaded: LoadedServer) {
+        self.0.current.store(Arc::new(loaded));
+    }
+
+    /// Until when the present certificate is valid, in seconds since 1970.
+    pub fn not_after(&self) -> u64 {
+        self.0.current.load().not_after.as_secs()
+    }
+
+    /// Number of handshakes that were completed.
+    pub fn completed(&self) -> u64 {
+        self.0.completed.load(Ordering::Relaxed)
+    }
+
+    /// Number of handshakes that failed for this reason.
+    pub fn failed(&self, reason: HandshakeFailure) -> u64 {
+        self.0.failed.get(reason as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// Performs the handshake. The caller bounds its time: dropping the future gives it up. If too
+    /// many handshakes are in progress, the one that began first is given up.
+    ///
+    /// # Errors
+    /// Fails if the client cannot be authenticated, does not speak TLS, or is gone. The failure has
+    /// been counted, and the first of each kind has been logged.
+    pub async fn accept<I>(&self, io: I) -> io::Result<TlsStream<I>>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
+        // Counts a handshake that is dropped before its end.
+        let mut outcome = Outcome { acceptor: self, failure: Some(HandshakeFailure::Abandoned) };
+        let (_place, kept) = self.0.handshakes.begin();
+        let config = Arc::clone(&self.0.current.load().config);
+        let limit = |session: &mut ServerConnection| {
+            session.set_buffer_limit(Some(UNSENT_BYTES_MAX));
+        };
+        let handshake = tokio_rustls::TlsAcceptor::from(config).accept_with(io, limit);
+        let secured = tokio::select! {
+            secured = handshake => secured,
+            _ = kept => Err(io::ErrorKind::TimedOut.into()),
+        };
+        outcome.failure = secured.as_ref().err().map(HandshakeFailure::of);
+        if let (Some(failure), Err(error)) = (outcome.failure, &secured) {
+            self.log(failure, error);
+        }
+        secured
+    }
+
+    /// Logs the first failure of each kind that somebody can do something about.
+    fn log(&self, failure: HandshakeFailure, error: &io::Error) {
+        match failure.advice() {
+            Some(advice) if self.failed(failure) == 0 => warn!(
+                "a TLS handshake with a client of the gRPC port failed: {error}; {advice}; further \
+                 ones are only counted"
+            ),
+            _ => debug!(?failure, "a TLS handshake failed: {error}"),
+        }
+    }
+}
+
+/// Counts the end of a handshake when it is dropped.
+struct Outcome<'a> {
+    acceptor: &'a TlsAcceptor,
+    failure: Option<HandshakeFailure>,
+}
+
+// === impl Outcome ===
+
+impl Drop for Outcome<'_> {
+    fn drop(&mut self) {
+        let shared = &self.acceptor.0;
+        let count = match self.failure {
+            Some(failure) => shared.failed.get(failure as usize),
+            None => Some(&shared.completed),
+        };
+        if let Some(count) = count {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Why a handshake failed, as far as an operator can do something about it.
+
+use std::io;
+
+use tokio_rustls::rustls::{AlertDescription, Error};
+
+/// Why a handshake failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandshakeFailure {
+    /// The client sent something else than TLS.
+    NotTls,
+    /// The client sent no certificate, and needs one.
+    NoCertificate,
+    /// The client's certificate is not accepted.
+    BadCertificate,
+    /// The client does not accept our certificate.
+    NotTrusted,
+    /// Client and listener share no version, cipher or application protocol.
+    Incompatible,
+    /// The client went away, or took too long.
+    Abandoned,
+    /// All others.
+    Other,
+}
+
+// === impl HandshakeFailure ===
+
+impl HandshakeFailure {
+    /// All reasons, in the order of their numbers.
+    pub const ALL: [Self; 7] = [
+        Self::NotTls,
+        Self::NoCertificate,
+        Self::BadCertificate,
+        Self::NotTrusted,
+        Self::Incompatible,
+        Self::Abandoned,
+        Self::Other,
+    ];
+
+    /// The reason for an error of a handshake.
+    pub(super) fn of(error: &io::Error) -> Self {
+        let Some(error) = rustls_error(error) else { return Self::Abandoned };
+        match error {
+            Error::InvalidMessage(_) => Self::NotTls,
+            Error::NoCertificatesPresented => Self::NoCertificate,
+            Error::InvalidCertificate(_) => Self::BadCertificate,
+            Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::Incompatible,
+            Error::AlertReceived(alert) if is_of_certificate(*alert) => Self::NotTrusted,
+            Error::AlertReceived(AlertDescription::CloseNotify) => Self::Abandoned,
+            _ => Self::Other,
+        }
+    }
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotTls => "not_tls",
+            Self::NoCertificate => "no_certificate",
+            Self::BadCertificate => "bad_certificate",
+            Self::NotTrusted => "not_trusted",
+            Self::Incompatible => "incompatible",
+            Self::Abandoned => "abandoned",
+            Self::Other => "other",
+        }
+    }
+
+    /// How to mend it; `None` where a log line would help nobody.
+    pub(super) const fn advice(self) -> Option<&'static str> {
+        match self {
+            Self::NotTls => Some("give Envoy's cluster for it a transport_socket with TLS"),
+            Self::NoCertificate => Some(
+                "give Envoy's TLS context a client certificate, or unset GRPC_CLIENT_TLS_CACERT",
+            ),
+            Self::BadCertificate => {
+                Some("check the client's certificate, GRPC_CLIENT_TLS_CACERT, GRPC_CLIENT_TLS_SAN")
+            }
+            Self::NotTrusted => Some(
+                "check that the client trusts the CA of GRPC_SERVER_TLS_CERT, and calls its name",
+            ),
+            Self::Incompatible => Some("the client needs TLS 1.2 or 1.3, and h2 if it uses ALPN"),
+            Self::Abandoned => None,
+            Self::Other => Some("nothing is known about it"),
+        }
+    }
+}
+
+/// Returns the error of rustls within an I/O error.
+fn rustls_error(error: &io::Error) -> Option<&Error> {
+    let inner = error.get_ref()?;
+    inner.downcast_ref().or_else(|| inner.source()?.downcast_ref())
+}
+
+/// Whether a client sends this alert when it does not accept a certificate (RFC 8446 §6.2).
+fn is_of_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            // Its signature is not by the authority of that name.
+            | Alert::DecryptError
+    )
+}

@@ -1,0 +1,92 @@
+//! Connects to the server, with TLS or without. The files of TLS are read for each connection.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use ratelease_cli::settings::Xds;
+use ratelease_tls::{ALPN_HTTP2, ClientFiles};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
+
+/// Maximum time for a connection with its handshakes.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// A server that does not answer a ping within this time is gone.
+const PING_MAX: Duration = Duration::from_secs(20);
+
+/// The bytes of a connection.
+trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
+
+/// Connects to the server. The channel does not connect again.
+///
+/// # Errors
+/// One line: why the server cannot be reached.
+pub(super) async fn connect(settings: &Xds) -> Result<Channel, String> {
+    let connected = timeout(CONNECT_MAX, Box::pin(try_connect(settings))).await;
+    connected.unwrap_or_else(|_| Err(format!("no answer within {CONNECT_MAX:?}")))
+}
+
+async fn try_connect(settings: &Xds) -> Result<Channel, String> {
+    let server = &settings.server;
+    let stream = TcpStream::connect((server.host.as_str(), server.port)).await;
+    let stream = stream.map_err(|error| error.to_string())?;
+    stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    let stream: Box<dyn ReadWrite> = match &settings.tls {
+        None => Box::new(stream),
+        Some(files) => Box::new(secure(stream, files, &server.host).await?),
+    };
+    // tonic refuses `https` for a stream that is secured already.
+    let endpoint = Endpoint::from_shared(format!("http://{server}"));
+    let endpoint = endpoint.map_err(|error| innermost(&error))?;
+    let endpoint = endpoint
+        .http2_keep_alive_interval(settings.keepalive)
+        .keep_alive_timeout(PING_MAX)
+        .keep_alive_while_idle(true);
+    let mut stream = Some(TokioIo::new(stream));
+    let once = service_fn(move |_| {
+        let stream = stream.take().ok_or(io::ErrorKind::NotConnected);
+        async move { stream.map_err(io::Error::from) }
+    });
+    endpoint.connect_with_connector(once).await.map_err(|error| innermost(&error))
+}
+
+async fn secure(
+    stream: TcpStream,
+    files: &ClientFiles,
+    host: &str,
+) -> Result<impl ReadWrite + use<>, String> {
+    let files = files.clone();
+    let config = spawn_blocking(move || config(&files)).await;
+    let config = config.map_err(|error| error.to_string())??;
+    let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
+    let secured = TlsConnector::from(std::sync::Arc::new(config)).connect(name, stream).await;
+    secured.map_err(|error| format!("TLS: {error}"))
+}
+
+fn config(files: &ClientFiles) -> Result<ClientConfig, String> {
+    // Whether the certificate has expired is for the server to say, by its own clock.
+    let mut config = files
+        .load(&files.read(), None)
+        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    Ok(config)
+}
+
+/// The innermost cause of an error, which is the most specific one.
+pub(super) fn innermost(mut error: &dyn Error) -> String {
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}

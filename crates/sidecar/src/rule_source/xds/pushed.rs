@@ -1,0 +1,104 @@
+//! Sets of rules on their way to the thread that compiles them and puts them in force.
+
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+use parking_lot::Mutex;
+use ratelease_rules::{Faults, Options, Source, load};
+use tokio::sync::oneshot;
+
+use super::translate::path_of;
+use crate::rule_source::watch::{Compiled, Load};
+
+/// What became of a set: in force, or all its faults, one line each.
+pub(super) type Outcome = Result<(), Vec<String>>;
+
+/// The side of the stream.
+#[derive(Debug)]
+pub(super) struct Pusher {
+    set: Arc<Mutex<PushedSet>>,
+    wake: SyncSender<()>,
+}
+
+/// The side of the thread.
+pub(super) struct Pushed {
+    set: Arc<Mutex<PushedSet>>,
+    options: Options,
+    /// What became of the last set, which may be sent again.
+    last: Outcome,
+}
+
+#[derive(Debug, Default)]
+struct PushedSet {
+    sources: Vec<Source>,
+    reply: Option<oneshot::Sender<Outcome>>,
+}
+
+/// Creates the thread's side, and what makes the stream's side of it.
+pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
+    let set = Arc::<Mutex<PushedSet>>::default();
+    let pushed = Pushed { set: Arc::clone(&set), options, last: Ok(()) };
+    (pushed, |wake| Pusher { set, wake })
+}
+
+// === impl Pusher ===
+
+impl Pusher {
+    /// Puts the rules of `sources` in force, or returns their faults.
+    pub(super) async fn push(&self, sources: Vec<Source>) -> Outcome {
+        let (reply, replied) = oneshot::channel();
+        *self.set.lock() = PushedSet { sources, reply: Some(reply) };
+        // If a wake-up is pending already, it serves for this one too.
+        let _ = self.wake.try_send(());
+        replied.await.unwrap_or_else(|_| Err(vec!["internal error: not loaded".to_owned()]))
+    }
+}
+
+// === impl Pushed ===
+
+impl Load for Pushed {
+    fn read(&mut self) -> Result<Vec<Source>, String> {
+        Ok(self.set.lock().sources.clone())
+    }
+
+    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
+        match load(sources, self.options) {
+            Ok(loaded) => {
+                let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+                Ok(Compiled { rules: loaded.rules, warnings })
+            }
+            Err(faults) => Err(placed(&faults, sources)),
+        }
+    }
+
+    fn note_outcome(&mut self, outcome: Option<Outcome>) {
+        if let Some(outcome) = outcome {
+            self.last = outcome;
+        }
+        if let Some(reply) = self.set.lock().reply.take() {
+            // An error means that the stream has ended meanwhile.
+            let _ = reply.send(self.last.clone());
+        }
+    }
+}
+
+/// The faults, with the field of the resource instead of the line of its text. Those of YAML keep
+/// theirs.
+fn placed(faults: &Faults, sources: &[Source]) -> Vec<String> {
+    let lines = faults.to_string();
+    let further = lines.lines().skip(FAULTS_SHOWN_MAX).map(str::to_owned);
+    let shown = faults.iter().take(FAULTS_SHOWN_MAX).map(|fault| {
+        let source = sources.iter().find(|source| source.name == fault.file);
+        let text = source.and_then(|source| std::str::from_utf8(&source.text).ok());
+        match text.filter(|_| fault.file.starts_with("xds:")) {
+            Some(text) => {
+                format!("{}: {}: {}", fault.file, path_of(text, fault.line), fault.message)
+            }
+            None => fault.to_string(),
+        }
+    });
+    shown.chain(further).collect()
+}
+
+/// Maximum number of faults that are shown, each of which takes a look at its whole text.
+const FAULTS_SHOWN_MAX: usize = 100;

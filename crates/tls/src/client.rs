@@ -1,0 +1,140 @@
+//! The configuration of a client.
+
+mod server_check;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_rustls::rustls::client::WantsClientCert;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, Error, RootCertStore, WantsVerifier};
+
+use crate::fault::{Faults, FileFault, FileRole};
+use crate::pem::{self, Content};
+use crate::server::unusable_key;
+use crate::validity;
+use server_check::ServerChain;
+
+/// The files that a client of a server with TLS is configured by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// The certificates that the server's must descend from; `None` for those of the system.
+    pub roots: Option<PathBuf>,
+    /// The client's certificate, followed by its intermediates, and its private key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// Which name the server's certificate must have.
+    pub server: ServerCheck,
+}
+
+/// Which name a server's certificate must have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ServerCheck {
+    /// The host that is connected to.
+    #[default]
+    Host,
+    /// This one, whatever the host is.
+    Name(ServerName<'static>),
+    /// Any. The certificate must still descend from the roots.
+    AnyName,
+}
+
+/// What these files held at one time, or why they could not be read.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClientPems {
+    roots: Option<Content>,
+    identity: Option<(Content, Content)>,
+}
+
+/// A client certificate with its intermediates, and its key.
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+// === impl ClientFiles ===
+
+impl ClientFiles {
+    /// Reads the files. Blocks.
+    pub fn read(&self) -> ClientPems {
+        let identity = self.identity.as_ref();
+        ClientPems {
+            roots: self.roots.as_deref().map(pem::read),
+            identity: identity.map(|(certificate, key)| (pem::read(certificate), pem::read(key))),
+        }
+    }
+
+    /// Makes a configuration of what the files held. Without a file of roots, it reads those of the
+    /// system. If `now` is given, the client's certificate has to be valid then.
+    ///
+    /// # Errors
+    /// Each file that cannot be used.
+    pub fn load(
+        &self,
+        pems: &ClientPems,
+        now: Option<UnixTime>,
+    ) -> Result<ClientConfig, Vec<FileFault>> {
+        let mut faults = Faults::default();
+        let roots = pems.roots.as_ref().map_or_else(system_roots, pem::roots);
+        let roots = faults.note(roots, FileRole::Roots, self.roots.as_deref());
+        let (certificate, key) = self.identity.as_ref().map(|(of, key)| (of, key)).unzip();
+        let identity = match &pems.identity {
+            Some((chain, content)) => {
+                let chain = chain_of(chain, now);
+                let chain = faults.note(chain, FileRole::Certificate, certificate.map(|it| &**it));
+                let of = faults.note(pem::key(content), FileRole::Key, key.map(|it| &**it));
+                chain.zip(of).map(Some)
+            }
+            None => Some(None),
+        };
+        let (Some(roots), Some(identity)) = (roots, identity) else { return Err(faults.0) };
+        let config = self.config(roots, identity).map_err(|error| unusable_key(&error));
+        faults.note(config, FileRole::Key, key.map(|it| &**it)).ok_or(faults.0)
+    }
+
+    fn config(
+        &self,
+        roots: RootCertStore,
+        identity: Option<Identity>,
+    ) -> Result<ClientConfig, Error> {
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?;
+        let builder = match &self.server {
+            ServerCheck::Host => builder.with_root_certificates(roots),
+            ServerCheck::Name(name) => trusting(builder, roots, Some(name.clone())),
+            ServerCheck::AnyName => trusting(builder, roots, None),
+        };
+        match identity {
+            Some((chain, key)) => builder.with_client_auth_cert(chain, key),
+            None => Ok(builder.with_no_client_auth()),
+        }
+    }
+}
+
+/// Adds a check that does not depend on the host.
+fn trusting(
+    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
+    roots: RootCertStore,
+    name: Option<ServerName<'static>>,
+) -> ConfigBuilder<ClientConfig, WantsClientCert> {
+    let check = Arc::new(ServerChain::new(roots, name));
+    builder.dangerous().with_custom_certificate_verifier(check)
+}
+
+/// A chain whose first certificate is valid at `now`, if that is given.
+fn chain_of(
+    content: &Content,
+    now: Option<UnixTime>,
+) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain = pem::certificates(content)?;
+    if let (Some(first), Some(now)) = (chain.first(), now) {
+        validity::not_after(first, now)?;
+    }
+    Ok(chain)
+}
+
+fn system_roots() -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if roots.is_empty() {
+        return Err("the system has no certificates to trust".to_owned());
+    }
+    Ok(roots)
+}

@@ -1,0 +1,24 @@
+//! TLS from PEM files: the configuration of a listener, and that of a client.
+//!
+//! Uses rustls with ring (docs/decisions/0031) and nothing of ours. The command line checks the
+//! files with it, the server and the clients of Redis and of collectors connect with it.
+//!
+//! ```text
+//! paths ─▶ pem: bytes, compared to find changes ─▶ validity ─▶ server, client: rustls
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod alpn;
+mod client;
+mod fault;
+mod pem;
+mod server;
+#[cfg(test)]
+mod tests;
+mod validity;
+
+pub use alpn::ALPN_HTTP2;
+pub use client::{ClientFiles, ClientPems, ServerCheck};
+pub use fault::{FileFault, FileRole};
+pub use server::{LoadedServer, ServerFiles, ServerPems};

@@ -1,0 +1,60 @@
+//! Reads PEM files (RFC 7468) and takes certificates and keys from them. Errors are phrased to
+//! follow the words "the file", and quote nothing of it.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Maximum bytes of a file: a bundle of all public roots has a few hundred thousand.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// What a file holds, or why it cannot be read.
+pub(crate) type Content = Result<Vec<u8>, String>;
+
+/// Reads a file.
+pub(crate) fn read(path: &Path) -> Content {
+    let unreadable = |error: io::Error| format!("cannot be read: {error}");
+    // A pipe would be waited for.
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err("is not a regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err("has more than 16 MiB".to_owned());
+    }
+    Ok(bytes)
+}
+
+/// The certificates of a file; at least one.
+pub(crate) fn certificates(content: &Content) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes(content)?).collect();
+    let found = found.ok().filter(|found| !found.is_empty());
+    found.ok_or_else(|| "holds no certificate in PEM, or a broken one".to_owned())
+}
+
+/// The private key of a file, in PKCS#8, PKCS#1 or SEC1.
+pub(crate) fn key(content: &Content) -> Result<PrivateKeyDer<'static>, String> {
+    // The library's own message might quote the file.
+    let none = |_| "holds no private key in PEM".to_owned();
+    PrivateKeyDer::from_pem_slice(bytes(content)?).map_err(none)
+}
+
+/// The certificates of a file as those to trust.
+pub(crate) fn roots(content: &Content) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(content)? {
+        let unusable = |error| format!("holds a certificate that cannot be used: {error}");
+        roots.add(certificate).map_err(unusable)?;
+    }
+    Ok(roots)
+}
+
+fn bytes(content: &Content) -> Result<&[u8], String> {
+    content.as_deref().map_err(Clone::clone)
+}

@@ -1,0 +1,134 @@
+//! The configuration of a listener.
+
+mod client_check;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::{Error, RootCertStore};
+
+use crate::alpn::ALPN_HTTP2;
+use crate::fault::{Faults, FileFault, FileRole};
+use crate::pem::{self, Content};
+use crate::validity;
+use client_check::NamedClient;
+
+/// The files that a gRPC listener with TLS is configured by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerFiles {
+    /// The certificate, followed by its intermediates.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The certificates that those of clients must descend from; `None` if clients need none.
+    pub client_roots: Option<PathBuf>,
+    /// A DNS name or an IP address that the certificates of clients must have, if they need one.
+    pub client_name: Option<ServerName<'static>>,
+}
+
+/// What these files held at one time, or why they could not be read.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ServerPems {
+    certificate: Content,
+    key: Content,
+    client_roots: Option<Content>,
+}
+
+/// A configuration that connections can be accepted with.
+#[derive(Debug, Clone)]
+pub struct LoadedServer {
+    /// The configuration, with HTTP/2 as the only protocol.
+    pub config: Arc<ServerConfig>,
+    /// Until when the certificate is valid.
+    pub not_after: UnixTime,
+}
+
+// === impl ServerFiles ===
+
+impl ServerFiles {
+    /// The paths of the files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let Self { certificate, key, client_roots, client_name: _ } = self;
+        [Some(certificate), Some(key), client_roots.as_ref()].into_iter().flatten().map(|it| &**it)
+    }
+
+    /// Reads the files. Blocks.
+    pub fn read(&self) -> ServerPems {
+        ServerPems {
+            certificate: pem::read(&self.certificate),
+            key: pem::read(&self.key),
+            client_roots: self.client_roots.as_deref().map(pem::read),
+        }
+    }
+
+    /// Makes a configuration of what the files held, at the time `now`.
+    ///
+    /// # Errors
+    /// Each file that cannot be used: one that cannot be read, no PEM, another kind of content, a
+    /// certificate that is not valid at `now`, a key of another certificate.
+    pub fn load(&self, pems: &ServerPems, now: UnixTime) -> Result<LoadedServer, Vec<FileFault>> {
+        let mut faults = Faults::default();
+        let chain = pem::certificates(&pems.certificate)
+            .and_then(|chain| Ok((valid_until(&chain, now)?, chain)));
+        let chain = faults.note(chain, FileRole::Certificate, Some(&self.certificate));
+        let key = faults.note(pem::key(&pems.key), FileRole::Key, Some(&self.key));
+        let clients = match &pems.client_roots {
+            Some(content) => pem::roots(content).and_then(|it| self.client_check(it)).map(Some),
+            None => Ok(None),
+        };
+        let clients = faults.note(clients, FileRole::Roots, self.client_roots.as_deref());
+        let (Some((not_after, chain)), Some(key), Some(clients)) = (chain, key, clients) else {
+            return Err(faults.0);
+        };
+        let config = config(clients, chain, key).map_err(|error| unusable_key(&error));
+        let config = faults.note(config, FileRole::Key, Some(&self.key)).ok_or(faults.0)?;
+        Ok(LoadedServer { config: Arc::new(config), not_after })
+    }
+
+    fn client_check(&self, roots: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, String> {
+        let provider = Arc::new(ring::default_provider());
+        let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        let chain = chain.map_err(|error| format!("cannot be used: {error}"))?;
+        Ok(match &self.client_name {
+            Some(name) => Arc::new(NamedClient { chain, name: name.clone() }),
+            None => chain,
+        })
+    }
+}
+
+/// The end of the validity of the first certificate, which is the listener's own.
+fn valid_until(chain: &[CertificateDer<'_>], now: UnixTime) -> Result<UnixTime, String> {
+    chain.first().ok_or_else(String::new).and_then(|first| validity::not_after(first, now))
+}
+
+/// Why a key that was read cannot be used.
+pub(crate) fn unusable_key(error: &Error) -> String {
+    match error {
+        Error::InconsistentKeys(_) => "holds the key of another certificate".to_owned(),
+        error => format!("holds a key that cannot be used: {error}"),
+    }
+}
+
+fn config(
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ServerConfig, Error> {
+    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?;
+    let builder = match clients {
+        Some(clients) => builder.with_client_cert_verifier(clients),
+        None => builder.with_no_client_auth(),
+    };
+    let mut config = builder.with_single_cert(chain, key)?;
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

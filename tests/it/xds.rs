@@ -1,0 +1,55 @@
+//! Rules from an xDS server that a test scripts.
+
+mod bad;
+mod gateway;
+mod stream;
+
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::files::dir_of;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, Reply, bytes_field};
+use crate::support::xds_server::XdsServer;
+
+/// Limit for steps that take milliseconds, on a machine that also compiles.
+const SOON: Duration = Duration::from_secs(10);
+
+/// The waits of the reference would make tests slow.
+const QUICK: [(&str, &str); 2] = [
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "100ms"),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "100ms"),
+];
+
+/// Starts a pod that follows `server`, which need not be ready.
+fn spawn(server: &str, env: &[(&str, &str)]) -> (Ratelease, TempDir) {
+    let none = dir_of(&[]);
+    let mut all = vec![("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", server)];
+    all.extend(QUICK);
+    all.extend(env);
+    (Ratelease::spawn(none.path(), &[], &all), none)
+}
+
+/// Starts a pod that follows `server`, which has a set for it.
+async fn pod(server: &XdsServer, env: &[(&str, &str)]) -> (Ratelease, Connection, TempDir) {
+    let (pod, dir) = spawn(&server.addr.to_string(), env);
+    pod.ready().await;
+    let connection = Connection::open(pod.grpc).await;
+    (pod, connection, dir)
+}
+
+/// Sends a request of a key of a domain.
+async fn call(connection: &Connection, domain: &str, key: &str) -> Reply {
+    let entry = [bytes_field(1, key), bytes_field(2, "a")].concat();
+    let message = [bytes_field(1, domain), bytes_field(2, bytes_field(1, entry))].concat();
+    connection.call(&message).await
+}
+
+/// Whether a request of a key is limited at all: the answer tells the limit that applies.
+async fn has_limit(connection: &Connection, domain: &str, key: &str) -> bool {
+    let reply = call(connection, domain, key).await;
+    assert!(reply.is_over_limit().is_some(), "{reply:?}");
+    // A status without a limit is its code alone.
+    reply.message.len() > 6
+}
