@@ -33,6 +33,9 @@ mod limits;
 /// Rules that change under load.
 #[path = "envoy/reload.rs"]
 mod reload;
+/// Mutual TLS between Envoy and a pod.
+#[path = "envoy/secured.rs"]
+mod secured;
 /// Several descriptors, and hits and limits that Envoy sets.
 #[path = "envoy/several.rs"]
 mod several;

@@ -16,9 +16,12 @@ use crate::neighbour::{self, Seen, Values};
 use crate::probes::{self, Probed};
 use crate::row::{AFTER_MAX, DURING_MAX, Row};
 use crate::support::now;
+use crate::support::papers::Papers;
 use crate::support::ports::free_port;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
+use crate::support::tls_files::TlsFiles;
+use crate::support::tls_relay::TlsRelay;
 
 /// How long each part of a row lasts.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +65,7 @@ pub struct Scene {
     more: Duration,
     during_max: u64,
     after_max: u64,
+    _relay: Option<(TlsRelay, TlsFiles)>,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -76,6 +80,12 @@ struct Honest {
     probed: Arc<Probed>,
     end: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
+}
+
+/// Whether clients of the gRPC port reach the pod over TLS: `RATELEASE_ATTACK_TLS=1`. A relay
+/// speaks TLS for them, so it takes the part of the machine that their TLS would take.
+fn is_over_tls() -> bool {
+    std::env::var("RATELEASE_ATTACK_TLS").is_ok_and(|it| it == "1")
 }
 
 // === impl Scale ===
@@ -129,10 +139,15 @@ impl Scene {
         let address = prometheus.to_string();
         let mut env = vec![("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &*address)];
         env.extend(&plan.env);
+        let files = is_over_tls().then(|| TlsFiles::of(&Papers::new("127.0.0.1")));
+        let of_tls = files.iter().flat_map(TlsFiles::env);
+        env.extend(of_tls.map(|(name, value)| -> (&str, &str) { (name, value) }));
         let pod = Ratelease::run(command(&plan, rules.path()), &plan.redis, &env);
         pod.ready().await;
         let (meter, start) = (Arc::new(Meter::default()), now());
         let Ratelease { grpc, http, debug, .. } = pod;
+        let relay = files.map(|files| (TlsRelay::start(grpc, files.client(false)), files));
+        let grpc = relay.as_ref().map_or(grpc, |(relay, _)| relay.addr);
         let foes = Foes { grpc, http, debug, prometheus, meter, end: start };
         let honest = Honest::start(&foes, plan.values);
         let during_max = plan.during_max.unwrap_or(DURING_MAX);
@@ -148,6 +163,7 @@ impl Scene {
             more: plan.more,
             during_max,
             after_max,
+            _relay: relay,
             _turn: turn,
         }
     }

@@ -8,3 +8,4 @@ mod redis;
 mod request;
 mod rules;
 mod settings;
+mod xds;

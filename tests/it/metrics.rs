@@ -18,8 +18,8 @@ use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::shop::Shop;
+use crate::support::tls_files::TlsFiles;
 use crate::support::xds_server::XdsServer;
-use crate::tls;
 
 /// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -332,7 +332,7 @@ fn documented() -> BTreeSet<String> {
 async fn the_docs_name_every_metric_and_no_other() {
     let (rules, kept) = (rules(RULES), TempDir::new().unwrap());
     let snapshot = kept.path().join("rules.snapshot");
-    let tls = tls::Files::of(&Papers::new("127.0.0.1"));
+    let tls = TlsFiles::of(&Papers::new("127.0.0.1"));
     let mut env = tls.env();
     env.push(("RULES_SNAPSHOT", snapshot.to_str().unwrap()));
     let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;

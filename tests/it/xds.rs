@@ -2,6 +2,7 @@
 
 mod bad;
 mod gateway;
+mod large;
 mod stream;
 
 use std::time::Duration;

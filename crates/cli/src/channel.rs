@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_tls::{ClientFiles, ServerCheck};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -104,6 +106,23 @@ impl TlsFlags {
     pub fn is_on(&self) -> bool {
         let Self { tls, ca, cert, key: _, server_name } = self;
         *tls || ca.is_some() || cert.is_some() || server_name.is_some()
+    }
+
+    /// Returns the files of the flags, for connections that tonic does not make; `None` for no TLS.
+    ///
+    /// # Errors
+    /// The name is none that a certificate can have.
+    pub fn files(&self) -> Result<Option<ClientFiles>, CliError> {
+        if !self.is_on() {
+            return Ok(None);
+        }
+        let name = self.server_name.clone().map(ServerName::try_from).transpose();
+        let name = name.map_err(|error| CliError::new(format_args!("--server-name: {error}")))?;
+        Ok(Some(ClientFiles {
+            roots: self.ca.clone(),
+            identity: self.cert.clone().zip(self.key.clone()),
+            server: name.map_or(ServerCheck::Host, ServerCheck::Name),
+        }))
     }
 
     /// Builds the TLS configuration of the flags; `None` for no TLS.

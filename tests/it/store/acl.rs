@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{ALGORITHMS, algorithms, ask_by, connected, granted, patient};
 use crate::support::papers::Papers;
 use crate::support::redis::{Server, tcp};
-use crate::tls::Files;
+use crate::support::tls_files::TlsFiles;
 use crate::tls::redis::arguments;
 
 const FILE: &str = include_str!("../../../deploy/redis-acl.conf");
@@ -20,7 +20,7 @@ const HASH: &str = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let arguments = arguments(&files);
     let file = FILE.replace(&"0".repeat(64), HASH);
     assert_ne!(file, FILE, "the place of the password");

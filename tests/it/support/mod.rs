@@ -30,6 +30,8 @@ pub(crate) mod redis_server;
 pub(crate) mod rng;
 pub(crate) mod shop;
 pub(crate) mod terminal;
+pub(crate) mod tls_files;
+pub(crate) mod tls_relay;
 pub(crate) mod windows;
 pub(crate) mod xds_server;
 

@@ -11,7 +11,7 @@ const GRAPH: [(&str, &[&str]); 9] = [
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
-    ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
+    ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules", "ratelease-tls"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (
         "ratelease-server",

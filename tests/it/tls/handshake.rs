@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::ClientConfig;
 
-use super::{Files, SOON, client, pod, request, write};
+use super::{SOON, TlsFiles, client, pod, request, write};
 use crate::support::papers::Papers;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, tls};
@@ -24,7 +24,7 @@ async fn is_refused(pod: &Ratelease, config: &Arc<ClientConfig>) {
 
 #[tokio::test]
 async fn calls_and_health_are_answered_over_tls_and_nothing_in_plaintext() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let (pod, _rules) = pod(&files.env()).await;
     let connection = Connection::open_tls(pod.grpc, &files.client(false)).await;
     assert_eq!(connection.call(&request()).await.is_over_limit(), Some(false));
@@ -44,7 +44,7 @@ async fn calls_and_health_are_answered_over_tls_and_nothing_in_plaintext() {
 #[tokio::test]
 async fn a_client_needs_a_certificate_of_the_authority_and_of_the_name() {
     let papers = Papers::new("127.0.0.1");
-    let (files, strangers) = (Files::of(&papers), Files::of(&Papers::new("127.0.0.1")));
+    let (files, strangers) = (TlsFiles::of(&papers), TlsFiles::of(&Papers::new("127.0.0.1")));
     let mut env = files.mutual();
     env.push(("GRPC_CLIENT_TLS_SAN", crate::support::papers::CLIENT));
     let (pod, _rules) = pod(&env).await;
@@ -68,7 +68,7 @@ async fn a_client_needs_a_certificate_of_the_authority_and_of_the_name() {
 
 #[tokio::test]
 async fn the_authority_may_have_the_name_of_envoy_gateway() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let mut env = files.env();
     env.push(("GRPC_SERVER_TLS_CA_CERT", super::text(&files.root)));
     let (pod, _rules) = pod(&env).await;
@@ -80,8 +80,8 @@ async fn the_authority_may_have_the_name_of_envoy_gateway() {
 
 #[tokio::test]
 async fn a_client_that_does_not_trust_the_certificate_is_named_in_the_log() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
-    let strangers = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
+    let strangers = TlsFiles::of(&Papers::new("127.0.0.1"));
     let (pod, _rules) = pod(&files.env()).await;
     is_refused(&pod, &strangers.client(false)).await;
     pod.logs("check that the client trusts the CA of GRPC_SERVER_TLS_CERT").await;
@@ -91,7 +91,7 @@ async fn a_client_that_does_not_trust_the_certificate_is_named_in_the_log() {
 
 #[tokio::test]
 async fn half_a_handshake_ends_in_time_and_keeps_nobody_waiting() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let (pod, _rules) = pod(&files.env()).await;
     // The head of a record of 512 bytes, and the beginning of a ClientHello.
     let half = [22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3];

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Files, RULES, SOON, bytes_field, text};
+use super::{RULES, SOON, TlsFiles, bytes_field, text};
 use crate::support::files::dir_of;
 use crate::support::papers::Papers;
 use crate::support::ports::free_port;
@@ -19,7 +19,7 @@ const FAILOVER_MAX: Duration = Duration::from_secs(20);
 
 /// Arguments of a server that takes connections over TLS from clients with a certificate. The
 /// tests' own commands go to the other port, in plaintext.
-pub(crate) fn arguments(files: &Files) -> Vec<String> {
+pub(crate) fn arguments(files: &TlsFiles) -> Vec<String> {
     let pairs = [
         ("--tls-port", "{free}"),
         ("--tls-cert-file", text(&files.server.0)),
@@ -31,7 +31,7 @@ pub(crate) fn arguments(files: &Files) -> Vec<String> {
 }
 
 /// The environment of a pod with a certificate.
-fn env(files: &Files) -> Vec<(&'static str, &str)> {
+fn env(files: &TlsFiles) -> Vec<(&'static str, &str)> {
     vec![
         ("REDIS_TLS", "true"),
         ("REDIS_TLS_CACERT", text(&files.root)),
@@ -68,7 +68,7 @@ async fn pod(env: &[(&str, &str)]) -> (Ratelease, Connection, tempfile::TempDir)
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_is_reached_over_tls_at_every_node_and_after_a_failover() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let mut further = arguments(&files);
     further.extend(["--tls-cluster", "yes", "--tls-replication", "yes"].map(str::to_owned));
     let mut cluster = Cluster::start_with(&ClusterOptions { further, ..ClusterOptions::new(3, 1) });
@@ -94,7 +94,7 @@ async fn a_cluster_is_reached_over_tls_at_every_node_and_after_a_failover() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_the_master_that_they_name_are_reached_over_tls() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let arguments = arguments(&files);
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let master = Server::start(&[&arguments[..], &["--tls-replication", "yes"]].concat());
@@ -115,7 +115,7 @@ async fn sentinels_and_the_master_that_they_name_are_reached_over_tls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_of_another_name_gets_no_password_unless_the_name_is_not_checked() {
     let papers = Papers::new("redis.test");
-    let files = Files::of(&papers);
+    let files = TlsFiles::of(&papers);
     let arguments = arguments(&files);
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let server = Server::start_protected(&arguments, "secret");
@@ -137,7 +137,7 @@ async fn a_server_of_another_name_gets_no_password_unless_the_name_is_not_checke
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_without_a_certificate_is_refused_and_the_log_says_what_to_check() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let arguments = arguments(&files);
     let server = Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     let url = format!("127.0.0.1:{}", server.tls_port());

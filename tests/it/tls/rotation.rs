@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_rustls::rustls::ClientConfig;
 
-use super::{Files, SOON, client, pod, request, text, write};
+use super::{SOON, TlsFiles, client, pod, request, text, write};
 use crate::support::papers::{Paper, Papers};
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, tls};
@@ -39,7 +39,7 @@ fn swap(dir: &Path, version: &str, paper: &Paper) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_secret_is_swapped_under_load_without_a_failed_call() {
     let papers = Papers::new("127.0.0.1");
-    let files = Files::of(&papers);
+    let files = TlsFiles::of(&papers);
     let secret = TempDir::new().unwrap();
     swap(secret.path(), "..1", &papers.server);
     for name in ["tls.crt", "tls.key"] {
@@ -88,7 +88,7 @@ async fn a_secret_is_swapped_under_load_without_a_failed_call() {
 #[tokio::test]
 async fn a_pair_that_does_not_match_leaves_the_former_one_in_force_and_is_logged_once() {
     let papers = Papers::new("127.0.0.1");
-    let files = Files::of(&papers);
+    let files = TlsFiles::of(&papers);
     let (pod, _rules) = pod(&files.env()).await;
     let config = files.client(false);
     let first = shown(&pod, &config).await.expect("a certificate");
@@ -115,7 +115,7 @@ async fn a_pair_that_does_not_match_leaves_the_former_one_in_force_and_is_logged
 #[tokio::test]
 async fn another_authority_of_clients_is_taken_over() {
     let (papers, others) = (Papers::new("127.0.0.1"), Papers::new("127.0.0.1"));
-    let (files, strangers) = (Files::of(&papers), Files::of(&others));
+    let (files, strangers) = (TlsFiles::of(&papers), TlsFiles::of(&others));
     let (pod, _rules) = pod(&files.mutual()).await;
     let former = Connection::open_tls(pod.grpc, &files.client(true)).await;
     fs::write(&files.root, &others.root).unwrap();

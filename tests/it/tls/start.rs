@@ -1,8 +1,8 @@
-//! Files that a pod cannot start with: each is named, with its reason.
+//! TlsFiles that a pod cannot start with: each is named, with its reason.
 
 use std::fs;
 
-use super::{Files, RULES, SOON, text, write};
+use super::{RULES, SOON, TlsFiles, text, write};
 use crate::support::files::dir_of;
 use crate::support::papers::Papers;
 use crate::support::ratelease::Ratelease;
@@ -19,7 +19,7 @@ async fn faults(env: &[(&str, &str)]) -> Vec<String> {
 #[tokio::test]
 async fn each_file_that_cannot_be_used_is_named_with_its_reason_all_at_once() {
     let papers = Papers::new("127.0.0.1");
-    let files = Files::of(&papers);
+    let files = TlsFiles::of(&papers);
     let dir = files.dir.path();
     let expired = write(dir, "expired", &papers.expired("127.0.0.1"));
     let empty = dir.join("empty.pem");
@@ -55,7 +55,7 @@ async fn each_file_that_cannot_be_used_is_named_with_its_reason_all_at_once() {
 
 #[tokio::test]
 async fn settings_of_tls_that_contradict_each_other_are_faults() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let mut env = files.mutual();
     env.push(("GRPC_SERVER_TLS_CA_CERT", "/another"));
     assert!(faults(&env).await[0].contains("GRPC_CLIENT_TLS_CACERT, which means the same"));
@@ -66,7 +66,7 @@ async fn settings_of_tls_that_contradict_each_other_are_faults() {
 
 #[tokio::test]
 async fn files_without_tls_are_a_warning() {
-    let files = Files::of(&Papers::new("127.0.0.1"));
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let rules = dir_of(&[("rules.yaml", RULES)]);
     let pod = Ratelease::start(rules.path(), &[], &files.mutual()[1..]).await;
     pod.logs("GRPC_SERVER_TLS_CERT: ignored, gRPC is served in plaintext").await;

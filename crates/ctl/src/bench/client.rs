@@ -153,9 +153,11 @@ impl Client {
 
     /// Returns a new connection, retrying until there is one; `None` once the run is over.
     async fn connect(&mut self) -> Option<Link> {
-        while !self.schedule.is_over(self.shared.clock.now()) {
+        let shared = Arc::clone(&self.shared);
+        let Plan { target, tls, .. } = &shared.plan;
+        while !self.schedule.is_over(shared.clock.now()) {
             self.apply_stop();
-            if let Ok(Ok(link)) = timeout(DRAIN_MAX, connect(&self.shared.plan.target)).await {
+            if let Ok(Ok(link)) = timeout(DRAIN_MAX, connect(target, tls.as_ref())).await {
                 return Some(link);
             }
             sleep(PAUSE).await;

@@ -1,13 +1,17 @@
 //! The command line of `bench load`, and the plan that results from it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_cli::channel::TlsFlags;
 use ratelease_cli::out::OutFlags;
 use ratelease_cli::target::Target;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
+use tokio_rustls::rustls::ClientConfig;
 
+use super::link::tls_config;
 use super::request::Shape;
 use crate::skew;
 
@@ -84,6 +88,8 @@ pub struct LoadFlags {
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
     #[command(flatten)]
+    tls: TlsFlags,
+    #[command(flatten)]
     pub(super) out: OutFlags,
 }
 
@@ -91,6 +97,8 @@ pub struct LoadFlags {
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) target: Target,
+    /// `None` for plaintext.
+    pub(super) tls: Option<Arc<ClientConfig>>,
     pub(super) connections: u32,
     /// Maximum number of requests in flight on each connection.
     pub(super) streams: usize,
@@ -143,9 +151,15 @@ impl LoadFlags {
                  set --keys {descriptors}"
             ));
         }
+        let files = self.tls.files().map_err(|error| error.to_string())?;
+        let tls = files.as_ref().map(tls_config).transpose()?;
+        if tls.is_some() && matches!(self.target, Target::Unix(_)) {
+            return Err("a Unix socket has no TLS; leave out the flags for it".to_owned());
+        }
         let shape = Shape { domain: self.domain, keys, descriptors, entries: self.entries };
         Ok(Plan {
             target: self.target,
+            tls,
             connections,
             streams: self.streams as usize,
             rate: self.rate,

@@ -1,12 +1,18 @@
 //! Connects to the server over HTTP/2.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use h2::client::{Builder, Connection, SendRequest};
 use ratelease_cli::target::Target;
+use ratelease_tls::{ALPN_HTTP2, ClientFiles};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 /// Window of a connection and of a stream: the bytes that a server may send before they are read.
 /// It is so large that answers of a few dozen bytes never wait for it.
@@ -30,14 +36,30 @@ pub(super) fn authority(target: &Target) -> &str {
     }
 }
 
-/// Connects to `target` and sends the HTTP/2 preface. Success does not mean that the server speaks
-/// HTTP/2.
-pub(super) async fn connect(target: &Target) -> io::Result<Link> {
+/// Makes a configuration for HTTP/2 of the files.
+///
+/// # Errors
+///
+/// One line: the files that cannot be used.
+pub(super) fn tls_config(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
+    let mut config = files
+        .load(&files.read(), None)
+        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Connects to `target`, with TLS if there is a configuration, and sends the HTTP/2 preface.
+/// Success does not mean that the server speaks HTTP/2.
+pub(super) async fn connect(target: &Target, tls: Option<&Arc<ClientConfig>>) -> io::Result<Link> {
     let socket: Box<dyn Socket> = match target {
         Target::Tcp(address) => {
             let socket = TcpStream::connect(address).await?;
             socket.set_nodelay(true)?;
-            Box::new(socket)
+            match tls {
+                Some(config) => Box::new(secure(socket, config, address).await?),
+                None => Box::new(socket),
+            }
         }
         Target::Unix(path) => Box::new(UnixStream::connect(path).await?),
     };
@@ -47,4 +69,15 @@ pub(super) async fn connect(target: &Target) -> io::Result<Link> {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .initial_window_size(STREAM_WINDOW_BYTES);
     builder.handshake(socket).await.map_err(io::Error::other)
+}
+
+async fn secure(
+    socket: TcpStream,
+    config: &Arc<ClientConfig>,
+    address: &str,
+) -> io::Result<TlsStream<TcpStream>> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_matches(['[', ']']).to_owned();
+    let name = ServerName::try_from(host).map_err(io::Error::other)?;
+    TlsConnector::from(Arc::clone(config)).connect(name, socket).await
 }

@@ -115,10 +115,10 @@ fn work(
 }
 
 async fn connect(shared: &Shared, count: usize) -> Result<Vec<Link>, String> {
-    let target = &shared.plan.target;
+    let Plan { target, tls, .. } = &shared.plan;
     let mut links = Vec::with_capacity(count);
     for _ in 0..count {
-        let link = link::connect(target).await;
+        let link = link::connect(target, tls.as_ref()).await;
         links.push(link.map_err(|error| trial::unreachable(target, &error))?);
     }
     Ok(links)

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::call::{Call, CallResult, Failure};
 use super::client::Shared;
+use super::flags::Plan;
 use super::link::connect;
 
 /// Maximum time to connect and get an answer.
@@ -33,8 +34,9 @@ pub(super) async fn trial(shared: &Shared) -> Result<(), String> {
 }
 
 async fn ask(shared: &Shared) -> Result<(), String> {
-    let target = &shared.plan.target;
-    let (send, connection) = connect(target).await.map_err(|error| unreachable(target, &error))?;
+    let Plan { target, tls, .. } = &shared.plan;
+    let connected = connect(target, tls.as_ref()).await;
+    let (send, connection) = connected.map_err(|error| unreachable(target, &error))?;
     let driver = tokio::spawn(connection);
     let not_grpc = |found: String| {
         format!("{target} {found}; name the server's gRPC port with --target, 8081 by default")

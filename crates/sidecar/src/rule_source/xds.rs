@@ -9,6 +9,8 @@
 //! thread of rules, as those of files are.
 
 mod connect;
+#[doc(hidden)]
+pub mod fuzzing;
 mod pushed;
 mod status;
 mod stream;

@@ -30,6 +30,8 @@ pub(crate) struct EnvoyOptions {
     pub(crate) filters: Vec<Value>,
     /// Worker threads; each has connections of its own to the pods.
     pub(crate) concurrency: usize,
+    /// The `tls_context` for connections to the pods, in Envoy's format; `None` for plaintext.
+    pub(crate) tls: Option<Value>,
 }
 
 /// Makes Envoy choose a port, which it reports on its admin page.
@@ -60,6 +62,7 @@ impl EnvoyOptions {
             filter: json!({}),
             filters: Vec::new(),
             concurrency: 2,
+            tls: None,
         }
     }
 
@@ -99,7 +102,7 @@ impl EnvoyOptions {
                     listener("upstream", upstream.clone(), &[router()], ok),
                 ],
                 "clusters": [
-                    ratelease_cluster(&pods),
+                    ratelease_cluster(&pods, self.tls.as_ref()),
                     {
                         "name": "upstream",
                         "connect_timeout": "1s",
@@ -156,9 +159,9 @@ fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Valu
 }
 
 /// The pods, over HTTP/2, with ten health checks a second each.
-fn ratelease_cluster(pods: &[Value]) -> Value {
+fn ratelease_cluster(pods: &[Value], tls: Option<&Value>) -> Value {
     let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-    json!({
+    let mut cluster = json!({
         "name": "ratelease",
         "connect_timeout": "1s",
         "load_assignment": assignment("ratelease", pods),
@@ -176,5 +179,14 @@ fn ratelease_cluster(pods: &[Value]) -> Value {
             "@type": format!("type.googleapis.com/{options}"),
             "explicit_http_config": {"http2_protocol_options": {}},
         }},
-    })
+    });
+    if let Some(tls) = tls {
+        let mut tls = tls.clone();
+        tls["@type"] = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.\
+                        UpstreamTlsContext"
+            .into();
+        cluster["transport_socket"] =
+            json!({"name": "envoy.transport_sockets.tls", "typed_config": tls});
+    }
+    cluster
 }

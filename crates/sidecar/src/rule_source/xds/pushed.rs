@@ -24,20 +24,25 @@ pub(super) struct Pusher {
 pub(super) struct Pushed {
     set: Arc<Mutex<PushedSet>>,
     options: Options,
+    /// The push that was read last.
+    number: u64,
     /// What became of the last set, which may be sent again.
     last: Outcome,
 }
 
 #[derive(Debug, Default)]
 struct PushedSet {
-    sources: Vec<Source>,
+    /// Which push this is.
+    number: u64,
+    /// `None` once it is known what became of them: text takes memory.
+    sources: Option<Vec<Source>>,
     reply: Option<oneshot::Sender<Outcome>>,
 }
 
 /// Creates the thread's side, and what makes the stream's side of it.
 pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
     let set = Arc::<Mutex<PushedSet>>::default();
-    let pushed = Pushed { set: Arc::clone(&set), options, last: Ok(()) };
+    let pushed = Pushed { set: Arc::clone(&set), options, number: 0, last: Ok(()) };
     (pushed, |wake| Pusher { set, wake })
 }
 
@@ -47,7 +52,11 @@ impl Pusher {
     /// Puts the rules of `sources` in force, or returns their faults.
     pub(super) async fn push(&self, sources: Vec<Source>) -> Outcome {
         let (reply, replied) = oneshot::channel();
-        *self.set.lock() = PushedSet { sources, reply: Some(reply) };
+        {
+            let mut set = self.set.lock();
+            let number = set.number + 1;
+            *set = PushedSet { number, sources: Some(sources), reply: Some(reply) };
+        }
         // If a wake-up is pending already, it serves for this one too.
         let _ = self.wake.try_send(());
         replied.await.unwrap_or_else(|_| Err(vec!["internal error: not loaded".to_owned()]))
@@ -58,7 +67,9 @@ impl Pusher {
 
 impl Load for Pushed {
     fn read(&mut self) -> Result<Vec<Source>, String> {
-        Ok(self.set.lock().sources.clone())
+        let set = self.set.lock();
+        self.number = set.number;
+        set.sources.clone().ok_or_else(|| "no set has arrived".to_owned())
     }
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
@@ -75,7 +86,12 @@ impl Load for Pushed {
         if let Some(outcome) = outcome {
             self.last = outcome;
         }
-        if let Some(reply) = self.set.lock().reply.take() {
+        let mut set = self.set.lock();
+        if set.number != self.number {
+            return; // another one has taken its place, and its wake-up is pending
+        }
+        set.sources = None;
+        if let Some(reply) = set.reply.take() {
             // An error means that the stream has ended meanwhile.
             let _ = reply.send(self.last.clone());
         }

@@ -1,0 +1,31 @@
+//! Gives `tests/fuzz` access to what is made of a resource. For tests alone.
+
+use prost::Message;
+use ratelease_rules::{Faults, Loaded, Options, Source, load};
+
+use super::translate::{path_of, text_of};
+use super::wire::{RateLimitConfig, RateLimitDescriptor};
+
+/// What became of a resource.
+pub struct Resource {
+    /// The number of its descriptors with a limit.
+    pub limits: usize,
+    /// Its rules, or the field of each fault.
+    pub loaded: Result<Loaded, Vec<String>>,
+}
+
+/// Reads a resource; `None` if the bytes are none.
+pub fn resource(bytes: &[u8]) -> Option<Resource> {
+    let config = RateLimitConfig::decode(bytes).ok()?;
+    let text = text_of(&config);
+    let source = Source { name: "xds:fuzz".to_owned(), text: text.clone().into_bytes() };
+    let fields = |faults: Faults| faults.iter().map(|it| path_of(&text, it.line)).collect();
+    let loaded = load(&[source], Options::default()).map_err(fields);
+    Some(Resource { limits: limits(&config.descriptors), loaded })
+}
+
+fn limits(descriptors: &[RateLimitDescriptor]) -> usize {
+    let of =
+        |it: &RateLimitDescriptor| usize::from(it.rate_limit.is_some()) + limits(&it.descriptors);
+    descriptors.iter().map(of).sum()
+}
