@@ -1,6 +1,7 @@
 //! TLS with real certificates: on the gRPC port, and to Redis.
 
 mod handshake;
+mod keys;
 pub(crate) mod redis;
 mod rotation;
 mod start;

@@ -4,6 +4,7 @@ mod bad;
 mod gateway;
 mod large;
 mod stream;
+mod together;
 
 use std::time::Duration;
 

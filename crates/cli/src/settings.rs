@@ -36,7 +36,7 @@ mod xds;
 use std::time::Duration;
 
 use ratelease_engine::store::StoreSettings;
-use ratelease_tls::ServerFiles;
+use ratelease_tls::{ClientFiles, ServerCheck, ServerFiles};
 
 pub use fault::{Fault, Faults};
 pub use flags::ServeFlags;
@@ -137,6 +137,8 @@ impl Settings {
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.grpc_tls.warning());
         warnings.extend(flags.store.warning());
+        warnings.extend(store.as_ref().and_then(unchecked_redis));
+        warnings.extend(xds.as_ref().and_then(Option::as_ref).and_then(headers_in_plaintext));
         warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));
         warnings.extend(leases.as_ref().and_then(key_secret_with_line_end));
         let settings = || {
@@ -172,6 +174,28 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
          them can find the values (addresses, user names) by trying; set KEY_SECRET or \
          KEY_SECRET_FILE to the same random text on all pods at once: pods with different \
          secrets count separately"
+            .to_owned()
+    })
+}
+
+/// Returns a warning if a certificate that anybody can get is enough to pass for Redis.
+fn unchecked_redis(store: &StoreSettings) -> Option<String> {
+    let StoreSettings::Redis { main, per_second, .. } = store else { return None };
+    let of_both = [main.tls.as_ref(), per_second.as_ref().and_then(|it| it.tls.as_ref())];
+    let is_unchecked =
+        |files: &ClientFiles| files.roots.is_none() && files.server == ServerCheck::AnyName;
+    of_both.into_iter().flatten().any(is_unchecked).then(|| {
+        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: without REDIS_TLS_CACERT any certificate of a \
+         public CA passes for Redis, and gets its password; set REDIS_TLS_CACERT"
+            .to_owned()
+    })
+}
+
+/// Returns a warning if headers, such as a token, are sent in plaintext.
+fn headers_in_plaintext(xds: &Xds) -> Option<String> {
+    (xds.tls.is_none() && !xds.headers.is_empty()).then(|| {
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: sent in plaintext; set \
+         CONFIG_GRPC_XDS_SERVER_USE_TLS=true"
             .to_owned()
     })
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! accept ─▶ pool (closes idle ones if full) ─▶ cores
-//!   └▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//!   └▶ wire_meter (below TLS) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
 //! ```
 
 mod cores;
@@ -15,6 +15,7 @@ mod io;
 mod pending_streams;
 mod pool;
 mod turn;
+mod wire_meter;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
@@ -36,6 +37,7 @@ pub use pool::{
     OpenConnections,
 };
 pub use turn::TurnHandle;
+pub use wire_meter::Metered;
 
 use cores::Place;
 

@@ -10,8 +10,11 @@ mod handshakes;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::excerpt;
 use ratelease_tls::LoadedServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::rustls::ServerConnection;
@@ -25,6 +28,9 @@ use handshakes::Handshakes;
 /// would hold 64 KiB.
 const UNSENT_BYTES_MAX: usize = 16 * 1024;
 
+/// Interval at which failures of one kind are logged.
+const LOG_INTERVAL: Duration = Duration::from_secs(600);
+
 /// Secures connections. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct TlsAcceptor(Arc<Shared>);
@@ -35,18 +41,23 @@ struct Shared {
     handshakes: Handshakes,
     completed: AtomicU64,
     failed: [AtomicU64; HandshakeFailure::ALL.len()],
+    clock: Clock,
+    /// When a failure of each kind was last logged, in seconds of the clock from 1; 0 means never.
+    logged: [AtomicU64; HandshakeFailure::ALL.len()],
 }
 
 // === impl TlsAcceptor ===
 
 impl TlsAcceptor {
     /// Creates an acceptor with this configuration.
-    pub fn new(loaded: LoadedServer) -> Self {
+    pub fn new(loaded: LoadedServer, clock: Clock) -> Self {
         Self(Arc::new(Shared {
             current: ArcSwap::from_pointee(loaded),
             handshakes: Handshakes::default(),
             completed: AtomicU64::new(0),
             failed: Default::default(),
+            clock,
+            logged: Default::default(),
         }))
     }
 
@@ -76,7 +87,7 @@ impl TlsAcceptor {
     ///
     /// # Errors
     /// Fails if the client cannot be authenticated, does not speak TLS, or is gone. The failure has
-    /// been counted, and the first of each kind has been logged.
+    /// been counted, and the first of each kind in ten minutes has been logged.
     pub async fn accept<I>(&self, io: I) -> io::Result<TlsStream<I>>
     where
         I: AsyncRead + AsyncWrite + Unpin,
@@ -100,15 +111,29 @@ impl TlsAcceptor {
         secured
     }
 
-    /// Logs the first failure of each kind that somebody can do something about.
+    /// Logs a failure that somebody can do something about, unless one of its kind was logged not
+    /// long ago.
     fn log(&self, failure: HandshakeFailure, error: &io::Error) {
+        // It may quote the certificate of a client.
+        let error = excerpt(&error.to_string());
         match failure.advice() {
-            Some(advice) if self.failed(failure) == 0 => warn!(
+            Some(advice) if self.is_due(failure) => warn!(
                 "a TLS handshake with a client of the gRPC port failed: {error}; {advice}; further \
-                 ones are only counted"
+                 ones are only counted for ten minutes"
             ),
             _ => debug!(?failure, "a TLS handshake failed: {error}"),
         }
+    }
+
+    fn is_due(&self, failure: HandshakeFailure) -> bool {
+        let Some(logged) = self.0.logged.get(failure as usize) else { return false };
+        let now = self.0.clock.now().since(Time::default()).as_secs() + 1;
+        let last = logged.load(Ordering::Relaxed);
+        let is_due = last == 0 || now - last >= LOG_INTERVAL.as_secs();
+        if is_due {
+            logged.store(now, Ordering::Relaxed);
+        }
+        is_due
     }
 }
 

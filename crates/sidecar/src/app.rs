@@ -118,7 +118,7 @@ struct Serving {
     tracer: Tracer,
     push: Option<Push>,
     drain_max: Duration,
-    _certificates: Option<CertificateWatch>,
+    certificates: Option<CertificateWatch>,
     /// Ends last: the threads that serve.
     _threads: Threads,
 }
@@ -231,7 +231,7 @@ impl App {
             tracer,
             push,
             drain_max,
-            _certificates: self.tls,
+            certificates: self.tls,
             _threads: threads,
         })
     }
@@ -244,6 +244,7 @@ impl Serving {
         // The first thing to go: while the machine is busy, Linux may take seconds to close an
         // inotify descriptor, and a process does not end before that.
         self.watcher.stop();
+        drop(self.certificates.take());
         self.health.drain();
         self.health_handle.set_healthy(false);
         let part = self.drain_max / DRAIN_PARTS;

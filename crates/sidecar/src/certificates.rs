@@ -5,6 +5,7 @@
 //! is none.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,6 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use ratelease_engine::time::Clock;
 use ratelease_server::metrics::counter::{Count, Counter};
 use ratelease_server::tls::{HandshakeFailure, TlsAcceptor};
 use ratelease_tls::{FileFault, LoadedServer, ServerFiles, ServerPems};
@@ -80,10 +82,10 @@ impl CertificateWatch {
     ///
     /// # Errors
     /// Fails if the files cannot be used, or if the thread cannot be started.
-    pub fn start(files: ServerFiles) -> Result<Self, CertificateError> {
+    pub fn start(files: ServerFiles, clock: Clock) -> Result<Self, CertificateError> {
         let (pems, loaded) = load(&files);
         let counts = CertificateCounts {
-            acceptor: TlsAcceptor::new(loaded.map_err(CertificateError::Files)?),
+            acceptor: TlsAcceptor::new(loaded.map_err(CertificateError::Files)?, clock),
             replaced: Arc::default(),
             refused: Arc::default(),
         };
@@ -131,7 +133,8 @@ impl Drop for CertificateWatch {
 impl Watch {
     fn run(mut self) {
         loop {
-            self.reload();
+            // A panic must not leave the pod with its certificate for ever; the log has it.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.reload()));
             match self.wake.recv_timeout(POLL) {
                 Ok(()) => settle(&self.wake, QUIET, SETTLE_MAX, &self.is_stopping),
                 Err(RecvTimeoutError::Timeout) => {}

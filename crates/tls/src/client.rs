@@ -1,19 +1,21 @@
 //! The configuration of a client.
 
+mod check;
 mod server_check;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio_rustls::rustls::client::WantsClientCert;
+use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, Error, RootCertStore, WantsVerifier};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
 
 use crate::fault::{Faults, FileFault, FileRole};
 use crate::pem::{self, Content};
 use crate::server::unusable_key;
 use crate::validity;
+pub use check::ServerCheck;
 use server_check::ServerChain;
 
 /// The files that a client of a server with TLS is configured by.
@@ -25,18 +27,6 @@ pub struct ClientFiles {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Which name the server's certificate must have.
     pub server: ServerCheck,
-}
-
-/// Which name a server's certificate must have.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum ServerCheck {
-    /// The host that is connected to.
-    #[default]
-    Host,
-    /// This one, whatever the host is.
-    Name(ServerName<'static>),
-    /// Any. The certificate must still descend from the roots.
-    AnyName,
 }
 
 /// What these files held at one time, or why they could not be read.
@@ -96,26 +86,16 @@ impl ClientFiles {
     ) -> Result<ClientConfig, Error> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?;
-        let builder = match &self.server {
-            ServerCheck::Host => builder.with_root_certificates(roots),
-            ServerCheck::Name(name) => trusting(builder, roots, Some(name.clone())),
-            ServerCheck::AnyName => trusting(builder, roots, None),
+        let check = Arc::new(ServerChain::new(roots, self.server.clone()));
+        let builder = builder.dangerous().with_custom_certificate_verifier(check);
+        let mut config = match identity {
+            Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+            None => builder.with_no_client_auth(),
         };
-        match identity {
-            Some((chain, key)) => builder.with_client_auth_cert(chain, key),
-            None => Ok(builder.with_no_client_auth()),
-        }
+        // A server could fill the memory with tickets; connections are few, and last.
+        config.resumption = Resumption::disabled();
+        Ok(config)
     }
-}
-
-/// Adds a check that does not depend on the host.
-fn trusting(
-    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
-    roots: RootCertStore,
-    name: Option<ServerName<'static>>,
-) -> ConfigBuilder<ClientConfig, WantsClientCert> {
-    let check = Arc::new(ServerChain::new(roots, name));
-    builder.dangerous().with_custom_certificate_verifier(check)
 }
 
 /// A chain whose first certificate is valid at `now`, if that is given.

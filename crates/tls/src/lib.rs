@@ -5,11 +5,13 @@
 //!
 //! ```text
 //! paths ─▶ pem: bytes, compared to find changes ─▶ validity ─▶ server, client: rustls
+//!                                     chain: what the other side may send ─┘
 //! ```
 
 #![forbid(unsafe_code)]
 
 mod alpn;
+mod chain;
 mod client;
 mod fault;
 mod pem;

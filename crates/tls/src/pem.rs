@@ -1,10 +1,12 @@
 //! Reads PEM files (RFC 7468) and takes certificates and keys from them. Errors are phrased to
 //! follow the words "the file", and quote nothing of it.
 
-use std::fs::{self, File};
+use std::fs::OpenOptions;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -19,11 +21,13 @@ pub(crate) type Content = Result<Vec<u8>, String>;
 pub(crate) fn read(path: &Path) -> Content {
     let unreadable = |error: io::Error| format!("cannot be read: {error}");
     // A pipe would be waited for.
-    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
+    let file = file.map_err(unreadable)?;
+    if !file.metadata().map_err(unreadable)?.is_file() {
         return Err("is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(unreadable)?;
     file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > BYTES_MAX {
         return Err("has more than 16 MiB".to_owned());

@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::crypto::CryptoProvider;
+use tokio_rustls::rustls::crypto::ring::{self, kx_group};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{Error, RootCertStore};
 
 use crate::alpn::ALPN_HTTP2;
 use crate::fault::{Faults, FileFault, FileRole};
 use crate::pem::{self, Content};
 use crate::validity;
-use client_check::NamedClient;
+use client_check::ClientCheck;
 
 /// The files that a gRPC listener with TLS is configured by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,13 +92,13 @@ impl ServerFiles {
     }
 
     fn client_check(&self, roots: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, String> {
-        let provider = Arc::new(ring::default_provider());
-        let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        // Clients are not told the names of the roots: the list of a large file does not fit into a
+        // handshake, and Envoys have one certificate to show anyway.
+        let chain = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
+            .clear_root_hint_subjects()
+            .build();
         let chain = chain.map_err(|error| format!("cannot be used: {error}"))?;
-        Ok(match &self.client_name {
-            Some(name) => Arc::new(NamedClient { chain, name: name.clone() }),
-            None => chain,
-        })
+        Ok(Arc::new(ClientCheck { chain, name: self.client_name.clone() }))
     }
 }
 
@@ -114,19 +115,30 @@ pub(crate) fn unusable_key(error: &Error) -> String {
     }
 }
 
+/// The algorithms of a listener. Of the key exchanges only the fast ones: a client chooses which
+/// one it makes a listener do.
+fn provider() -> Arc<CryptoProvider> {
+    let kx_groups = vec![kx_group::X25519, kx_group::SECP256R1];
+    Arc::new(CryptoProvider { kx_groups, ..ring::default_provider() })
+}
+
 fn config(
     clients: Option<Arc<dyn ClientCertVerifier>>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<ServerConfig, Error> {
-    let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()?;
+    let builder =
+        ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let builder = match clients {
         Some(clients) => builder.with_client_cert_verifier(clients),
         None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_single_cert(chain, key)?;
     config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+    // A session that is resumed would not be asked for a certificate, which may have expired since.
+    // Connections last for hours, so a handshake saved is worth little.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(config)
 }
 

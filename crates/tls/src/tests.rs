@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
+use tokio_rustls::rustls::pki_types::CertificateDer;
 
 /// An authority that signs certificates.
 pub(crate) struct Authority {
@@ -41,6 +45,22 @@ impl Authority {
         let file = format!("{name}-{until}.key");
         (certificate, write(dir, &file, "PRIVATE KEY", &key.serialize_der()))
     }
+}
+
+/// A CA certificate of this name, by an issuer of that name, who has not signed it.
+pub(crate) fn unsigned_ca(name: &str, issuer: &str) -> CertificateDer<'static> {
+    let named = |name: &str| {
+        let mut named = DistinguishedName::new();
+        named.push(DnType::CommonName, name);
+        named
+    };
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.distinguished_name = named(issuer);
+    let issuer = Issuer::new(params.clone(), KeyPair::generate().unwrap());
+    params.distinguished_name = named(name);
+    let key = KeyPair::generate().unwrap();
+    params.signed_by(&key, &issuer).unwrap().der().clone()
 }
 
 /// Writes a PEM file.

@@ -55,6 +55,8 @@ struct State {
     requests: Vec<DiscoveryRequest>,
     streams: Vec<mpsc::UnboundedSender<DiscoveryResponse>>,
     begun: usize,
+    /// Whether a set that is refused is sent again at once.
+    resends: bool,
 }
 
 // === impl XdsServer ===
@@ -106,6 +108,12 @@ impl XdsServer {
     /// Ends all streams.
     pub(crate) fn end_streams(&self) {
         self.state.lock().streams.clear();
+    }
+
+    /// From now on a set that is refused is sent again at once, as go-control-plane does while the
+    /// version that is accepted is not that of its set.
+    pub(crate) fn resend_refused(&self) {
+        self.state.lock().resends = true;
     }
 
     /// Number of streams that were begun.
@@ -169,8 +177,9 @@ impl AggregatedDiscoveryService for XdsServer {
             while let Ok(Some(request)) = requests.message().await {
                 let mut state = state.lock();
                 let set = state.sets.iter().find(|set| set.type_url == request.type_url).cloned();
-                let is_first = request.response_nonce.is_empty();
-                if let Some(set) = set.filter(|_| is_first)
+                let is_wanted = request.response_nonce.is_empty()
+                    || state.resends && request.error_detail.is_some();
+                if let Some(set) = set.filter(|_| is_wanted)
                     && let Some(sender) = sender.upgrade()
                 {
                     // An error means that the stream has ended.

@@ -9,7 +9,7 @@ use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
 const LAYERS: [(&str, &str); 8] = [
-    ("crates/tls/src", "alpn fault pem validity server client"),
+    ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
         "duration display_safety char_input scalar nearest attachment failure lease limit \

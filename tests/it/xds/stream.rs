@@ -10,11 +10,11 @@ use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config
 
 /// A rule file as a resource; a second definition of the fields, by hand.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Rules {
+pub(super) struct Rules {
     #[prost(string, tag = "1")]
-    name: String,
+    pub(super) name: String,
     #[prost(string, tag = "2")]
-    yaml: String,
+    pub(super) yaml: String,
 }
 
 #[tokio::test]

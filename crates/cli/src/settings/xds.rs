@@ -111,7 +111,7 @@ settings! {
     XDS_CLIENT_BACKOFF_JITTER: Setting<bool> = switch(true);
     /// Maximum size of one message of the server
     XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES: Setting<usize> =
-        setting("SIZE", "32MiB", |text| value::size_within(text, 64 * KIB..=256 * MIB));
+        setting("SIZE", "16MiB", |text| value::size_within(text, 64 * KIB..=256 * MIB));
     /// Interval, a duration, at which a silent server is pinged; many servers close connections
     /// that ping more often than every 5 minutes
     XDS_CLIENT_KEEPALIVE_INTERVAL: Setting<Duration> = setting("SPAN", "5m10s", interval);

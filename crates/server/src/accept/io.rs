@@ -18,6 +18,7 @@ use super::frames::goaway;
 use super::http2_limits::{Http2Limits, LimitExceeded};
 use super::pool::{ConnectionGuard, ConnectionHandle};
 use super::turn::{Turn, TurnHandle};
+use super::wire_meter::{Metered, Wire};
 
 /// The first bytes that an HTTP/2 client has to send (RFC 9113 §3.4). No HTTP/1.1 request is
 /// shorter.
@@ -43,6 +44,8 @@ pub struct Connection<I> {
     /// The second in which the streams were last checked.
     last_sweep: u32,
     turn: Turn,
+    /// Present on a connection with TLS.
+    wire: Option<Wire>,
     guard: ConnectionGuard,
 }
 
@@ -65,6 +68,8 @@ enum Client {
 struct Stall {
     deadline: Pin<Box<Sleep>>,
     written: usize,
+    /// Whether what the stream holds could not be sent, so that it takes small writes all the same.
+    is_of_flush: bool,
 }
 
 // === impl Connection ===
@@ -75,7 +80,15 @@ impl<I> Connection<I> {
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
         let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
         let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
-        Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
+        let (stall, last_sweep, wire) = (None, 0, None);
+        Self { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard }
+    }
+
+    /// Replaces the byte stream by an equivalent one.
+    pub fn map<J>(self, map: impl FnOnce(I) -> J) -> Connection<J> {
+        let Self { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard } = self;
+        let io = map(io);
+        Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard }
     }
 
     /// Replaces the byte stream by what `secure` makes of it, such as a TLS stream: from then on
@@ -84,25 +97,31 @@ impl<I> Connection<I> {
     ///
     /// # Errors
     /// Fails if `secure` does, takes too long, or the connection is to be closed.
-    pub async fn secured<J, F>(self, secure: impl FnOnce(I) -> F) -> io::Result<Connection<J>>
+    pub async fn secured<J, F>(
+        self,
+        secure: impl FnOnce(Metered<I>) -> F,
+    ) -> io::Result<Connection<J>>
     where
         F: Future<Output = io::Result<J>>,
     {
-        let Self { io, protocol, max_age, mut deadline, stall, last_sweep, turn, guard } = self;
+        let Self { io, protocol, max_age, mut deadline, stall, last_sweep, turn, guard, .. } = self;
         let late = async {
             match &mut deadline {
                 Some(deadline) => deadline.as_mut().await,
                 None => pending().await,
             }
         };
+        let wire = Wire::default();
         let io = tokio::select! {
-            secured = secure(io) => secured?,
+            secured = secure(wire.over(io)) => secured?,
             () = late => return Err(io::ErrorKind::TimedOut.into()),
             () = guard.handle().close_requested() => {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
         };
-        Ok(Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, guard })
+        wire.reset();
+        let wire = Some(wire);
+        Ok(Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard })
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -128,6 +147,9 @@ impl<I> Connection<I> {
     }
 
     fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
+        if let Some(wire) = &mut self.wire {
+            wire.note_content(bytes.len());
+        }
         self.turn.note_read(bytes.len(), 0);
         match &mut self.protocol {
             Protocol::Http2(_) => {}
@@ -192,6 +214,15 @@ impl<I> Connection<I> {
         }
     }
 
+    /// Checks that what the client sends below TLS has content.
+    fn check_wire(&self) -> Result<(), LimitExceeded> {
+        let age = self.guard.handle().age_seconds();
+        match self.wire.as_ref().is_some_and(|wire| wire.is_exceeded(age)) {
+            true => Err(LimitExceeded("TLS records without content")),
+            false => Ok(()),
+        }
+    }
+
     /// Counts the streams that wait for the client. While the client is stalled, every open
     /// stream counts as unread, except the long-lived ones, which have a limit of their own.
     /// Incomplete requests count for less while there is more to be read, since the rest of them
@@ -228,7 +259,7 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
 
     /// Handles an attempt to send that has to wait. Ready with the reason why the connection is cut
     /// off, if it is.
-    fn note_stalled(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+    fn note_stalled(&mut self, cx: &mut Context<'_>, is_of_flush: bool) -> Poll<io::Error> {
         // Without budget tokio did not try to write: nothing is known about the client.
         if !has_budget_remaining() {
             return Poll::Pending;
@@ -236,7 +267,7 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         if let Err(exceeded) = self.count_pending(Client::Stalled) {
             return Poll::Ready(self.close(exceeded, cx));
         }
-        let stall = self.stall.get_or_insert_with(Stall::begin);
+        let stall = self.stall.get_or_insert_with(|| Stall::begin(is_of_flush));
         ready!(stall.deadline.as_mut().poll(cx));
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
@@ -249,11 +280,15 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         wanted: usize,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(Ok(count)) = written else {
-            return if written.is_pending() { self.note_stalled(cx).map(Err) } else { written };
+            return match written.is_pending() {
+                true => self.note_stalled(cx, false).map(Err),
+                false => written,
+            };
         };
         if let Some(stall) = &mut self.stall {
             stall.written += count;
-            if count == wanted || stall.written >= SEND_BYTES_MIN {
+            let is_taken = count == wanted && !stall.is_of_flush;
+            if is_taken || stall.written >= SEND_BYTES_MIN {
                 self.stall = None;
             }
         }
@@ -279,9 +314,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         }
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf)?;
+        self.check_wire().map_err(|exceeded| self.close(exceeded, cx))?;
         if read.is_pending() {
+            let is_paused = self.wire.as_ref().is_some_and(Wire::is_paused);
             // Without budget tokio did not try to read: more may have arrived.
-            if has_budget_remaining() {
+            if has_budget_remaining() && !is_paused {
                 self.turn.note_idle();
             }
             return Poll::Pending;
@@ -330,7 +367,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Only a stream that has a buffer of its own, such as TLS, does not flush at once.
         if Pin::new(&mut self.io).poll_flush(cx)?.is_pending() {
-            return self.note_stalled(cx).map(Err);
+            return self.note_stalled(cx, true).map(Err);
         }
         self.stall = None;
         self.count_pending(Client::Reads).map_err(|exceeded| self.close(exceeded, cx))?;
@@ -353,8 +390,8 @@ impl<I: Connected> Connected for Connection<I> {
 // === impl Stall ===
 
 impl Stall {
-    fn begin() -> Self {
-        Self { deadline: Box::pin(sleep(SEND_MAX)), written: 0 }
+    fn begin(is_of_flush: bool) -> Self {
+        Self { deadline: Box::pin(sleep(SEND_MAX)), written: 0, is_of_flush }
     }
 }
 

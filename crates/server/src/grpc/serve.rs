@@ -101,21 +101,20 @@ async fn serve_all<L: Accept + 'static>(
     let serve = move |io: Connection<L::Io>, mut end: watch::Receiver<bool>| {
         let (context, tls) = (context.clone(), tls.clone());
         async move {
-            let secured = io.secured(async |io| {
-                let io: BoxedIo = match tls {
-                    Some(tls) => Box::new(Box::pin(tls.accept(io)).await?),
-                    None => Box::new(io),
-                };
-                Ok(io)
-            });
-            let secured = tokio::select! {
-                secured = secured => secured,
-                _ = end.wait_for(|end| *end) => return,
+            let io = match tls {
+                None => io.map(|io| Box::new(io) as BoxedIo),
+                Some(tls) => {
+                    let secure = async |io| Ok(Box::new(tls.accept(io).await?) as BoxedIo);
+                    let secured = tokio::select! {
+                        secured = Box::pin(io.secured(secure)) => secured,
+                        _ = end.wait_for(|end| *end) => return,
+                    };
+                    // The reason of a failure has been counted.
+                    let Ok(io) = secured else { return };
+                    io
+                }
             };
-            // The reason of a failure has been counted.
-            if let Ok(io) = secured {
-                connection::serve(io, context, end).await;
-            }
+            connection::serve(io, context, end).await;
         }
     };
     serve_each(incoming, cores, stop, serve).await;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tokio_rustls::rustls::{AlertDescription, Error};
+use tokio_rustls::rustls::{AlertDescription, Error, InvalidMessage};
 
 /// Why a handshake failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,11 @@ impl HandshakeFailure {
     pub(super) fn of(error: &io::Error) -> Self {
         let Some(error) = rustls_error(error) else { return Self::Abandoned };
         match error {
-            Error::InvalidMessage(_) => Self::NotTls,
+            Error::InvalidMessage(
+                InvalidMessage::InvalidContentType
+                | InvalidMessage::UnknownProtocolVersion
+                | InvalidMessage::MessageTooLarge,
+            ) => Self::NotTls,
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(_) => Self::BadCertificate,
             Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::Incompatible,

@@ -17,6 +17,7 @@ mod load;
 mod old_rules;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,8 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
 
+use ratelease_rules::Source;
 use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
@@ -37,28 +38,13 @@ pub use load::{Compiled, Load};
 use load::{Digest, LoadError, LoadOutcome};
 use old_rules::OldRules;
 use ratelease_server::current_rules::CurrentRules;
+use timing::Timing;
 
-/// A change is complete once there has been no event for this long. Writing a file causes several
-/// events.
-const QUIET: Duration = Duration::from_millis(200);
-/// If events do not stop, the rules are read after this long; this leaves time for them to be in
-/// force within 1 s.
-const SETTLE_MAX: Duration = Duration::from_millis(600);
-/// The rules are read at least this often: network file systems send no events, and a kernel whose
-/// queue overflows drops some.
-const POLL: Duration = Duration::from_secs(30);
 /// Niceness of the watcher's thread, in favour of threads that answer requests: it gets about a
 /// tenth of a core when they want all cores.
 const NICE: i32 = 10;
 /// Maximum number of faults or warnings of one load that are logged, one line each.
 const LINES_LOGGED_MAX: usize = 20;
-
-/// For sources that are pushed: whoever pushes one waits for what becomes of it, and nothing
-/// changes without a wake-up.
-const PUSHED: Timing =
-    Timing { quiet: Duration::ZERO, settle_max: Duration::ZERO, poll: Duration::MAX };
-
-const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
 
 /// The paths to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,14 +82,6 @@ pub struct FirstLoadFailed {
     pub is_unread: bool,
 }
 
-/// The timing of readings.
-#[derive(Debug, Clone, Copy)]
-struct Timing {
-    quiet: Duration,
-    settle_max: Duration,
-    poll: Duration,
-}
-
 struct Watch<L> {
     /// What to watch; `None` if changes are pushed.
     paths: Option<WatchPaths>,
@@ -138,8 +116,7 @@ impl Watcher {
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
-        let timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
-        Self::spawn_with(paths, load, published, snapshot, timing, FsWatch::new).await
+        Self::spawn_with(paths, load, published, snapshot, timing::WATCHED, FsWatch::new).await
     }
 
     async fn spawn_with<L: Load>(
@@ -170,8 +147,8 @@ impl Watcher {
         Ok((watcher, first))
     }
 
-    /// Puts the rules of `snapshot` in force, if it has any, then loads whenever the returned
-    /// sender wakes it: a source that is pushed to `load`.
+    /// Loads whenever the returned sender wakes it. Begins with the rules of `snapshot`, if it has
+    /// any, whose sources the receiver gets.
     ///
     /// # Errors
     /// Fails if the thread cannot be started.
@@ -179,12 +156,13 @@ impl Watcher {
         load: L,
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
-    ) -> io::Result<(Self, SyncSender<()>)> {
+    ) -> io::Result<(Self, SyncSender<()>, oneshot::Receiver<Vec<Source>>)> {
         let (waker, wake) = sync_channel(1);
         let fs_watch = FsWatch::new(waker.clone());
-        let watch = Watch::new(None, load, published, snapshot, PUSHED, fs_watch, wake);
-        let watcher = watch.spawn(waker.clone(), Watch::run_pushed)?;
-        Ok((watcher, waker))
+        let watch = Watch::new(None, load, published, snapshot, timing::PUSHED, fs_watch, wake);
+        let (keep, kept) = oneshot::channel();
+        let watcher = watch.spawn(waker.clone(), |watch| watch.run_pushed(keep))?;
+        Ok((watcher, waker, kept))
     }
 
     /// Ends the watch: its thread closes what it holds and ends, while the caller goes on.
@@ -247,8 +225,9 @@ impl<L: Load> Watch<L> {
     }
 
     /// Begins with the snapshot: nothing was pushed yet.
-    fn run_pushed(mut self) {
-        self.use_snapshot();
+    fn run_pushed(mut self, keep: oneshot::Sender<Vec<Source>>) {
+        // An error means that the start was cancelled.
+        let _ = keep.send(self.use_snapshot());
         self.follow();
     }
 
@@ -289,6 +268,8 @@ impl<L: Load> Watch<L> {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
                 // goes on, so that later rules are found.
                 self.published.note_panic();
+                let fault = "internal error: the rules could not be put in force";
+                self.load.note_outcome(Some(Err(vec![fault.to_owned()])));
             }
         }
     }
@@ -328,8 +309,12 @@ impl<L: Load> Watch<L> {
                     self.published.note_panic();
                 }
                 let faults = error.lines();
-                log(&faults);
-                self.published.refuse(faults.join("\n"));
+                let joined = faults.join("\n");
+                // A set that is pushed may be refused twice, with and without what it replaces.
+                if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined) {
+                    log(&faults);
+                }
+                self.published.refuse(joined);
                 self.load.note_outcome(Some(Err(faults)));
                 return Some(Err(error));
             }
@@ -357,12 +342,16 @@ impl<L: Load> Watch<L> {
     }
 
     /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
-    fn use_snapshot(&mut self) {
-        let Some(snapshot) = self.snapshot.clone() else { return };
+    /// Returns its sources then.
+    fn use_snapshot(&mut self) -> Vec<Source> {
+        let Some(snapshot) = self.snapshot.clone() else { return Vec::new() };
         let path = snapshot.path().display();
         let sources = match snapshot.read() {
             Ok(sources) => sources,
-            Err(error) => return warn!("the snapshot of the rules is not used: {path}: {error}"),
+            Err(error) => {
+                warn!("the snapshot of the rules is not used: {path}: {error}");
+                return Vec::new();
+            }
         };
         match load::compile(&mut self.load, &sources) {
             Ok(compiled) => {
@@ -370,10 +359,12 @@ impl<L: Load> Watch<L> {
                 warn!(version, "the rules of the snapshot are in force: {path}");
                 self.in_force = Some(digest(&sources));
                 self.published.publish_snapshot(Arc::new(compiled.rules));
+                sources
             }
             Err(error) => {
                 warn!("the snapshot of the rules is not used: {path}: its rules have faults");
                 log_lines(&error.lines(), |fault| warn!("rules of the snapshot: {fault}"));
+                Vec::new()
             }
         }
     }

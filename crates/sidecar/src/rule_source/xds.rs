@@ -2,16 +2,20 @@
 //! server does, and is kept in the snapshot.
 //!
 //! ```text
-//! stream ─▶ subscription: names, versions ─▶ translate: text ─▶ pushed ─▶ watch: compile, publish
-//!    └◀─────────────── accepted, or all faults ◀────────────────────┘
+//! stream ─▶ response, resource, translate: text ─▶ rule_set ─▶ pushed ─▶ watch: compile, publish
+//!    └◀─────────── subscription: accepted, or all faults ◀────────┘
 //! ```
-//! The stream runs on the thread of pages, since a message may be large. Rules are compiled on the
-//! thread of rules, as those of files are.
+//! The stream runs on the thread of pages, and a thread that may block reads responses. Rules are
+//! compiled on the thread of rules, as those of files are.
 
 mod connect;
+mod discovery;
 #[doc(hidden)]
 pub mod fuzzing;
 mod pushed;
+mod resource;
+mod response;
+mod rule_set;
 mod status;
 mod stream;
 mod subscription;
@@ -19,21 +23,31 @@ mod translate;
 mod wire;
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::FutureExt;
 use ratelease_cli::settings::Xds;
 use ratelease_engine::time::Clock;
-use ratelease_rules::Options;
+use ratelease_rules::{Options, Source};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use tokio::time::sleep;
 use tracing::info;
 
 use super::snapshot::Snapshot;
 use super::watch::Watcher;
 use pushed::pushed;
 use ratelease_server::current_rules::CurrentRules;
+use resource::ResourceType;
+use rule_set::RuleSet;
 pub use status::XdsStatus;
 use stream::Client;
+
+/// Pause after a panic.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
 
 /// Follows an xDS server; dropping it ends that.
 #[derive(Debug)]
@@ -61,9 +75,13 @@ impl XdsWatch {
     ) -> io::Result<Self> {
         let status = XdsStatus::new(&settings.server.to_string(), clock);
         let (load, pusher) = pushed(options);
-        let (watcher, wake) = Watcher::spawn_pushed(load, Arc::clone(published), snapshot)?;
-        let client = Client::new(settings, pusher(wake), status.clone(), clock);
-        let stream = runtime.spawn(client.run()).abort_handle();
+        let (watcher, wake, kept) = Watcher::spawn_pushed(load, Arc::clone(published), snapshot)?;
+        let mut types = vec![ResourceType::RateLimitConfig];
+        types.extend(settings.own_rules.then_some(ResourceType::Rules));
+        let rules =
+            RuleSet::new(&types, options.merge_domains, pusher(wake), status.clone(), clock);
+        let client = Client { settings: Arc::new(settings), rules, status: status.clone() };
+        let stream = runtime.spawn(follow(client, kept)).abort_handle();
         Ok(Self { watcher, stream, status })
     }
 
@@ -90,6 +108,18 @@ impl XdsWatch {
     pub fn stop(&self) {
         self.stream.abort();
         self.watcher.stop();
+    }
+}
+
+/// Follows the server for ever, beginning with the rules of a snapshot that are in force.
+async fn follow(mut client: Client, kept: oneshot::Receiver<Vec<Source>>) {
+    // An error means that the thread of rules has ended, and with it the process.
+    client.rules.seed(&kept.await.unwrap_or_default());
+    loop {
+        // It ends by a panic alone, which must not leave the pod with its rules for ever.
+        let _ = AssertUnwindSafe(client.run()).catch_unwind().await;
+        client.status.note_failure("internal error; see the log");
+        sleep(PANIC_PAUSE).await;
     }
 }
 

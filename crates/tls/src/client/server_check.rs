@@ -1,4 +1,4 @@
-//! A check of a server's certificate that does not depend on the host that is connected to.
+//! The check of a server's certificate: of the chain's size, the chain, and a name.
 
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
@@ -11,20 +11,23 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Requires a certificate that descends from the roots and has the name, if one is given.
+use super::check::ServerCheck;
+use crate::chain;
+
+/// Requires a certificate that descends from the roots and has a name.
 #[derive(Debug)]
 pub(super) struct ServerChain {
     roots: RootCertStore,
-    name: Option<ServerName<'static>>,
+    check: ServerCheck,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 // === impl ServerChain ===
 
 impl ServerChain {
-    pub(super) fn new(roots: RootCertStore, name: Option<ServerName<'static>>) -> Self {
+    pub(super) fn new(roots: RootCertStore, check: ServerCheck) -> Self {
         let algorithms = ring::default_provider().signature_verification_algorithms;
-        Self { roots, name, algorithms }
+        Self { roots, check, algorithms }
     }
 }
 
@@ -33,10 +36,11 @@ impl ServerCertVerifier for ServerChain {
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _host: &ServerName<'_>,
+        host: &ServerName<'_>,
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        chain::check(intermediates)?;
         let certificate = ParsedCertificate::try_from(end_entity)?;
         let algorithms = self.algorithms.all;
         verify_server_cert_signed_by_trust_anchor(
@@ -46,8 +50,10 @@ impl ServerCertVerifier for ServerChain {
             now,
             algorithms,
         )?;
-        if let Some(name) = &self.name {
-            verify_server_name(&certificate, name)?;
+        match &self.check {
+            ServerCheck::Host => verify_server_name(&certificate, host)?,
+            ServerCheck::Name(name) => verify_server_name(&certificate, name)?,
+            ServerCheck::AnyName => {}
         }
         Ok(ServerCertVerified::assertion())
     }

@@ -1,4 +1,4 @@
-//! The check of a client's certificate for a name, besides the check of its chain.
+//! The checks of a client's certificate: of the chain's size, the chain, and a name.
 
 use std::sync::Arc;
 
@@ -9,14 +9,16 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
-/// Requires a certificate with this name among its subject alternative names.
+use crate::chain;
+
+/// Requires a certificate that descends from the roots and has the name, if one is given.
 #[derive(Debug)]
-pub(super) struct NamedClient {
+pub(super) struct ClientCheck {
     pub(super) chain: Arc<dyn ClientCertVerifier>,
-    pub(super) name: ServerName<'static>,
+    pub(super) name: Option<ServerName<'static>>,
 }
 
-impl ClientCertVerifier for NamedClient {
+impl ClientCertVerifier for ClientCheck {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.chain.root_hint_subjects()
     }
@@ -27,8 +29,11 @@ impl ClientCertVerifier for NamedClient {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
+        chain::check(intermediates)?;
         let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
-        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        if let Some(name) = &self.name {
+            verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)?;
+        }
         Ok(verified)
     }
 

@@ -145,3 +145,38 @@ async fn a_server_is_checked_by_the_name_that_the_client_names() {
     let client = ClientFiles { roots, identity: None, server: ServerCheck::AnyName };
     assert!(meet(&listener, &client).await.is_err(), "any name, but not any authority");
 }
+
+/// The certificates of a chain in which each of some layers could be signed by each of the next: no
+/// root has the name of the last.
+fn bushy(layers: usize, width: usize, empty: usize) -> Vec<CertificateDer<'static>> {
+    let mut chain = Vec::new();
+    for layer in 0..layers {
+        for _ in 0..width {
+            chain.push(crate::tests::unsigned_ca(&layer.to_string(), &(layer + 1).to_string()));
+        }
+    }
+    chain.extend((0..empty).map(|_| CertificateDer::from(Vec::new())));
+    chain
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "a second is a thousand times what it takes")]
+fn a_chain_that_is_made_to_be_searched_for_ever_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let root = authority.write_root(dir.path());
+    let end = crate::tests::unsigned_ca("end", "0");
+    let listener = ServerFiles {
+        certificate: root.clone(),
+        key: root.clone(),
+        client_roots: Some(root.clone()),
+        client_name: None,
+    };
+    let roots = pem::roots(&pem::read(&root)).unwrap();
+    let clients = listener.client_check(roots).unwrap();
+    for chain in [bushy(6, 7, 10_000), bushy(1, 5, 0), bushy(0, 0, 5)] {
+        let begun = std::time::Instant::now();
+        assert!(clients.verify_client_cert(&end, &chain, NOW).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+}

@@ -28,10 +28,12 @@ pub(super) struct Tls {
     loaded: Mutex<Option<Loaded>>,
 }
 
-/// What the files held, and the configuration made of it, which keeps the sessions to resume.
+/// What the files held when they were last good, and the configuration made of it.
 struct Loaded {
     pems: ClientPems,
     config: Arc<ClientConfig>,
+    /// What was wrong with the files later, as it was logged last.
+    fault: String,
 }
 
 /// Adds what to check to an error of a connection that is the server's refusal of our certificate:
@@ -58,13 +60,21 @@ impl Tls {
             return Ok(Arc::clone(&known.config));
         }
         // Whether the certificate has expired is for the server to say, by its own clock.
-        let config = self.files.load(&pems, None).map_err(|faults| {
-            let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-            io::Error::other(faults.join("; "))
-        })?;
-        let config = Arc::new(config);
-        *loaded = Some(Loaded { pems, config: Arc::clone(&config) });
-        Ok(config)
+        let faults = match self.files.load(&pems, None) {
+            Ok(config) => {
+                let config = Arc::new(config);
+                *loaded = Some(Loaded { pems, config: Arc::clone(&config), fault: String::new() });
+                return Ok(config);
+            }
+            Err(faults) => faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        };
+        let Some(former) = &mut *loaded else { return Err(io::Error::other(faults)) };
+        // A certificate and its key may be replaced one after the other.
+        if former.fault != faults {
+            tracing::error!("the former certificates are used for Redis: {faults}");
+            former.fault = faults;
+        }
+        Ok(Arc::clone(&former.config))
     }
 
     /// Performs the handshake with the server `host`. Files are read on `threads`.

@@ -16,7 +16,7 @@ pub trait Load: Send + 'static {
     /// Reads every source of rules, in an order that depends only on their names.
     ///
     /// # Errors
-    /// One line: the source that could not be read, and why.
+    /// The source that could not be read, and why: a line for each.
     fn read(&mut self) -> Result<Vec<Source>, String>;
 
     /// Compiles the rules of `sources`.
@@ -122,7 +122,7 @@ impl LoadError {
     /// Lines for people, one for each fault; at least one.
     pub(super) fn lines(&self) -> Vec<String> {
         match self {
-            Self::Unread(fault) => vec![fault.clone()],
+            Self::Unread(faults) => faults.lines().map(str::to_owned).collect(),
             Self::Faults(faults) => faults.clone(),
             Self::Panicked => {
                 let fault = "internal error: the rules could not be read: the loader panicked";

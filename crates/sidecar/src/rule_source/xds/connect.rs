@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use ratelease_cli::settings::Xds;
+use ratelease_rules::excerpt;
 use ratelease_tls::{ALPN_HTTP2, ClientFiles};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
@@ -19,6 +20,9 @@ use tower::service_fn;
 
 /// Maximum time for a connection with its handshakes.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// The part of it for one address of a host that has several.
+const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
 /// A server that does not answer a ping within this time is gone.
 const PING_MAX: Duration = Duration::from_secs(20);
@@ -39,8 +43,7 @@ pub(super) async fn connect(settings: &Xds) -> Result<Channel, String> {
 
 async fn try_connect(settings: &Xds) -> Result<Channel, String> {
     let server = &settings.server;
-    let stream = TcpStream::connect((server.host.as_str(), server.port)).await;
-    let stream = stream.map_err(|error| error.to_string())?;
+    let stream = dial(&server.host, server.port).await?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     let stream: Box<dyn ReadWrite> = match &settings.tls {
         None => Box::new(stream),
@@ -61,6 +64,20 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
     endpoint.connect_with_connector(once).await.map_err(|error| innermost(&error))
 }
 
+/// Connects to the first address of the host that answers.
+async fn dial(host: &str, port: u16) -> Result<TcpStream, String> {
+    let addresses = lookup_host((host, port)).await.map_err(|error| error.to_string())?;
+    let mut failed = "the name has no address".to_owned();
+    for address in addresses {
+        match timeout(ADDRESS_MAX, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => failed = error.to_string(),
+            Err(_) => failed = format!("no answer within {ADDRESS_MAX:?}"),
+        }
+    }
+    Err(failed)
+}
+
 async fn secure(
     stream: TcpStream,
     files: &ClientFiles,
@@ -71,7 +88,7 @@ async fn secure(
     let config = config.map_err(|error| error.to_string())??;
     let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
     let secured = TlsConnector::from(std::sync::Arc::new(config)).connect(name, stream).await;
-    secured.map_err(|error| format!("TLS: {error}"))
+    secured.map_err(|error| format!("TLS: {}", excerpt(&error.to_string())))
 }
 
 fn config(files: &ClientFiles) -> Result<ClientConfig, String> {
@@ -83,10 +100,10 @@ fn config(files: &ClientFiles) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// The innermost cause of an error, which is the most specific one.
+/// The innermost cause of an error, which is the most specific one. It may quote the server.
 pub(super) fn innermost(mut error: &dyn Error) -> String {
     while let Some(source) = error.source() {
         error = source;
     }
-    error.to_string()
+    excerpt(&error.to_string())
 }

@@ -35,7 +35,7 @@ struct PushedSet {
     /// Which push this is.
     number: u64,
     /// `None` once it is known what became of them: text takes memory.
-    sources: Option<Vec<Source>>,
+    sources: Option<Result<Vec<Source>, Vec<String>>>,
     reply: Option<oneshot::Sender<Outcome>>,
 }
 
@@ -49,9 +49,15 @@ pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -
 // === impl Pusher ===
 
 impl Pusher {
-    /// Puts the rules of `sources` in force, or returns their faults.
-    pub(super) async fn push(&self, sources: Vec<Source>) -> Outcome {
+    /// Puts the rules of `sources` in force, or returns their faults. The faults of a set that
+    /// could not even be read are pushed too, so that they are shown and logged as those of rules.
+    pub(super) async fn push(&self, sources: Result<Vec<Source>, Vec<String>>) -> Outcome {
         let (reply, replied) = oneshot::channel();
+        let sources = sources.map(|mut sources| {
+            // The order depends only on their names, not on which type came last.
+            sources.sort_by(|a, b| a.name.cmp(&b.name));
+            sources
+        });
         {
             let mut set = self.set.lock();
             let number = set.number + 1;
@@ -69,7 +75,11 @@ impl Load for Pushed {
     fn read(&mut self) -> Result<Vec<Source>, String> {
         let set = self.set.lock();
         self.number = set.number;
-        set.sources.clone().ok_or_else(|| "no set has arrived".to_owned())
+        match &set.sources {
+            Some(Ok(sources)) => Ok(sources.clone()),
+            Some(Err(faults)) => Err(faults.join("\n")),
+            None => Err("no set has arrived".to_owned()),
+        }
     }
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::excerpt;
 use ratelease_server::metrics::counter::{Count, Counter};
 use serde_json::{Value, json};
 
@@ -69,7 +70,7 @@ impl XdsStatus {
         let mut state = self.state.lock();
         state.accepted += 1;
         state.accepted_at = Some(self.clock.now());
-        version.clone_into(&mut state.version);
+        state.version = excerpt(version);
         state.last_failure = None;
         state.logged.clear();
     }

@@ -1,30 +1,36 @@
 //! One stream after the other: requests, responses, and the waits between.
 
 use std::error::Error;
+use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream;
 use ratelease_cli::settings::{Xds, XdsRetry};
 use ratelease_engine::rng::{fraction, next_u64};
-use ratelease_engine::time::Clock;
-use ratelease_rules::{Source, excerpt};
+use ratelease_rules::excerpt;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, sleep_until};
+use tokio::time::sleep;
 use tonic::metadata::MetadataMap;
+use tonic::transport::Channel;
 use tonic::{Extensions, Request, Status, Streaming};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::connect::{connect, innermost};
-use super::pushed::Pusher;
+use super::discovery::stream_aggregated_resources;
+use super::rule_set::{Answer, AnswerKind, RuleSet};
 use super::status::XdsStatus;
-use super::subscription::{ResourceType, Subscription};
-use super::wire::{
-    self, AggregatedDiscoveryServiceClient, DiscoveryRequest, DiscoveryResponse, Kind, Node, Struct,
-};
+use super::wire::{self, DiscoveryRequest, DiscoveryResponse, Kind, Node, Struct};
 
-/// Requests on their way to the server. Each response is followed by one, and is awaited before the
-/// next is read.
-const REQUESTS_MAX: usize = 4;
+/// Maximum number of requests on their way to the server. A server that takes none of so many does
+/// not read.
+const REQUESTS_MAX: usize = 16;
+
+/// Pause after each answer: rules change at most ten times a second, whatever the server sends.
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
+
+/// Pause before a set is refused that was refused before: many servers send it again at once.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the server is told that this is.
 const AGENT: &str = "ratelease";
@@ -32,11 +38,9 @@ const AGENT: &str = "ratelease";
 /// A client of an xDS server.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) settings: Xds,
-    pub(super) pusher: Pusher,
+    pub(super) settings: Arc<Xds>,
+    pub(super) rules: RuleSet,
     pub(super) status: XdsStatus,
-    pub(super) clock: Clock,
-    pub(super) subscriptions: Vec<Subscription>,
 }
 
 /// Why a stream ended.
@@ -44,11 +48,9 @@ struct Ended {
     why: String,
     /// Whether a set of rules was accepted on it.
     was_useful: bool,
-    /// Whether there was a stream at all.
-    was_connected: bool,
 }
 
-/// The open stream.
+/// An open stream.
 struct Open {
     requests: mpsc::Sender<DiscoveryRequest>,
     responses: Streaming<DiscoveryResponse>,
@@ -57,168 +59,110 @@ struct Open {
 // === impl Client ===
 
 impl Client {
-    /// Subscribes to the types of the settings.
-    pub(super) fn new(settings: Xds, pusher: Pusher, status: XdsStatus, clock: Clock) -> Self {
-        let mut subscriptions = vec![Subscription::new(ResourceType::RateLimitConfig)];
-        if settings.own_rules {
-            subscriptions.push(Subscription::new(ResourceType::Rules));
-        }
-        Self { settings, pusher, status, clock, subscriptions }
-    }
-
     /// Follows the server for ever.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(&mut self) {
         let mut useless = 0;
         loop {
-            let Ended { why, was_useful, was_connected } = self.follow().await;
-            let server = &self.settings.server;
+            let retry = self.settings.retry;
+            let (why, wait) = match self.connect().await {
+                Err(why) => (why, retry.connect),
+                Ok(channel) => {
+                    let Ended { why, was_useful } = self.follow(channel).await;
+                    useless = if was_useful { 0 } else { useless + 1 };
+                    (why, wait_after_stream(&retry, useless))
+                }
+            };
             if self.status.note_failure(&why) {
+                let server = &self.settings.server;
                 warn!("no rules from the xDS server {server}: {why}; the last ones stay in force");
             }
-            useless = if was_useful { 0 } else { useless + 1 };
-            let wait = wait_of(&self.settings.retry, was_connected, useless);
-            self.wait(wait).await;
+            self.pause(jittered(wait, retry.jitter)).await;
         }
     }
 
     /// Waits, and lets resources go that the server sends no longer.
-    async fn wait(&mut self, wait: Duration) {
-        let end = sleep(wait);
-        tokio::pin!(end);
+    async fn pause(&mut self, wait: Duration) {
+        self.meanwhile(sleep(wait)).await;
+    }
+
+    /// Awaits `other`, and lets resources go meanwhile.
+    async fn meanwhile<T>(&mut self, other: impl Future<Output = T>) -> T {
+        tokio::pin!(other);
         loop {
             tokio::select! {
-                () = &mut end => return,
-                () = self.until_leaving() => self.let_go().await,
+                done = &mut other => return done,
+                () = self.rules.until_leaving() => self.rules.let_go().await,
             }
         }
     }
 
-    /// Follows the server until the stream ends.
-    async fn follow(&mut self) -> Ended {
-        let (mut was_useful, mut was_connected) = (false, false);
-        let mut open = match self.open().await {
-            Ok(open) => open,
-            Err(why) => return Ended { why, was_useful, was_connected },
-        };
-        was_connected = true;
+    async fn connect(&mut self) -> Result<Channel, String> {
+        let settings = Arc::clone(&self.settings);
+        let channel = self.meanwhile(async move { connect(&settings).await }).await?;
         self.status.note_stream();
         info!("connected to the xDS server {}", self.settings.server);
+        Ok(channel)
+    }
+
+    /// Follows the server until the stream ends.
+    async fn follow(&mut self, channel: Channel) -> Ended {
+        let mut was_useful = false;
+        let requests = self.rules.begin(&node(&self.settings));
+        let opening = open(channel, requests, Arc::clone(&self.settings));
+        // Many servers send nothing, headers included, before their first set.
+        let mut open = match self.meanwhile(opening).await {
+            Ok(open) => open,
+            Err(why) => return Ended { why, was_useful },
+        };
         loop {
-            let response = tokio::select! {
-                response = open.responses.message() => response,
-                () = self.until_leaving() => {
-                    self.let_go().await;
-                    continue;
-                }
-            };
+            let response = self.meanwhile(open.responses.message()).await;
             let why = match response {
                 Ok(Some(response)) => {
-                    match self.answer(response).await {
-                        Some((request, is_accepted)) => {
-                            was_useful |= is_accepted;
-                            if open.requests.send(request).await.is_ok() {
-                                continue;
-                            }
-                        }
-                        None => continue,
+                    let Some(Answer { request, kind }) = self.rules.take(response).await else {
+                        self.pause(ANSWER_PAUSE).await;
+                        continue;
+                    };
+                    if kind == AnswerKind::RefusedAgain {
+                        self.pause(REFUSAL_PAUSE).await;
                     }
-                    "the stream ended".to_owned()
+                    was_useful |= kind == AnswerKind::Accepted;
+                    if open.requests.try_send(request).is_ok() {
+                        self.pause(ANSWER_PAUSE).await;
+                        continue;
+                    }
+                    "the server does not read".to_owned()
                 }
                 Ok(None) => "the server ended the stream".to_owned(),
                 Err(status) => reason(&status),
             };
-            return Ended { why, was_useful, was_connected };
+            return Ended { why, was_useful };
         }
     }
+}
 
-    async fn open(&mut self) -> Result<Open, String> {
-        let channel = connect(&self.settings).await?;
-        let mut client = AggregatedDiscoveryServiceClient::new(channel)
-            .max_decoding_message_size(self.settings.message_bytes_max);
-        let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
-        let node = node(&self.settings);
-        for subscription in &mut self.subscriptions {
-            // There is room for all of them.
-            let _ = requests.try_send(subscription.begin(node.clone()));
-        }
-        let outgoing = stream::unfold(waiting, |mut waiting| async move {
-            waiting.recv().await.map(|request| (request, waiting))
-        });
-        let headers = MetadataMap::from_headers(self.settings.headers.clone());
-        let request = Request::from_parts(headers, Extensions::default(), outgoing);
-        let opened = client.stream_aggregated_resources(request).await;
-        let responses = opened.map_err(|status| reason(&status))?;
-        Ok(Open { requests, responses: responses.into_inner() })
+/// Opens a stream that begins with these requests.
+async fn open(
+    channel: Channel,
+    first: Vec<DiscoveryRequest>,
+    settings: Arc<Xds>,
+) -> Result<Open, String> {
+    let (requests, waiting) = mpsc::channel(REQUESTS_MAX);
+    for request in first {
+        // There is room for all of them.
+        let _ = requests.try_send(request);
     }
-
-    /// Puts the rules of a response in force, or refuses it. Returns the request that tells the
-    /// server, and whether it accepts; `None` for a response that nobody has asked for.
-    async fn answer(&mut self, response: DiscoveryResponse) -> Option<(DiscoveryRequest, bool)> {
-        let Some(at) = self.subscriptions.iter().position(|it| it.is_of(&response)) else {
-            warn!(
-                "the xDS server sent resources of the type {}, which was not asked for",
-                excerpt(&response.type_url)
-            );
-            return None;
-        };
-        let subscription = self.subscriptions.get_mut(at)?;
-        let version = excerpt(&response.version_info);
-        let received = match subscription.receive(response) {
-            Ok(received) => received,
-            Err(faults) => {
-                warn!(version, "resources refused: {}", faults.join("; "));
-                return self.refuse(at, &faults);
-            }
-        };
-        let subscription = self.subscriptions.get(at)?;
-        let own: Vec<Source> = Subscription::sources_of(&received).cloned().collect();
-        let leaving: Vec<Source> = subscription.sources_leaving(&received).cloned().collect();
-        let others = self.subscriptions.iter().enumerate().filter(|(other, _)| *other != at);
-        let others: Vec<Source> = others.flat_map(|(_, it)| it.sources()).cloned().collect();
-        let mut with_leaving = !leaving.is_empty();
-        let mut outcome = self.pusher.push([own.clone(), others.clone(), leaving].concat()).await;
-        if outcome.is_err() && with_leaving {
-            // They may contradict what took their place.
-            with_leaving = false;
-            outcome = self.pusher.push([own, others].concat()).await;
+    let outgoing = stream::unfold(waiting, |mut waiting| async move {
+        match waiting.recv().await {
+            Some(request) => Some((request, waiting)),
+            // The stream is ended by dropping it.
+            None => pending().await,
         }
-        if let Err(faults) = outcome {
-            return self.refuse(at, &faults);
-        }
-        debug!(version, "resources accepted");
-        let now = self.clock.now();
-        let subscription = self.subscriptions.get_mut(at)?;
-        let request = subscription.accept(received, with_leaving, now);
-        self.status.note_accepted(subscription.version());
-        Some((request, true))
-    }
-
-    fn refuse(&self, at: usize, faults: &[String]) -> Option<(DiscoveryRequest, bool)> {
-        self.status.note_refused(faults);
-        self.subscriptions.get(at).map(|it| (it.refuse(faults), false))
-    }
-
-    /// Resolves when resources have to go that the server sends no longer.
-    async fn until_leaving(&self) {
-        match self.subscriptions.iter().filter_map(Subscription::leave_at).min() {
-            Some(at) => sleep_until(self.clock.instant(at)).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Lets them go.
-    async fn let_go(&mut self) {
-        let now = self.clock.now();
-        let mut has_changed = false;
-        for subscription in &mut self.subscriptions {
-            has_changed |= subscription.drop_leaving(now);
-        }
-        if has_changed {
-            let sources = self.subscriptions.iter().flat_map(Subscription::sources).cloned();
-            // Rules that are good with more resources may not be so without them; the log tells.
-            let _ = self.pusher.push(sources.collect()).await;
-        }
-    }
+    });
+    let headers = MetadataMap::from_headers(settings.headers.clone());
+    let request = Request::from_parts(headers, Extensions::default(), outgoing);
+    let opened = stream_aggregated_resources(channel, request, settings.message_bytes_max).await;
+    let responses = opened.map_err(|status| reason(&status))?;
+    Ok(Open { requests, responses })
 }
 
 /// Why a stream failed: what broke the connection, or what the server says.
@@ -243,15 +187,14 @@ fn node(settings: &Xds) -> Node {
     }
 }
 
-/// The wait after a stream, or an attempt, of which there were `useless` in a row.
-fn wait_of(retry: &XdsRetry, was_connected: bool, useless: u32) -> Duration {
-    let nominal = if was_connected {
-        let doubled = retry.first.saturating_mul(2_u32.saturating_pow(useless.saturating_sub(1)));
-        doubled.min(retry.last)
-    } else {
-        retry.connect
-    };
-    nominal.mul_f64(1.0 - f64::from(retry.jitter) * fraction(next_u64()))
+/// The wait after a stream that ended, of which `useless` in a row brought no set.
+fn wait_after_stream(retry: &XdsRetry, useless: u32) -> Duration {
+    let doubled = retry.first.saturating_mul(2_u32.saturating_pow(useless.saturating_sub(1)));
+    doubled.min(retry.last)
+}
+
+fn jittered(wait: Duration, jitter: f32) -> Duration {
+    wait.mul_f64(1.0 - f64::from(jitter) * fraction(next_u64()))
 }
 
 #[cfg(test)]

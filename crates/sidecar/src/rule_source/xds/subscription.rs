@@ -1,17 +1,15 @@
 //! The resources of one type: what the server last sent, what of it is in force, and what the
 //! server is told of it. No I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use prost::Message;
 use ratelease_engine::time::Time;
-use ratelease_rules::{Source, excerpt};
+use ratelease_rules::Source;
 
-use super::translate::text_of;
-use super::wire::{
-    Any, DiscoveryRequest, DiscoveryResponse, Node, RateLimitConfig, RulesResource, Status,
-};
+use super::resource::{Resource, ResourceType};
+use super::response::{Digest, Received, Resources};
+use super::wire::{DiscoveryRequest, DiscoveryResponse, Node, Status};
 
 /// How long resources stay in force that the server no longer sends. Envoy Gateway sends the set of
 /// one Gateway after that of the other when it starts, so a resource that is missing may come back.
@@ -23,20 +21,11 @@ const FAULTS_TOLD_MAX: usize = 20;
 /// gRPC's code for an argument that cannot be used.
 const INVALID_ARGUMENT: i32 = 3;
 
-/// The types of resources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResourceType {
-    /// The rules of a domain, as Envoy's rate limit service takes them.
-    RateLimitConfig,
-    /// A rule file of ours.
-    Rules,
-}
-
 /// The resources of one type.
 #[derive(Debug)]
 pub(super) struct Subscription {
     of: ResourceType,
-    /// The version that was accepted last; empty before the first one of a stream.
+    /// The version that was accepted last on this stream; empty before the first.
     version: String,
     /// The number of the last response.
     nonce: String,
@@ -44,78 +33,31 @@ pub(super) struct Subscription {
     accepted: Resources,
     /// Resources that the server sends no longer, and that are in force until then.
     leaving: BTreeMap<String, (Resource, Time)>,
-}
-
-/// A resource as the text of a rule file.
-#[derive(Debug)]
-struct Resource {
-    /// Its domain; empty if that is not known.
-    domain: String,
-    source: Source,
-}
-
-type Resources = BTreeMap<String, Resource>;
-
-/// A set of resources that was received and is not accepted yet.
-#[derive(Debug)]
-pub(super) struct Received {
-    version: String,
-    resources: Resources,
-    /// Their domains, as far as they are known.
-    domains: BTreeSet<String>,
-}
-
-// === impl ResourceType ===
-
-impl ResourceType {
-    pub(super) const fn url(self) -> &'static str {
-        match self {
-            Self::RateLimitConfig => {
-                "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
-            }
-            Self::Rules => "type.googleapis.com/ratelease.config.v1.Rules",
-        }
-    }
-
-    /// Reads a resource, with its name.
-    fn read(self, resource: &Any) -> Result<(String, Resource), String> {
-        if resource.type_url != self.url() {
-            let found = excerpt(&resource.type_url);
-            return Err(format!("a resource of another type, {found}"));
-        }
-        let unreadable = |error| format!("a resource that cannot be decoded: {error}");
-        let (name, domain, text) = match self {
-            Self::RateLimitConfig => {
-                let config = RateLimitConfig::decode(&*resource.value).map_err(unreadable)?;
-                let text = text_of(&config);
-                (config.name, config.domain, text)
-            }
-            Self::Rules => {
-                let rules = RulesResource::decode(&*resource.value).map_err(unreadable)?;
-                (rules.name, String::new(), rules.yaml)
-            }
-        };
-        let shown = format!("{}{}", self.prefix(), excerpt(&name));
-        let source = Source { name: shown, text: text.into_bytes() };
-        Ok((name, Resource { domain, source }))
-    }
-
-    /// What the name of a source begins with.
-    const fn prefix(self) -> &'static str {
-        match self {
-            Self::RateLimitConfig => "xds:",
-            Self::Rules => "xds-yaml:",
-        }
-    }
+    /// What was refused last, unless something was accepted since, and its faults.
+    refused: Option<(Digest, Vec<String>)>,
 }
 
 // === impl Subscription ===
 
 impl Subscription {
     pub(super) fn new(of: ResourceType) -> Self {
-        let (accepted, leaving) = (Resources::new(), BTreeMap::new());
-        let (version, nonce) = (String::new(), String::new());
-        Self { of, version, nonce, accepted, leaving }
+        Self {
+            of,
+            version: String::new(),
+            nonce: String::new(),
+            accepted: Resources::new(),
+            leaving: BTreeMap::new(),
+            refused: None,
+        }
+    }
+
+    pub(super) fn of(&self) -> ResourceType {
+        self.of
+    }
+
+    /// Takes those of these sources that came from this type as accepted ones.
+    pub(super) fn seed(&mut self, sources: &[Source]) {
+        self.accepted.extend(sources.iter().filter_map(|source| self.of.of_source(source)));
     }
 
     /// The first request of a stream. It names no version: the versions of a server that was
@@ -130,67 +72,56 @@ impl Subscription {
         response.type_url == self.of.url()
     }
 
-    /// Reads a response. The error is all faults of its resources.
-    pub(super) fn receive(&mut self, response: DiscoveryResponse) -> Result<Received, Vec<String>> {
-        self.nonce = response.nonce;
-        let (mut resources, mut faults) = (Resources::new(), Vec::new());
-        for (at, resource) in response.resources.iter().enumerate() {
-            match self.of.read(resource) {
-                Err(fault) => faults.push(format!("resources[{at}]: {fault}")),
-                Ok((name, resource)) => {
-                    if resources.insert(name, resource).is_some() {
-                        faults.push(format!("resources[{at}]: a second one of its name"));
-                    }
-                }
-            }
-        }
-        let domains = resources.values().map(|it| it.domain.clone());
-        let domains = domains.filter(|domain| !domain.is_empty()).collect();
-        let version = response.version_info;
-        if faults.is_empty() { Ok(Received { version, resources, domains }) } else { Err(faults) }
+    /// Requests that follow answer this response.
+    pub(super) fn note_nonce(&mut self, response: &DiscoveryResponse) {
+        self.nonce.clone_from(&response.nonce);
     }
 
-    /// The sources of a set that was received.
-    pub(super) fn sources_of(received: &Received) -> impl Iterator<Item = &Source> {
-        received.resources.values().map(|resource| &resource.source)
+    /// The accepted sources.
+    pub(super) fn accepted(&self) -> impl Iterator<Item = &Source> {
+        self.accepted.values().map(|resource| &resource.source)
+    }
+
+    /// The sources that the server sends no longer, and that are still in force.
+    pub(super) fn leaving(&self) -> impl Iterator<Item = &Source> {
+        self.leaving.values().map(|(resource, _)| &resource.source)
     }
 
     /// The sources that stay in force for a while beside a set that does not contain them. Those
     /// whose domain has another resource in the set do not.
-    pub(super) fn sources_leaving<'s>(
+    pub(super) fn leaving_beside<'s>(
         &'s self,
         received: &'s Received,
     ) -> impl Iterator<Item = &'s Source> {
         let leaving = self.leaving.iter().map(|(name, (resource, _))| (name, resource));
         let former = self.accepted.iter().chain(leaving);
-        former.filter(|it| received.lacks(*it)).map(|(_, resource)| &resource.source)
+        former.filter(|(name, it)| received.lacks(name, it)).map(|(_, resource)| &resource.source)
     }
 
-    /// The sources that are in force.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
-        let leaving = self.leaving.values().map(|(resource, _)| resource);
-        self.accepted.values().chain(leaving).map(|resource| &resource.source)
-    }
-
-    /// Takes a set whose rules are in force, and returns the request that says so. Whether the
-    /// rules of [`Subscription::sources_leaving`] are in force too is told by `with_leaving`.
-    pub(super) fn accept(
-        &mut self,
-        received: Received,
-        with_leaving: bool,
-        now: Time,
-    ) -> DiscoveryRequest {
+    /// Takes a set whose rules are in force, and returns the request that says so. Those of
+    /// [`Subscription::leaving_beside`] stay for a while from `now`, if that is given.
+    pub(super) fn accept(&mut self, received: Received, now: Option<Time>) -> DiscoveryRequest {
         let former = std::mem::take(&mut self.accepted);
-        let leaving = former.into_iter().map(|(name, it)| (name, (it, now + REMOVAL_WAIT)));
-        self.leaving.extend(leaving);
-        self.leaving.retain(|name, (it, _)| with_leaving && received.lacks((name, it)));
+        if let Some(now) = now {
+            let leaving = former.into_iter().map(|(name, it)| (name, (it, now + REMOVAL_WAIT)));
+            self.leaving.extend(leaving);
+        }
+        self.leaving.retain(|name, (it, _)| received.lacks(name, it));
         self.version = received.version;
         self.accepted = received.resources;
+        self.refused = None;
         self.request()
     }
 
-    /// The request that refuses the last response.
-    pub(super) fn refuse(&self, faults: &[String]) -> DiscoveryRequest {
+    /// Takes note of a refusal, and returns the request that says so.
+    pub(super) fn refuse(&mut self, digest: Digest, faults: Vec<String>) -> DiscoveryRequest {
+        self.refused = Some((digest, faults));
+        self.refuse_again()
+    }
+
+    /// The request that refuses the last response for the reasons of the last refusal.
+    pub(super) fn refuse_again(&self) -> DiscoveryRequest {
+        let faults = self.refused_faults().unwrap_or_default();
         let mut message = faults.iter().take(FAULTS_TOLD_MAX).cloned().collect::<Vec<_>>();
         if let Some(more) = faults.len().checked_sub(FAULTS_TOLD_MAX).filter(|more| *more > 0) {
             message.push(format!("and {more} more"));
@@ -198,6 +129,16 @@ impl Subscription {
         let (code, message) = (INVALID_ARGUMENT, message.join("\n"));
         let error = Status { code, message, details: Vec::new() };
         DiscoveryRequest { error_detail: Some(error), ..self.request() }
+    }
+
+    /// Identifies what was refused last, unless something was accepted since.
+    pub(super) fn refused(&self) -> Option<Digest> {
+        self.refused.as_ref().map(|(digest, _)| *digest)
+    }
+
+    /// The faults of what was refused last, unless something was accepted since.
+    pub(super) fn refused_faults(&self) -> Option<&[String]> {
+        self.refused.as_ref().map(|(_, faults)| &**faults)
     }
 
     /// When resources that the server sends no longer have to go; `None` if there are none.
@@ -212,27 +153,24 @@ impl Subscription {
         self.leaving.len() < before
     }
 
+    /// Drops all of them.
+    pub(super) fn drop_all_leaving(&mut self) {
+        self.leaving.clear();
+    }
+
     /// The version that was accepted last.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    fn request(&self) -> DiscoveryRequest {
+    /// The request that names the accepted version and the last response.
+    pub(super) fn request(&self) -> DiscoveryRequest {
         DiscoveryRequest {
             version_info: self.version.clone(),
             type_url: self.of.url().to_owned(),
             response_nonce: self.nonce.clone(),
             ..DiscoveryRequest::default()
         }
-    }
-}
-
-// === impl Received ===
-
-impl Received {
-    /// Whether neither this resource nor another one of its domain is in the set.
-    fn lacks(&self, (name, resource): (&String, &Resource)) -> bool {
-        !self.resources.contains_key(name) && !self.domains.contains(&resource.domain)
     }
 }
 

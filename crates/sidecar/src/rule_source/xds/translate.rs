@@ -19,6 +19,9 @@ use super::wire::{
     self, Kind, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit, Struct,
 };
 
+/// Text above this length is not written: a source may have 16 MiB.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+
 /// The text of a resource's rules.
 pub(super) fn text_of(config: &RateLimitConfig) -> String {
     let mut text = format!("domain: {}\n", json!(config.domain));
@@ -32,6 +35,9 @@ fn descriptors(list: &[RateLimitDescriptor], depth: usize, text: &mut String) {
     }
     line(text, depth, "", "descriptors", &"");
     for descriptor in list {
+        if text.len() > TEXT_BYTES_MAX {
+            return; // the compiler refuses texts of this length
+        }
         let RateLimitDescriptor { key, value, rate_limit, descriptors: below, .. } = descriptor;
         let mut field = |name: &str, value: Value| line(text, depth, "  ", name, &value);
         field("key", json!(key));

@@ -12,7 +12,6 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
 };
 use prost::Message;
 
-pub(super) use discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 pub(super) use discovery::{DiscoveryRequest, DiscoveryResponse};
 
 /// A rule file as a resource: `ratelease.config.v1.Rules`.

@@ -1,20 +1,24 @@
 //! What the server is told, and which sources are in force.
 
-use super::super::wire::RateLimitDescriptor;
+use prost::Message;
+
+use super::super::response::read;
+use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor};
 use super::*;
+
+const OF: ResourceType = ResourceType::RateLimitConfig;
 
 fn resource(name: &str, domain: &str) -> Any {
     let descriptor = RateLimitDescriptor { key: "a".into(), ..Default::default() };
-    let config =
-        RateLimitConfig { name: name.into(), domain: domain.into(), descriptors: vec![descriptor] };
-    let type_url = ResourceType::RateLimitConfig.url().to_owned();
-    Any { type_url, value: config.encode_to_vec() }
+    let (name, domain) = (name.into(), domain.into());
+    let config = RateLimitConfig { name, domain, descriptors: vec![descriptor] };
+    Any { type_url: OF.url().to_owned(), value: config.encode_to_vec() }
 }
 
 fn response(version: &str, resources: Vec<Any>) -> DiscoveryResponse {
     DiscoveryResponse {
         version_info: version.into(),
-        type_url: ResourceType::RateLimitConfig.url().into(),
+        type_url: OF.url().into(),
         nonce: format!("n{version}"),
         resources,
         ..Default::default()
@@ -25,46 +29,57 @@ fn at(millis: u64) -> Time {
     Time::default() + Duration::from_millis(millis)
 }
 
-/// Receives and accepts a set.
+fn receive(
+    subscription: &mut Subscription,
+    version: &str,
+    resources: Vec<Any>,
+) -> Result<Received, Vec<String>> {
+    let response = response(version, resources);
+    subscription.note_nonce(&response);
+    read(OF, response, false, subscription.refused()).1.expect("not what was refused")
+}
+
+/// Receives and accepts a set; returns the names of all that is in force then.
 fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64) -> Vec<String> {
     let resources = of.iter().map(|name| resource(name, name)).collect();
-    let received = subscription.receive(response(version, resources)).expect("a good set");
-    let request = subscription.accept(received, true, at(millis));
+    let received = receive(subscription, version, resources).expect("a good set");
+    let request = subscription.accept(received, Some(at(millis)));
     assert_eq!((&*request.version_info, request.response_nonce), (version, format!("n{version}")));
     assert_eq!(request.error_detail, None);
     names(subscription)
 }
 
 fn names(subscription: &Subscription) -> Vec<String> {
-    subscription.sources().map(|source| source.name.clone()).collect()
+    let all = subscription.accepted().chain(subscription.leaving());
+    all.map(|source| source.name.clone()).collect()
 }
 
 #[test]
 fn a_stream_begins_with_the_node_and_neither_version_nor_nonce() {
-    let mut subscription = Subscription::new(ResourceType::RateLimitConfig);
+    let mut subscription = Subscription::new(OF);
     take(&mut subscription, "7", &["a"], 0);
     let node = Node { id: "pod".into(), ..Default::default() };
     let request = subscription.begin(node.clone());
     assert_eq!(request.node, Some(node));
     assert_eq!((&*request.version_info, &*request.response_nonce), ("", ""));
-    assert_eq!(request.type_url, ResourceType::RateLimitConfig.url());
+    assert_eq!(request.type_url, OF.url());
     assert_eq!(names(&subscription), ["xds:a"], "what is in force stays");
 }
 
 #[test]
 fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() {
-    let mut subscription = Subscription::new(ResourceType::RateLimitConfig);
+    let mut subscription = Subscription::new(OF);
     take(&mut subscription, "1", &["a"], 0);
     let garbage = Any { value: vec![0xff; 9], ..resource("b", "b") };
     let stranger = Any { type_url: "type.googleapis.com/other".into(), ..resource("c", "c") };
     let all = vec![resource("d", "d"), garbage, stranger, resource("d", "d")];
-    let faults = subscription.receive(response("2", all)).expect_err("faults");
+    let faults = receive(&mut subscription, "2", all).expect_err("faults");
     assert_eq!(faults.len(), 3, "{faults:?}");
     assert!(faults[0].starts_with("resources[1]: a resource that cannot be decoded"), "{faults:?}");
     assert!(faults[1].starts_with("resources[2]: a resource of another type"), "{faults:?}");
     assert_eq!(faults[2], "resources[3]: a second one of its name");
     let many: Vec<_> = (0..100).map(|at| format!("fault {at}")).collect();
-    let request = subscription.refuse(&many);
+    let request = subscription.refuse(blake3::hash(b""), many);
     assert_eq!((&*request.version_info, &*request.response_nonce), ("1", "n2"));
     let error = request.error_detail.expect("a reason");
     assert_eq!(error.code, 3);
@@ -74,8 +89,29 @@ fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() 
 }
 
 #[test]
+fn what_was_refused_is_not_read_again_until_something_is_accepted() {
+    let mut subscription = Subscription::new(OF);
+    let bad = || vec![Any { value: vec![0xff; 9], ..resource("b", "b") }];
+    let (digest, faults) = read(OF, response("1", bad()), false, None);
+    subscription.refuse(digest, faults.expect("read").expect_err("faults"));
+    assert!(read(OF, response("2", bad()), false, subscription.refused()).1.is_none());
+    assert!(subscription.refuse_again().error_detail.is_some());
+    take(&mut subscription, "3", &["a"], 0);
+    assert_eq!((subscription.refused(), subscription.refused_faults()), (None, None));
+}
+
+#[test]
+fn faults_without_number_are_counted_and_not_kept() {
+    let all = vec![Any::default(); 5000];
+    let (_, read) = read(OF, response("1", all), false, None);
+    let faults = read.expect("read").expect_err("faults");
+    assert_eq!(faults.len(), 1001);
+    assert_eq!(faults[1000], "and 4000 more");
+}
+
+#[test]
 fn resources_stay_for_a_while_when_the_server_sends_them_no_longer() {
-    let mut subscription = Subscription::new(ResourceType::RateLimitConfig);
+    let mut subscription = Subscription::new(OF);
     assert_eq!(take(&mut subscription, "1", &["a", "b"], 0), ["xds:a", "xds:b"]);
     assert_eq!(subscription.leave_at(), None);
     // As a gateway that was restarted: one set after the other.
@@ -93,17 +129,27 @@ fn resources_stay_for_a_while_when_the_server_sends_them_no_longer() {
 }
 
 #[test]
-fn a_resource_goes_at_once_if_another_one_has_its_domain() {
-    let mut subscription = Subscription::new(ResourceType::RateLimitConfig);
+fn a_resource_goes_at_once_if_another_one_has_its_domain_unless_domains_are_merged() {
+    let mut subscription = Subscription::new(OF);
     take(&mut subscription, "1", &["a"], 0);
-    let renamed = subscription.receive(response("2", vec![resource("z", "a")])).expect("good");
-    assert_eq!(subscription.sources_leaving(&renamed).count(), 0);
-    subscription.accept(renamed, true, at(10));
+    let renamed = || response("2", vec![resource("z", "a")]);
+    let read = |merges| read(OF, renamed(), merges, None).1.expect("read").expect("good");
+    assert_eq!(subscription.leaving_beside(&read(true)).count(), 1);
+    assert_eq!(subscription.leaving_beside(&read(false)).count(), 0);
+    subscription.accept(read(false), Some(at(10)));
     assert_eq!(names(&subscription), ["xds:z"]);
 }
 
 #[test]
-fn names_are_safe_to_show() {
-    let mut subscription = Subscription::new(ResourceType::RateLimitConfig);
-    assert_eq!(take(&mut subscription, "1", &["a\n\u{1b}[31m"], 0), ["xds:a\\n\\u{1b}[31m"]);
+fn what_a_snapshot_held_stays_until_the_server_sends_a_set_and_a_while_longer() {
+    let mut subscription = Subscription::new(OF);
+    let source = |name: &str| Source {
+        name: name.to_owned(),
+        text: b"domain: \"a\"\ndescriptors:\n".to_vec(),
+    };
+    subscription.seed(&[source("xds:a"), source("xds-yaml:b"), source("c.yaml")]);
+    assert_eq!(names(&subscription), ["xds:a"], "those of its type");
+    assert_eq!(take(&mut subscription, "1", &["b"], 0), ["xds:b", "xds:a"]);
+    assert!(subscription.drop_leaving(at(2000)));
+    assert_eq!(names(&subscription), ["xds:b"]);
 }

@@ -1,0 +1,184 @@
+//! A resource as the text of a rule file.
+
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
+use ratelease_rules::Source;
+use ratelease_rules::display_safety::alters_display;
+
+use super::translate::text_of;
+use super::wire::{Any, RateLimitConfig, RulesResource};
+
+/// Maximum number of descriptors in one resource. Each takes some 200 bytes while the resource is
+/// read, and as few as two in the message.
+const DESCRIPTORS_MAX: usize = 500_000;
+
+/// Maximum number of characters of a name that are shown.
+const NAME_CHARS_MAX: usize = 256;
+
+/// The fields of descriptors: in a resource, and in a descriptor.
+const DESCRIPTORS_OF_CONFIG: u32 = 3;
+const DESCRIPTORS_OF_DESCRIPTOR: u32 = 4;
+
+/// Maximum depth of descriptors, as in the decoder.
+const DEPTH_MAX: usize = 100;
+
+/// The types of resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ResourceType {
+    /// The rules of a domain, as Envoy's rate limit service takes them.
+    RateLimitConfig,
+    /// A rule file of ours.
+    Rules,
+}
+
+/// A resource as the text of a rule file.
+#[derive(Debug)]
+pub(super) struct Resource {
+    /// Its domain; empty if that is not known.
+    pub(super) domain: String,
+    pub(super) source: Source,
+}
+
+// === impl ResourceType ===
+
+impl ResourceType {
+    pub(super) const fn url(self) -> &'static str {
+        match self {
+            Self::RateLimitConfig => {
+                "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
+            }
+            Self::Rules => "type.googleapis.com/ratelease.config.v1.Rules",
+        }
+    }
+
+    /// What the name of a source begins with.
+    pub(super) const fn prefix(self) -> &'static str {
+        match self {
+            Self::RateLimitConfig => "xds:",
+            Self::Rules => "xds-yaml:",
+        }
+    }
+
+    /// Reads a resource, with its name. The error follows the place of the resource.
+    pub(super) fn read(self, resource: &Any) -> Result<(String, Resource), String> {
+        if resource.type_url != self.url() {
+            return Err(format!("a resource of another type, {}", shown(&resource.type_url)));
+        }
+        let unreadable = |error| format!("a resource that cannot be decoded: {error}");
+        let (name, domain, text) = match self {
+            Self::RateLimitConfig => {
+                if descriptors(&resource.value, DESCRIPTORS_OF_CONFIG, 0) > DESCRIPTORS_MAX {
+                    return Err(format!("more than {DESCRIPTORS_MAX} descriptors"));
+                }
+                let config = RateLimitConfig::decode(&*resource.value).map_err(unreadable)?;
+                let text = text_of(&config);
+                (config.name, config.domain, text)
+            }
+            Self::Rules => {
+                let rules = RulesResource::decode(&*resource.value).map_err(unreadable)?;
+                let domain = domain_of(&rules.yaml).to_owned();
+                (rules.name, domain, rules.yaml)
+            }
+        };
+        let source =
+            Source { name: format!("{}{}", self.prefix(), shown(&name)), text: text.into_bytes() };
+        Ok((name, Resource { domain, source }))
+    }
+
+    /// Returns the name and the resource that became this source; `None` if another type did.
+    pub(super) fn of_source(self, source: &Source) -> Option<(String, Resource)> {
+        let name = source.name.strip_prefix(self.prefix())?;
+        let text = std::str::from_utf8(&source.text).unwrap_or_default();
+        let domain = domain_of(text).to_owned();
+        Some((name.to_owned(), Resource { domain, source: source.clone() }))
+    }
+}
+
+/// The domain of a rule file, if it has a line of its own, as files usually have.
+fn domain_of(text: &str) -> &str {
+    let value = text.lines().find_map(|line| line.strip_prefix("domain:"));
+    value.unwrap_or_default().trim().trim_matches(['"', '\''])
+}
+
+/// A name that is safe to show.
+fn shown(name: &str) -> String {
+    let mut characters = name.chars();
+    let mut shown = String::new();
+    for character in characters.by_ref().take(NAME_CHARS_MAX) {
+        match alters_display(character) {
+            true => shown.extend(character.escape_default()),
+            false => shown.push(character),
+        }
+    }
+    if characters.next().is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// The number of descriptors in a message, at every depth, without decoding them. Bytes that are no
+/// message have as many as were found before the fault; the decoder reports it.
+fn descriptors(mut message: &[u8], field: u32, depth: usize) -> usize {
+    let mut found = 0;
+    while let Ok((tag, wire_type)) = decode_key(&mut message) {
+        if tag != field || wire_type != WireType::LengthDelimited || depth == DEPTH_MAX {
+            let skipped = skip_field(wire_type, tag, &mut message, Default::default());
+            if skipped.is_err() {
+                break;
+            }
+            continue;
+        }
+        let length = decode_varint(&mut message).ok().and_then(|it| usize::try_from(it).ok());
+        let Some((descriptor, rest)) = length.and_then(|it| message.split_at_checked(it)) else {
+            break;
+        };
+        found += 1 + descriptors(descriptor, DESCRIPTORS_OF_DESCRIPTOR, depth + 1);
+        message = rest;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::RateLimitDescriptor;
+    use super::*;
+
+    #[test]
+    fn descriptors_are_counted_at_every_depth_without_decoding_them() {
+        let leaf = || RateLimitDescriptor { key: "a".into(), ..Default::default() };
+        let two = RateLimitDescriptor { descriptors: vec![leaf(), leaf()], ..leaf() };
+        let config = RateLimitConfig {
+            name: "x".into(),
+            domain: "d".into(),
+            descriptors: vec![leaf(), two],
+        };
+        let bytes = config.encode_to_vec();
+        assert_eq!(descriptors(&bytes, DESCRIPTORS_OF_CONFIG, 0), 4);
+        for cut in 0..bytes.len() {
+            assert!(descriptors(&bytes[..cut], DESCRIPTORS_OF_CONFIG, 0) <= 4);
+        }
+        let empty = [0x1a, 0].repeat(DESCRIPTORS_MAX + 1);
+        let resource = Any { type_url: ResourceType::RateLimitConfig.url().into(), value: empty };
+        let refused = ResourceType::RateLimitConfig.read(&resource).map(|_| ());
+        assert_eq!(refused, Err("more than 500000 descriptors".to_owned()));
+    }
+
+    #[test]
+    fn the_domain_of_a_rule_file_is_on_a_line_of_its_own() {
+        for (text, domain) in [
+            ("domain: shop\ndescriptors:\n", "shop"),
+            ("# a\ndomain: \"a b\"\n", "a b"),
+            ("domain: 'x'", "x"),
+            ("{domain: x}", ""),
+            ("", ""),
+        ] {
+            assert_eq!(domain_of(text), domain, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_safe_to_show_and_long_ones_are_cut() {
+        assert_eq!(shown("a\n\u{1b}[31m/b"), "a\\n\\u{1b}[31m/b");
+        assert_eq!(shown(&"x".repeat(300)).chars().count(), 257);
+    }
+}

@@ -1,0 +1,93 @@
+//! Reads a response: its resources, or all faults of them. It takes a while for large ones, and
+//! runs on a thread that may block.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ratelease_rules::Source;
+
+use super::resource::{Resource, ResourceType};
+use super::wire::DiscoveryResponse;
+
+/// Maximum number of faults that are kept; of further ones only the number is known.
+const FAULTS_MAX: usize = 1000;
+
+/// Identifies what a response holds.
+pub(super) type Digest = blake3::Hash;
+
+/// Resources by their names.
+pub(super) type Resources = BTreeMap<String, Resource>;
+
+/// A set of resources that was received and is not accepted yet.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) version: String,
+    pub(super) resources: Resources,
+    /// The domains that no resource of another name may have beside it.
+    domains: BTreeSet<String>,
+}
+
+/// Reads a response of this type, unless it holds what was `refused` last. The error is all faults
+/// of its resources.
+pub(super) fn read(
+    of: ResourceType,
+    response: DiscoveryResponse,
+    merges_domains: bool,
+    refused: Option<Digest>,
+) -> (Digest, Option<Result<Received, Vec<String>>>) {
+    let digest = digest(&response);
+    if refused == Some(digest) {
+        return (digest, None);
+    }
+    let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
+    for (at, resource) in response.resources.iter().enumerate() {
+        let fault = match of.read(resource) {
+            Err(fault) => Some(fault),
+            Ok((name, resource)) => {
+                let former = resources.insert(name, resource);
+                former.map(|_| "a second one of its name".to_owned())
+            }
+        };
+        match fault {
+            Some(fault) if faults.len() < FAULTS_MAX => {
+                faults.push(format!("resources[{at}]: {fault}"));
+            }
+            Some(_) => more += 1,
+            None => {}
+        }
+    }
+    if more > 0 {
+        faults.push(format!("and {more} more"));
+    }
+    if !faults.is_empty() {
+        return (digest, Some(Err(faults)));
+    }
+    let domains = resources.values().map(|it| it.domain.clone());
+    let domains = domains.filter(|domain| !merges_domains && !domain.is_empty()).collect();
+    let version = response.version_info;
+    (digest, Some(Ok(Received { version, resources, domains })))
+}
+
+fn digest(response: &DiscoveryResponse) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    for resource in &response.resources {
+        for part in [resource.type_url.as_bytes(), &resource.value] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+    }
+    hasher.finalize()
+}
+
+// === impl Received ===
+
+impl Received {
+    /// The sources of the set.
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+        self.resources.values().map(|resource| &resource.source)
+    }
+
+    /// Whether neither this resource nor another one of its domain is in the set.
+    pub(super) fn lacks(&self, name: &str, resource: &Resource) -> bool {
+        !self.resources.contains_key(name) && !self.domains.contains(&resource.domain)
+    }
+}

@@ -1,0 +1,123 @@
+//! Both types of resources on one stream, and what a snapshot held of them.
+
+use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config};
+
+use super::stream::Rules;
+use super::{SOON, has_limit, pod, spawn};
+
+const BOTH: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
+
+/// A rule file of this name and domain.
+fn rules(name: &str, domain: &str) -> envoy_types::pb::google::protobuf::Any {
+    let yaml = format!(
+        "domain: {domain}\ndescriptors:\n- key: user\n  rate_limit: {{unit: year, \
+         requests_per_unit: 1000000}}\n"
+    );
+    any(RULES_TYPE, &Rules { name: name.into(), yaml })
+}
+
+#[tokio::test]
+async fn a_domain_may_move_from_one_type_to_the_other() {
+    let server = XdsServer::start().await;
+    server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
+    server.set_of(RULES_TYPE, "r1", Vec::new());
+    let (pod, connection, _dir) = pod(&server, &[BOTH]).await;
+    server.accepted("1").await;
+    server.accepted("r1").await;
+    // It leaves the one type, where it stays for a while, and comes with the other.
+    server.set("2", Vec::new());
+    server.accepted("2").await;
+    server.set_of(RULES_TYPE, "r2", vec![rules("a", "a")]);
+    server.accepted("r2").await;
+    assert!(has_limit(&connection, "a", "user").await);
+    assert_eq!(pod.status()["rules"]["count"], 1);
+    assert_eq!(pod.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_set_of_one_type_takes_nothing_of_the_other_that_a_snapshot_held() {
+    let server = XdsServer::start().await;
+    server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
+    server.set_of(RULES_TYPE, "r1", vec![rules("b", "b")]);
+    let kept = tempfile::tempdir().unwrap();
+    let path = kept.path().join("snapshot");
+    let env = [BOTH, ("RULES_SNAPSHOT", path.to_str().unwrap())];
+    let (first, ..) = pod(&server, &env).await;
+    server.accepted("1").await;
+    server.accepted("r1").await;
+    let written =
+        async || first.count("snapshots_written") > 0 && first.status()["rules"]["count"] == 2;
+    first.process.until("writing the snapshot", SOON, written).await;
+    assert_eq!(first.stop().await, 0);
+    // A server that was restarted, and has only one of the sets so far.
+    let restarted = XdsServer::start().await;
+    restarted.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
+    let (pod, connection, _dir) = pod(&restarted, &env).await;
+    restarted.accepted("1").await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await; // for what must not happen
+    for domain in ["a", "b"] {
+        assert!(has_limit(&connection, domain, "user").await, "{domain}");
+    }
+    restarted.set_of(RULES_TYPE, "r1", Vec::new());
+    restarted.accepted("r1").await;
+    let is_gone = async || !has_limit(&connection, "b", "user").await;
+    pod.process.until("dropping what the server does not send", SOON, is_gone).await;
+    assert_eq!(pod.stop().await, 0);
+}
+
+#[tokio::test]
+async fn a_bad_set_that_is_sent_again_at_each_refusal_costs_a_line_and_a_second() {
+    let server = XdsServer::start().await;
+    server.resend_refused();
+    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
+    let (pod, connection, _dir) = pod(&server, &[]).await;
+    server.accepted("1").await;
+    for bad in [config("b", "b", &[("", 1)]), any(RULES_TYPE, &Rules::default())] {
+        let before = pod.count("xds_refused");
+        server.set("2", vec![bad]);
+        let refused = async || pod.count("xds_refused") > before;
+        pod.process.until("refusing the set", SOON, refused).await;
+        let requests = server.requests().len();
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await; // for what must not happen
+        let more = server.requests().len() - requests;
+        assert!((1..=5).contains(&more), "{more} refusals in 3 s");
+        assert_eq!(pod.count("xds_refused"), before + 1);
+    }
+    assert!(has_limit(&connection, "shop", "user").await);
+    // A good set comes through all the same.
+    server.set("3", vec![config("shop", "shop", &[("path", 1_000_000)])]);
+    server.accepted("3").await;
+    assert_eq!(pod.stop().await, 0);
+    assert_eq!(pod.logged("rules refused").len(), 2, "{}", pod.log());
+}
+
+#[tokio::test]
+async fn a_first_set_that_cannot_be_read_ends_the_wait_as_one_with_faults_does() {
+    let server = XdsServer::start().await;
+    let garbage = envoy_types::pb::google::protobuf::Any {
+        type_url: CONFIG_TYPE.into(),
+        value: vec![0xff; 9],
+    };
+    server.set("1", vec![garbage]);
+    let (pod, _dir) = spawn(&server.addr.to_string(), &[]);
+    pod.says("/healthcheck", 200).await;
+    assert_eq!(pod.count("xds_refused"), 1);
+    assert!(pod.status()["rules"]["last_fault"].as_str().is_some_and(|it| it.contains("decoded")));
+    assert_eq!(pod.stop().await, 0);
+}
+
+#[tokio::test]
+async fn rules_change_at_most_ten_times_a_second() {
+    let server = XdsServer::start().await;
+    server.set("0", vec![config("shop", "shop", &[("user", 1)])]);
+    let (pod, _connection, _dir) = pod(&server, &[]).await;
+    server.accepted("0").await;
+    let before = pod.status()["rules"]["loads_ok"].as_u64().unwrap();
+    for limit in 2..200 {
+        server.set(&limit.to_string(), vec![config("shop", "shop", &[("user", limit)])]);
+    }
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await; // for what must not happen
+    let loads = pod.status()["rules"]["loads_ok"].as_u64().unwrap() - before;
+    assert!((1..=25).contains(&loads), "{loads} loads in 2 s");
+    assert_eq!(pod.stop().await, 0);
+}
