@@ -21,6 +21,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -206,11 +207,9 @@ async fn serve_core<L: Accept, F>(
                 let Some((accepted, place)) = next else { break };
                 // An error concerns only that connection.
                 if let Ok(io) = accepted.register() {
-                    let served = serve(io, ended.clone());
-                    open.spawn(async move {
-                        let _place = place;
-                        served.await;
-                    });
+                    // An async block would hold what it awaits twice (rust-lang/rust#62958), and a
+                    // crowd of connections would take that much more memory.
+                    open.spawn(serve(io, ended.clone()).map(|()| drop(place)));
                 }
                 yield_at_times(&mut since_yield).await;
             }

@@ -91,8 +91,9 @@ pub(super) async fn serve<I>(
     I: AsyncRead + AsyncWrite + Unpin,
 {
     let handle = io.handle();
+    // What is only of the beginning is boxed, so that it takes no memory while the connection lives.
     let preface = tokio::select! {
-        preface = preface::read(&mut io, &context.non_http2) => preface,
+        preface = Box::pin(preface::read(&mut io, &context.non_http2)) => preface,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.close_requested() => None,
@@ -103,7 +104,7 @@ pub(super) async fn serve<I>(
     let (hold, turn) = (WriteHold::default(), io.require_turns());
     let io = CoalescingIo::new(io, hold.clone(), PREFACE);
     let mut reader = CallReader { hold, turn, awaiting_message: VecDeque::new() };
-    let Ok(mut connection) = builder().handshake(io).await else { return };
+    let Ok(mut connection) = Box::pin(builder().handshake(io)).await else { return };
     let mut events = Events::new();
     events.push(Box::pin(async {
         tokio::select! {
