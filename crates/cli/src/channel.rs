@@ -111,7 +111,7 @@ impl TlsFlags {
     /// Returns the files of the flags, for connections that tonic does not make; `None` for no TLS.
     ///
     /// # Errors
-    /// The name is none that a certificate can have.
+    /// `--server-name` is neither a DNS name nor an IP address.
     pub fn files(&self) -> Result<Option<ClientFiles>, CliError> {
         if !self.is_on() {
             return Ok(None);

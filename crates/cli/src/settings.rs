@@ -178,7 +178,7 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
     })
 }
 
-/// Returns a warning if a certificate that anybody can get is enough to pass for Redis.
+/// Returns a warning if any certificate of a public CA is accepted as that of Redis.
 fn unchecked_redis(store: &StoreSettings) -> Option<String> {
     let StoreSettings::Redis { main, per_second, .. } = store else { return None };
     let of_both = [main.tls.as_ref(), per_second.as_ref().and_then(|it| it.tls.as_ref())];

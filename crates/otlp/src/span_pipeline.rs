@@ -55,7 +55,7 @@ pub struct SpanCounts {
     pub failed: u64,
 }
 
-/// What became of the spans that ended.
+/// Counts of the spans that ended.
 #[derive(Debug, Default)]
 struct Counters {
     /// Spans that wait to be exported.
@@ -141,7 +141,7 @@ impl SpanPipeline {
         let _ = tokio::task::spawn_blocking(stopping).await;
     }
 
-    /// What became of the spans that did not stay in the queue.
+    /// Counts of the spans that left the queue or found it full.
     pub fn counts(&self) -> SpanCounts {
         let Counters { sent, dropped, failed, .. } = &*self.counts;
         let [sent, dropped, failed] = [sent, dropped, failed].map(|it| it.load(Ordering::Relaxed));

@@ -111,8 +111,8 @@ impl TlsAcceptor {
         secured
     }
 
-    /// Logs a failure that somebody can do something about, unless one of its kind was logged not
-    /// long ago.
+    /// Logs a failure: as a warning if an operator can prevent it and none of its kind was logged
+    /// in the last ten minutes.
     fn log(&self, failure: HandshakeFailure, error: &io::Error) {
         // It may quote the certificate of a client.
         let error = excerpt(&error.to_string());

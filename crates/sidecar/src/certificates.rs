@@ -11,25 +11,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
-use std::time::Duration;
 
 use ratelease_engine::time::Clock;
 use ratelease_server::metrics::counter::{Count, Counter};
 use ratelease_server::tls::{HandshakeFailure, TlsAcceptor};
-use ratelease_tls::{FileFault, LoadedServer, ServerFiles, ServerPems};
+use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{dispatcher, error, info};
 
+use crate::file_watch::timing::WATCHED;
 use crate::file_watch::{FsWatch, WatchSet, settle};
 
-/// A change is complete once there has been no event for this long: the certificate and its key may
-/// be written one after the other.
-const QUIET: Duration = Duration::from_millis(200);
-/// If events do not stop, the files are read after this long; this leaves time for a new
-/// certificate to be used within 1 s.
-const SETTLE_MAX: Duration = Duration::from_millis(600);
-/// The files are read at least this often: network file systems send no events.
-const POLL: Duration = Duration::from_secs(30);
 /// Maximum number of times that the files are read until two readings agree: between the reading of
 /// the certificate and that of its key, both may be replaced.
 const READINGS_MAX: usize = 4;
@@ -42,7 +34,8 @@ pub struct CertificateWatch {
     counts: CertificateCounts,
 }
 
-/// What became of handshakes and of new certificates. A cheap handle: clones share the counts.
+/// Counts of handshakes and of certificates, by their outcome. A cheap handle: clones share the
+/// counts.
 #[derive(Debug, Clone)]
 pub struct CertificateCounts {
     acceptor: TlsAcceptor,
@@ -54,8 +47,8 @@ pub struct CertificateCounts {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// Files that cannot be used.
-    #[error("the gRPC port has no certificate: {}", lines(.0))]
-    Files(Vec<FileFault>),
+    #[error("the gRPC port has no certificate: {0}")]
+    Files(FileFaults),
     /// The thread cannot be started.
     #[error("the certificate of the gRPC port cannot be watched: {0}")]
     Thread(#[from] io::Error),
@@ -114,7 +107,7 @@ impl CertificateWatch {
         self.counts.acceptor.clone()
     }
 
-    /// What became of handshakes and of new certificates.
+    /// The counts of handshakes and of certificates.
     pub fn counts(&self) -> CertificateCounts {
         self.counts.clone()
     }
@@ -133,10 +126,10 @@ impl Drop for CertificateWatch {
 impl Watch {
     fn run(mut self) {
         loop {
-            // A panic must not leave the pod with its certificate for ever; the log has it.
+            // After a panic, which the log shows, the files must still be read again.
             let _ = catch_unwind(AssertUnwindSafe(|| self.reload()));
-            match self.wake.recv_timeout(POLL) {
-                Ok(()) => settle(&self.wake, QUIET, SETTLE_MAX, &self.is_stopping),
+            match self.wake.recv_timeout(WATCHED.poll) {
+                Ok(()) => settle(&self.wake, WATCHED, &self.is_stopping),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -164,7 +157,7 @@ impl Watch {
                 self.last_fault.clear();
             }
             Err(faults) => {
-                let faults = lines(&faults);
+                let faults = faults.to_string();
                 if self.is_new(&faults) {
                     error!("the former certificate of the gRPC port stays in force: {faults}");
                     self.counts.refused.fetch_add(1, Ordering::Relaxed);
@@ -189,7 +182,7 @@ impl Watch {
 }
 
 /// Reads the files until two readings agree, and loads what they hold.
-fn load(files: &ServerFiles) -> (ServerPems, Result<LoadedServer, Vec<FileFault>>) {
+fn load(files: &ServerFiles) -> (ServerPems, Result<LoadedServer, FileFaults>) {
     let mut pems = files.read();
     for _ in 1..READINGS_MAX {
         let again = files.read();
@@ -200,10 +193,6 @@ fn load(files: &ServerFiles) -> (ServerPems, Result<LoadedServer, Vec<FileFault>
     }
     let loaded = files.load(&pems, UnixTime::now());
     (pems, loaded)
-}
-
-fn lines(faults: &[FileFault]) -> String {
-    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 // === impl CertificateCounts ===

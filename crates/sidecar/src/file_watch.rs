@@ -1,9 +1,10 @@
-//! Watches files and directories for changes. The watches are set anew before each reading, since
-//! that may find other directories.
+//! Watches files and directories for changes. The watches are set again before each reading: a
+//! directory may have been replaced by another one since.
 //!
 //! Uses nothing else of this crate; `rule_source` watches the rules with it, and `certificates` the
 //! files of TLS.
 
+pub(crate) mod timing;
 mod watch_set;
 
 use std::collections::HashMap;
@@ -15,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use parking_lot::Mutex;
 use tracing::warn;
 
+use timing::Timing;
 pub(crate) use watch_set::{DIRECTORIES_MAX, WatchSet};
 
 /// Maximum number of times that the file system is scanned until two scans agree; if they never
@@ -42,19 +44,14 @@ pub(crate) struct FsWatch {
     is_disabled: bool,
 }
 
-/// Waits until a change is complete: until no wake-up has come for `quiet`, at most `max` in all,
-/// or until `is_stopping`.
+/// Waits until a change is complete: until no wake-up has come for the quiet time, at most the
+/// longest time in all, or until `is_stopping`.
 #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
-pub(crate) fn settle(
-    wake: &Receiver<()>,
-    quiet: Duration,
-    max: Duration,
-    is_stopping: &AtomicBool,
-) {
+pub(crate) fn settle(wake: &Receiver<()>, timing: Timing, is_stopping: &AtomicBool) {
     let start = Instant::now();
     while !is_stopping.load(Ordering::Relaxed) {
-        let left = max.saturating_sub(start.elapsed());
-        if left.is_zero() || wake.recv_timeout(left.min(quiet)).is_err() {
+        let left = timing.settle_max.saturating_sub(start.elapsed());
+        if left.is_zero() || wake.recv_timeout(left.min(timing.quiet)).is_err() {
             return;
         }
     }

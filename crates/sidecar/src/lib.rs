@@ -14,9 +14,9 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`supervise`]
-//! restarts background tasks; [`telemetry`] is the log and what is pushed. `file_watch` tells of
-//! changed files: [`certificates`] keeps the certificate of the gRPC port up to date, and
-//! [`rule_source`] the rules. [`admin`] shows the state of the process, and [`http`] serves
+//! restarts background tasks; [`telemetry`] is the log and what is pushed. `file_watch` reports
+//! changes of files: [`certificates`] keeps the certificate of the gRPC port up to date with it,
+//! and [`rule_source`] the rules. [`admin`] shows the state of the process, and [`http`] serves
 //! that and decisions over HTTP. [`app`] builds all parts and runs them.
 
 #![forbid(unsafe_code)]

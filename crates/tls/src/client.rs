@@ -11,7 +11,8 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, Error, RootCertStore};
 
-use crate::fault::{Faults, FileFault, FileRole};
+use crate::alpn::ALPN_HTTP2;
+use crate::fault::{FileFaults, FileRole};
 use crate::pem::{self, Content};
 use crate::server::unusable_key;
 use crate::validity;
@@ -60,8 +61,8 @@ impl ClientFiles {
         &self,
         pems: &ClientPems,
         now: Option<UnixTime>,
-    ) -> Result<ClientConfig, Vec<FileFault>> {
-        let mut faults = Faults::default();
+    ) -> Result<ClientConfig, FileFaults> {
+        let mut faults = FileFaults::default();
         let roots = pems.roots.as_ref().map_or_else(system_roots, pem::roots);
         let roots = faults.note(roots, FileRole::Roots, self.roots.as_deref());
         let (certificate, key) = self.identity.as_ref().map(|(of, key)| (of, key)).unzip();
@@ -74,9 +75,21 @@ impl ClientFiles {
             }
             None => Some(None),
         };
-        let (Some(roots), Some(identity)) = (roots, identity) else { return Err(faults.0) };
+        let (Some(roots), Some(identity)) = (roots, identity) else { return Err(faults) };
         let config = self.config(roots, identity).map_err(|error| unusable_key(&error));
-        faults.note(config, FileRole::Key, key.map(|it| &**it)).ok_or(faults.0)
+        faults.note(config, FileRole::Key, key.map(|it| &**it)).ok_or(faults)
+    }
+
+    /// Reads the files and makes a configuration for HTTP/2 of them, as [`ClientFiles::load`] does.
+    /// An expired client certificate is no fault: that is for the server to say, by its own clock.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// Each file that cannot be used.
+    pub fn load_http2(&self) -> Result<Arc<ClientConfig>, FileFaults> {
+        let mut config = self.load(&self.read(), None)?;
+        config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
+        Ok(Arc::new(config))
     }
 
     fn config(

@@ -25,13 +25,13 @@ pub struct FileFault {
     pub problem: String,
 }
 
-/// All faults of one load.
-#[derive(Debug, Default)]
-pub(crate) struct Faults(pub(crate) Vec<FileFault>);
+/// The files that cannot be used, of all that one configuration needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FileFaults(Vec<FileFault>);
 
-// === impl Faults ===
+// === impl FileFaults ===
 
-impl Faults {
+impl FileFaults {
     /// Adds a fault of a file if reading it failed.
     pub(crate) fn note<T>(
         &mut self,
@@ -42,6 +42,28 @@ impl Faults {
         let add =
             |problem| self.0.push(FileFault { role, path: path.map(Path::to_owned), problem });
         read.map_err(add).ok()
+    }
+}
+
+/// One line.
+impl fmt::Display for FileFaults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, fault) in self.0.iter().enumerate() {
+            let separator = if nth == 0 { "" } else { "; " };
+            write!(f, "{separator}{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FileFaults {}
+
+impl IntoIterator for FileFaults {
+    type Item = FileFault;
+    type IntoIter = std::vec::IntoIter<FileFault>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }
 

@@ -22,5 +22,5 @@ mod validity;
 
 pub use alpn::ALPN_HTTP2;
 pub use client::{ClientFiles, ClientPems, ServerCheck};
-pub use fault::{FileFault, FileRole};
+pub use fault::{FileFault, FileFaults, FileRole};
 pub use server::{LoadedServer, ServerFiles, ServerPems};

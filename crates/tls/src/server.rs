@@ -14,7 +14,7 @@ use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier}
 use tokio_rustls::rustls::{Error, RootCertStore};
 
 use crate::alpn::ALPN_HTTP2;
-use crate::fault::{Faults, FileFault, FileRole};
+use crate::fault::{FileFaults, FileRole};
 use crate::pem::{self, Content};
 use crate::validity;
 use client_check::ClientCheck;
@@ -72,8 +72,8 @@ impl ServerFiles {
     /// # Errors
     /// Each file that cannot be used: one that cannot be read, no PEM, another kind of content, a
     /// certificate that is not valid at `now`, a key of another certificate.
-    pub fn load(&self, pems: &ServerPems, now: UnixTime) -> Result<LoadedServer, Vec<FileFault>> {
-        let mut faults = Faults::default();
+    pub fn load(&self, pems: &ServerPems, now: UnixTime) -> Result<LoadedServer, FileFaults> {
+        let mut faults = FileFaults::default();
         let chain = pem::certificates(&pems.certificate)
             .and_then(|chain| Ok((valid_until(&chain, now)?, chain)));
         let chain = faults.note(chain, FileRole::Certificate, Some(&self.certificate));
@@ -84,10 +84,10 @@ impl ServerFiles {
         };
         let clients = faults.note(clients, FileRole::Roots, self.client_roots.as_deref());
         let (Some((not_after, chain)), Some(key), Some(clients)) = (chain, key, clients) else {
-            return Err(faults.0);
+            return Err(faults);
         };
         let config = config(clients, chain, key).map_err(|error| unusable_key(&error));
-        let config = faults.note(config, FileRole::Key, Some(&self.key)).ok_or(faults.0)?;
+        let config = faults.note(config, FileRole::Key, Some(&self.key)).ok_or(faults)?;
         Ok(LoadedServer { config: Arc::new(config), not_after })
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ratelease_tls::{ClientFiles, FileFault, FileRole};
+use ratelease_tls::{ClientFiles, FileFault, FileFaults, FileRole};
 use tokio_rustls::rustls::pki_types::{ServerName, UnixTime};
 
 use super::fault::{Expected, Fault, Faults};
@@ -62,7 +62,7 @@ pub(super) fn server_name(text: &str) -> Result<ServerName<'static>, Expected> {
 /// Adds a fault for each file that cannot be used. `named_by` tells the setting that names the file
 /// of a role.
 pub(super) fn add_faults(
-    found: Vec<FileFault>,
+    found: FileFaults,
     named_by: impl Fn(FileRole) -> String,
     faults: &mut Faults,
 ) {

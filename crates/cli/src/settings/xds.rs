@@ -33,7 +33,7 @@ pub struct Xds {
     pub tls: Option<ClientFiles>,
     /// The id of this node, for which the server has a set of rules.
     pub node_id: String,
-    /// What else the server is told of this node.
+    /// Metadata of this node, which the server may choose rules by.
     pub node_metadata: Vec<(String, String)>,
     /// Headers of the stream, such as a token; their values are marked sensitive.
     pub headers: HeaderMap,
@@ -221,8 +221,7 @@ fn node_metadata(text: &str) -> Result<Vec<(String, String)>, Expected> {
         let value = if value.is_empty() { Ok(String::new()) } else { node_text(value) };
         Some((node_text(key.trim()).ok()?, value.ok()?))
     };
-    let pairs: Option<Vec<_>> = text.split(',').map(pair).collect();
-    pairs.filter(|pairs| pairs.len() <= ENTRIES_MAX).ok_or_else(expected)
+    entries(text, pair).ok_or_else(expected)
 }
 
 /// Parses `name:value,name:value`, as the reference does.
@@ -235,7 +234,11 @@ fn header_map(text: &str) -> Result<HeaderMap, Expected> {
         value.set_sensitive(true);
         Some((HeaderName::from_bytes(name.trim().as_bytes()).ok()?, value))
     };
-    let pairs: Option<Vec<_>> = text.split(',').map(pair).collect();
-    let pairs = pairs.filter(|pairs| pairs.len() <= ENTRIES_MAX).ok_or_else(expected)?;
-    Ok(pairs.into_iter().collect())
+    Ok(entries(text, pair).ok_or_else(expected)?.into_iter().collect())
+}
+
+/// Parses a list that is separated by commas; `None` if an item is bad, or if there are too many.
+fn entries<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+    let entries: Option<Vec<_>> = text.split(',').map(parse).collect();
+    entries.filter(|entries| entries.len() <= ENTRIES_MAX)
 }

@@ -9,9 +9,9 @@ use ratelease_cli::out::OutFlags;
 use ratelease_cli::target::Target;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
+use ratelease_tls::ClientFiles;
 use tokio_rustls::rustls::ClientConfig;
 
-use super::link::tls_config;
 use super::request::Shape;
 use crate::skew;
 
@@ -152,7 +152,8 @@ impl LoadFlags {
             ));
         }
         let files = self.tls.files().map_err(|error| error.to_string())?;
-        let tls = files.as_ref().map(tls_config).transpose()?;
+        let tls = files.as_ref().map(ClientFiles::load_http2).transpose();
+        let tls = tls.map_err(|faults| faults.to_string())?;
         if tls.is_some() && matches!(self.target, Target::Unix(_)) {
             return Err("a Unix socket has no TLS; leave out the flags for it".to_owned());
         }

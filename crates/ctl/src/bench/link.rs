@@ -6,7 +6,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use h2::client::{Builder, Connection, SendRequest};
 use ratelease_cli::target::Target;
-use ratelease_tls::{ALPN_HTTP2, ClientFiles};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
@@ -34,19 +33,6 @@ pub(super) fn authority(target: &Target) -> &str {
         Target::Tcp(address) => address,
         Target::Unix(_) => "localhost",
     }
-}
-
-/// Makes a configuration for HTTP/2 of the files.
-///
-/// # Errors
-///
-/// One line: the files that cannot be used.
-pub(super) fn tls_config(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
-    let mut config = files
-        .load(&files.read(), None)
-        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
-    Ok(Arc::new(config))
 }
 
 /// Connects to `target`, with TLS if there is a configuration, and sends the HTTP/2 preface.

@@ -91,7 +91,8 @@ pub(super) async fn serve<I>(
     I: AsyncRead + AsyncWrite + Unpin,
 {
     let handle = io.handle();
-    // What is only of the beginning is boxed, so that it takes no memory while the connection lives.
+    // What is only of the beginning is boxed, so that it takes no memory while the connection
+    // lives.
     let preface = tokio::select! {
         preface = Box::pin(preface::read(&mut io, &context.non_http2)) => preface,
         // A client that has sent no preface yet is dropped without notice.

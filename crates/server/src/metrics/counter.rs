@@ -102,6 +102,9 @@ pub struct Metric {
 
 const ANSWERED: &str = "Charges that this failure mode answered, since the store did not.";
 
+const XDS_RESPONSES: &str = "ratelease_xds_responses_total";
+const XDS_RESPONSES_HELP: &str = "Responses of the xDS server, by outcome.";
+
 // === impl Counter ===
 
 impl Counter {
@@ -259,16 +262,12 @@ impl Counter {
                 "ratelease_xds_failures_total",
                 "Streams to the xDS server that ended, and attempts that failed.",
             ),
-            Self::XdsAccepted => counter(
-                "ratelease_xds_responses_total",
-                "Responses of the xDS server, by what became of them.",
-            )
-            .labelled("result", "accepted"),
-            Self::XdsRefused => counter(
-                "ratelease_xds_responses_total",
-                "Responses of the xDS server, by what became of them.",
-            )
-            .labelled("result", "refused"),
+            Self::XdsAccepted => {
+                counter(XDS_RESPONSES, XDS_RESPONSES_HELP).labelled("result", "accepted")
+            }
+            Self::XdsRefused => {
+                counter(XDS_RESPONSES, XDS_RESPONSES_HELP).labelled("result", "refused")
+            }
             _ => return None,
         };
         Some(metric)

@@ -1,4 +1,4 @@
-//! Why a handshake failed, as far as an operator can do something about it.
+//! Reasons why a handshake failed, with advice for the operator.
 
 use std::io;
 
@@ -68,7 +68,8 @@ impl HandshakeFailure {
         }
     }
 
-    /// How to mend it; `None` where a log line would help nobody.
+    /// What the operator has to change; `None` for failures that are not logged as warnings, since
+    /// only the client can prevent them.
     pub(super) const fn advice(self) -> Option<&'static str> {
         match self {
             Self::NotTls => Some("give Envoy's cluster for it a transport_socket with TLS"),

@@ -17,7 +17,6 @@ mod load;
 mod old_rules;
 #[cfg(test)]
 mod tests;
-mod timing;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,13 +31,13 @@ use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
+use crate::file_watch::timing::{self, Timing};
 use crate::file_watch::{FsWatch, WatchSet, settle};
 use change_times::ChangeTimes;
 pub use load::{Compiled, Load};
 use load::{Digest, LoadError, LoadOutcome};
 use old_rules::OldRules;
 use ratelease_server::current_rules::CurrentRules;
-use timing::Timing;
 
 /// Niceness of the watcher's thread, in favour of threads that answer requests: it gets about a
 /// tenth of a core when they want all cores.
@@ -253,10 +252,7 @@ impl<L: Load> Watch<L> {
     fn follow(mut self) {
         loop {
             match self.wait() {
-                Ok(()) => {
-                    let Timing { quiet, settle_max, .. } = self.timing;
-                    settle(&self.wake, quiet, settle_max, &self.is_stopping);
-                }
+                Ok(()) => settle(&self.wake, self.timing, &self.is_stopping),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }

@@ -111,12 +111,13 @@ impl XdsWatch {
     }
 }
 
-/// Follows the server for ever, beginning with the rules of a snapshot that are in force.
+/// Follows the server until the task is aborted. `kept` are the rules of the snapshot that are in
+/// force.
 async fn follow(mut client: Client, kept: oneshot::Receiver<Vec<Source>>) {
     // An error means that the thread of rules has ended, and with it the process.
     client.rules.seed(&kept.await.unwrap_or_default());
     loop {
-        // It ends by a panic alone, which must not leave the pod with its rules for ever.
+        // It returns only by a panic, after which the server must still be followed.
         let _ = AssertUnwindSafe(client.run()).catch_unwind().await;
         client.status.note_failure("internal error; see the log");
         sleep(PANIC_PAUSE).await;

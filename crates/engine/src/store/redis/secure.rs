@@ -66,7 +66,7 @@ impl Tls {
                 *loaded = Some(Loaded { pems, config: Arc::clone(&config), fault: String::new() });
                 return Ok(config);
             }
-            Err(faults) => faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+            Err(faults) => faults.to_string(),
         };
         let Some(former) = &mut *loaded else { return Err(io::Error::other(faults)) };
         // A certificate and its key may be replaced one after the other.

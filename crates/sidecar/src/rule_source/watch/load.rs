@@ -25,8 +25,8 @@ pub trait Load: Send + 'static {
     /// Every fault, one line each with its place; at least one.
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
 
-    /// Is told what became of the last reading: its rules are in force, or all its faults, or
-    /// `None` if it found what was known already.
+    /// Receives the outcome of the last reading: success if its rules are in force, otherwise all
+    /// its faults; `None` if nothing had changed.
     fn note_outcome(&mut self, _outcome: Option<Result<(), Vec<String>>>) {}
 
     /// When `source` was last changed, if that is known.

@@ -7,13 +7,12 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use ratelease_cli::settings::Xds;
 use ratelease_rules::excerpt;
-use ratelease_tls::{ALPN_HTTP2, ClientFiles};
+use ratelease_tls::ClientFiles;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
@@ -84,20 +83,11 @@ async fn secure(
     host: &str,
 ) -> Result<impl ReadWrite + use<>, String> {
     let files = files.clone();
-    let config = spawn_blocking(move || config(&files)).await;
-    let config = config.map_err(|error| error.to_string())??;
+    let config = spawn_blocking(move || files.load_http2()).await;
+    let config = config.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
-    let secured = TlsConnector::from(std::sync::Arc::new(config)).connect(name, stream).await;
+    let secured = TlsConnector::from(config).connect(name, stream).await;
     secured.map_err(|error| format!("TLS: {}", excerpt(&error.to_string())))
-}
-
-fn config(files: &ClientFiles) -> Result<ClientConfig, String> {
-    // Whether the certificate has expired is for the server to say, by its own clock.
-    let mut config = files
-        .load(&files.read(), None)
-        .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-    config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
-    Ok(config)
 }
 
 /// The innermost cause of an error, which is the most specific one. It may quote the server.

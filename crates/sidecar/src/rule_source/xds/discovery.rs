@@ -80,7 +80,7 @@ fn read(message: &[u8]) -> Result<DiscoveryResponse, Status> {
         return Err(Status::out_of_range(format!("more than {RESOURCES_MAX} resources")));
     }
     let response = DiscoveryResponse::decode(message)
-        .map_err(|error| Status::data_loss(format!("a response that is none: {error}")))?;
+        .map_err(|error| Status::data_loss(format!("not a DiscoveryResponse: {error}")))?;
     let longest = response.version_info.len().max(response.nonce.len());
     if longest > TEXT_BYTES_MAX {
         return Err(Status::out_of_range("a version or nonce of more than 4 KiB"));
@@ -88,7 +88,8 @@ fn read(message: &[u8]) -> Result<DiscoveryResponse, Status> {
     Ok(response)
 }
 
-/// The number of resources of a response; of one that is none, those before the fault.
+/// The number of resources of a response. If the message is malformed, only those before the fault
+/// count.
 fn resources(mut message: &[u8]) -> usize {
     let mut found = 0;
     while let Ok((field, wire_type)) = decode_key(&mut message) {

@@ -1,4 +1,4 @@
-//! Gives `tests/fuzz` access to what is made of a resource. For tests alone.
+//! Gives `tests/fuzz` access to the translation of resources. For tests alone.
 
 use prost::Message;
 use ratelease_rules::{Faults, Loaded, Options, Source, load};
@@ -6,7 +6,7 @@ use ratelease_rules::{Faults, Loaded, Options, Source, load};
 use super::translate::{path_of, text_of};
 use super::wire::{RateLimitConfig, RateLimitDescriptor};
 
-/// What became of a resource.
+/// A resource that was translated and compiled.
 pub struct Resource {
     /// The number of its descriptors with a limit.
     pub limits: usize,
@@ -14,7 +14,7 @@ pub struct Resource {
     pub loaded: Result<Loaded, Vec<String>>,
 }
 
-/// Reads a resource; `None` if the bytes are none.
+/// Reads a resource; `None` if the bytes are not a valid message.
 pub fn resource(bytes: &[u8]) -> Option<Resource> {
     let config = RateLimitConfig::decode(bytes).ok()?;
     let text = text_of(&config);

@@ -10,7 +10,10 @@ use tokio::sync::oneshot;
 use super::translate::path_of;
 use crate::rule_source::watch::{Compiled, Load};
 
-/// What became of a set: in force, or all its faults, one line each.
+/// Maximum number of faults whose place is looked up: each search reads a whole text.
+const FAULTS_SHOWN_MAX: usize = 100;
+
+/// The outcome of a set: in force, or all its faults, one line each.
 pub(super) type Outcome = Result<(), Vec<String>>;
 
 /// The side of the stream.
@@ -26,7 +29,7 @@ pub(super) struct Pushed {
     options: Options,
     /// The push that was read last.
     number: u64,
-    /// What became of the last set, which may be sent again.
+    /// The outcome of the last set, which may be sent again.
     last: Outcome,
 }
 
@@ -34,7 +37,7 @@ pub(super) struct Pushed {
 struct PushedSet {
     /// Which push this is.
     number: u64,
-    /// `None` once it is known what became of them: text takes memory.
+    /// `None` once they are in force or refused: text takes memory.
     sources: Option<Result<Vec<Source>, Vec<String>>>,
     reply: Option<oneshot::Sender<Outcome>>,
 }
@@ -125,6 +128,3 @@ fn placed(faults: &Faults, sources: &[Source]) -> Vec<String> {
     });
     shown.chain(further).collect()
 }
-
-/// Maximum number of faults that are shown, each of which takes a look at its whole text.
-const FAULTS_SHOWN_MAX: usize = 100;

@@ -1,5 +1,5 @@
-//! The resources of all types together: which sources are in force, and what the server is told of
-//! a response.
+//! The resources of all types together: which sources are in force, and how each response is
+//! answered.
 
 use ratelease_engine::time::Clock;
 use ratelease_rules::{Source, excerpt};
@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
 use tracing::{debug, warn};
 
-use super::pushed::{Outcome, Pusher};
+use super::pushed::Pusher;
 use super::resource::ResourceType;
 use super::response::{Received, read};
 use super::status::XdsStatus;
@@ -25,7 +25,7 @@ pub(super) struct RuleSet {
     clock: Clock,
 }
 
-/// What the server is told of a response.
+/// The answer to a response.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) request: DiscoveryRequest,
@@ -43,8 +43,9 @@ pub(super) enum AnswerKind {
 /// Which sources are pushed besides those of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Others {
-    /// Those that the server sends no longer too, until their time has come.
+    /// The accepted sources of other types, and those that are being removed.
     WithLeaving,
+    /// The accepted sources of other types.
     AcceptedOnly,
 }
 
@@ -62,8 +63,8 @@ impl RuleSet {
         Self { subscriptions, merges_domains, pusher, status, clock }
     }
 
-    /// Takes the sources of a snapshot, which are in force, as sets that were accepted: what the
-    /// server does not send stays in force as long as anything else would.
+    /// Takes the sources of a snapshot, which are in force, as accepted: those that the server does
+    /// not send are removed after the same wait as others.
     pub(super) fn seed(&mut self, sources: &[Source]) {
         self.subscriptions.iter_mut().for_each(|it| it.seed(sources));
     }
@@ -73,8 +74,8 @@ impl RuleSet {
         self.subscriptions.iter_mut().map(|it| it.begin(node.clone())).collect()
     }
 
-    /// Puts the rules of a response in force, or refuses it. `None` for a response that nobody has
-    /// asked for.
+    /// Puts the rules of a response in force, or refuses it. `None` for a response of a type that
+    /// has no subscription.
     pub(super) async fn take(&mut self, response: DiscoveryResponse) -> Option<Answer> {
         let Some(at) = self.subscriptions.iter().position(|it| it.is_of(&response)) else {
             let kind = excerpt(&response.type_url);
@@ -128,7 +129,8 @@ impl RuleSet {
         received: Received,
     ) -> Result<Option<DiscoveryRequest>, Vec<String>> {
         let (sources, has_leaving) = self.sources_with(at, &received, Others::WithLeaving);
-        let mut outcome: Outcome = self.pusher.push(Ok(sources)).await;
+        let mut outcome = self.pusher.push(Ok(sources)).await;
+        let mut keeps_leaving = true;
         if outcome.is_err() && has_leaving {
             // What the server sends no longer may contradict what took its place.
             let (sources, _) = self.sources_with(at, &received, Others::AcceptedOnly);
@@ -136,22 +138,12 @@ impl RuleSet {
             if outcome.is_ok() {
                 self.subscriptions.iter_mut().for_each(Subscription::drop_all_leaving);
             }
-            outcome?;
-            let request = self.subscriptions.get_mut(at).map(|it| it.accept(received, None));
-            self.note_accepted(at);
-            return Ok(request);
+            keeps_leaving = false;
         }
         outcome?;
-        let now = self.clock.now();
-        let request = self.subscriptions.get_mut(at).map(|it| it.accept(received, Some(now)));
-        self.note_accepted(at);
-        Ok(request)
-    }
-
-    fn note_accepted(&self, at: usize) {
-        if let Some(subscription) = self.subscriptions.get(at) {
-            self.status.note_accepted(subscription.version());
-        }
+        self.status.note_accepted(&received.version);
+        let now = keeps_leaving.then(|| self.clock.now());
+        Ok(self.subscriptions.get_mut(at).map(|it| it.accept(received, now)))
     }
 
     /// The sources of a set and of all other types, and whether any of them are leaving.
@@ -174,7 +166,7 @@ impl RuleSet {
         (sources, has_leaving)
     }
 
-    /// Resolves when resources have to go that the server sends no longer.
+    /// Resolves when the wait for the removal of a resource is over.
     pub(super) async fn until_leaving(&self) {
         match self.subscriptions.iter().filter_map(Subscription::leave_at).min() {
             Some(at) => sleep_until(self.clock.instant(at)).await,
@@ -182,7 +174,7 @@ impl RuleSet {
         }
     }
 
-    /// Lets them go.
+    /// Removes the resources whose wait is over.
     pub(super) async fn let_go(&mut self) {
         let now = self.clock.now();
         let mut has_dropped = false;
@@ -194,7 +186,7 @@ impl RuleSet {
         }
         let in_force = |it: &Subscription| it.accepted().chain(it.leaving()).cloned().collect();
         let sources = self.subscriptions.iter().flat_map::<Vec<_>, _>(in_force).collect();
-        // Fewer sources have no new fault; if they had, the log would tell.
+        // Fewer sources have no new fault; if they had, it would be logged.
         let _ = self.pusher.push(Ok(sources)).await;
         // That was a good load, but the newest response may be one that was refused.
         let refused = self.subscriptions.iter().find_map(Subscription::refused_faults);

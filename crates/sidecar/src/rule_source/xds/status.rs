@@ -1,7 +1,6 @@
 //! The state of the stream, for the pages and the metrics.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
@@ -113,16 +112,5 @@ impl XdsStatus {
             (Counter::XdsAccepted, state.accepted),
             (Counter::XdsRefused, state.refused),
         ]
-    }
-
-    /// The version of the set that was accepted last; empty before the first.
-    pub fn version(&self) -> String {
-        self.state.lock().version.clone()
-    }
-
-    /// Time since a set was accepted; `None` before the first.
-    pub fn accepted_ago(&self) -> Option<Duration> {
-        let at = self.state.lock().accepted_at?;
-        Some(self.clock.now().since(at))
     }
 }

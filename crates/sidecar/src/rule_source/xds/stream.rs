@@ -32,7 +32,7 @@ const ANSWER_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before a set is refused that was refused before: many servers send it again at once.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the server is told that this is.
+/// The name of this program in the node that is sent to the server.
 const AGENT: &str = "ratelease";
 
 /// A client of an xDS server.
@@ -59,7 +59,7 @@ struct Open {
 // === impl Client ===
 
 impl Client {
-    /// Follows the server for ever.
+    /// Follows the server. It does not return.
     pub(super) async fn run(&mut self) {
         let mut useless = 0;
         loop {

@@ -1,5 +1,5 @@
-//! The resources of one type: what the server last sent, what of it is in force, and what the
-//! server is told of it. No I/O.
+//! The resources of one type: those that the server sent last, those that are in force, and the
+//! requests that answer the server. No I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -141,12 +141,12 @@ impl Subscription {
         self.refused.as_ref().map(|(_, faults)| &**faults)
     }
 
-    /// When resources that the server sends no longer have to go; `None` if there are none.
+    /// When the next resource is to be removed; `None` if none is waiting for that.
     pub(super) fn leave_at(&self) -> Option<Time> {
         self.leaving.values().map(|(_, at)| *at).min()
     }
 
-    /// Drops those whose time has come. Returns whether there were any.
+    /// Drops those whose wait is over. Returns whether there were any.
     pub(super) fn drop_leaving(&mut self, now: Time) -> bool {
         let before = self.leaving.len();
         self.leaving.retain(|_, (_, at)| *at > now);
@@ -156,11 +156,6 @@ impl Subscription {
     /// Drops all of them.
     pub(super) fn drop_all_leaving(&mut self) {
         self.leaving.clear();
-    }
-
-    /// The version that was accepted last.
-    pub(super) fn version(&self) -> &str {
-        &self.version
     }
 
     /// The request that names the accepted version and the last response.

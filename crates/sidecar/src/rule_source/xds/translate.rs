@@ -92,7 +92,8 @@ fn limit(policy: &RateLimitPolicy) -> Value {
     Value::Object(fields)
 }
 
-/// The name of a unit in files; a number that is none is a name that is none.
+/// The name of a unit in files. An unknown number is given as digits, which is then reported as an
+/// unknown unit.
 fn unit_name(unit: i32) -> String {
     let known = RateLimitUnit::try_from(unit);
     known.map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_ascii_lowercase())
