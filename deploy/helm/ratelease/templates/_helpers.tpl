@@ -1,0 +1,64 @@
+{{- define "ratelease.name" -}}
+{{- if contains "ratelease" .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-ratelease" (.Release.Name | trunc 42 | trimSuffix "-") -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ratelease.selector" -}}
+app.kubernetes.io/name: ratelease
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "ratelease.labels" -}}
+{{ include "ratelease.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "ratelease.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Fails with a sentence for each group of values that exclude each other. */}}
+{{- define "ratelease.check" -}}
+{{- $given := 0 -}}
+{{- if .Values.rules.files }}{{ $given = add1 $given }}{{ end -}}
+{{- if .Values.rules.configMap }}{{ $given = add1 $given }}{{ end -}}
+{{- if .Values.rules.xds.server }}{{ $given = add1 $given }}{{ end -}}
+{{- if ne (int $given) 1 -}}
+{{- fail "rules: set exactly one of rules.files, rules.configMap and rules.xds.server" -}}
+{{- end -}}
+{{- if and .Values.redis.embedded .Values.redis.url -}}
+{{- fail "redis: unset redis.url or redis.embedded; with a Redis, counts are not in the pod's memory" -}}
+{{- end -}}
+{{- if not (or .Values.redis.embedded .Values.redis.url) -}}
+{{- fail "redis.url: set it, or set redis.embedded=true with replicas=1" -}}
+{{- end -}}
+{{- if .Values.redis.embedded -}}
+{{- if or (ne .Values.kind "Deployment") .Values.autoscaling.enabled (gt (int .Values.replicas) 1) -}}
+{{- fail "redis.embedded: several pods would each admit the whole limit; set replicas=1 and kind=Deployment, or set redis.url" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.redis.tls.clientCertificate (not .Values.redis.tls.secret) -}}
+{{- fail "redis.tls.clientCertificate: set redis.tls.secret, which holds tls.crt and tls.key" -}}
+{{- end -}}
+{{- if and .Values.tls.clientCertificates (not .Values.tls.secret) -}}
+{{- fail "tls.clientCertificates: set tls.secret, which holds tls.crt, tls.key and ca.crt" -}}
+{{- end -}}
+{{- if and .Values.tls.clientName (not .Values.tls.clientCertificates) -}}
+{{- fail "tls.clientName: set tls.clientCertificates=true, otherwise no client needs a certificate" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ratelease.rulesConfigMap" -}}
+{{- .Values.rules.configMap | default (printf "%s-rules" (include "ratelease.name" .)) -}}
+{{- end -}}
