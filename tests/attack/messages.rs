@@ -1,6 +1,6 @@
 //! Requests that the attacks and the neighbour send.
 
-use crate::support::raw_grpc::bytes_field;
+use crate::support::raw_grpc::request_of_entry;
 
 /// The domain of every rule here.
 pub const DOMAIN: &str = "attack";
@@ -16,11 +16,5 @@ descriptors:
 
 /// A call's message: one descriptor of one entry.
 pub fn message(key: &str, value: &str) -> Vec<u8> {
-    let descriptor = bytes_field(1, entry(key, value));
-    [bytes_field(1, DOMAIN), bytes_field(2, descriptor)].concat()
-}
-
-/// An entry of a descriptor.
-pub fn entry(key: &str, value: &str) -> Vec<u8> {
-    [bytes_field(1, key), bytes_field(2, value)].concat()
+    request_of_entry(DOMAIN, key, value)
 }

@@ -11,7 +11,7 @@ use crate::messages::{DOMAIN, message};
 use crate::scene::{Plan, Scene};
 use crate::support::now;
 use crate::support::raw_grpc::{
-    Connection, SHOULD_RATE_LIMIT, bytes_field, framed, number_field, post,
+    self, Connection, SHOULD_RATE_LIMIT, bytes_field, framed, number_field, post,
 };
 
 /// A match that takes longer must have scanned the value once per pattern. Far above the time of
@@ -72,13 +72,11 @@ async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
 
 /// A descriptor of one entry, followed by `more` of its fields.
 fn descriptor(value: &[u8], more: &[u8]) -> Vec<u8> {
-    let entry = [bytes_field(1, "plenty"), bytes_field(2, value)].concat();
-    [bytes_field(1, entry), more.to_vec()].concat()
+    [&raw_grpc::descriptor("plenty", value), more].concat()
 }
 
 fn request(descriptors: &[Vec<u8>]) -> Vec<u8> {
-    let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
-    bytes_field(1, DOMAIN).into_iter().chain(descriptors).collect()
+    raw_grpc::request(DOMAIN, descriptors)
 }
 
 /// Messages of all shapes, each with the code of its answer.
@@ -88,7 +86,7 @@ fn shapes() -> Vec<(&'static str, Vec<u8>, Code)> {
     let limit = |amount, unit| {
         of(&bytes_field(2, [number_field(1, amount), number_field(2, unit)].concat()))
     };
-    let entry = bytes_field(1, [bytes_field(1, "k"), bytes_field(2, "v")].concat());
+    let entry = raw_grpc::descriptor("k", "v");
     let long = |bytes: usize| request(&[descriptor(&vec![b'v'; bytes], &[])]);
     vec![
         ("a value of 60 KB", long(60_000), Code::Ok),

@@ -7,12 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::foe::{Foes, Reading};
-use crate::messages::{DOMAIN, entry, message};
+use crate::messages::{DOMAIN, message};
 use crate::scene::{Attacked, Plan, Scene};
 use crate::support::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, block, call, field, frame,
 };
-use crate::support::raw_grpc::{Connection, bytes_field, framed};
+use crate::support::raw_grpc::{Connection, descriptor, framed, request};
 
 /// A window without room for any answer.
 const NO_WINDOW: [(u16, u32); 1] = [(INITIAL_WINDOW_SIZE, 0)];
@@ -97,8 +97,7 @@ const STATUSES: usize = if cfg!(debug_assertions) { 50 } else { 200 };
 async fn v4e_unread_answers_of_many_statuses_are_bounded() {
     let plan = Plan::new("V4e", "unread answers of many statuses each");
     let scene = Scene::start(plan).await;
-    let descriptor = bytes_field(2, bytes_field(1, entry("plenty", "unread")));
-    let message = [bytes_field(1, DOMAIN), descriptor.repeat(STATUSES)].concat();
+    let message = request(DOMAIN, &vec![descriptor("plenty", "unread"); STATUSES]);
     let over_grpc = |nth: u32| call(2 * nth + 1, &message);
     let entries = r#"{"entries":[{"key":"plenty","value":"v"}]}"#;
     let json =

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::support::files::dir_of;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{bytes_field, number_field};
+use crate::support::raw_grpc::{bytes_field, descriptor, number_field, request};
 
 /// A year's window does not end while a test runs.
 const RULES: &str = "
@@ -41,17 +41,6 @@ async fn pod_with(env: &[(&str, &str)]) -> (Ratelease, TempDir) {
     // This test is not about waiting, and the machine may be compiling.
     let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
     (Ratelease::start(rules.path(), &[], &env).await, rules)
-}
-
-/// A `RateLimitRequest` with these descriptors.
-fn request(domain: impl AsRef<[u8]>, descriptors: &[Vec<u8>]) -> Vec<u8> {
-    let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
-    bytes_field(1, domain).into_iter().chain(descriptors).collect()
-}
-
-/// A descriptor of one entry; more fields of it can follow.
-fn descriptor(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Vec<u8> {
-    bytes_field(1, [bytes_field(1, key), bytes_field(2, value)].concat())
 }
 
 /// `hits_addend` of a descriptor.

@@ -24,7 +24,9 @@ use tokio::task::JoinHandle;
 use crate::support::files::dir_of;
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
+use crate::support::raw_grpc::{
+    self, Connection, Reply, SHOULD_RATE_LIMIT, descriptor, framed, post,
+};
 
 /// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -75,9 +77,7 @@ fn rules(text: &str) -> TempDir {
 
 /// A `RateLimitRequest` of one entry, with `more` fields of its descriptor.
 fn request(key: &str, value: &str, more: &[u8]) -> Vec<u8> {
-    let entry = [bytes_field(1, key), bytes_field(2, value)].concat();
-    let descriptor = [&bytes_field(1, entry), more].concat();
-    [bytes_field(1, "test"), bytes_field(2, descriptor)].concat()
+    raw_grpc::request("test", &[[&descriptor(key, value), more].concat()])
 }
 
 /// Requests one decision, on a connection of its own.

@@ -12,7 +12,9 @@ use tempfile::TempDir;
 use crate::support::files::dir_of;
 use crate::support::http::Client;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
+use crate::support::raw_grpc::{
+    Connection, Reply, SHOULD_RATE_LIMIT, framed, post, request_of_entry,
+};
 
 /// A year's window does not end while a test runs.
 const RULES: &str = "
@@ -43,8 +45,7 @@ fn rules() -> TempDir {
 
 /// A `RateLimitRequest` of one entry, in the domain `test` or another one.
 fn request(domain: &str, key: &str) -> Vec<u8> {
-    let entry = [bytes_field(1, key), bytes_field(2, SECRET)].concat();
-    [bytes_field(1, domain), bytes_field(2, bytes_field(1, entry))].concat()
+    request_of_entry(domain, key, SECRET)
 }
 
 /// Requests one decision over gRPC, with these headers.

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::support::files::dir_of;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::bytes_field;
+use crate::support::raw_grpc::request_of_entry;
 use crate::support::tls_files::{TlsFiles, client, text, write};
 
 /// Limit for steps that take milliseconds, on a machine that also compiles.
@@ -27,8 +27,7 @@ descriptors:
 
 /// A request of the key that has plenty.
 fn request() -> Vec<u8> {
-    let entry = [bytes_field(1, "plenty"), bytes_field(2, "a")].concat();
-    [bytes_field(1, "test"), bytes_field(2, bytes_field(1, entry))].concat()
+    request_of_entry("test", "plenty", "a")
 }
 
 async fn pod(env: &[(&str, &str)]) -> (Ratelease, TempDir) {

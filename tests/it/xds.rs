@@ -8,12 +8,13 @@ mod together;
 
 use std::time::Duration;
 
+use envoy_types::pb::google::protobuf::Any;
 use tempfile::TempDir;
 
 use crate::support::files::dir_of;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, Reply, bytes_field};
-use crate::support::xds_server::XdsServer;
+use crate::support::raw_grpc::{Connection, Reply, request_of_entry};
+use crate::support::xds_server::{XdsServer, config};
 
 /// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -41,11 +42,26 @@ async fn pod(server: &XdsServer, env: &[(&str, &str)]) -> (Ratelease, Connection
     (pod, connection, dir)
 }
 
+/// Starts a server with this set, which has version 1, and a pod that has accepted it.
+async fn pod_with(
+    set: Vec<Any>,
+    env: &[(&str, &str)],
+) -> (XdsServer, Ratelease, Connection, TempDir) {
+    let server = XdsServer::start().await;
+    server.set("1", set);
+    let (pod, connection, dir) = pod(&server, env).await;
+    server.accepted("1").await;
+    (server, pod, connection, dir)
+}
+
+/// A resource with a limit that no test reaches, of `user` in the domain `shop`.
+fn shop() -> Any {
+    config("shop", "shop", &[("user", 1_000_000)])
+}
+
 /// Sends a request of a key of a domain.
 async fn call(connection: &Connection, domain: &str, key: &str) -> Reply {
-    let entry = [bytes_field(1, key), bytes_field(2, "a")].concat();
-    let message = [bytes_field(1, domain), bytes_field(2, bytes_field(1, entry))].concat();
-    connection.call(&message).await
+    connection.call(&request_of_entry(domain, key, "a")).await
 }
 
 /// Whether a request of a key is limited at all: the answer tells the limit that applies.

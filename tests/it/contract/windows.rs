@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Pod, World, in_every_world};
 use crate::support::http::Client;
-use crate::support::raw_grpc::{Connection, bytes_field, number_field};
+use crate::support::raw_grpc::{Connection, bytes_field, descriptor, number_field, request};
 
 const RULES: &str = "
 domain: d
@@ -67,9 +67,8 @@ async fn field_4_has_the_units_if_there_are_several_and_no_byte_otherwise() {
         ("one", &[], current_limit("n", &[])),
         ("many", &overridden, current_limit("", &[])),
     ] {
-        let entry = bytes_field(1, [bytes_field(1, key), bytes_field(2, "v")].concat());
-        let descriptor = bytes_field(2, [&entry, more].concat());
-        let reply = connection.call(&[bytes_field(1, "d"), descriptor].concat()).await;
+        let message = request("d", &[[&descriptor(key, "v"), more].concat()]);
+        let reply = connection.call(&message).await;
         assert_eq!(reply.is_over_limit(), Some(false), "{key}: {reply:?}");
         let found = reply.message.windows(expected.len()).any(|bytes| bytes == expected);
         assert!(found, "{key}: no {expected:02x?} in {:02x?}", reply.message);

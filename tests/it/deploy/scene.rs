@@ -12,7 +12,7 @@ use crate::support::files::{dir_of, put};
 use crate::support::now;
 use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, bytes_field};
+use crate::support::raw_grpc::{self, Connection, descriptor};
 
 /// A pod, with its load and its Prometheus.
 pub(super) struct Scene {
@@ -144,11 +144,8 @@ descriptors:
 }
 
 fn request(domain: &str, entries: &[(&str, &str)]) -> Vec<u8> {
-    let entry = |(key, value): &(&str, &str)| {
-        bytes_field(1, [bytes_field(1, key), bytes_field(2, value)].concat())
-    };
-    let descriptor = entries.iter().flat_map(entry).collect::<Vec<_>>();
-    [bytes_field(1, domain), bytes_field(2, descriptor)].concat()
+    let entries = entries.iter().flat_map(|(key, value)| descriptor(key, value));
+    raw_grpc::request(domain, &[entries.collect()])
 }
 
 /// Sends one request of each kind per round, repeatedly; stops when dropped.

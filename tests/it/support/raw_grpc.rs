@@ -192,6 +192,26 @@ pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// A `RateLimitRequest` with these descriptors.
+pub(crate) fn request(domain: impl AsRef<[u8]>, descriptors: &[Vec<u8>]) -> Vec<u8> {
+    let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
+    bytes_field(1, domain).into_iter().chain(descriptors).collect()
+}
+
+/// A `RateLimitRequest` with one descriptor of one entry.
+pub(crate) fn request_of_entry(
+    domain: impl AsRef<[u8]>,
+    key: impl AsRef<[u8]>,
+    value: impl AsRef<[u8]>,
+) -> Vec<u8> {
+    request(domain, &[descriptor(key, value)])
+}
+
+/// A descriptor of one entry; more fields of it can follow.
+pub(crate) fn descriptor(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Vec<u8> {
+    bytes_field(1, [bytes_field(1, key), bytes_field(2, value)].concat())
+}
+
 /// A protobuf field of bytes: a string or a message.
 pub(crate) fn bytes_field(number: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
     let value = value.as_ref();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{RULES, SOON, TlsFiles, bytes_field, text};
+use super::{RULES, SOON, TlsFiles, request_of_entry, text};
 use crate::support::files::dir_of;
 use crate::support::papers::Papers;
 use crate::support::ports::free_port;
@@ -42,8 +42,7 @@ fn env(files: &TlsFiles) -> Vec<(&'static str, &str)> {
 
 /// Sends a request of a key that was never sent before.
 async fn ask_for_a_new_key(connection: &Connection, number: u64) {
-    let entry = [bytes_field(1, "plenty"), bytes_field(2, number.to_string())].concat();
-    let message = [bytes_field(1, "test"), bytes_field(2, bytes_field(1, entry))].concat();
+    let message = request_of_entry("test", "plenty", number.to_string());
     assert_eq!(connection.call(&message).await.is_over_limit(), Some(false));
 }
 

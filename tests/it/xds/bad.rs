@@ -2,16 +2,13 @@
 
 use envoy_types::pb::google::protobuf::Any;
 
-use super::{SOON, has_limit, pod, spawn};
-use crate::support::xds_server::{CONFIG_TYPE, XdsServer, config, nonce, response};
+use super::{SOON, has_limit, pod_with, shop, spawn};
+use crate::support::xds_server::{CONFIG_TYPE, config, nonce, response};
 
 #[tokio::test]
 async fn a_set_with_faults_is_refused_with_all_of_them_and_the_last_good_one_stays() {
-    let server = XdsServer::start().await;
-    let good = config("shop", "shop", &[("user", 1_000_000)]);
-    server.set("1", vec![good.clone()]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
-    server.accepted("1").await;
+    let good = shop();
+    let (server, pod, connection, _dir) = pod_with(vec![good.clone()], &[]).await;
     let twice = config("b", "b", &[("x", 1), ("x", 1), ("", 1)]);
     let garbage = Any { type_url: CONFIG_TYPE.into(), value: vec![0xff; 64] };
     let stranger = Any { type_url: "type.googleapis.com/other".into(), value: Vec::new() };
@@ -46,11 +43,8 @@ async fn a_set_with_faults_is_refused_with_all_of_them_and_the_last_good_one_sta
 
 #[tokio::test]
 async fn the_same_response_twice_is_accepted_twice_and_a_strange_one_is_ignored() {
-    let server = XdsServer::start().await;
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
-    server.accepted("1").await;
-    let again = response(CONFIG_TYPE, "1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
+    let (server, pod, connection, _dir) = pod_with(vec![shop()], &[]).await;
+    let again = response(CONFIG_TYPE, "1", vec![shop()]);
     server.send(&again);
     let twice = async || server.requests().iter().filter(|it| it.version_info == "1").count() == 2;
     pod.process.until("accepting it again", SOON, twice).await;
@@ -68,10 +62,7 @@ async fn the_same_response_twice_is_accepted_twice_and_a_strange_one_is_ignored(
 
 #[tokio::test]
 async fn a_message_that_is_too_large_ends_the_stream_and_nothing_else() {
-    let server = XdsServer::start().await;
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
-    server.accepted("1").await;
+    let (server, pod, connection, _dir) = pod_with(vec![shop()], &[]).await;
     let before = pod.process.memory("VmHWM");
     let huge = "x".repeat(50 << 20);
     server.send(&response(CONFIG_TYPE, "2", vec![config(&huge, "b", &[("x", 1)])]));

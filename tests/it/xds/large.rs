@@ -9,10 +9,10 @@ use envoy_types::pb::ratelimit::config::ratelimit::v3::{
 use serde_json::Value;
 use tokio::process::Command;
 
-use super::pod;
+use super::pod_with;
 use crate::support::now;
 use crate::support::ratectl::ratectl;
-use crate::support::xds_server::{CONFIG_TYPE, XdsServer, any, config};
+use crate::support::xds_server::{CONFIG_TYPE, any, config};
 
 const RULES: u64 = 100_000;
 
@@ -54,9 +54,7 @@ async fn load(target: &str, seconds: u64) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_thousand_rules_come_into_force_and_no_call_fails() {
-    let server = XdsServer::start().await;
-    server.set("1", vec![load_rules()]);
-    let (pod, _connection, _dir) = pod(&server, &[]).await;
+    let (server, pod, _connection, _dir) = pod_with(vec![load_rules()], &[]).await;
     let target = pod.grpc.to_string();
     let calm = load(&target, 5).await;
     let during = tokio::spawn(async move { load(&target, 10).await });

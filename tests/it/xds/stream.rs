@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{SOON, call, has_limit, pod, spawn};
+use super::{SOON, call, has_limit, pod, pod_with, shop, spawn};
 use crate::support::now;
 use crate::support::papers::{CLIENT, Papers};
 use crate::support::raw_grpc::Connection;
@@ -19,16 +19,14 @@ pub(super) struct Rules {
 
 #[tokio::test]
 async fn a_set_is_enforced_within_a_second_and_the_stream_follows_the_protocol() {
-    let server = XdsServer::start().await;
-    server.set("1", vec![config("shop", "shop", &[("user", 1)])]);
     let env = [
         ("CONFIG_GRPC_XDS_NODE_ID", "pod-7"),
         ("CONFIG_GRPC_XDS_NODE_METADATA", "zone=a,team=shop"),
     ];
-    let (pod, connection, _dir) = pod(&server, &env).await;
+    let first = config("shop", "shop", &[("user", 1)]);
+    let (server, pod, connection, _dir) = pod_with(vec![first], &env).await;
     assert_eq!(call(&connection, "shop", "user").await.is_over_limit(), Some(false));
     assert_eq!(call(&connection, "shop", "user").await.is_over_limit(), Some(true));
-    server.accepted("1").await;
     let first = server.requests().remove(0);
     assert_eq!(
         (&*first.type_url, &*first.version_info, &*first.response_nonce),
@@ -53,12 +51,9 @@ async fn a_set_is_enforced_within_a_second_and_the_stream_follows_the_protocol()
 
 #[tokio::test]
 async fn the_versions_of_a_server_may_begin_again() {
-    let server = XdsServer::start().await;
-    server.set("5", vec![config("shop", "shop", &[("user", 1)])]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
-    server.accepted("5").await;
+    let (server, pod, connection, _dir) = pod_with(vec![shop()], &[]).await;
     // As if it had been restarted, with other rules under a version that was accepted before.
-    server.set("5", vec![config("shop", "shop", &[("path", 1)])]);
+    server.set("1", vec![config("shop", "shop", &[("path", 1)])]);
     server.end_streams();
     let follows = async || server.streams() == 2 && has_limit(&connection, "shop", "path").await;
     pod.process.until("following the server again", SOON, follows).await;
@@ -70,10 +65,8 @@ async fn the_versions_of_a_server_may_begin_again() {
 
 #[tokio::test]
 async fn a_resource_that_is_missing_for_a_moment_stays_in_force() {
-    let server = XdsServer::start().await;
     let [a, b] = ["a", "b"].map(|name| config(name, name, &[("user", 1_000_000)]));
-    server.set("1", vec![a.clone(), b.clone()]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
+    let (server, pod, connection, _dir) = pod_with(vec![a.clone(), b.clone()], &[]).await;
     server.set("2", vec![b.clone()]);
     server.accepted("2").await;
     assert!(has_limit(&connection, "a", "user").await, "it may come back");
@@ -125,7 +118,7 @@ async fn a_pod_that_waits_for_its_first_rules_ends_at_a_signal() {
 #[tokio::test]
 async fn without_a_server_the_rules_of_the_snapshot_are_in_force() {
     let server = XdsServer::start().await;
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
+    server.set("1", vec![shop()]);
     let kept = tempfile::tempdir().unwrap();
     let path = kept.path().join("snapshot");
     let snapshot = [("RULES_SNAPSHOT", path.to_str().unwrap())];
@@ -152,7 +145,7 @@ async fn rule_files_ride_on_the_same_stream_if_that_is_asked_for() {
                 requests_per_unit: 9\n    algorithm: sliding_log\n";
     let rules = Rules { name: "own.yaml".into(), yaml: yaml.into() };
     server.set_of(RULES_TYPE, "r1", vec![any(RULES_TYPE, &rules)]);
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
+    server.set("1", vec![shop()]);
     let env = [("CONFIG_GRPC_XDS_RATELEASE", "true")];
     let (pod, connection, _dir) = pod(&server, &env).await;
     server.accepted("1").await;
@@ -173,7 +166,7 @@ async fn rule_files_ride_on_the_same_stream_if_that_is_asked_for() {
 async fn the_server_is_authenticated_and_certificates_are_read_again() {
     let papers = Papers::new("xds.test");
     let server = XdsServer::tls(&papers).await;
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
+    server.set("1", vec![shop()]);
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         std::fs::write(dir.path().join(name), text).unwrap();

@@ -3,7 +3,7 @@
 use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config};
 
 use super::stream::Rules;
-use super::{SOON, has_limit, pod, spawn};
+use super::{SOON, has_limit, pod, pod_with, shop, spawn};
 
 const BOTH: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
 
@@ -67,11 +67,8 @@ async fn a_set_of_one_type_takes_nothing_of_the_other_that_a_snapshot_held() {
 
 #[tokio::test]
 async fn a_bad_set_that_is_sent_again_at_each_refusal_costs_a_line_and_a_second() {
-    let server = XdsServer::start().await;
+    let (server, pod, connection, _dir) = pod_with(vec![shop()], &[]).await;
     server.resend_refused();
-    server.set("1", vec![config("shop", "shop", &[("user", 1_000_000)])]);
-    let (pod, connection, _dir) = pod(&server, &[]).await;
-    server.accepted("1").await;
     for bad in [config("b", "b", &[("", 1)]), any(RULES_TYPE, &Rules::default())] {
         let before = pod.count("xds_refused");
         server.set("2", vec![bad]);
@@ -108,10 +105,8 @@ async fn a_first_set_that_cannot_be_read_ends_the_wait_as_one_with_faults_does()
 
 #[tokio::test]
 async fn rules_change_at_most_ten_times_a_second() {
-    let server = XdsServer::start().await;
-    server.set("0", vec![config("shop", "shop", &[("user", 1)])]);
-    let (pod, _connection, _dir) = pod(&server, &[]).await;
-    server.accepted("0").await;
+    let first = config("shop", "shop", &[("user", 1)]);
+    let (server, pod, _connection, _dir) = pod_with(vec![first], &[]).await;
     let before = pod.status()["rules"]["loads_ok"].as_u64().unwrap();
     for limit in 2..200 {
         server.set(&limit.to_string(), vec![config("shop", "shop", &[("user", limit)])]);
