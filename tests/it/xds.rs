@@ -1,6 +1,7 @@
-//! Rules from an xDS server that a test scripts.
+//! Rules from an xDS server: one that a test scripts, and one of go-control-plane.
 
 mod bad;
+mod control_plane;
 mod gateway;
 mod large;
 mod stream;
