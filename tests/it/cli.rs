@@ -2,6 +2,7 @@
 
 mod cases;
 mod check;
+mod check_envoy;
 mod diff;
 mod explain;
 mod manual;

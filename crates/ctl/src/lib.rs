@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+mod check;
 mod descriptor;
 pub mod diff;
 pub mod exact_limiter;
@@ -39,6 +40,7 @@ use ratelease_cli::settings::{Role, SettingsError, process_env};
 use ratelease_cli::{commands, grammar};
 
 use bench::Bench;
+use check::CheckFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
 use manual::{CompletionsFlags, ManFlags};
@@ -68,6 +70,9 @@ pub struct Cli {
 /// A subcommand, with its flags as they were typed.
 #[derive(Debug, Subcommand)]
 pub enum Tool {
+    /// Compare the descriptors that an Envoy sends with the rules
+    #[command(after_help = check::NOTES)]
+    Check(Box<CheckFlags>),
     /// Explain how the rules match a request, and where it is counted
     #[command(after_help = explain::NOTES)]
     Explain(Box<ExplainFlags>),
@@ -132,6 +137,7 @@ fn parse(
 fn run_tool(tool: Tool) -> ExitCode {
     let mut out = Out::stdout();
     let (name, result) = match tool {
+        Tool::Check(flags) => ("check", check::run(&flags, ROLE, &mut out)),
         Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Test(flags) => ("test", rule_tests::run(&flags, &mut out)),

@@ -56,6 +56,21 @@ impl Rules {
         Some(self.domains.get(domain)?.trace(entries))
     }
 
+    /// Returns the rules that entries with these keys may find, in order of their paths, when the
+    /// value of an entry is known or may be any (`None`); `None` if no rule file configures the
+    /// domain. It visits all nodes of a key, so it is for tools, not for requests.
+    ///
+    /// Below a pattern for keys it may return a rule that no value finds.
+    pub fn reachable(
+        &self,
+        domain: &str,
+        entries: &[(&str, Option<&str>)],
+    ) -> Option<Vec<&Arc<Rule>>> {
+        let mut rules = self.domains.get(domain)?.reachable(entries);
+        rules.sort_by(|a, b| a.path.cmp(&b.path));
+        Some(rules)
+    }
+
     /// Returns the patterns of each level that has any, in the order in which they are tried, with
     /// the path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {

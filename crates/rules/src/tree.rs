@@ -6,6 +6,7 @@
 //! two different pairs of key and value are never confused. A lookup allocates only for the search
 //! among many patterns, and for a long value if a key is a pattern.
 
+mod reach;
 mod trace;
 
 use std::sync::Arc;

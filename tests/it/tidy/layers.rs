@@ -28,7 +28,7 @@ const LAYERS: [(&str, &str); 8] = [
     (
         "crates/ctl/src",
         "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests \
-         diff explain plan query replay status top manual fuzzing",
+         check diff explain plan query replay status top manual fuzzing",
     ),
     ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (

@@ -178,7 +178,10 @@ impl Branch {
 
 impl KeyNodes {
     /// Returns its nodes as index, `key` and value.
-    fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
+    pub(super) fn nodes<'b>(
+        &'b self,
+        key: &'b str,
+    ) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
         let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
         values.chain(self.key_only.map(|index| (index, key, "")))
     }

@@ -60,7 +60,22 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
         let stream = stream.take().ok_or(io::ErrorKind::NotConnected);
         async move { stream.map_err(io::Error::from) }
     });
-    endpoint.connect_with_connector(once).await.map_err(|error| innermost(&error))
+    let connected = endpoint.connect_with_connector(once).await;
+    connected.map_err(|error| with_hint(innermost(&error), settings))
+}
+
+/// Adds what to check to the reason why no stream could be opened. With TLS 1.3 a server refuses a
+/// client without a certificate after the handshake, and the client often sees only a closed
+/// connection.
+pub(super) fn with_hint(why: String, settings: &Xds) -> String {
+    let has_no_certificate = |files: &ClientFiles| files.identity.is_none();
+    match settings.tls.as_ref().is_some_and(has_no_certificate) {
+        true => format!(
+            "{why}; if the server requires a client certificate, set \
+             CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
+        ),
+        false => why,
+    }
 }
 
 /// Connects to the first address of the host that answers.

@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 use tonic::{Extensions, Request, Status, Streaming};
 use tracing::{info, warn};
 
-use super::connect::{connect, innermost};
+use super::connect::{connect, innermost, with_hint};
 use super::discovery::stream_aggregated_resources;
 use super::rule_set::{Answer, AnswerKind, RuleSet};
 use super::status::XdsStatus;
@@ -112,7 +112,7 @@ impl Client {
         // Many servers send nothing, headers included, before their first set.
         let mut open = match self.meanwhile(opening).await {
             Ok(open) => open,
-            Err(why) => return Ended { why, was_useful },
+            Err(why) => return Ended { why: with_hint(why, &self.settings), was_useful },
         };
         loop {
             let response = self.meanwhile(open.responses.message()).await;
