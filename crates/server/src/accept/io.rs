@@ -147,10 +147,9 @@ impl<I> Connection<I> {
     }
 
     fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
-        if let Some(wire) = &mut self.wire {
-            wire.note_content(bytes.len());
-        }
-        self.turn.note_read(bytes.len(), 0);
+        let tls_cost = self.wire.as_mut().map(|wire| wire.note_content(bytes.len()));
+        let cost = tls_cost.unwrap_or(bytes.len());
+        self.turn.note_read(cost, 0);
         match &mut self.protocol {
             Protocol::Http2(_) => {}
             Protocol::Other(read) if *read >= PREFACE.len() => return Ok(()),
