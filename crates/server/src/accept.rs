@@ -35,7 +35,7 @@ pub use cores::{Cores, runtime_builder};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
-    OpenConnections,
+    OpenConnections, Peer,
 };
 pub use turn::TurnHandle;
 pub use wire_meter::Metered;

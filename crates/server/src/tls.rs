@@ -1,8 +1,8 @@
 //! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
 //! replaced while connections are open.
 //!
-//! Uses nothing else of this crate; `grpc` has its connections secured, and the sidecar replaces
-//! the configuration when certificates change.
+//! Of this crate it uses only `accept`, which tells clients apart; `grpc` has its connections
+//! secured, and the sidecar replaces the configuration when certificates change.
 
 mod failure;
 mod handshakes;
@@ -21,6 +21,7 @@ use tokio_rustls::rustls::ServerConnection;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
+use crate::accept::Peer;
 pub use failure::HandshakeFailure;
 use handshakes::Handshakes;
 
@@ -62,7 +63,8 @@ impl TlsAcceptor {
     }
 
     /// Replaces the configuration for later handshakes. Connections that are open, and handshakes
-    /// that have begun, keep theirs; sessions of the former one cannot be resumed.
+    /// that have begun, keep theirs. No session is ever resumed, so none goes on without a new
+    /// handshake.
     pub fn replace(&self, loaded: LoadedServer) {
         self.0.current.store(Arc::new(loaded));
     }
@@ -82,19 +84,20 @@ impl TlsAcceptor {
         self.0.failed.get(reason as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
-    /// Performs the handshake. The caller bounds its time: dropping the future gives it up. If too
-    /// many handshakes are in progress, the one that began first is given up.
+    /// Performs the handshake with `peer`. The caller bounds its time: dropping the future gives it
+    /// up. If too many handshakes are in progress, the client that has the most gives up the one
+    /// that began first.
     ///
     /// # Errors
     /// Fails if the client cannot be authenticated, does not speak TLS, or is gone. The failure has
     /// been counted, and the first of each kind in ten minutes has been logged.
-    pub async fn accept<I>(&self, io: I) -> io::Result<TlsStream<I>>
+    pub async fn accept<I>(&self, io: I, peer: Peer) -> io::Result<TlsStream<I>>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
         // Counts a handshake that is dropped before its end.
         let mut outcome = Outcome { acceptor: self, failure: Some(HandshakeFailure::Abandoned) };
-        let (_place, kept) = self.0.handshakes.begin();
+        let (_place, kept) = self.0.handshakes.begin(peer);
         let config = Arc::clone(&self.0.current.load().config);
         let limit = |session: &mut ServerConnection| {
             session.set_buffer_limit(Some(UNSENT_BYTES_MAX));

@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::pending_streams::{PendingStreams, PendingTotals};
-use members::{Close, Member, Members, Peer};
+pub use members::Peer;
+use members::{Close, Member, Members};
 
 /// Maximum number of connections of one listener. An Envoy opens one or a few for each of its
 /// workers, so this many serve hundreds of Envoys.
@@ -281,6 +282,11 @@ impl ConnectionHandle {
     /// Closes the connection, even if calls are in progress.
     pub fn close(&self) {
         self.member.ask_to_close(Close::AtOnce);
+    }
+
+    /// The client of the connection.
+    pub fn peer(&self) -> Peer {
+        self.member.peer
     }
 
     /// How long ago the connection came or last sent part of an answer, in whole seconds.

@@ -104,7 +104,8 @@ async fn serve_all<L: Accept + 'static>(
             let io = match tls {
                 None => io.map(|io| Box::new(io) as BoxedIo),
                 Some(tls) => {
-                    let secure = async |io| Ok(Box::new(tls.accept(io).await?) as BoxedIo);
+                    let peer = io.handle().peer();
+                    let secure = async |io| Ok(Box::new(tls.accept(io, peer).await?) as BoxedIo);
                     let secured = tokio::select! {
                         secured = Box::pin(io.secured(secure)) => secured,
                         _ = end.wait_for(|end| *end) => return,

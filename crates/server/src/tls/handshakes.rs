@@ -2,15 +2,18 @@
 //! KiB that is not complete yet, and clients that are never authenticated can begin as many as they
 //! like.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use crate::accept::Peer;
+
 /// Maximum number of handshakes in progress, of all connections. One takes two round trips. A crowd
-/// has to begin this many within that time before an honest client's handshake is given up.
+/// of the same address has to begin this many within that time before an honest client's handshake
+/// is given up.
 pub(super) const MAX: usize = 256;
 
 /// The handshakes in progress.
@@ -20,8 +23,16 @@ pub(super) struct Handshakes(Arc<Mutex<InProgress>>);
 #[derive(Debug, Default)]
 struct InProgress {
     next: u64,
-    /// By number, so in the order in which they began. Dropping the sender gives one up.
-    begun: VecDeque<(u64, oneshot::Sender<Infallible>)>,
+    /// By number, so in the order in which they began.
+    begun: VecDeque<Handshake>,
+}
+
+#[derive(Debug)]
+struct Handshake {
+    number: u64,
+    peer: Peer,
+    /// Dropping it gives the handshake up.
+    _keep: oneshot::Sender<Infallible>,
 }
 
 /// The place of a handshake, which is free again when this is dropped.
@@ -34,17 +45,35 @@ pub(super) struct Place {
 // === impl Handshakes ===
 
 impl Handshakes {
-    /// Begins a handshake. The receiver is closed when it is to be given up for another.
-    pub(super) fn begin(&self) -> (Place, oneshot::Receiver<Infallible>) {
+    /// Begins a handshake with this client. The receiver is closed when it is to be given up for
+    /// another.
+    pub(super) fn begin(&self, peer: Peer) -> (Place, oneshot::Receiver<Infallible>) {
         let (keep, kept) = oneshot::channel();
         let mut in_progress = self.0.lock();
         let number = in_progress.next;
         in_progress.next += 1;
-        in_progress.begun.push_back((number, keep));
+        in_progress.begun.push_back(Handshake { number, peer, _keep: keep });
         if in_progress.begun.len() > MAX {
-            in_progress.begun.pop_front();
+            in_progress.give_up();
         }
         (Place { all: Arc::clone(&self.0), number }, kept)
+    }
+}
+
+// === impl InProgress ===
+
+impl InProgress {
+    /// Gives up the handshake that began first among those of the client that has the most.
+    fn give_up(&mut self) {
+        let mut counts = HashMap::new();
+        for handshake in &self.begun {
+            *counts.entry(handshake.peer).or_insert(0) += 1;
+        }
+        // The last of several maxima is found, so the search is from the newest to the oldest.
+        let at = (0..self.begun.len())
+            .rev()
+            .max_by_key(|at| self.begun.get(*at).and_then(|handshake| counts.get(&handshake.peer)));
+        at.and_then(|at| self.begun.remove(at));
     }
 }
 
@@ -53,7 +82,7 @@ impl Handshakes {
 impl Drop for Place {
     fn drop(&mut self) {
         let begun = &mut self.all.lock().begun;
-        if let Ok(at) = begun.binary_search_by_key(&self.number, |(number, _)| *number) {
+        if let Ok(at) = begun.binary_search_by_key(&self.number, |it| it.number) {
             begun.remove(at);
         }
     }
@@ -61,26 +90,53 @@ impl Drop for Place {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
 
+    type Begun = (Place, oneshot::Receiver<Infallible>);
+
+    fn peer(last: u8) -> Peer {
+        Peer::of(Some(Ipv4Addr::new(10, 0, 0, last).into()))
+    }
+
+    /// The indexes of those that are to be given up.
+    fn given_up(begun: &mut [Begun]) -> Vec<usize> {
+        let ended = |it: &mut Begun| it.1.try_recv() == Err(TryRecvError::Closed);
+        begun.iter_mut().enumerate().filter_map(|(at, it)| ended(it).then_some(at)).collect()
+    }
+
     #[test]
     fn the_handshake_that_began_first_is_given_up_for_the_newest() {
         let handshakes = Handshakes::default();
-        let mut begun: Vec<_> = (0..MAX).map(|_| handshakes.begin()).collect();
+        let mut begun: Vec<_> = (0..MAX).map(|_| handshakes.begin(peer(1))).collect();
         begun.remove(7); // one that ends leaves its place to another
-        begun.push(handshakes.begin());
-        let mut given_up = || {
-            let ended =
-                |kept: &mut oneshot::Receiver<_>| kept.try_recv() == Err(TryRecvError::Closed);
-            begun.iter_mut().map(|(_, kept)| ended(kept)).collect::<Vec<_>>()
-        };
-        assert_eq!(given_up(), [false; MAX]);
-        let newest = handshakes.begin();
-        assert_eq!(given_up().iter().position(|it| *it), Some(0), "the first");
-        assert_eq!(given_up().iter().filter(|it| **it).count(), 1, "and no other");
+        begun.push(handshakes.begin(peer(1)));
+        assert!(given_up(&mut begun).is_empty());
+        let newest = handshakes.begin(peer(1));
+        assert_eq!(given_up(&mut begun), [0], "the first, and no other");
         drop((begun, newest));
         assert_eq!(handshakes.0.lock().begun.len(), 0);
+    }
+
+    #[test]
+    fn a_crowd_of_one_address_gives_up_its_own_handshakes() {
+        let handshakes = Handshakes::default();
+        let mut begun = vec![handshakes.begin(peer(1)), handshakes.begin(peer(2))];
+        begun.extend((0..MAX).map(|_| handshakes.begin(peer(3))));
+        assert_eq!(given_up(&mut begun), [2, 3]);
+        begun.push(handshakes.begin(peer(2)));
+        assert_eq!(given_up(&mut begun), [2, 3, 4], "for another address too");
+    }
+
+    #[test]
+    fn the_oldest_is_given_up_where_each_address_has_one() {
+        let handshakes = Handshakes::default();
+        let addresses = (0..=MAX).map(|nth| u32::try_from(nth).unwrap());
+        let peers = addresses.map(|nth| Peer::of(Some(Ipv4Addr::from(nth).into())));
+        let mut begun: Vec<_> = peers.map(|peer| handshakes.begin(peer)).collect();
+        assert_eq!(given_up(&mut begun), [0]);
     }
 }

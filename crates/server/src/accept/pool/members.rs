@@ -17,8 +17,10 @@ pub(super) struct Members {
 /// The client of a connection. Processes of one machine cannot be distinguished: an Envoy and an
 /// attacker beside it have one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub enum Peer {
+    /// On this machine.
     Local,
+    /// At this IPv4 address.
     Address(IpAddr),
     /// The network part of an IPv6 address: a host may use any number of addresses within it.
     Network(u64),
@@ -141,7 +143,8 @@ impl Member {
 // === impl Peer ===
 
 impl Peer {
-    pub(super) fn of(address: Option<IpAddr>) -> Self {
+    /// The client at this address; `None` for one on a Unix socket.
+    pub fn of(address: Option<IpAddr>) -> Self {
         let Some(address) = address.map(|address| address.to_canonical()) else {
             return Self::Local;
         };
