@@ -51,6 +51,9 @@ mod idle;
 /// H3b: an honest Envoy that looks like an attacker.
 #[path = "attack/impatient.rs"]
 mod impatient;
+/// Some of these rows with TLS on the gRPC port.
+#[path = "attack/over_tls.rs"]
+mod over_tls;
 /// V2, V8, H2, H8, H9: calls that are expensive to read or to match.
 #[path = "attack/queries.rs"]
 mod queries;

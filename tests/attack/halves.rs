@@ -15,6 +15,10 @@ const STAY: Duration = Duration::from_secs(3);
 const HTTP_STREAMS: u32 = 128;
 const GRPC_STREAMS: u32 = 256;
 
+/// Connections of V1e. A debug build reads so many heads for seconds on a busy machine: longer than
+/// a probe waits.
+const CLIENTS: usize = if cfg!(debug_assertions) { 30 } else { 100 };
+
 fn streams(count: u32) -> impl Iterator<Item = u32> {
     (0..count).map(|nth| 2 * nth + 1)
 }
@@ -43,7 +47,12 @@ async fn v1a_half_open_posts_on_port_refuse_no_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v1b_half_open_calls_on_the_grpc_port_refuse_no_call() {
-    let scene = Scene::start(Plan::new("V1b", "half-open calls on the gRPC port")).await;
+    half_open(Plan::new("V1b", "half-open calls on the gRPC port")).await;
+}
+
+/// Begins as many calls as connections have room for, and ends none.
+pub async fn half_open(plan: Plan<'_>) {
+    let scene = Scene::start(plan).await;
     // Three bytes of each message: enough to count as a call in progress.
     let part = &framed(&message("plenty", "half"))[..3];
     let half = |stream| [begun(stream), frame(DATA, 0, stream, part)].concat();
@@ -102,13 +111,15 @@ async fn v1d_half_bodies_on_port_in_http_1_hold_little_and_refuse_no_call() {
     attacked.await.row.end();
 }
 
-/// Whole calls without a message: each is complete with its head.
 #[tokio::test(flavor = "multi_thread")]
 async fn v1e_calls_without_messages_take_no_tasks() {
-    // A debug build reads so many heads for seconds on a busy machine: longer than a probe waits.
-    const CLIENTS: usize = if cfg!(debug_assertions) { 30 } else { 100 };
     let attack = format!("{CLIENTS} × 255 calls without messages");
-    let scene = Scene::start(Plan::new("V1e", &attack)).await;
+    without_messages(Plan::new("V1e", &attack)).await;
+}
+
+/// Sends whole calls without a message: each is complete with its head.
+pub async fn without_messages(plan: Plan<'_>) {
+    let scene = Scene::start(plan).await;
     let head = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &grpc_block());
     let calls: Vec<u8> = streams(GRPC_STREAMS - 1).flat_map(head).collect();
     let attacked = scene.attack(async |foes, _| {

@@ -13,9 +13,9 @@ const FILES: u32 = 1_024;
 
 const STAY: Duration = Duration::from_secs(60);
 
-async fn crowded(name: &str, attack: &str, count: usize, port: fn(&Foes) -> SocketAddr) {
-    let plan = Plan { nofile: Some(FILES), ..Plan::new(name, attack) };
-    let scene = Scene::start(plan).await;
+/// Opens `count` connections and keeps them.
+pub async fn crowded(plan: Plan<'_>, count: usize, port: fn(&Foes) -> SocketAddr) {
+    let scene = Scene::start(Plan { nofile: Some(FILES), ..plan }).await;
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
             let idle = match nth % 2 {
@@ -33,29 +33,42 @@ async fn crowded(name: &str, attack: &str, count: usize, port: fn(&Foes) -> Sock
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3a_idle_connections_on_port_leave_probes_alone() {
-    crowded("V3a", "600 idle connections on PORT", 600, |foes| foes.http).await;
+    crowded(Plan::new("V3a", "600 idle connections on PORT"), 600, |foes| foes.http).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3b_idle_connections_on_the_debug_port_leave_probes_alone() {
-    crowded("V3b", "600 idle connections on the debug port", 600, |foes| foes.debug).await;
+    crowded(Plan::new("V3b", "600 idle connections on the debug port"), 600, |foes| foes.debug)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3c_idle_connections_on_the_prometheus_port_leave_probes_alone() {
-    crowded("V3c", "600 idle connections on PROMETHEUS_ADDR", 600, |foes| foes.prometheus).await;
+    crowded(Plan::new("V3c", "600 idle connections on PROMETHEUS_ADDR"), 600, |foes| {
+        foes.prometheus
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v3d_idle_connections_on_the_grpc_port_leave_envoys_alone() {
-    crowded("V3d", "800 idle connections on the gRPC port", 800, |foes| foes.grpc).await;
+    crowded(Plan::new("V3d", "800 idle connections on the gRPC port"), 800, |foes| foes.grpc).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
+    come_and_go(Plan::new("V3e", "connections opened and reset")).await;
+}
+
+/// A limit on idle time that counts bytes would never find these connections idle.
+#[tokio::test(flavor = "multi_thread")]
+async fn v3f_connections_that_only_ping_leave_probes_alone() {
+    ping(Plan::new("V3f", "2 × 600 connections that only ping")).await;
 }
 
 /// Each connection is accepted and lost at once; it ends with a reset.
-#[tokio::test(flavor = "multi_thread")]
-async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
-    let plan = Plan { nofile: Some(FILES), ..Plan::new("V3e", "connections opened and reset") };
-    let scene = Scene::start(plan).await;
+pub async fn come_and_go(plan: Plan<'_>) {
+    let scene = Scene::start(Plan { nofile: Some(FILES), ..plan }).await;
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
             let to = [foes.grpc, foes.http, foes.debug, foes.prometheus][nth % 4];
@@ -68,12 +81,9 @@ async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
     attacked.await.row.end();
 }
 
-/// A limit on idle time that counts bytes would never find these connections idle.
-#[tokio::test(flavor = "multi_thread")]
-async fn v3f_connections_that_only_ping_leave_probes_alone() {
-    let plan =
-        Plan { nofile: Some(FILES), ..Plan::new("V3f", "2 × 600 connections that only ping") };
-    let scene = Scene::start(plan).await;
+/// Keeps connections open with pings, half of them on `PORT`.
+pub async fn ping(plan: Plan<'_>) {
+    let scene = Scene::start(Plan { nofile: Some(FILES), ..plan }).await;
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
             let to = if nth.is_multiple_of(2) { foes.http } else { foes.grpc };

@@ -51,6 +51,8 @@ pub struct Plan<'a> {
     pub after_max: Option<u64>,
     /// Additional time for the attack, such as for a timeout to expire.
     pub more: Duration,
+    /// Whether the gRPC port has TLS in any case, not only where all rows are run over it.
+    pub is_over_tls: bool,
 }
 
 /// A running pod with an honest client.
@@ -65,7 +67,7 @@ pub struct Scene {
     more: Duration,
     during_max: u64,
     after_max: u64,
-    _relay: Option<(TlsRelay, TlsFiles)>,
+    _relays: Option<([TlsRelay; 2], TlsFiles)>,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -82,9 +84,9 @@ struct Honest {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// Whether clients of the gRPC port reach the pod over TLS: `RATELEASE_ATTACK_TLS=1`. A relay
-/// speaks TLS for them, so it takes the part of the machine that their TLS would take.
-fn is_over_tls() -> bool {
+/// Whether the clients of all rows reach the gRPC port over TLS: `RATELEASE_ATTACK_TLS=1`. A relay
+/// speaks TLS for the attacker, and another for the honest clients.
+fn are_all_over_tls() -> bool {
     std::env::var("RATELEASE_ATTACK_TLS").is_ok_and(|it| it == "1")
 }
 
@@ -123,6 +125,12 @@ impl<'a> Plan<'a> {
     pub fn lasting(self, more: Duration) -> Self {
         Self { more, ..self }
     }
+
+    /// Serves gRPC over TLS.
+    #[must_use]
+    pub fn over_tls(self) -> Self {
+        Self { is_over_tls: true, ..self }
+    }
 }
 
 // === impl Scene ===
@@ -139,17 +147,23 @@ impl Scene {
         let address = prometheus.to_string();
         let mut env = vec![("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &*address)];
         env.extend(&plan.env);
-        let files = is_over_tls().then(|| TlsFiles::of(&Papers::new("127.0.0.1")));
+        let is_over_tls = plan.is_over_tls || are_all_over_tls();
+        let files = is_over_tls.then(|| TlsFiles::of(&Papers::new("127.0.0.1")));
         let of_tls = files.iter().flat_map(TlsFiles::env);
         env.extend(of_tls.map(|(name, value)| -> (&str, &str) { (name, value) }));
         let pod = Ratelease::run(command(&plan, rules.path()), &plan.redis, &env);
         pod.ready().await;
         let (meter, start) = (Arc::new(Meter::default()), now());
         let Ratelease { grpc, http, debug, .. } = pod;
-        let relay = files.map(|files| (TlsRelay::start(grpc, files.client(false)), files));
-        let grpc = relay.as_ref().map_or(grpc, |(relay, _)| relay.addr);
-        let foes = Foes { grpc, http, debug, prometheus, meter, end: start };
-        let honest = Honest::start(&foes, plan.values);
+        // Honest clients do not wait for the handshakes of the attacker's relay.
+        let relay = |files: &TlsFiles| TlsRelay::start(grpc, files.client(false));
+        let relays = files.map(|files| ([relay(&files), relay(&files)], files));
+        let [of_foes, of_honest] = match &relays {
+            Some((relays, _)) => relays.each_ref().map(|relay| relay.addr),
+            None => [grpc; 2],
+        };
+        let foes = Foes { grpc: of_foes, http, debug, prometheus, meter, end: start };
+        let honest = Honest::start(&Foes { grpc: of_honest, ..foes.clone() }, plan.values);
         let during_max = plan.during_max.unwrap_or(DURING_MAX);
         let after_max = plan.after_max.unwrap_or(AFTER_MAX);
         Self {
@@ -163,7 +177,7 @@ impl Scene {
             more: plan.more,
             during_max,
             after_max,
-            _relay: relay,
+            _relays: relays,
             _turn: turn,
         }
     }

@@ -1,0 +1,32 @@
+//! Rows that concern connections, with TLS on the gRPC port. `scripts/attack --tls` runs every row
+//! that way.
+
+use crate::scene::Plan;
+use crate::{halves, idle};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_calls_over_tls_refuse_no_call() {
+    halves::half_open(Plan::new("V1b", "half-open calls over TLS").over_tls()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_without_messages_over_tls_take_no_tasks() {
+    halves::without_messages(Plan::new("V1e", "calls without messages over TLS").over_tls()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_with_tls_leave_envoys_alone() {
+    let plan = Plan::new("V3d", "800 idle connections over TLS").over_tls();
+    idle::crowded(plan, 800, |foes| foes.grpc).await;
+}
+
+/// Each connection costs the pod a handshake.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_with_tls_that_come_and_go_leave_all_ports_alone() {
+    idle::come_and_go(Plan::new("V3e", "connections over TLS, opened and reset").over_tls()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_with_tls_that_only_ping_leave_probes_alone() {
+    idle::ping(Plan::new("V3f", "connections over TLS that only ping").over_tls()).await;
+}
