@@ -1,36 +1,131 @@
-# syntax=docker/dockerfile:1@sha256:87999aa3d42bdc6bea60565083ee17e86d1f3339802f543c0d03998580f9cb89
-# The sidecar's image: the binary, the tools (`ratectl`) and glibc, no shell, not root. Probes are HTTP (`/readyz` on 8080),
-# gRPC health on 8081, or `ratelease health`, which asks `/healthcheck` at the environment's PORT.
-
+# The images of the sidecar and of its tools:
 #
-# Images are named by digest, so that the same commit is built on the same ground: scripts/pin-images
-# asks the registries for newer ones. The binary carries the list of its crates (cargo-auditable):
-# `cargo audit bin`, syft, trivy and grype read it from the image.
+#   docker build -t ratelease .
+#   docker build -t ratectl --target ratectl .
+#
+# Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root.
+# `--platform linux/amd64` or `linux/arm64` selects the machine that it is for; the compiler runs on
+# the builder's own in both cases. docs/containers.md has sizes, and how scripts/images tests them.
+#
+# Images are named by digest, so that the same commit is built on the same ground: the script
+# scripts/pin-images asks the registries for newer ones. The binaries carry the list of their crates
+# (cargo-auditable): `cargo audit bin`, syft, trivy and grype read it from the image.
 
 # The compiler of rust-toolchain.toml.
-FROM rust:1.95.0-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS build
+FROM --platform=$BUILDPLATFORM rust:1.95.0-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1 AS rust
+FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f AS debian
+
+# The manifests, with an empty crate for each: what the dependencies are built from, so that their
+# layers are used again until a manifest or the lock file changes.
+FROM rust AS manifests
+WORKDIR /build
+COPY . .
+RUN find ./src ./crates -type f ! -name Cargo.toml ! -path '*/src/lib.rs' ! -path '*/src/main.rs' \
+        ! -name startup.ld -delete && \
+    find . -type d -empty -delete && \
+    find . -name lib.rs -exec truncate --size 0 {} + && \
+    for main in $(find . -name main.rs); do echo 'fn main() {}' >$main; done && \
+    # Cargo reads no manifest whose benches it does not find.
+    mkdir benches && \
+    for bench in $(sed -n '/^\[\[bench\]\]/{n;s/^name = "\(.*\)"/\1/p}' Cargo.toml); do \
+        echo 'fn main() {}' >benches/$bench.rs; \
+    done
+
+FROM rust AS toolchain
 WORKDIR /build
 RUN cargo install --locked cargo-auditable --version 0.7.7
-COPY . .
-# Packs the relocations of the binary, a thirtieth of its size: glibc loads that from 2.36 on, which Debian 12 has. And
-# lays the functions of a start together, which saves memory (docs/decisions/0034).
-ENV RUSTFLAGS="-C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,-T,/build/src/startup.ld"
-# The caches are not part of the image, so the binary is copied out of its own.
-RUN --mount=type=cache,target=/usr/local/cargo/registry \
-    --mount=type=cache,target=/build/target \
-    cargo auditable build --profile dist --locked --package ratelease && \
-    cargo auditable build --profile dist --locked --package ratelease-ctl --bin ratectl && \
-    strip target/dist/ratelease target/dist/ratectl && \
-    cp target/dist/ratelease target/dist/ratectl /
 
-FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
-COPY --from=build /ratelease /ratectl /bin/
-# The reference's manifests run `/bin/ratelimit`. By that name the defaults are the reference's,
-# such as all interfaces for gRPC (the debug port is on loopback). A copy, since there is no shell here to make a link with.
-COPY --from=build /ratelease /bin/ratelimit
+# The target, with its linker, and a C compiler for the allocator and for ring.
+FROM toolchain AS target
+ARG BUILDARCH
+ARG TARGETARCH
+RUN case $TARGETARCH in \
+        amd64) cpu=x86_64 package=gcc-x86-64-linux-gnu page='' ;; \
+        # The allocator has to be built for the largest page that such a kernel may have, 64 KiB.
+        arm64) cpu=aarch64 package=gcc-aarch64-linux-gnu \
+            page='JEMALLOC_SYS_WITH_LG_PAGE = "16"' ;; \
+        *) echo "TARGETARCH=$TARGETARCH: expected amd64 or arm64" >&2 && exit 1 ;; \
+    esac && \
+    if [ "$TARGETARCH" != "$BUILDARCH" ]; then \
+        apt-get update && \
+        apt-get install --yes --no-install-recommends $package libc6-dev-$TARGETARCH-cross && \
+        rm -rf /var/lib/apt/lists/* && \
+        rustup target add $cpu-unknown-linux-gnu; \
+    fi && \
+    printf '%s\n' '[build]' "target = \"$cpu-unknown-linux-gnu\"" \
+        "[target.$cpu-unknown-linux-gnu]" "linker = \"$cpu-linux-gnu-gcc\"" \
+        '[env]' "$page" >>"$CARGO_HOME/config.toml"
+# Packs the relocations of the binary, a thirtieth of its size: glibc loads that from 2.36 on, which
+# Debian 12 has. And lays the functions of a start together, which saves memory
+# (docs/decisions/0034). Cargo does not strip a package that overrides its profile, as the sidecar's
+# does: that is stripped below.
+ENV RUSTFLAGS="-C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,-T,/build/src/startup.ld" \
+    CARGO_PROFILE_DIST_STRIP=symbols
+
+# The sidecar and the tools are built apart, so that neither enables features of crates in the other.
+FROM target AS sidecar-dependencies
+COPY --from=manifests /build/ ./
+RUN cargo auditable build --profile dist --locked --package ratelease
+
+FROM sidecar-dependencies AS sidecar
+COPY . .
+# The source may be older than the empty crates that were built in its place.
+RUN find src crates -name '*.rs' -exec touch {} + && \
+    cargo auditable build --profile dist --locked --package ratelease && \
+    mkdir /out && cp target/*/dist/ratelease /out/ && \
+    # The reference's manifests run `/bin/ratelimit`. By that name the defaults are the reference's,
+    # such as all interfaces for gRPC (the debug port is on loopback).
+    ln -s ratelease /out/ratelimit
+RUN "$(cd target && echo *-linux-gnu | cut -d - -f 1)-linux-gnu-strip" /out/ratelease
+
+# On top of the sidecar's, most of which they share.
+FROM sidecar-dependencies AS tools-dependencies
+RUN cargo auditable build --profile dist --locked --package ratelease-ctl --bin ratectl
+
+FROM tools-dependencies AS tools
+COPY . .
+RUN find src crates -name '*.rs' -exec touch {} + && \
+    cargo auditable build --profile dist --locked --package ratelease-ctl --bin ratectl && \
+    mkdir /out && cp target/*/dist/ratectl /out/
+
+# What the programs need of Debian: glibc, libgcc_s, the CA certificates, names of users, and the
+# description of these packages, by which scanners know them. The rest of that image, most of it
+# OpenSSL and conversions of character sets, is larger than the sidecar.
+FROM rust AS files
+COPY --from=debian / /debian/
+WORKDIR /debian
+RUN mkdir /files && cp --archive --parents etc tmp usr/lib/os-release /files/ && \
+    for file in lib64/ld-linux* lib/ld-linux* lib/*-linux-gnu/ld-linux* \
+            lib/*-linux-gnu/libc.so.6 lib/*-linux-gnu/libm.so.6 lib/*-linux-gnu/libgcc_s.so.1 \
+            var/lib/dpkg/status.d/base-files* var/lib/dpkg/status.d/ca-certificates* \
+            var/lib/dpkg/status.d/libc6* var/lib/dpkg/status.d/libgcc-s1*; do \
+        if [ -e $file ] || [ -L $file ]; then cp --archive --parents $file /files/; fi; \
+    done
+
+FROM scratch AS base
+COPY --from=files /files/ /
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="$VERSION" \
+    org.opencontainers.image.revision="$REVISION"
+ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 # nobody: the number that the reference's deployments ask for.
 USER 65534:65534
+
+FROM base AS ratectl
+LABEL org.opencontainers.image.title="ratectl" \
+    org.opencontainers.image.description="Tools for the rate limits of ratelease"
+COPY --from=tools /out/ /bin/
+ENTRYPOINT ["/bin/ratectl"]
+
+FROM base AS ratelease
+LABEL org.opencontainers.image.title="ratelease" \
+    org.opencontainers.image.description="A per-pod rate limit sidecar for Envoy"
+COPY --from=sidecar /out/ /bin/
 # HTTP, gRPC, debug
 EXPOSE 8080 8081 6070
-HEALTHCHECK --interval=5s --timeout=2s --start-period=30s --retries=3 CMD ["/bin/ratelease", "health"]
+# Probes of Kubernetes are HTTP (`/readyz` on 8080) or gRPC health on 8081 in its place.
+HEALTHCHECK --interval=5s --timeout=2s --start-period=30s --retries=3 \
+    CMD ["/bin/ratelease", "health"]
 CMD ["/bin/ratelimit"]

@@ -8,17 +8,21 @@ const BY_TAG: [(&str, &str); 1] = [(
     "no source of its digest could be had; scripts/pin-images adds it",
 )];
 
+/// The image that a line of one of the files names; none for a stage of the same Dockerfile.
+fn image(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    match words.next()? {
+        "FROM" => words.find(|word| !word.starts_with("--")).filter(|name| name.contains(':')),
+        "image:" => words.next(),
+        _ => None,
+    }
+}
+
 #[test]
 fn images_are_named_by_digest() {
     let files = ["Dockerfile", "docker-compose.yml"].map(read);
-    let named = |line: &str| {
-        let rest = ["# syntax=", "FROM ", "image: "]
-            .iter()
-            .find_map(|before| line.trim_start().strip_prefix(before))?;
-        rest.split(' ').next().map(str::to_owned)
-    };
-    let images: Vec<_> = files.iter().flat_map(|file| file.lines().filter_map(named)).collect();
-    assert!(images.len() >= 7, "{images:?}");
+    let images: Vec<_> = files.iter().flat_map(|file| file.lines().filter_map(image)).collect();
+    assert!(images.len() >= 8, "{images:?}");
     for image in images.iter().filter(|image| !image.starts_with("ratelease:")) {
         let digest = image.split_once("@sha256:").map(|(_, digest)| digest);
         let is_digest =
@@ -26,4 +30,15 @@ fn images_are_named_by_digest() {
         let by_tag = BY_TAG.iter().any(|(tag, _)| tag == image);
         assert!(digest.map_or(by_tag, is_digest), "{image} has no digest: run scripts/pin-images");
     }
+}
+
+/// The compiler of the image and `rust-toolchain.toml` name the same version.
+#[test]
+fn the_image_is_built_by_the_compiler_of_the_repository() {
+    let toolchain = read("rust-toolchain.toml");
+    let version = toolchain.lines().find_map(|line| line.strip_prefix("channel = "));
+    let version = version.expect("a channel").trim_matches('"');
+    let dockerfile = read("Dockerfile");
+    let rust = dockerfile.lines().filter_map(image).find_map(|it| it.strip_prefix("rust:"));
+    assert!(rust.is_some_and(|tag| tag.starts_with(&format!("{version}-"))), "{rust:?}");
 }
