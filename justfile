@@ -39,6 +39,14 @@ only binary *filter:
 test *args:
     scripts/test {{ args }}
 
+# Build the images of the sidecar and of ratectl, and run them
+images *flags:
+    scripts/images {{ flags }}
+
+# Bring docker-compose.yml up in Docker, and take a Redis master and a pod away
+test-containers *flags:
+    scripts/test-containers {{ flags }}
+
 # Run what must pass before a change is merged: tests, fuzzing, dependency rules, bill of materials
 ci:
     .ci/run
