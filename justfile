@@ -47,6 +47,10 @@ images *flags:
 test-containers *flags:
     scripts/test-containers {{ flags }}
 
+# Run ratelease as the rate limit service of a real Envoy Gateway (root)
+test-envoy-gateway *flags:
+    scripts/test-envoy-gateway {{ flags }}
+
 # Run what must pass before a change is merged: tests, fuzzing, dependency rules, bill of materials
 ci:
     .ci/run

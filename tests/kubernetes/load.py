@@ -1,0 +1,94 @@
+"""Requests over HTTP, one after the other or all the time, and what came of them."""
+
+import http.client
+import http.server
+import threading
+
+TIMEOUT = 5  # seconds for one request
+
+
+class Client:
+    """A connection that is opened again when it was closed."""
+
+    def __init__(self, address, host):
+        self.address, self.host, self.connection = address, host, None
+
+    def get(self, headers):
+        """The status and the headers of one request."""
+        if self.connection is None:
+            self.connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT)
+        try:
+            self.connection.request("GET", "/", headers={"Host": self.host, **headers})
+            reply = self.connection.getresponse()
+            reply.read()
+            if reply.will_close:
+                self.close()
+            return reply.status, reply.headers
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        if self.connection:
+            self.connection.close()
+        self.connection = None
+
+
+class Load:
+    """Threads that each send a request every `pause` seconds and expect one status."""
+
+    def __init__(self, address, host, headers, expected, threads=1, pause=0.02):
+        self.address, self.host, self.headers = address, host, headers
+        self.expected, self.pause = expected, pause
+        self.lock, self.sent, self.failures = threading.Lock(), 0, []
+        self.is_over = threading.Event()
+        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self):
+        client = Client(self.address, self.host)
+        while not self.is_over.wait(self.pause):
+            fault = self.fault_of(client)
+            with self.lock:
+                self.sent += 1
+                if fault:
+                    self.failures.append(fault)
+        client.close()
+
+    def fault_of(self, client):
+        """What was wrong with the answer to a request."""
+        try:
+            status, _ = client.get(self.headers)
+            return None if status == self.expected else str(status)
+        except (OSError, http.client.HTTPException) as error:
+            return repr(error)
+
+    def stop(self):
+        self.is_over.set()
+        for thread in self.threads:
+            thread.join()
+
+
+class Backend(http.server.ThreadingHTTPServer):
+    """What the Gateways lead to."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address):
+        super().__init__(address, Answer)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
