@@ -47,6 +47,14 @@ images *flags:
 test-containers *flags:
     scripts/test-containers {{ flags }}
 
+# Render the Helm chart, and compare it with what is expected
+test-chart *flags:
+    scripts/test-chart {{ flags }}
+
+# Have a real Kubernetes API server check the objects of the chart (root)
+test-kubernetes:
+    scripts/test-kubernetes
+
 # Run ratelease as the rate limit service of a real Envoy Gateway (root)
 test-envoy-gateway *flags:
     scripts/test-envoy-gateway {{ flags }}
