@@ -82,7 +82,7 @@ pub async fn come_and_go(plan: Plan<'_>) {
 }
 
 /// Keeps connections open with pings, half of them on `PORT`.
-pub async fn ping(plan: Plan<'_>) {
+async fn ping(plan: Plan<'_>) {
     let scene = Scene::start(Plan { nofile: Some(FILES), ..plan }).await;
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {

