@@ -140,7 +140,7 @@ start_etcd() {
     etcd --data-dir "$1/etcd" --unsafe-no-fsync --logger zap --log-level warn \
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:2380 >"$1/etcd.log" 2>&1 &
-    await 30 etcd curl --fail --silent http://127.0.0.1:2379/health
+    await 30 etcd curl --noproxy '*' --fail --silent http://127.0.0.1:2379/health
 }
 
 # start_api_server DIRECTORY ADDRESS starts one on port 6443 of an address, beside `start_etcd`, and
@@ -160,7 +160,7 @@ start_api_server() {
         --service-account-signing-key-file "$directory/apiserver/accounts.key" \
         --service-cluster-ip-range 10.96.0.0/24 --authorization-mode RBAC \
         --disable-admission-plugins ServiceAccount "${@:3}" >"$directory/apiserver.log" 2>&1 &
-    await 60 kube-apiserver curl --fail --silent --insecure \
+    await 60 kube-apiserver curl --noproxy '*' --fail --silent --insecure \
         --header "Authorization: Bearer $token" "https://$address:6443/readyz"
 }
 

@@ -78,6 +78,8 @@ struct Comparison<'r> {
     unsent: Vec<&'r Rule>,
     /// Descriptors whose domain is not known, by file and place.
     without_domain: Vec<(String, Place)>,
+    /// The domains in which something is sent.
+    domains: BTreeSet<String>,
     unknown: &'r [UnknownAction],
 }
 
@@ -123,7 +125,8 @@ fn compare<'r>(config: &'r Config, domain: Option<&str>, rules: &'r Rules) -> Co
     let found: BTreeSet<&str> = found.collect();
     let rules = rules.iter().map(|rule| &**rule);
     let unsent = rules.filter(|rule| !found.contains(&*rule.path)).collect();
-    Comparison { sent, unsent, without_domain, unknown: &config.unknown }
+    let domains = sent.iter().map(|sent| sent.domain.clone()).collect();
+    Comparison { sent, unsent, without_domain, domains, unknown: &config.unknown }
 }
 
 /// The domains in which the descriptors of a site are sent.
@@ -168,7 +171,7 @@ impl Comparison<'_> {
 
     /// Whether a descriptor is sent in this domain.
     fn sends_in(&self, domain: Option<&str>) -> bool {
-        self.sent.iter().any(|sent| Some(&*sent.domain) == domain)
+        domain.is_some_and(|domain| self.domains.contains(domain))
     }
 
     fn is_clean(&self) -> bool {

@@ -97,7 +97,7 @@ impl TlsAcceptor {
     {
         // Counts a handshake that is dropped before its end.
         let mut outcome = Outcome { acceptor: self, failure: Some(HandshakeFailure::Abandoned) };
-        let (_place, kept) = self.0.handshakes.begin(peer);
+        let (_place, kept) = self.0.handshakes.begin(peer, self.0.clock.now());
         let config = Arc::clone(&self.0.current.load().config);
         let limit = |session: &mut ServerConnection| {
             session.set_buffer_limit(Some(UNSENT_BYTES_MAX));

@@ -4,7 +4,7 @@ use ratelease_rules::Place;
 use ratelease_rules::yaml::{Yaml, YamlKind};
 
 /// Maximum number of descriptors of one message: each action that may be skipped doubles them.
-const VARIANTS_MAX: usize = 64;
+const VARIANTS_MAX: usize = 1024;
 
 /// An entry of a descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +95,9 @@ fn added(action: &Yaml) -> Option<Added> {
         }
         _ => return None,
     };
-    let skips = field(of, "skip_if_absent").and_then(text).is_some_and(|it| it == "true");
+    let is_set = |of, name| field(of, name).and_then(text).is_some_and(|it| it == "true");
+    let skips = is_set(of, "skip_if_absent")
+        || field(of, "typed_config").is_some_and(|of| is_set(of, "skip_if_error"));
     (!entry.key.is_empty()).then_some(Added { entry, is_optional: skips })
 }
 

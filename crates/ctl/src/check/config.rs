@@ -20,6 +20,10 @@ pub(super) struct Config {
     pub(super) unknown: Vec<UnknownAction>,
     /// Name of the file that is read.
     file: String,
+    /// Lines of it before the document that is read.
+    lines_before: u32,
+    /// The domain that a route around the present place has instead of the filter's.
+    route_domain: Option<String>,
 }
 
 /// A rate limit filter.
@@ -59,11 +63,16 @@ impl Config {
     /// Every syntax fault of the first document that has any.
     pub(super) fn read(&mut self, source: &Source) -> Result<(), Faults> {
         self.file.clone_from(&source.name);
-        for text in documents(&source.text) {
-            let document = Source { name: source.name.clone(), text };
-            if let Some(root) = yaml::read(&document)? {
-                self.visit(&root);
-            }
+        let document = |text| Source { name: source.name.clone(), text };
+        for (lines_before, text) in documents(&source.text) {
+            let Ok(root) = yaml::read(&document(text.to_vec())) else {
+                // Read again with empty lines before it, so that faults have their places.
+                let mut placed = vec![b'\n'; lines_before as usize];
+                placed.extend_from_slice(text);
+                return yaml::read(&document(placed)).map(|_| ());
+            };
+            self.lines_before = lines_before;
+            root.iter().for_each(|root| self.visit(root));
         }
         Ok(())
     }
@@ -77,12 +86,21 @@ impl Config {
         match kind {
             _ if kind.ends_with(HTTP_FILTER) => self.http_filter(at),
             _ if kind.ends_with(NETWORK_FILTER) => self.network_filter(at),
-            _ if kind.ends_with(PER_ROUTE) => self.limits(at, own_domain(at), Stages::All),
-            _ => {
-                self.limits(at, None, Stages::Named);
-                self.inside(at);
+            _ if kind.ends_with(PER_ROUTE) => {
+                let domain = own_domain(at).or(self.route_domain.clone());
+                self.limits(at, domain, Stages::All);
             }
+            _ => self.other(at),
         }
+    }
+
+    /// A message that may be a route, with the domain of its own configuration of the filter.
+    fn other(&mut self, at: &Yaml) {
+        let around = self.route_domain.clone();
+        self.route_domain = domain_of_route(at).or(around.clone());
+        self.limits(at, self.route_domain.clone(), Stages::Named);
+        self.inside(at);
+        self.route_domain = around;
     }
 
     fn inside(&mut self, at: &Yaml) {
@@ -104,7 +122,8 @@ impl Config {
         for descriptor in items(field(at, "descriptors")) {
             let entry = |of: &Yaml| {
                 let of = |name| field(of, name).and_then(text).map(str::to_owned);
-                Some(EntryPattern { key: of("key")?, value: of("value") })
+                let value = of("value").filter(|value| !value.contains('%'));
+                Some(EntryPattern { key: of("key")?, value })
             };
             let entries = items(field(descriptor, "entries")).iter().filter_map(entry).collect();
             self.add(descriptor, Some(domain.clone()), None, vec![entries]);
@@ -118,10 +137,16 @@ impl Config {
             match descriptors(limit) {
                 Ok(descriptors) => self.add(limit, domain.clone(), stage, descriptors),
                 Err((place, name)) => {
-                    self.unknown.push(UnknownAction { file: self.file.clone(), place, name });
+                    let (file, place) = (self.file.clone(), self.placed(place));
+                    self.unknown.push(UnknownAction { file, place, name });
                 }
             }
         }
+    }
+
+    /// A place in the file, from one in the document.
+    fn placed(&self, place: Place) -> Place {
+        Place { line: place.line + self.lines_before, ..place }
     }
 
     fn add(
@@ -132,10 +157,18 @@ impl Config {
         descriptors: Vec<Vec<EntryPattern>>,
     ) {
         if !descriptors.is_empty() {
-            let (file, place) = (self.file.clone(), at.place);
+            let (file, place) = (self.file.clone(), self.placed(at.place));
             self.sites.push(Site { file, place, domain, stage, descriptors });
         }
     }
+}
+
+/// The domain that a route's own configuration of the filter has.
+fn domain_of_route(at: &Yaml) -> Option<String> {
+    let YamlKind::Map(filters) = &field(at, "typed_per_filter_config")?.kind else { return None };
+    let is_ours =
+        |of: &Yaml| field(of, "@type").and_then(text).is_some_and(|kind| kind.ends_with(PER_ROUTE));
+    filters.iter().map(|(_, of)| of).find(|of| is_ours(of)).and_then(own_domain)
 }
 
 /// Which stages a message's descriptors are for.
@@ -154,21 +187,21 @@ fn stage(of: &Yaml) -> u32 {
     field(of, "stage").and_then(text).and_then(|stage| stage.parse().ok()).unwrap_or_default()
 }
 
-/// The documents of a file, each with as many empty lines before it as others have, so that places
-/// are those of the file. A line that begins with `---` begins a document, whatever it is in.
-fn documents(text: &[u8]) -> Vec<Vec<u8>> {
+/// The documents of a file, each with the number of lines before it. A line that begins with `---`
+/// begins a document, whatever it is in.
+fn documents(text: &[u8]) -> Vec<(u32, &[u8])> {
     let is_mark = |line: &[u8]| {
         line.strip_prefix(b"---")
             .is_some_and(|rest| rest.first().is_none_or(u8::is_ascii_whitespace))
     };
-    let mut documents = vec![Vec::new()];
-    for (number, line) in text.split_inclusive(|byte| *byte == b'\n').enumerate() {
+    let (mut documents, mut start, mut lines_before, mut end) = (Vec::new(), 0, 0, 0);
+    for (number, line) in (0..).zip(text.split_inclusive(|byte| *byte == b'\n')) {
         if is_mark(line) {
-            documents.push(vec![b'\n'; number]);
+            documents.push((lines_before, text.get(start..end).unwrap_or_default()));
+            (start, lines_before) = (end, number);
         }
-        if let Some(document) = documents.last_mut() {
-            document.extend_from_slice(line);
-        }
+        end += line.len();
     }
+    documents.push((lines_before, text.get(start..).unwrap_or_default()));
     documents
 }

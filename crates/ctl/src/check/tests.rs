@@ -120,6 +120,31 @@ c:
 }
 
 #[test]
+fn the_domain_of_a_route_takes_the_place_of_the_filters() {
+    let routes = r#"
+routes:
+  - route:
+      rate_limits: [{actions: [{generic_key: {descriptor_value: hello}}]}]
+    typed_per_filter_config:
+      envoy.filters.http.ratelimit:
+        "@type": type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute
+        domain: other
+  - route:
+      rate_limits: [{actions: [{generic_key: {descriptor_value: hello}}]}]
+"#;
+    let (sent, _) = findings(&format!("{FILTER}{routes}"), None);
+    assert_eq!(sent, ["8:other:generic_key"]);
+}
+
+#[test]
+fn a_file_of_many_documents_takes_little_memory() {
+    let text = format!("{}rate_limits: [{{actions: [{{a: {{}}}}]}}]\n", "---\n".repeat(100_000));
+    let mut config = Config::default();
+    config.read(&source("envoy.yaml", &text)).unwrap();
+    assert_eq!(config.unknown[0].place.line, 100_001);
+}
+
+#[test]
 fn an_action_that_is_not_known_is_a_finding_with_its_place() {
     let mut config = Config::default();
     let text = "rate_limits:\n  - actions: [{new_action: {}}]\n";

@@ -5,8 +5,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::time::Time;
 use tokio::sync::oneshot;
 
 use crate::accept::Peer;
@@ -15,6 +17,10 @@ use crate::accept::Peer;
 /// of the same address has to begin this many within that time before an honest client's handshake
 /// is given up.
 pub(super) const MAX: usize = 256;
+
+/// A handshake that takes longer than this is given up before any other: few honest ones do, and
+/// those that a crowd of many addresses leaves unfinished do.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// The handshakes in progress.
 #[derive(Debug, Default)]
@@ -31,6 +37,7 @@ struct InProgress {
 struct Handshake {
     number: u64,
     peer: Peer,
+    at: Time,
     /// Dropping it gives the handshake up.
     _keep: oneshot::Sender<Infallible>,
 }
@@ -45,16 +52,16 @@ pub(super) struct Place {
 // === impl Handshakes ===
 
 impl Handshakes {
-    /// Begins a handshake with this client. The receiver is closed when it is to be given up for
-    /// another.
-    pub(super) fn begin(&self, peer: Peer) -> (Place, oneshot::Receiver<Infallible>) {
+    /// Begins a handshake with this client at the time `now`. The receiver is closed when it is to
+    /// be given up for another.
+    pub(super) fn begin(&self, peer: Peer, now: Time) -> (Place, oneshot::Receiver<Infallible>) {
         let (keep, kept) = oneshot::channel();
         let mut in_progress = self.0.lock();
         let number = in_progress.next;
         in_progress.next += 1;
-        in_progress.begun.push_back(Handshake { number, peer, _keep: keep });
+        in_progress.begun.push_back(Handshake { number, peer, at: now, _keep: keep });
         if in_progress.begun.len() > MAX {
-            in_progress.give_up();
+            in_progress.give_up(now);
         }
         (Place { all: Arc::clone(&self.0), number }, kept)
     }
@@ -63,8 +70,13 @@ impl Handshakes {
 // === impl InProgress ===
 
 impl InProgress {
-    /// Gives up the handshake that began first among those of the client that has the most.
-    fn give_up(&mut self) {
+    /// Gives up the handshake that began first, if it is slow; otherwise the one that began first
+    /// among those of the client that has the most.
+    fn give_up(&mut self, now: Time) {
+        if self.begun.front().is_some_and(|first| now.since(first.at) > SLOW) {
+            self.begun.pop_front();
+            return;
+        }
         let mut counts = HashMap::new();
         for handshake in &self.begun {
             *counts.entry(handshake.peer).or_insert(0) += 1;
@@ -96,6 +108,8 @@ mod tests {
 
     use super::*;
 
+    const NOW: Time = Time::from_nanos(5_000_000_000);
+
     type Begun = (Place, oneshot::Receiver<Infallible>);
 
     fn peer(last: u8) -> Peer {
@@ -111,11 +125,11 @@ mod tests {
     #[test]
     fn the_handshake_that_began_first_is_given_up_for_the_newest() {
         let handshakes = Handshakes::default();
-        let mut begun: Vec<_> = (0..MAX).map(|_| handshakes.begin(peer(1))).collect();
+        let mut begun: Vec<_> = (0..MAX).map(|_| handshakes.begin(peer(1), NOW)).collect();
         begun.remove(7); // one that ends leaves its place to another
-        begun.push(handshakes.begin(peer(1)));
+        begun.push(handshakes.begin(peer(1), NOW));
         assert!(given_up(&mut begun).is_empty());
-        let newest = handshakes.begin(peer(1));
+        let newest = handshakes.begin(peer(1), NOW);
         assert_eq!(given_up(&mut begun), [0], "the first, and no other");
         drop((begun, newest));
         assert_eq!(handshakes.0.lock().begun.len(), 0);
@@ -124,10 +138,10 @@ mod tests {
     #[test]
     fn a_crowd_of_one_address_gives_up_its_own_handshakes() {
         let handshakes = Handshakes::default();
-        let mut begun = vec![handshakes.begin(peer(1)), handshakes.begin(peer(2))];
-        begun.extend((0..MAX).map(|_| handshakes.begin(peer(3))));
+        let mut begun = vec![handshakes.begin(peer(1), NOW), handshakes.begin(peer(2), NOW)];
+        begun.extend((0..MAX).map(|_| handshakes.begin(peer(3), NOW)));
         assert_eq!(given_up(&mut begun), [2, 3]);
-        begun.push(handshakes.begin(peer(2)));
+        begun.push(handshakes.begin(peer(2), NOW));
         assert_eq!(given_up(&mut begun), [2, 3, 4], "for another address too");
     }
 
@@ -136,7 +150,18 @@ mod tests {
         let handshakes = Handshakes::default();
         let addresses = (0..=MAX).map(|nth| u32::try_from(nth).unwrap());
         let peers = addresses.map(|nth| Peer::of(Some(Ipv4Addr::from(nth).into())));
-        let mut begun: Vec<_> = peers.map(|peer| handshakes.begin(peer)).collect();
+        let mut begun: Vec<_> = peers.map(|peer| handshakes.begin(peer, NOW)).collect();
         assert_eq!(given_up(&mut begun), [0]);
+    }
+
+    #[test]
+    fn a_slow_handshake_is_given_up_before_those_of_the_client_that_has_the_most() {
+        let handshakes = Handshakes::default();
+        let mut begun = vec![handshakes.begin(peer(1), NOW)];
+        let later = NOW + SLOW + Duration::from_millis(1);
+        begun.extend((0..MAX).map(|_| handshakes.begin(peer(2), later)));
+        assert_eq!(given_up(&mut begun), [0]);
+        begun.push(handshakes.begin(peer(3), later));
+        assert_eq!(given_up(&mut begun), [0, 1], "none is slow any more");
     }
 }

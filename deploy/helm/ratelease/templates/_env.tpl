@@ -29,7 +29,7 @@
 {{- end }}
 {{- if .Values.redis.tls.enabled }}
 - {name: REDIS_TLS, value: "true"}
-{{- if .Values.redis.tls.secret }}
+{{- if and .Values.redis.tls.secret .Values.redis.tls.ca }}
 - {name: REDIS_TLS_CACERT, value: /redis-certs/ca.crt}
 {{- end }}
 {{- if .Values.redis.tls.clientCertificate }}
@@ -40,7 +40,7 @@
 {{- if .Values.keySecret.secret }}
 - name: KEY_SECRET
   valueFrom:
-    secretKeyRef: {name: {{ .Values.keySecret.secret }}, key: {{ .Values.keySecret.key }}}
+    secretKeyRef: {name: {{ .Values.keySecret.secret | quote }}, key: {{ .Values.keySecret.key | quote }}}
 {{- end }}
 {{- if .Values.tls.secret }}
 - {name: GRPC_SERVER_USE_TLS, value: "true"}
@@ -54,6 +54,6 @@
 {{- end }}
 {{- end }}
 {{- range $name, $value := .Values.env }}
-- {name: {{ $name }}, value: {{ $value | toString | quote }}}
+- {name: {{ $name }}, value: {{ (kindIs "float64" $value | ternary (int64 $value) $value) | toString | quote }}}
 {{- end }}
 {{- end -}}

@@ -8,7 +8,7 @@
 
 {{- define "ratelease.selector" -}}
 app.kubernetes.io/name: ratelease
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "ratelease.labels" -}}
@@ -47,6 +47,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if or (ne .Values.kind "Deployment") .Values.autoscaling.enabled (gt (int .Values.replicas) 1) -}}
 {{- fail "redis.embedded: several pods would each admit the whole limit; set replicas=1 and kind=Deployment, or set redis.url" -}}
 {{- end -}}
+{{- end -}}
+{{- if and (or .Values.redis.tls.secret .Values.redis.tls.clientCertificate) (not .Values.redis.tls.enabled) -}}
+{{- fail "redis.tls: set redis.tls.enabled=true, otherwise Redis is reached in plaintext" -}}
+{{- end -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- range regexFindAll ":[0-9]+(,|$)" .Values.redis.url -1 -}}
+{{- $port := . | trimPrefix ":" | trimSuffix "," | int -}}
+{{- $ports := list -}}
+{{- range $.Values.networkPolicy.redisPorts }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if not (has $port $ports) -}}
+{{- fail (printf "networkPolicy.redisPorts: add %d, a port of redis.url; otherwise no pod reaches it" $port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
+{{- fail "autoscaling.minReplicas: set it to autoscaling.maxReplicas at most" -}}
 {{- end -}}
 {{- if and .Values.redis.tls.clientCertificate (not .Values.redis.tls.secret) -}}
 {{- fail "redis.tls.clientCertificate: set redis.tls.secret, which holds tls.crt and tls.key" -}}

@@ -20,7 +20,7 @@ spec:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with .Values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   securityContext:
     runAsNonRoot: true
@@ -112,27 +112,27 @@ spec:
 {{- define "ratelease.volumes" -}}
 {{- if not .Values.rules.xds.server }}
 - name: rules
-  configMap: {name: {{ include "ratelease.rulesConfigMap" . }}}
+  configMap: {name: {{ include "ratelease.rulesConfigMap" . | quote }}}
 {{- end }}
 {{- if .Values.rules.xds.tlsSecret }}
 - name: xds-certs
-  secret: {secretName: {{ .Values.rules.xds.tlsSecret }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.rules.xds.tlsSecret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.redis.auth }}
 {{- if .secret }}
 - name: redis-auth
   secret:
-    secretName: {{ .secret }}
+    secretName: {{ .secret | quote }}
     defaultMode: 0440
-    items: [{key: {{ .key }}, path: auth}]
+    items: [{key: {{ .key | quote }}, path: auth}]
 {{- end }}
 {{- end }}
 {{- if .Values.redis.tls.secret }}
 - name: redis-certs
-  secret: {secretName: {{ .Values.redis.tls.secret }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.redis.tls.secret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if .Values.tls.secret }}
 - name: certs
-  secret: {secretName: {{ .Values.tls.secret }}, defaultMode: 0440}
+  secret: {secretName: {{ .Values.tls.secret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}
