@@ -118,7 +118,7 @@ async fn v1e_calls_without_messages_take_no_tasks() {
 }
 
 /// Sends whole calls without a message: each is complete with its head.
-pub async fn without_messages(plan: Plan<'_>) {
+async fn without_messages(plan: Plan<'_>) {
     let scene = Scene::start(plan).await;
     let head = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &grpc_block());
     let calls: Vec<u8> = streams(GRPC_STREAMS - 1).flat_map(head).collect();
