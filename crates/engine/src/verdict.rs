@@ -105,7 +105,7 @@ pub struct Modes {
 impl<'r> Verdict<'r> {
     /// The answer that follows from `statuses`, one for each descriptor of `request`.
     pub fn new(request: &Request<'_>, statuses: Few<Status<'r>>, modes: Modes) -> Self {
-        let metadata = modes.metadata.then(|| metadata::of(request, &statuses));
+        let metadata = modes.metadata.then(|| metadata::of(request, &statuses, modes));
         let tightest = tightest(&statuses, modes);
         let shadowed = modes.shadow && denies(&statuses, modes);
         Self { code: code(&statuses, modes), statuses, tightest, shadowed, metadata }
@@ -131,6 +131,19 @@ fn denies(statuses: &[Status<'_>], modes: Modes) -> bool {
         }
     }
     denied || (quotas > 0 && quotas == quotas_over)
+}
+
+/// The statuses that deny the request: those over their limit, without quotas unless each quota is
+/// over. None if the request passes.
+fn denying<'s, 'r>(
+    statuses: &'s [Status<'r>],
+    modes: Modes,
+) -> impl Iterator<Item = &'s Status<'r>> + use<'s, 'r> {
+    let quotas = || statuses.iter().filter(move |it| !it.is_unlimited() && it.is_quota(modes));
+    let is_denied = code(statuses, modes) == Code::OverLimit;
+    let are_quotas_over = quotas().all(Status::is_over);
+    let denies = move |it: &&Status<'r>| it.is_over() && (are_quotas_over || !it.is_quota(modes));
+    statuses.iter().filter(move |status| is_denied && denies(status))
 }
 
 /// Index of the last descriptor that is over, quotas aside; else of the first with the fewest

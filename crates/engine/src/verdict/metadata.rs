@@ -1,30 +1,44 @@
-//! Dynamic metadata of an answer: the request, and the metadata of the rules that passed.
+//! Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of the
+//! rules that denied.
 
 use ratelease_rules::request::{Descriptor, Request};
 use serde_json::{Map, Value, json};
 
-use super::Status;
+use super::{Modes, Status, denying};
 
-/// The fields of the reference implementation: `domain`, `descriptors`, `hitsAddend` and the merged
-/// `metadata`.
-pub(super) fn of(request: &Request<'_>, statuses: &[Status<'_>]) -> Map<String, Value> {
+/// The fields of the reference implementation, which are `domain`, `descriptors`, `hitsAddend` and
+/// the merged `metadata`; and `denied`, the merged metadata of the rules that deny the request.
+pub(super) fn of(
+    request: &Request<'_>,
+    statuses: &[Status<'_>],
+    modes: Modes,
+) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("domain".into(), request.domain.into());
     fields.insert("descriptors".into(), request.descriptors.iter().map(descriptor).collect());
     if request.hits_addend != 0 {
         fields.insert("hitsAddend".into(), request.hits_addend.into());
     }
-    let mut merged = Map::new();
     let passed = statuses.iter().filter(|status| !status.is_over());
-    for rule in passed.filter_map(|status| status.limit?.rule) {
+    for (name, merged) in
+        [("metadata", merged(passed)), ("denied", merged(denying(statuses, modes)))]
+    {
+        if !merged.is_empty() {
+            fields.insert(name.into(), merged.into());
+        }
+    }
+    fields
+}
+
+/// The metadata of the rules of these statuses.
+fn merged<'s, 'r: 's>(statuses: impl Iterator<Item = &'s Status<'r>>) -> Map<String, Value> {
+    let mut merged = Map::new();
+    for rule in statuses.filter_map(|status| status.limit?.rule) {
         if let Some(metadata) = &rule.metadata {
             merge(&mut merged, metadata);
         }
     }
-    if !merged.is_empty() {
-        fields.insert("metadata".into(), merged.into());
-    }
-    fields
+    merged
 }
 
 fn descriptor(descriptor: &Descriptor<'_>) -> Value {

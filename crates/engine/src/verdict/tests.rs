@@ -163,11 +163,51 @@ fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
         ],
         "hitsAddend": 4,
         "metadata": {"a": 1, "b": 2, "deep": {"x": 1, "y": 2}},
+        "denied": {"denied": true},
     });
     for _ in 0..2 {
         let verdict = Verdict::new(&request, statuses.into_iter().collect(), modes);
         assert_eq!(verdict.metadata.map(Value::from), Some(expected.clone()));
     }
+}
+
+#[test]
+fn metadata_of_what_denies_is_apart() {
+    let quota = |name: &str, over| {
+        let metadata = json!({"status": 1, name: true}).as_object().cloned();
+        counted(Rule { quota_mode: true, metadata, ..rule() }, over, 1)
+    };
+    let shadow = Rule {
+        shadow_mode: true,
+        metadata: json!({"shadow": true}).as_object().cloned(),
+        ..rule()
+    };
+    let denied = |statuses: &[Status<'static>], shadow| {
+        let modes = Modes { metadata: true, shadow, ..Modes::default() };
+        let statuses: Few<_> = statuses.iter().copied().collect();
+        let verdict = Verdict::new(&request(statuses.len()), statuses, modes);
+        verdict.metadata.and_then(|metadata| metadata.get("denied").cloned())
+    };
+    let rules = [
+        with_metadata(json!({"free": true}), false),
+        counted(shadow, true, 1),
+        with_metadata(json!({"status": 503}), true),
+        with_metadata(json!({"status": 403, "why": "plan"}), true),
+    ];
+    assert_eq!(denied(&rules, false), Some(json!({"status": 503, "why": "plan"})));
+    assert_eq!(denied(&rules, true), None, "nothing is denied in the global shadow mode");
+    assert_eq!(denied(&rules[..2], false), None);
+    // Quotas deny only together.
+    let (a, b) = (quota("a", true), quota("b", false));
+    assert_eq!(denied(&[a, b], false), None);
+    assert_eq!(denied(&[a, b, rules[2]], false), Some(json!({"status": 503})));
+    let b = quota("b", true);
+    assert_eq!(denied(&[a, b], false), Some(json!({"status": 1, "a": true, "b": true})));
+    assert_eq!(
+        denied(&[rules[2], a], false),
+        Some(json!({"status": 503, "a": true})),
+        "a quota that is over by itself denies"
+    );
 }
 
 #[test]
