@@ -15,7 +15,8 @@ use super::process::{Process, leashed};
 
 mod config;
 
-/// Envoy with one listener, the rate limit filter, and an upstream of its own that answers 200.
+/// Envoy with the rate limit filter. Of [`Envoy::start`], it has one listener, and an upstream of its
+/// own that answers 200.
 pub(crate) struct Envoy {
     process: Process,
     /// The address that accepts requests.
@@ -45,14 +46,27 @@ impl Envoy {
     /// Starts Envoy, and waits until it accepts requests and sees `options.healthy` pods.
     pub(crate) async fn start(options: EnvoyOptions) -> Self {
         let files = TempDir::new().expect("a temporary directory");
-        let path = |name: &str| files.path().join(name);
-        let config = options.bootstrap(&path("upstream.sock"));
-        std::fs::write(path("envoy.json"), config.to_string()).expect("a written configuration");
+        let config = options.bootstrap(&files.path().join("upstream.sock"));
+        let config = config.to_string();
+        let envoy = Self::run(files, &config, options.concurrency, "ingress").await;
+        envoy.healthy(options.healthy).await;
+        envoy
+    }
 
+    /// Starts Envoy with a bootstrap in YAML, and waits until it is live. Its admin page and its
+    /// listeners take free ports if their ports are 0; requests go to the listener `ingress`.
+    pub(crate) async fn run(
+        files: TempDir,
+        bootstrap: &str,
+        concurrency: usize,
+        ingress: &str,
+    ) -> Self {
+        let path = |name: &str| files.path().join(name);
+        std::fs::write(path("envoy.yaml"), bootstrap).expect("a written configuration");
         let mut command = leashed(binary());
-        command.arg("--config-path").arg(path("envoy.json"));
+        command.arg("--config-path").arg(path("envoy.yaml"));
         command.arg("--admin-address-path").arg(path("admin"));
-        command.arg("--concurrency").arg(options.concurrency.to_string());
+        command.arg("--concurrency").arg(concurrency.to_string());
         command.args(["--disable-hot-restart", "--log-level", "warning"]);
         let process = Process::spawn("envoy", command);
 
@@ -62,8 +76,7 @@ impl Envoy {
         let mut envoy = Self { process, ingress: ANY_PORT, admin, _files: files };
         let live = async || http::get(admin, "/ready").await.is_ok_and(|a| a.status == 200);
         envoy.process.until("live", START_MAX, live).await;
-        envoy.ingress = envoy.ingress().await;
-        envoy.healthy(options.healthy).await;
+        envoy.ingress = envoy.listener(ingress).await;
         envoy
     }
 
@@ -85,18 +98,24 @@ impl Envoy {
         load.start(self.ingress)
     }
 
-    /// Envoy's own counts of ratelease's answers.
+    /// Envoy's own counts of ratelease's answers, of all its rate limit filters.
     pub(crate) async fn verdicts(&self) -> Verdicts {
-        // Envoy creates each counter when it first counts, under the cluster that the request was
-        // for.
-        let count = async |name: &str| {
-            self.stat(&format!("cluster.upstream.ratelimit.{name}")).await.unwrap_or(0)
+        // Envoy creates each counter when it first counts: `cluster.NAME.ratelimit.COUNT`, under
+        // the cluster that the request was for, or `ratelimit.PREFIX.COUNT` of a network filter.
+        let page = self.admin("/stats").await;
+        let count = |count: &str| {
+            let values = page.lines().filter_map(|line| {
+                let (name, value) = line.split_once(": ")?;
+                let (_, of) = name.rsplit_once("ratelimit.")?;
+                (of.rsplit('.').next() == Some(count)).then_some(value)?.parse::<u64>().ok()
+            });
+            values.sum()
         };
         Verdicts {
-            ok: count("ok").await,
-            over_limit: count("over_limit").await,
-            error: count("error").await,
-            failure_mode_allowed: count("failure_mode_allowed").await,
+            ok: count("ok"),
+            over_limit: count("over_limit"),
+            error: count("error"),
+            failure_mode_allowed: count("failure_mode_allowed"),
         }
     }
 
@@ -121,10 +140,12 @@ impl Envoy {
         value?.parse().ok()
     }
 
-    async fn ingress(&self) -> SocketAddr {
+    /// The address of a listener.
+    pub(crate) async fn listener(&self, name: &str) -> SocketAddr {
         let page = self.admin("/listeners").await;
-        let reported = page.lines().find_map(|line| line.strip_prefix("ingress::")?.parse().ok());
-        reported.unwrap_or_else(|| self.process.fail(&format!("has no listener: {page}")))
+        let address = |line: &str| line.strip_prefix(name)?.strip_prefix("::")?.parse().ok();
+        let reported = page.lines().find_map(address);
+        reported.unwrap_or_else(|| self.process.fail(&format!("has no listener {name}: {page}")))
     }
 
     async fn admin(&self, path: &str) -> String {

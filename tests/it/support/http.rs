@@ -2,11 +2,11 @@
 //! need.
 
 use std::io::{Error, ErrorKind, Result};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// One connection, one request at a time.
 pub(crate) struct Client {
@@ -38,6 +38,15 @@ impl Client {
         Ok(Self { stream: BufReader::new(stream) })
     }
 
+    /// As [`Client::connect`], from this address of the machine.
+    pub(crate) async fn connect_from(source: IpAddr, addr: SocketAddr) -> Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind(SocketAddr::new(source, 0))?;
+        let stream = socket.connect(addr).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream: BufReader::new(stream) })
+    }
+
     pub(crate) async fn get(&mut self, path: &str, headers: &[(&str, &str)]) -> Result<Answer> {
         self.send("GET", path, headers, "").await
     }
@@ -52,7 +61,10 @@ impl Client {
         body: impl AsRef<[u8]>,
     ) -> Result<Answer> {
         let body = body.as_ref();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
+        let mut head = format!("{method} {path} HTTP/1.1\r\n");
+        if !headers.iter().any(|(name, _)| *name == "host") {
+            head += "host: test\r\n";
+        }
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }

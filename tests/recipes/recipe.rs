@@ -1,0 +1,188 @@
+//! Starts the files of a recipe as they are, except for what the machine of a test needs.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::objects;
+use crate::support::envoy::{Envoy, Verdicts};
+use crate::support::http::{Answer, Client};
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::Ratelease;
+use crate::support::redis_cluster::Cluster;
+use crate::support::windows::early_in_a_window;
+use crate::upstream;
+
+/// A recipe that runs: a pod and an Envoy.
+pub struct Recipe {
+    dir: PathBuf,
+    pub envoy: Envoy,
+    pub pod: Ratelease,
+    /// Has the socket of a pod that serves on one.
+    _files: TempDir,
+}
+
+/// Headers of a request.
+pub type Headers<'a> = &'a [(&'a str, &'a str)];
+
+/// Ports in the files of recipes, which docs/recipes.md lists.
+const RATELEASE: &str = "8081";
+const APP: &str = "8000";
+const SOCKET: &str = "/run/ratelease/rls.sock";
+
+/// Longer than the recipes' own: a machine that also compiles must not make a verdict an error.
+const ENVOY_TIMEOUT: &str = "8s";
+const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
+
+/// The window of the recipes, and the maximum duration of a test.
+const WINDOW: Duration = Duration::from_secs(3600);
+const TEST_MAX: Duration = Duration::from_secs(60);
+
+// === impl Recipe ===
+
+impl Recipe {
+    /// Starts a recipe. Requests go to the listener of this name.
+    pub async fn start(name: &str, listener: &str) -> Self {
+        early_in_a_window(WINDOW, TEST_MAX).await;
+        let files = TempDir::new().expect("a temporary directory");
+        let socket = files.path().join("rls.sock").display().to_string();
+        let dir = directory(name);
+        require_rules_for_all(&dir).await;
+
+        let mut env = settings(&dir, &socket);
+        env.push(("KEY_SECRET".to_owned(), name.to_owned())); // counts of its own
+        env.extend(PATIENT.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let env: Vec<_> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let pod = Ratelease::start(&dir.join("rules"), &cluster().places(), &env).await;
+
+        let bootstrap = std::fs::read_to_string(dir.join("envoy.yaml")).expect("a bootstrap");
+        let bootstrap = placed(&bootstrap, pod.grpc).replace(SOCKET, &socket);
+        let of_envoy = TempDir::new().expect("a temporary directory");
+        let envoy = Envoy::run(of_envoy, &bootstrap, 1, listener).await;
+        Self { dir, envoy, pod, _files: files }
+    }
+
+    /// A file of the recipe.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The bootstrap, as JSON.
+    pub fn bootstrap(&self) -> serde_json::Value {
+        objects::document(&self.file("envoy.yaml"))
+    }
+
+    pub async fn get(&self, path: &str, headers: Headers<'_>) -> Answer {
+        self.send("GET", path, headers).await
+    }
+
+    pub async fn send(&self, method: &str, path: &str, headers: Headers<'_>) -> Answer {
+        let mut client = Client::connect(self.envoy.ingress).await.expect("Envoy listens");
+        client.send(method, path, headers, "").await.expect("an answer")
+    }
+
+    /// Sends a request from this address of the loopback network.
+    pub async fn get_from(&self, source: Ipv4Addr, path: &str) -> Answer {
+        let client = Client::connect_from(IpAddr::V4(source), self.envoy.ingress).await;
+        client.expect("Envoy listens").get(path, &[]).await.expect("an answer")
+    }
+
+    /// The statuses of as many requests, one after the other.
+    pub async fn statuses(&self, path: &str, headers: Headers<'_>, requests: usize) -> Vec<u16> {
+        let mut statuses = Vec::new();
+        for _ in 0..requests {
+            statuses.push(self.get(path, headers).await.status);
+        }
+        statuses
+    }
+
+    /// Requires that Envoy has counted these verdicts and no error, and ends the recipe.
+    #[track_caller]
+    pub fn end(self, ok: u64, over_limit: u64) -> impl Future<Output = ()> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let expected = Verdicts { ok, over_limit, ..Verdicts::default() };
+            assert_eq!(self.envoy.verdicts().await, expected, "at {caller}");
+            self.envoy.stop().await;
+            assert_eq!(self.pod.stop().await, 0, "at {caller}");
+        }
+    }
+}
+
+/// The directory of a recipe.
+pub fn directory(name: &str) -> PathBuf {
+    all().join(name)
+}
+
+/// The directory of all recipes.
+pub fn all() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("envoy/recipes")
+}
+
+/// Requires that an answer passed the limit or was denied by it, and names this limit and what
+/// remains of it in Envoy's headers.
+#[track_caller]
+pub fn assert_quota(answer: &Answer, status: u16, limit: &str, remaining: u64) {
+    assert_eq!(answer.status, status, "{answer:?}");
+    assert_eq!(answer.header(upstream::MARK).is_some(), status == 200, "{answer:?}");
+    assert_eq!(answer.header("x-ratelimit-limit"), Some(limit), "{answer:?}");
+    let left = remaining.to_string();
+    assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*left), "{answer:?}");
+    let reset = answer.header("x-ratelimit-reset").and_then(|reset| reset.parse().ok());
+    assert!(reset.is_some_and(|reset| (1..=3600).contains(&reset)), "{answer:?}");
+}
+
+/// Three masters for all recipes.
+fn cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start(3, 0))
+}
+
+/// The settings of `ratelease.env`, if there is one.
+fn settings(dir: &Path, socket: &str) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(dir.join("ratelease.env")).unwrap_or_default();
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let pairs = lines.map(|line| line.split_once('=').expect("NAME=VALUE"));
+    pairs.map(|(name, value)| (name.to_owned(), value.replace(SOCKET, socket))).collect()
+}
+
+/// The bootstrap with the addresses and the time-out of a test. Each address of a file has the form
+/// `socket_address: {address: A, port_value: P}`, on one line.
+fn placed(bootstrap: &str, pod: SocketAddr) -> String {
+    let lines = bootstrap.lines().map(|line| {
+        let is_timeout = line.trim_start().starts_with("timeout: 0.");
+        if is_timeout {
+            let (name, _) = line.split_once("timeout: ").expect("a time-out");
+            return format!("{name}timeout: {ENVOY_TIMEOUT}\n");
+        }
+        let Some((before, address)) = line.split_once("socket_address: {address: ") else {
+            assert!(!line.contains("socket_address"), "not of that form: {line}");
+            return format!("{line}\n");
+        };
+        let (address, after) = address.split_once('}').expect("an address on one line");
+        let (_, port) = address.split_once("port_value: ").expect("a port beside the address");
+        let address = match port {
+            RATELEASE => pod,
+            APP => upstream::address(),
+            _ => SocketAddr::from(([127, 0, 0, 1], 0)),
+        };
+        let (host, port) = (address.ip(), address.port());
+        format!("{before}socket_address: {{address: {host}, port_value: {port}}}{after}\n")
+    });
+    lines.collect()
+}
+
+/// Requires that each descriptor that the recipe's Envoy sends has a rule, and each rule a
+/// descriptor.
+async fn require_rules_for_all(dir: &Path) {
+    let mut command = Command::new(ratectl());
+    command.args(["check", "--envoy", "envoy.yaml", "--rules", "rules"]).current_dir(dir);
+    let checked = command.output().await.expect("ratectl runs");
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success(), "{}: {said}", dir.display());
+    assert!(said.contains("without a rule: 0; rules never found: 0"), "{}: {said}", dir.display());
+}
