@@ -21,6 +21,9 @@ mod recipe;
 #[path = "recipes/upstream.rs"]
 mod upstream;
 
+/// The scenarios that Envoy Gateway tests for global rate limits.
+#[path = "recipes/envoy_gateway.rs"]
+mod envoy_gateway;
 /// Every recipe has its files, and the page names it.
 #[path = "recipes/files.rs"]
 mod files;
