@@ -21,6 +21,9 @@ mod recipe;
 #[path = "recipes/upstream.rs"]
 mod upstream;
 
+/// Contour, Emissary and kgateway.
+#[path = "recipes/controllers.rs"]
+mod controllers;
 /// The scenarios that Envoy Gateway tests for global rate limits.
 #[path = "recipes/envoy_gateway.rs"]
 mod envoy_gateway;
@@ -30,6 +33,12 @@ mod files;
 /// Istio, to a port and to a socket.
 #[path = "recipes/istio.rs"]
 mod istio;
+/// Connections instead of requests.
+#[path = "recipes/network.rs"]
+mod network;
+/// ratelease in each pod of Envoy Gateway's Envoys.
+#[path = "recipes/per_pod.rs"]
+mod per_pod;
 /// Envoy without a mesh, over TCP and on a Unix socket.
 #[path = "recipes/plain.rs"]
 mod plain;
