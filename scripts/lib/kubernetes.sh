@@ -126,11 +126,18 @@ require_namespaces() {
         die "this kernel or container allows no namespaces: run it privileged"
 }
 
-# await SECONDS WHAT COMMAND... repeats a command until it succeeds.
+# await SECONDS WHAT LOG COMMAND... repeats a command until it succeeds. It fails if the program that
+# was started last, whose log is given, ends before, and shows the end of that log.
 await() {
-    local deadline=$((SECONDS + $1)) what=$2
-    until "${@:3}" >/dev/null 2>&1; do
-        ((SECONDS < deadline)) || die "$what is not there after $1 s" 1
+    local deadline=$((SECONDS + $1)) what=$2 log=$3 pid=$!
+    until "${@:4}" >/dev/null 2>&1; do
+        if ! kill -0 "$pid" 2>/dev/null; then
+            tail -n 5 "$log" >&2
+            die "$what ended" 1
+        elif ((SECONDS >= deadline)); then
+            tail -n 5 "$log" >&2
+            die "$what is not there after $1 s" 1
+        fi
         sleep 0.1
     done
 }
@@ -140,7 +147,8 @@ start_etcd() {
     etcd --data-dir "$1/etcd" --unsafe-no-fsync --logger zap --log-level warn \
         --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \
         --listen-peer-urls http://127.0.0.1:2380 >"$1/etcd.log" 2>&1 &
-    await 30 etcd curl --noproxy '*' --fail --silent http://127.0.0.1:2379/health
+    await 30 etcd "$1/etcd.log" \
+        curl --noproxy '*' --fail --silent http://127.0.0.1:2379/health
 }
 
 # start_api_server DIRECTORY ADDRESS starts one on port 6443 of an address, beside `start_etcd`, and
@@ -160,7 +168,8 @@ start_api_server() {
         --service-account-signing-key-file "$directory/apiserver/accounts.key" \
         --service-cluster-ip-range 10.96.0.0/24 --authorization-mode RBAC \
         --disable-admission-plugins ServiceAccount "${@:3}" >"$directory/apiserver.log" 2>&1 &
-    await 60 kube-apiserver curl --noproxy '*' --fail --silent --insecure \
+    await 60 kube-apiserver "$directory/apiserver.log" \
+        curl --noproxy '*' --fail --silent --insecure \
         --header "Authorization: Bearer $token" "https://$address:6443/readyz"
 }
 
