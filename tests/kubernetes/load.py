@@ -5,6 +5,7 @@ import http.server
 import threading
 
 TIMEOUT = 5  # seconds for one request
+USAGE = "x-usage"  # of a request: the tokens that its answer says it used
 
 
 class Client:
@@ -15,10 +16,13 @@ class Client:
 
     def get(self, headers):
         """The status and the headers of one request."""
+        return self.send("GET", "/", headers)
+
+    def send(self, method, path, headers):
         if self.connection is None:
             self.connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT)
         try:
-            self.connection.request("GET", "/", headers={"Host": self.host, **headers})
+            self.connection.request(method, path, headers={"Host": self.host, **headers})
             reply = self.connection.getresponse()
             reply.read()
             if reply.will_close:
@@ -88,7 +92,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.send_header("Content-Length", "0")
+        # A service whose answers say what they cost.
+        if USAGE in self.headers:
+            self.send_header(USAGE, self.headers[USAGE])
         self.end_headers()
+
+    do_POST = do_DELETE = do_GET
 
     def log_message(self, *_):
         pass

@@ -5,6 +5,7 @@ import json
 SYSTEM = "envoy-gateway-system"
 CONTROLLER = "gateway.envoyproxy.io/gatewayclass-controller"
 GATEWAYS = ["east", "west"]
+BACKEND_PORT = 3000
 MANY = 1_000_000_000  # a limit that no run reaches
 
 
@@ -17,13 +18,14 @@ def namespace(name):
 
 
 def config(redis, timeout):
-    """The configuration of Envoy Gateway: its defaults, and a rate limit service, for which Envoy
-    waits `timeout`, or 20 ms without one."""
+    """The configuration of Envoy Gateway: its defaults, policies with Lua, which one scenario has,
+    and a rate limit service, for which Envoy waits `timeout`, or 20 ms without one."""
     backend = {"type": "Redis", "redis": {"url": redis}}
     return {
         "apiVersion": "gateway.envoyproxy.io/v1alpha1", "kind": "EnvoyGateway",
         "gateway": {"controllerName": CONTROLLER},
         "provider": {"type": "Kubernetes"},
+        "extensionApis": {"enableLua": True},
         "rateLimit": {"backend": backend, **({"timeout": timeout} if timeout else {})},
     }
 
@@ -83,8 +85,8 @@ def endpoints(service, namespace, addresses, port, name):
     }
 
 
-def gateways(backend):
-    """Two Gateways, each with an Envoy of its own, that lead to one Service."""
+def common(backend):
+    """What all Gateways have in common: their class, and the Service that they lead to."""
     host, port = backend
     yield {
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
@@ -95,19 +97,34 @@ def gateways(backend):
         "spec": {"ports": [{"name": "http", "port": port}]},
     }
     yield endpoints("backend", "default", [host], port, "http")
+
+
+def gateway(name, listeners):
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": meta(name, "default"),
+        "spec": {"gatewayClassName": "eg",
+                 "listeners": [{"protocol": "HTTP", **it} for it in listeners]},
+    }
+
+
+def route(name, parents, hosts, paths=("/",)):
+    """A route of a Gateway's listeners to the Service."""
+    matches = [{"path": {"type": "PathPrefix", "value": it}} for it in paths]
+    backend = {"name": "backend", "port": BACKEND_PORT}
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+        "metadata": meta(name, "default"),
+        "spec": {"parentRefs": parents, "hostnames": list(hosts),
+                 "rules": [{"matches": matches, "backendRefs": [backend]}]},
+    }
+
+
+def gateways():
+    """Two Gateways, each with an Envoy of its own."""
     for name in GATEWAYS:
-        yield {
-            "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
-            "metadata": meta(name, "default"),
-            "spec": {"gatewayClassName": "eg",
-                     "listeners": [{"name": "http", "protocol": "HTTP", "port": 80}]},
-        }
-        yield {
-            "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
-            "metadata": meta(name, "default"),
-            "spec": {"parentRefs": [{"name": name}], "hostnames": [host_of(name)],
-                     "rules": [{"backendRefs": [{"name": "backend", "port": port}]}]},
-        }
+        yield gateway(name, [{"name": "http", "port": 80}])
+        yield route(name, [{"name": name}], [host_of(name)])
 
 
 def host_of(gateway):
@@ -126,12 +143,20 @@ def policy(gateway, limit):
 
     rules = [rule([{**plan, "value": "free"}, user], limit),
              rule([{**plan, "value": "gold"}], MANY)]
-    return {
-        "apiVersion": "gateway.envoyproxy.io/v1alpha1", "kind": "BackendTrafficPolicy",
-        "metadata": meta(gateway, "default"),
-        "spec": {
-            "targetRefs": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute",
-                            "name": gateway}],
-            "rateLimit": {"type": "Global", "global": {"rules": rules}},
-        },
-    }
+    return traffic_policy(gateway, [target("HTTPRoute", gateway)], rules)
+
+
+def target(kind, name, **more):
+    """What a policy is for."""
+    return {"group": "gateway.networking.k8s.io", "kind": kind, "name": name, **more}
+
+
+def traffic_policy(name, targets, rules, **more):
+    return policy_of("BackendTrafficPolicy", name, targets,
+                     rateLimit={"type": "Global", "global": {"rules": rules}}, **more)
+
+
+def policy_of(kind, name, targets, **spec):
+    """A policy of one of Envoy Gateway's kinds."""
+    return {"apiVersion": "gateway.envoyproxy.io/v1alpha1", "kind": kind,
+            "metadata": meta(name, "default"), "spec": {"targetRefs": targets, **spec}}

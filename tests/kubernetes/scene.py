@@ -15,8 +15,9 @@ from pods import BRIDGE, Node, Pod, run
 
 CONTROL = "10.77.0.2"  # Envoy Gateway
 SERVICES = {"ratelease": "10.77.0.3", "ratelease-new": "10.77.0.7"}
-ENVOYS = {"east": "10.77.0.4", "west": "10.77.0.5", "new-east": "10.77.0.6"}
-BACKEND = (BRIDGE, 3000)
+ENVOYS = {"east": "10.77.0.4", "west": "10.77.0.5", "new-east": "10.77.0.6",
+          "scenarios": "10.77.0.8"}
+BACKEND = (BRIDGE, objects.BACKEND_PORT)
 REDIS = "redis.redis-system.svc.cluster.local:6379"
 HTTP = 10080  # where an Envoy listens for the Gateway's port 80
 ENFORCED_MAX = 1000  # milliseconds from a change in the API server until it is enforced
@@ -61,20 +62,24 @@ class Scene:
         hosts.append((REDIS.split(":")[0], BRIDGE))
         self.node = Node(self.api, self.work, hosts)
         self.users = 0
-        self.clients = {}
+        self.clients, self.pods = {}, {}
 
     # === What is started ===
 
     def start(self):
+        """All but Gateways and their Envoys."""
         Backend(BACKEND)
         self.node.start("redis", ["redis-server", "--bind", BRIDGE, "--protected-mode", "no",
                                   "--save", "", "--dir", self.work])
         self.start_envoy_gateway()
-        for it in objects.gateways(BACKEND):
+        for it in objects.common(BACKEND):
             self.api.apply(it)
         say("ratelease, as the Deployment envoy-ratelimit says that Envoy Gateway made")
         self.start_service()
-        say("two Envoys, each as the Deployment of its Gateway says")
+
+    def start_gateways(self):
+        for it in objects.gateways():
+            self.api.apply(it)
         self.pods = {name: self.start_envoy(name, name) for name in GATEWAYS}
 
     def start_envoy_gateway(self):
@@ -112,25 +117,37 @@ class Scene:
         self.service.await_probe("startupProbe")
         self.service.await_probe("readinessProbe")
         self.probes = Probes(self.service)
-        self.set_endpoints()
+        # The pod that was started last takes the requests.
+        self.set_endpoints([self.service.address])
 
-    def set_endpoints(self):
-        """The pod that was started last takes the requests."""
-        addresses = [self.service.address]
+    def set_endpoints(self, addresses):
+        """The pods of the rate limit service that are ready."""
         self.api.apply(objects.endpoints("envoy-ratelimit", SYSTEM, addresses, 8081, "http"))
 
     def start_envoy(self, name, gateway):
         """An Envoy of a Gateway, as a pod of the Deployment that Envoy Gateway made for it."""
-        labels = f"gateway.envoyproxy.io%2Fowning-gateway-name%3D{gateway}"
-        path = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments?labelSelector={labels}"
-        found = until(f"the Deployment of {gateway}",
-                      lambda: self.api.request("GET", path)["items"])[0]
-        # A list does not repeat what kind it is of.
+        found = self.deployment_of(gateway)
+        self.set_endpoints_of(gateway, [ENVOYS[name]])
         pod = Pod(self.node, f"envoy-{name}", ENVOYS[name], found, "envoy", self.given.envoy)
         pod.start()
         pod.await_probe("startupProbe")
         self.clients[name] = Client((ENVOYS[name], HTTP), objects.host_of(gateway))
         return pod
+
+    def deployment_of(self, gateway):
+        return self.made_for(gateway, "/apis/apps/v1", "deployments")
+
+    def made_for(self, gateway, group, plural):
+        """What Envoy Gateway made for a Gateway, of one kind."""
+        labels = f"gateway.envoyproxy.io%2Fowning-gateway-name%3D{gateway}"
+        path = f"{group}/namespaces/{SYSTEM}/{plural}?labelSelector={labels}"
+        return until(f"{plural} of {gateway}", lambda: self.api.request("GET", path)["items"])[0]
+
+    def set_endpoints_of(self, gateway, addresses):
+        """The pods of a Gateway. Its Envoys wait for them in vain for 15 s otherwise."""
+        service = self.made_for(gateway, "/api/v1", "services")
+        name, port = service["metadata"]["name"], service["spec"]["ports"][0]
+        self.api.apply(objects.endpoints(name, SYSTEM, addresses, HTTP, port["name"]))
 
     # === What is asked ===
 
