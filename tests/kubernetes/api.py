@@ -70,8 +70,9 @@ class Api:
         path = self.path(it["apiVersion"], it["kind"], meta.get("namespace"), meta["name"])
         return self.patch(path, json.dumps(it))
 
-    def apply_yaml(self, text, is_wanted=lambda name: True):
-        """The same for a file of several objects without a namespace. Returns how many."""
+    def apply_yaml(self, text, is_wanted=lambda name: True, namespace=None):
+        """The same for a file of several objects, of which those that name no namespace are in the
+        one that is given. Returns how many."""
         count = 0
         for document in re.split(r"^---\s*$", text, flags=re.MULTILINE):
             version = re.search(r"^apiVersion: *(\S+)", document, re.MULTILINE)
@@ -82,7 +83,9 @@ class Api:
             name = re.search(r"^  name: *(\S+)", meta, re.MULTILINE)[1]
             if not is_wanted(name):
                 continue
-            self.patch(self.path(version[1], kind, None, name), document)
+            own = re.search(r"^  namespace: *(\S+)", meta, re.MULTILINE)
+            at = own[1] if own else namespace
+            self.patch(self.path(version[1], kind, at, name), document)
             count += 1
         return count
 

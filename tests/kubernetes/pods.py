@@ -164,30 +164,44 @@ class Volume:
 
 
 class Pod:
-    """One container of a Deployment."""
+    """One container of a Deployment, in a pod of its own or beside another one in that one's."""
 
-    def __init__(self, node, name, address, deployment, container, program):
+    def __init__(self, node, name, address, deployment, container, program, beside=None):
         self.node, self.name, self.address, self.program = node, name, address, program
         self.namespace = deployment["metadata"]["namespace"]
         spec = deployment["spec"]["template"]["spec"]
-        self.spec = next(it for it in spec["containers"] if it["name"] == container)
+        containers = [*spec["containers"], *spec.get("initContainers", [])]
+        self.spec = next(it for it in containers if it["name"] == container)
         self.security = {**spec.get("securityContext", {}), **self.spec.get("securityContext", {})}
         self.home = node.work / "pods" / name
-        self.volumes = {}
+        self.child = None
+        if beside:
+            self.network, self.volumes = beside.network, beside.volumes
+            return
+        self.network, self.volumes = name, {}
         for it in spec.get("volumes", []):
             if {"secret", "configMap", "emptyDir", "hostPath"} & it.keys():
                 at = self.home / "volumes" / it["name"]
                 self.volumes[it["name"]] = Volume(node, self.namespace, it, at)
         node.network(name, address)
-        self.child = None
 
     def environment(self):
         fields = {"metadata.namespace": self.namespace, "metadata.name": self.name}
         env = {}
         for it in self.spec.get("env", []):
-            source = it.get("valueFrom", {}).get("fieldRef", {})
-            env[it["name"]] = it.get("value", fields.get(source.get("fieldPath"), ""))
+            source = it.get("valueFrom", {})
+            if "secretKeyRef" in source:
+                env[it["name"]] = self.secret(**source["secretKeyRef"])
+            else:
+                field = source.get("fieldRef", {}).get("fieldPath")
+                env[it["name"]] = it.get("value", fields.get(field, ""))
         return env
+
+    def secret(self, name, key, **_):
+        found = self.node.api.get("v1", "Secret", self.namespace, name)
+        if not found or key not in found.get("data", {}):
+            raise Failed(f"{self.name}: there is no Secret {name} with a key {key}")
+        return base64.b64decode(found["data"][key]).decode()
 
     def arguments(self):
         """The arguments, with `$(NAME)` filled in from the environment."""
@@ -209,7 +223,7 @@ class Pod:
         as_user = ["--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs",
                    "--bounding-set=-all", "--inh-caps=-all", "--"]
         self.child = self.node.start(self.name, [
-            "nsenter", f"--net=/run/netns/{self.name}", "unshare", "--mount", "--propagation",
+            "nsenter", f"--net=/run/netns/{self.network}", "unshare", "--mount", "--propagation",
             "private", "--", "sh", "-c", ROOT, "sh", root, self.program, path, self.node.etc, mode,
             *mounts, "--", *as_user, path, *words[1:],
         ], env={"PATH": os.environ["PATH"], "HOME": "/", **self.environment()})
@@ -223,7 +237,7 @@ class Pod:
 
     def within(self, *words):
         """Runs a command in the pod's network, as a port-forward reaches it."""
-        return run("nsenter", f"--net=/run/netns/{self.name}", *words)
+        return run("nsenter", f"--net=/run/netns/{self.network}", *words)
 
     def probe(self, name):
         """Whether a probe of the container succeeds: `startupProbe`, `readinessProbe` or
