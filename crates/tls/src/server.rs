@@ -49,6 +49,15 @@ pub struct LoadedServer {
     pub not_after: UnixTime,
 }
 
+// === impl ServerPems ===
+
+impl ServerPems {
+    /// A certificate with its intermediates, and its key, that are kept elsewhere than in files.
+    pub fn new(certificate: Vec<u8>, key: Vec<u8>) -> Self {
+        Self { certificate: Ok(certificate), key: Ok(key), client_roots: None }
+    }
+}
+
 // === impl ServerFiles ===
 
 impl ServerFiles {
