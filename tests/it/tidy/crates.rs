@@ -6,12 +6,13 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 9] = [
+const GRAPH: [(&str, &[&str]); 10] = [
     ("ratelease-tls", &[]),
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
     ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules", "ratelease-tls"]),
+    ("ratelease-injector", &["ratelease-cli", "ratelease-tls"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (
         "ratelease-server",
@@ -51,8 +52,8 @@ const NEVER: [(&str, &[&str], &str); 3] = [
     ),
     (
         "ratelease",
-        &["ratatui", "hdrhistogram", "clap_mangen", "clap_complete", "ratelease-ctl"],
-        "what only the tools need is not of the sidecar",
+        &["ratatui", "hdrhistogram", "clap_mangen", "clap_complete", "ratelease-ctl", "kube"],
+        "what only the tools or the injector need is not of the sidecar",
     ),
 ];
 

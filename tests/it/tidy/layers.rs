@@ -8,7 +8,7 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 8] = [
+const LAYERS: [(&str, &str); 9] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
@@ -29,6 +29,11 @@ const LAYERS: [(&str, &str); 8] = [
         "crates/ctl/src",
         "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests \
          check diff explain plan query replay status top manual fuzzing",
+    ),
+    (
+        "crates/injector/src",
+        "fault value quantity annotation settings environment sidecar edit inject review manifest \
+         certificate cluster server command",
     ),
     ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (

@@ -1,0 +1,81 @@
+//! The command line.
+
+mod files;
+mod serve;
+#[cfg(test)]
+mod tests;
+
+use clap::{Args, Parser, Subcommand};
+use ratelease_cli::out::CliError;
+
+use crate::annotation::Defaults;
+use crate::inject::Cluster;
+
+pub(crate) use files::run as run_files;
+pub(crate) use serve::run as run_server;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ratelease-injector",
+    version,
+    about = "Adds the ratelease sidecar to pods",
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The ways of injecting.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Add the sidecar to the pods and pod templates of manifests, and print them
+    #[command(after_help = files::NOTES)]
+    Inject(files::FilesFlags),
+    /// Answer the API server, as a mutating webhook, until a signal arrives
+    #[command(after_help = serve::NOTES)]
+    Serve(Box<serve::ServeFlags>),
+}
+
+/// Flags of every way.
+#[derive(Debug, Args)]
+pub struct InjectFlags {
+    /// Default of an annotation, by its name without ratelease.io/, such as redis=redis:6379
+    #[arg(long = "default", value_name = "NAME=VALUE")]
+    defaults: Vec<String>,
+}
+
+/// The first minor version of Kubernetes 1 with native sidecars turned on.
+const NATIVE_SIDECARS_SINCE: u32 = 29;
+
+// === impl InjectFlags ===
+
+impl InjectFlags {
+    /// The defaults.
+    ///
+    /// # Errors
+    /// Names every default that is faulty.
+    pub(crate) fn defaults(&self) -> Result<Defaults, CliError> {
+        Defaults::read(&self.defaults).map_err(|faults| {
+            let lines: Vec<_> = faults.iter().map(|fault| format!("--{fault}")).collect();
+            CliError::new(lines.join("\n"))
+        })
+    }
+}
+
+/// What a cluster of this version can do, given as `1.31`, `v1.31.4` or `1.31+`.
+pub(crate) fn cluster(version: &str) -> Result<Cluster, String> {
+    let expected = || format!("expected a version such as 1.31, found {version:?}");
+    let mut parts = version.trim_start_matches('v').split('.');
+    let mut number = || {
+        let part = parts.next()?;
+        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        part[..digits].parse::<u32>().ok()
+    };
+    let (major, minor) = number().zip(number()).ok_or_else(expected)?;
+    Ok(Cluster { has_native_sidecars: (major, minor) >= (1, NATIVE_SIDECARS_SINCE) })
+}

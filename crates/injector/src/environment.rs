@@ -1,0 +1,165 @@
+//! The variables of the sidecar, checked by the parser that it starts with: what it would refuse is
+//! a fault of the pod's annotations, found before the pod exists.
+
+use std::ffi::OsString;
+
+use ratelease_cli::commands::Task;
+use ratelease_cli::settings::SettingsError;
+
+use crate::annotation::Lookup;
+use crate::fault::Fault;
+use crate::settings::{Listen, Redis, RedisUrl, RuleSource, Settings};
+
+/// Where the ConfigMap with the rules is mounted.
+pub(crate) const RULES: &str = "/etc/ratelease/rules";
+/// Where the secrets are mounted.
+pub(crate) const SECRETS: &str = "/etc/ratelease/secrets";
+/// Where the socket's volume is mounted, in Envoy's container too.
+pub(crate) const SOCKETS: &str = "/run/ratelease";
+/// The files in [`SECRETS`].
+pub(crate) const URL_FILE: &str = "redis-url";
+pub(crate) const AUTH_FILE: &str = "redis-auth";
+pub(crate) const KEY_FILE: &str = "key-secret";
+
+/// The port of the debug listener without a `DEBUG_PORT`.
+const DEBUG_PORT: u16 = 6070;
+
+/// Variables that an annotation of their own sets.
+const MANAGED: [(&str, &str); 20] = [
+    ("HOST", "http-port"),
+    ("PORT", "http-port"),
+    ("GRPC_HOST", "listen"),
+    ("GRPC_PORT", "listen"),
+    ("GRPC_UDS", "listen"),
+    ("USE_PROMETHEUS", "metrics-port"),
+    ("PROMETHEUS_ADDR", "metrics-port"),
+    ("REDIS_URL", "redis"),
+    ("REDIS_URL_FILE", "redis"),
+    ("REDIS_TYPE", "redis-type"),
+    ("REDIS_AUTH", "redis-auth"),
+    ("REDIS_AUTH_FILE", "redis-auth"),
+    ("KEY_SECRET", "key-secret"),
+    ("KEY_SECRET_FILE", "key-secret"),
+    ("LOG_LEVEL", "log-level"),
+    ("RUNTIME_ROOT", "rules"),
+    ("RUNTIME_SUBDIRECTORY", "rules"),
+    ("RUNTIME_APPDIRECTORY", "rules"),
+    ("CONFIG_TYPE", "rules"),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "rules"),
+];
+
+/// The arguments of the program.
+pub(crate) fn arguments(settings: &Settings) -> Vec<String> {
+    match settings.rules {
+        RuleSource::ConfigMap { .. } => vec!["serve".into(), "--rules".into(), RULES.into()],
+        RuleSource::Xds(_) => vec!["serve".into()],
+    }
+}
+
+/// The variables, in order, each once.
+pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
+    let mut all: Vec<(String, String)> = Vec::new();
+    let mut set = |name: &str, value: String| all.push((name.to_owned(), value));
+    set("LOG_LEVEL", settings.log_level.clone());
+    // Only the metrics are for others than this pod.
+    set("HOST", "127.0.0.1".to_owned());
+    set("PORT", settings.http_port.to_string());
+    match settings.listen {
+        Listen::Tcp(port) => {
+            set("GRPC_HOST", "127.0.0.1".to_owned());
+            set("GRPC_PORT", port.to_string());
+        }
+        Listen::Unix => set("GRPC_UDS", format!("{SOCKETS}/grpc.sock")),
+    }
+    set("USE_PROMETHEUS", "true".to_owned());
+    set("PROMETHEUS_ADDR", format!(":{}", settings.metrics_port));
+    // A faulty rule must not keep a pod from starting.
+    set("FORCE_START_WITHOUT_INITIAL_CONFIG", "true".to_owned());
+    if let RuleSource::Xds(server) = &settings.rules {
+        set("CONFIG_TYPE", "GRPC_XDS_SOTW".to_owned());
+        set("CONFIG_GRPC_XDS_SERVER_URL", server.clone());
+    }
+    if let Redis::Servers { url, kind, auth } = &settings.redis {
+        match url {
+            RedisUrl::Plain(url) => set("REDIS_URL", url.clone()),
+            RedisUrl::Secret(_) => set("REDIS_URL_FILE", format!("{SECRETS}/{URL_FILE}")),
+        }
+        set("REDIS_TYPE", kind.clone());
+        if auth.is_some() {
+            set("REDIS_AUTH_FILE", format!("{SECRETS}/{AUTH_FILE}"));
+        }
+    }
+    if settings.key_secret.is_some() {
+        set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
+    }
+    for (name, value) in &settings.env {
+        all.retain(|(set, _)| set != name);
+        all.push((name.clone(), value.clone()));
+    }
+    all
+}
+
+/// The ports that the sidecar listens on, each with the annotation that sets it.
+pub(crate) fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
+    let debug = settings.env.iter().find(|(name, _)| name == "DEBUG_PORT");
+    let debug = debug.and_then(|(_, port)| port.parse().ok()).unwrap_or(DEBUG_PORT);
+    let mut ports = vec![(debug, "env")];
+    if let Listen::Tcp(port) = settings.listen {
+        ports.push((port, "listen"));
+    }
+    ports.extend([(settings.http_port, "http-port"), (settings.metrics_port, "metrics-port")]);
+    ports
+}
+
+/// Adds a fault for each setting that the sidecar would refuse, or that has two values.
+pub(crate) fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
+    for (name, _) in &settings.env {
+        if let Some((_, key)) = MANAGED.iter().find(|(managed, _)| managed == name) {
+            let fix = format!("remove it, and set {}", from.place(key));
+            faults.push(Fault::new(from.place("env"), format!("{name} is set by {key}"), fix));
+        }
+    }
+    let ports = ports(settings);
+    for (at, (port, key)) in ports.iter().enumerate() {
+        if let Some((_, other)) = ports[..at].iter().find(|(other, _)| other == port) {
+            let other = if *other == "env" { "DEBUG_PORT" } else { other };
+            let problem = format!("port {port} is also that of {other}");
+            faults.push(Fault::new(from.place(key), problem, "choose another one"));
+        }
+    }
+    let arguments = arguments(settings).into_iter().map(OsString::from);
+    let variables = variables(settings);
+    let lookup = |name: &str| value(&variables, settings, name);
+    match Task::parse("ratelease", arguments, &lookup) {
+        Ok(_) | Err(SettingsError::Help(_)) => {}
+        Err(SettingsError::Usage(text)) => {
+            let line = text.lines().next().unwrap_or_default().to_owned();
+            faults.push(Fault::new(from.place("env"), line, "docs/settings-list.md lists all"));
+        }
+        Err(SettingsError::Faults(found)) => {
+            faults.extend(found.iter().map(|fault| {
+                let key = MANAGED.iter().find(|(name, _)| *name == fault.name);
+                let place = from.place(key.map_or("env", |(_, key)| key));
+                let found = fault.found.as_ref().map(|found| format!(", found {found:?}"));
+                let problem =
+                    format!("{}: {}{}", fault.name, fault.problem, found.unwrap_or_default());
+                Fault::new(place, problem, fault.fix.clone())
+            }));
+        }
+    }
+}
+
+/// A variable as the sidecar's parser is to see it. The files of the pod are not here, and a path
+/// in an annotation must not name a file of this machine.
+fn value(variables: &[(String, String)], settings: &Settings, name: &str) -> Option<String> {
+    if name.ends_with("_FILE") {
+        return None;
+    }
+    if let Redis::Servers { url: RedisUrl::Secret(_), kind, .. } = &settings.redis
+        && name == "REDIS_URL"
+    {
+        let example = if kind == "sentinel" { "master,redis:26379" } else { "redis:6379" };
+        return Some(example.to_owned());
+    }
+    variables.iter().find(|(set, _)| set == name).map(|(_, value)| value.clone())
+}

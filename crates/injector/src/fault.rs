@@ -1,0 +1,34 @@
+//! What is wrong with an annotation, a default or a pod.
+
+use std::fmt;
+
+/// A reason why a pod cannot be given a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Where it is: the name of an annotation or of a default, or a path in the pod.
+    pub place: String,
+    /// What is wrong there.
+    pub problem: String,
+    /// How to mend it.
+    pub fix: String,
+}
+
+// === impl Fault ===
+
+impl Fault {
+    /// Makes a fault of its three parts.
+    pub fn new(
+        place: impl Into<String>,
+        problem: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { place: place.into(), problem: problem.into(), fix: fix.into() }
+    }
+}
+
+/// One line.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.place, self.problem, self.fix)
+    }
+}

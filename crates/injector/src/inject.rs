@@ -1,0 +1,272 @@
+//! Decides whether a pod gets the sidecar, and makes the patch that adds it. Pure: the same pod and
+//! the same defaults give the same patch, and the pod that results is left as it is.
+
+mod checks;
+
+use json_patch::Patch;
+use serde_json::{Value, json};
+
+use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
+use crate::edit::Editor;
+use crate::environment::{self, SOCKETS};
+use crate::fault::Fault;
+use crate::settings::{Listen, NativeSidecar, Redis, RedisUrl, Settings};
+use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
+
+/// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after
+/// it.
+const ISTIO_PROXY: &str = "istio-proxy";
+
+/// Both lists of containers of a pod.
+const LISTS: [&str; 2] = ["initContainers", "containers"];
+
+/// What the cluster can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cluster {
+    /// Whether init containers may go on running: from Kubernetes 1.29 on.
+    pub has_native_sidecars: bool,
+}
+
+/// What becomes of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It gets the sidecar.
+    Injected,
+    /// It has the sidecar already.
+    Kept,
+    /// Its label or annotation turns the injection off.
+    OptedOut,
+    /// It has faults, and stays as it is but for an annotation that says why.
+    Refused,
+}
+
+/// The result for one pod.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Injection {
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// From the pod as it was to the pod as it is.
+    pub patch: Patch,
+    /// The pod after the patch.
+    pub pod: Value,
+    /// All reasons of a refusal.
+    pub faults: Vec<Fault>,
+    /// What the author of the pod should know besides.
+    pub warnings: Vec<String>,
+}
+
+/// Injects the sidecar into a pod, or into a pod template.
+pub fn inject(pod: &Value, defaults: &Defaults, cluster: Cluster) -> Injection {
+    let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: Vec::new() };
+    match draft.run(pod, defaults, cluster) {
+        Ok(verdict) => draft.finish(verdict, Vec::new()),
+        Err(faults) => {
+            // What was done before the last fault is undone.
+            let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: draft.warnings };
+            // A pod whose annotations cannot be changed has that fault already.
+            let _ = draft.set_status(&refusal(&faults));
+            draft.finish(Verdict::Refused, faults)
+        }
+    }
+}
+
+/// Leaves a pod without the sidecar, and says why in its annotation.
+pub fn refuse(pod: &Value, fault: Fault) -> Injection {
+    let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: Vec::new() };
+    let faults = vec![fault];
+    let _ = draft.set_status(&refusal(&faults));
+    draft.finish(Verdict::Refused, faults)
+}
+
+fn refusal(faults: &[Fault]) -> String {
+    let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
+    format!("not injected: {}", faults.join(" | "))
+}
+
+/// A pod that is being changed.
+struct Draft {
+    editor: Editor,
+    warnings: Vec<String>,
+}
+
+// === impl Draft ===
+
+impl Draft {
+    fn finish(self, verdict: Verdict, faults: Vec<Fault>) -> Injection {
+        let (pod, patch) = self.editor.finish();
+        Injection { verdict, patch, pod, faults, warnings: self.warnings }
+    }
+
+    fn run(
+        &mut self,
+        pod: &Value,
+        defaults: &Defaults,
+        cluster: Cluster,
+    ) -> Result<Verdict, Vec<Fault>> {
+        if is_opted_out(pod) {
+            return Ok(Verdict::OptedOut);
+        }
+        let mut faults = Vec::new();
+        let from = Lookup::new(pod, defaults, (&mut faults, &mut self.warnings));
+        if has_ours(pod) {
+            self.warnings.clear();
+            self.converge(&from).map_err(|fault| vec![fault])?;
+            return Ok(Verdict::Kept);
+        }
+        let settings = Settings::read(&from, &mut faults);
+        if let Some(settings) = &settings {
+            environment::check(settings, &from, &mut faults);
+        }
+        let is_native = checks::check(pod, settings.as_ref(), &from, cluster, &mut faults);
+        match settings {
+            Some(settings) if faults.is_empty() => {
+                self.add_all(&settings, is_native).map_err(|fault| vec![fault])?;
+                Ok(Verdict::Injected)
+            }
+            _ => Err(faults),
+        }
+    }
+
+    fn add_all(&mut self, settings: &Settings, is_native: bool) -> Result<(), Fault> {
+        let container = to_json(&sidecar::container(settings, is_native))?;
+        if is_native {
+            let at = self.native_index().to_string();
+            self.editor.add(&["spec", "initContainers", &at], container)?;
+        } else {
+            self.editor.add(&["spec", "containers", "-"], container)?;
+        }
+        for volume in sidecar::volumes(settings) {
+            self.editor.add(&["spec", "volumes", "-"], to_json(&volume)?)?;
+        }
+        if settings.listen == Listen::Unix {
+            let mounted = self.mount_socket(&settings.envoy_containers)?;
+            if !mounted {
+                let names = settings.envoy_containers.join(" or ");
+                self.warnings.push(format!(
+                    "no container is named {names} yet, so none has {SOCKETS}/grpc.sock; \
+                     one that a later webhook adds gets it"
+                ));
+            }
+        }
+        self.warn(settings);
+        self.set_status(INJECTED)
+    }
+
+    fn warn(&mut self, settings: &Settings) {
+        if let Redis::Servers { url: RedisUrl::Plain(url), .. } = &settings.redis
+            && url.contains('@')
+        {
+            self.warnings.push(
+                "ratelease.io/redis: holds a password, which all who may read the pod can read; \
+                 use secret:NAME/KEY"
+                    .to_owned(),
+            );
+        }
+    }
+
+    /// In a pod that has the sidecar, does what another webhook made necessary since: Istio's, say,
+    /// may add its proxy later, and is followed by a second call of this one. The container itself
+    /// is left alone, since other webhooks may have changed it for a reason.
+    fn converge(&mut self, from: &Lookup<'_>) -> Result<(), Fault> {
+        if let Some(at) = self.position("initContainers", CONTAINER) {
+            let first = self.native_index();
+            if first > at {
+                let ours = self.list("initContainers")[at].clone();
+                self.editor.remove(&["spec", "initContainers", &at.to_string()])?;
+                // One place earlier, since the container before it was taken out.
+                let to = (first - 1).to_string();
+                self.editor.add(&["spec", "initContainers", &to], ours)?;
+            }
+        }
+        let ours = LISTS.iter().flat_map(|list| self.list(list));
+        let ours = ours.filter(|container| container["name"] == CONTAINER);
+        if ours.flat_map(mounts).any(|mount| mount["name"] == SOCKET_VOLUME) {
+            // A fault of this annotation was reported when the pod got its sidecar.
+            let names = from.parse("envoy-containers", &mut Vec::new(), crate::value::containers);
+            self.mount_socket(&names.flatten().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+
+    /// Mounts the socket's volume into Envoy's containers that lack it; whether there is one.
+    fn mount_socket(&mut self, names: &[String]) -> Result<bool, Fault> {
+        let mut is_mounted = false;
+        for list in LISTS {
+            let found = self.list(list).iter().enumerate();
+            let found = found.filter(|(_, it)| names.iter().any(|name| it["name"] == *name));
+            let is_there = |it: &Value| {
+                mounts(it).any(|of| of["name"] == SOCKET_VOLUME || of["mountPath"] == SOCKETS)
+            };
+            let found: Vec<_> = found.map(|(at, it)| (at.to_string(), is_there(it))).collect();
+            is_mounted |= !found.is_empty();
+            for (at, _) in found.into_iter().filter(|(_, is_there)| !is_there) {
+                let mount = to_json(&sidecar::socket_mount())?;
+                self.editor.add(&["spec", list, &at, "volumeMounts", "-"], mount)?;
+            }
+        }
+        Ok(is_mounted)
+    }
+
+    fn set_status(&mut self, status: &str) -> Result<(), Fault> {
+        let annotations = self.editor.document().pointer("/metadata/annotations");
+        if annotations.and_then(|all| all.get(STATUS)).is_some_and(|old| old == status) {
+            return Ok(());
+        }
+        self.editor.add(&["metadata", "annotations", STATUS], json!(status))
+    }
+
+    fn list(&self, name: &str) -> &[Value] {
+        containers(self.editor.document(), name)
+    }
+
+    fn position(&self, list: &str, name: &str) -> Option<usize> {
+        self.list(list).iter().position(|container| container["name"] == name)
+    }
+
+    /// The first place among the init containers that is not before Istio's proxy.
+    fn native_index(&self) -> usize {
+        let istio = self.list("initContainers").iter().position(|container| {
+            container["name"] == ISTIO_PROXY && container["restartPolicy"] == "Always"
+        });
+        istio.map_or(0, |at| at + 1)
+    }
+}
+
+/// The containers of one of [`LISTS`]; none if the list is no list.
+fn containers<'p>(pod: &'p Value, list: &str) -> &'p [Value] {
+    pod["spec"][list].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn mounts(container: &Value) -> impl Iterator<Item = &Value> {
+    container["volumeMounts"].as_array().into_iter().flatten()
+}
+
+fn is_opted_out(pod: &Value) -> bool {
+    let is_off = |of: &str| pod["metadata"][of][INJECT] == "false";
+    is_off("labels") || is_off("annotations")
+}
+
+/// Whether the pod has a sidecar that an injector added.
+fn has_ours(pod: &Value) -> bool {
+    let names = LISTS.iter().flat_map(|list| containers(pod, list));
+    pod["metadata"]["annotations"][STATUS] == INJECTED
+        && names.into_iter().any(|container| container["name"] == CONTAINER)
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<Value, Fault> {
+    serde_json::to_value(value).map_err(|error| {
+        Fault::new("sidecar", error.to_string(), "report it: this is a fault of the injector")
+    })
+}
+
+/// Whether the sidecar is an init container that goes on running.
+fn is_native(native: NativeSidecar, cluster: Cluster) -> bool {
+    match native {
+        NativeSidecar::Auto => cluster.has_native_sidecars,
+        NativeSidecar::Always => true,
+        NativeSidecar::Never => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

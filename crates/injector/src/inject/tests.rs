@@ -1,0 +1,357 @@
+//! Pods and what becomes of them.
+
+mod idempotence;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A cluster with native sidecars, and one without.
+const NEW: Cluster = Cluster { has_native_sidecars: true };
+const OLD: Cluster = Cluster { has_native_sidecars: false };
+
+fn defaults() -> Defaults {
+    Defaults::read(&["redis=redis:6379".into(), "rules=shop-rules".into()]).unwrap()
+}
+
+/// A pod with an Envoy and an application, and these annotations, without their prefix.
+fn pod(annotations: &[(&str, &str)]) -> Value {
+    let annotations = annotations
+        .iter()
+        .map(|(name, value)| (format!("{}{name}", crate::annotation::PREFIX), Value::from(*value)));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web", "annotations": annotations.collect::<serde_json::Map<_, _>>()},
+        "spec": {"containers": [
+            {"name": "app", "image": "app", "ports": [{"containerPort": 8080}]},
+            {"name": "envoy", "image": "envoy"},
+        ]},
+    })
+}
+
+/// The lines of all faults.
+fn faults(injection: &Injection) -> Vec<String> {
+    injection.faults.iter().map(ToString::to_string).collect()
+}
+
+/// What Istio's injector does to a pod with native sidecars: its proxy goes to the front.
+fn with_istio(mut pod: Value) -> Value {
+    let proxy = json!({"name": "istio-proxy", "restartPolicy": "Always"});
+    let init = pod["spec"]["initContainers"].as_array().cloned().unwrap_or_default();
+    if !init.iter().any(|it| it["name"] == "istio-proxy") {
+        let all = [vec![proxy, json!({"name": "istio-init"})], init].concat();
+        pod["spec"]["initContainers"] = all.into();
+    }
+    pod
+}
+
+fn names(pod: &Value, list: &str) -> Vec<String> {
+    let all = containers(pod, list).iter();
+    all.map(|it| it["name"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn a_pod_gets_a_native_sidecar_that_is_confined() {
+    let made = inject(&pod(&[]), &defaults(), NEW);
+    assert_eq!(made.verdict, Verdict::Injected, "{:?}", made.faults);
+    assert_eq!(made.pod["metadata"]["annotations"][STATUS], INJECTED);
+    let sidecar = &made.pod["spec"]["initContainers"][0];
+    assert_eq!(sidecar["restartPolicy"], "Always");
+    assert_eq!(sidecar["command"], json!(["/bin/ratelease"]));
+    assert_eq!(sidecar["args"], json!(["serve", "--rules", "/etc/ratelease/rules"]));
+    let resources = json!({
+        "limits": {"memory": "64Mi"},
+        "requests": {"cpu": "20m", "memory": "32Mi"},
+    });
+    assert_eq!(sidecar["resources"], resources);
+    let security = json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": true,
+        "runAsGroup": 65534,
+        "runAsNonRoot": true,
+        "runAsUser": 65534,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    assert_eq!(sidecar["securityContext"], security);
+    assert_eq!(sidecar["livenessProbe"]["exec"]["command"], json!(["/bin/ratelease", "health"]));
+    for absent in ["startupProbe", "readinessProbe", "lifecycle"] {
+        assert!(sidecar[absent].is_null(), "{absent} would keep the pod from starting or serving");
+    }
+    let volume = json!([{
+        "name": "ratelease-rules",
+        "configMap": {"name": "shop-rules", "optional": true},
+    }]);
+    assert_eq!(made.pod["spec"]["volumes"], volume);
+}
+
+#[test]
+fn an_older_cluster_gets_an_ordinary_container_at_the_end() {
+    let made = inject(&pod(&[]), &defaults(), OLD);
+    assert_eq!(names(&made.pod, "containers"), ["app", "envoy", "ratelease"]);
+    assert!(made.pod["spec"]["initContainers"].is_null());
+    assert!(made.pod["spec"]["containers"][2]["restartPolicy"].is_null());
+    let asked = inject(&pod(&[("native-sidecar", "false")]), &defaults(), NEW);
+    assert_eq!(names(&asked.pod, "containers"), ["app", "envoy", "ratelease"]);
+}
+
+#[test]
+fn annotations_take_precedence_over_defaults() {
+    let made = inject(
+        &pod(&[
+            ("redis", "secret:redis/url"),
+            ("redis-type", "single"),
+            ("redis-auth", "redis/password"),
+            ("key-secret", "keys/secret"),
+            ("domain", "shop"),
+            ("listen", "9081"),
+            ("memory-limit", "128Mi"),
+            ("cpu-limit", "1"),
+            ("image", "registry.example/ratelease:9"),
+            ("env", "LEASE_MAX_WAIT=7ms\nLOG_FORMAT=json"),
+        ]),
+        &defaults(),
+        NEW,
+    );
+    assert_eq!(faults(&made), [""; 0]);
+    let sidecar = &made.pod["spec"]["initContainers"][0];
+    let env = |name: &str| {
+        let mut all = sidecar["env"].as_array().unwrap().iter();
+        all.find(|it| it["name"] == name).map(|it| it["value"].as_str().unwrap_or("none"))
+    };
+    for (name, expected) in [
+        ("REDIS_URL", None),
+        ("REDIS_URL_FILE", Some("/etc/ratelease/secrets/redis-url")),
+        ("REDIS_TYPE", Some("single")),
+        ("REDIS_AUTH_FILE", Some("/etc/ratelease/secrets/redis-auth")),
+        ("KEY_SECRET_FILE", Some("/etc/ratelease/secrets/key-secret")),
+        ("GRPC_PORT", Some("9081")),
+        ("LEASE_MAX_WAIT", Some("7ms")),
+        ("LOG_FORMAT", Some("json")),
+        ("LOG_LEVEL", Some("warn")),
+    ] {
+        assert_eq!(env(name), expected, "{name}");
+    }
+    assert_eq!(sidecar["image"], "registry.example/ratelease:9");
+    assert_eq!(sidecar["resources"]["limits"], json!({"cpu": "1", "memory": "128Mi"}));
+    let volumes = &made.pod["spec"]["volumes"];
+    assert_eq!(
+        volumes[0]["configMap"]["items"],
+        json!([{"key": "shop.yaml", "path": "shop.yaml"}])
+    );
+    let secrets = volumes[1]["projected"]["sources"].as_array().unwrap();
+    let secrets: Vec<_> = secrets.iter().map(|it| &it["secret"]).collect();
+    assert!(secrets.iter().all(|secret| secret["optional"] == true), "the pod has to start");
+    assert_eq!(secrets[0]["name"], "redis");
+    assert_eq!(secrets[0]["items"], json!([{"key": "url", "path": "redis-url"}]));
+    assert_eq!(secrets.len(), 3);
+}
+
+#[test]
+fn rules_can_come_over_xds() {
+    let made = inject(&pod(&[("rules", "xds:control:18001")]), &defaults(), NEW);
+    assert_eq!(faults(&made), [""; 0]);
+    let sidecar = &made.pod["spec"]["initContainers"][0];
+    assert_eq!(sidecar["args"], json!(["serve"]));
+    let env = sidecar["env"].to_string();
+    assert!(env.contains(r#""CONFIG_GRPC_XDS_SERVER_URL","value":"control:18001""#), "{env}");
+    assert!(made.pod["spec"]["volumes"].is_null());
+}
+
+#[test]
+fn a_socket_is_mounted_into_the_envoys_only() {
+    let made = inject(&pod(&[("listen", "uds")]), &defaults(), NEW);
+    let spec = &made.pod["spec"];
+    assert_eq!(faults(&made), [""; 0]);
+    assert!(spec["containers"][0]["volumeMounts"].is_null(), "the application has no socket");
+    let mount = json!([{
+        "name": "ratelease-socket", "mountPath": "/run/ratelease", "readOnly": true,
+    }]);
+    assert_eq!(spec["containers"][1]["volumeMounts"], mount);
+    assert_eq!(spec["volumes"][1]["name"], "ratelease-socket");
+    assert_eq!(made.warnings, [""; 0]);
+    let other =
+        inject(&pod(&[("listen", "uds"), ("envoy-containers", "app,front")]), &defaults(), NEW);
+    assert_eq!(other.pod["spec"]["containers"][0]["volumeMounts"], mount);
+    let none = inject(&pod(&[("listen", "uds"), ("envoy-containers", "x")]), &defaults(), NEW);
+    assert!(none.warnings[0].starts_with("no container is named x yet"), "{:?}", none.warnings);
+}
+
+#[test]
+fn with_istio_before_or_after_the_pod_is_the_same() {
+    for listen in ["8081", "uds"] {
+        let original = pod(&[("listen", listen)]);
+        let after = inject(&with_istio(original.clone()), &defaults(), NEW);
+        let before = inject(&original, &defaults(), NEW);
+        // The API server calls the webhook again after Istio's.
+        let before = inject(&with_istio(before.pod), &defaults(), NEW);
+        assert_eq!(before.verdict, Verdict::Kept);
+        for pod in [&after.pod, &before.pod] {
+            let names = names(pod, "initContainers");
+            let at = |name: &str| names.iter().position(|it| it == name).unwrap();
+            assert!(at("istio-proxy") < at("ratelease"), "{names:?}");
+            let mounts = &pod["spec"]["initContainers"][at("istio-proxy")]["volumeMounts"];
+            assert_eq!(mounts.is_array(), listen == "uds", "{mounts}");
+        }
+    }
+}
+
+#[test]
+fn a_sidecar_that_is_before_istios_proxy_is_moved() {
+    let mut pod = inject(&pod(&[]), &defaults(), NEW).pod;
+    let init = pod["spec"]["initContainers"].as_array_mut().unwrap();
+    init.push(json!({"name": "migrate"}));
+    init.push(json!({"name": "istio-proxy", "restartPolicy": "Always"}));
+    let moved = inject(&pod, &defaults(), NEW);
+    assert_eq!(names(&moved.pod, "initContainers"), ["migrate", "istio-proxy", "ratelease"]);
+}
+
+#[test]
+fn a_pod_that_opts_out_stays_as_it_is() {
+    for of in ["labels", "annotations"] {
+        let mut pod = pod(&[]);
+        pod["metadata"][of] = json!({"ratelease.io/inject": "false"});
+        let made = inject(&pod, &defaults(), NEW);
+        assert_eq!((made.verdict, made.patch.0.len()), (Verdict::OptedOut, 0));
+    }
+}
+
+#[test]
+fn a_bad_annotation_is_told_and_the_pod_stays_without() {
+    for (name, value, expected) in [
+        (
+            "rules",
+            "git:shop",
+            "unknown source of rules \"git\", expected the name of a ConfigMap, or xds:HOST:PORT, \
+             found \"git:shop\"; correct ratelease.io/rules, or remove it",
+        ),
+        ("rules", "Shop_Rules", "expected a name of lower-case letters, digits, - and ., found"),
+        ("rules", "xds:nowhere", "CONFIG_GRPC_XDS_SERVER_URL: expected "),
+        ("domain", "a/b", "expected letters, digits, -, _ and ., since DOMAIN.yaml is a key of"),
+        ("redis", "redis:port", "REDIS_URL: address 1: the port is not a number from 1"),
+        ("redis", "secret:redis", "expected NAME/KEY of a Secret, found \"secret:redis\""),
+        ("redis-type", "ring", "expected cluster, single, sentinel, found \"ring\""),
+        ("listen", "0", "expected a port from 1 to 65535, or uds, found \"0\""),
+        ("listen", "8080", "port 8080 is taken by the container app"),
+        ("listen", "6070", "port 6070 is also that of DEBUG_PORT"),
+        ("http-port", "8080", "port 8080 is taken by the container app"),
+        ("metrics-port", "6071", "port 6071 is also that of http-port"),
+        ("image", "a b", "expected the name of an image"),
+        (
+            "memory-limit",
+            "64MB",
+            "expected a quantity above 0, such as 20m or 64Mi, found \"64MB\"",
+        ),
+        ("memory-request", "1Gi", "1Gi is more than the limit, 64Mi; lower it, or raise ratelease"),
+        ("native-sidecar", "yes", "expected auto, true or false, found \"yes\""),
+        ("log-level", "loud", "expected error, warn, info, debug, trace, found \"loud\""),
+        ("env", "PORT=1", "PORT is set by http-port; remove it, and set ratelease.io/http-port"),
+        ("env", "LEASE_MAX_WAIT=5", "LEASE_MAX_WAIT: expected "),
+        ("env", "x", "expected a line NAME=value for each variable, found \"x\""),
+    ] {
+        let pod = pod(&[(name, value)]);
+        let made = inject(&pod, &defaults(), NEW);
+        let faults = faults(&made);
+        let start = format!("ratelease.io/{name}: {expected}");
+        assert!(faults.len() == 1 && faults[0].starts_with(&start), "{start}\n{faults:?}");
+        assert_eq!(made.verdict, Verdict::Refused);
+        assert_eq!(made.pod["spec"], pod["spec"], "{name}");
+        let status = made.pod["metadata"]["annotations"][STATUS].as_str().unwrap();
+        assert_eq!(status, format!("not injected: {}", faults[0]));
+    }
+}
+
+#[test]
+fn what_does_not_go_with_the_sidecar_is_told() {
+    for (field, value, expected) in [
+        ("hostNetwork", json!(true), "spec.hostNetwork: the sidecar would listen on the node's"),
+        ("os", json!({"name": "windows"}), "spec.os.name: the sidecar runs on Linux only"),
+        ("containers", json!([]), "spec.containers: no list, or an empty one"),
+        ("containers", json!("x"), "spec.containers: no list, or an empty one"),
+        ("volumes", json!({}), "spec.volumes: no list; make it one"),
+        (
+            "initContainers",
+            json!([{"name": "ratelease"}]),
+            "spec.initContainers: has a container ratelease that no injector added; remove or",
+        ),
+        (
+            "volumes",
+            json!([{"name": "ratelease-rules"}]),
+            "spec.volumes: has a volume ratelease-rules that no injector added; rename it",
+        ),
+    ] {
+        let mut pod = pod(&[]);
+        pod["spec"][field] = value;
+        let made = inject(&pod, &defaults(), NEW);
+        let faults = faults(&made);
+        assert!(faults.len() == 1 && faults[0].starts_with(expected), "{expected}\n{faults:?}");
+        assert_eq!(made.pod["spec"], pod["spec"]);
+    }
+}
+
+#[test]
+fn a_job_needs_a_native_sidecar() {
+    let mut pod = pod(&[]);
+    pod["spec"]["restartPolicy"] = "OnFailure".into();
+    assert_eq!(inject(&pod, &defaults(), NEW).verdict, Verdict::Injected);
+    let old = inject(&pod, &defaults(), OLD);
+    assert!(faults(&old)[0].starts_with("spec.restartPolicy: the pod would never complete"));
+    pod["metadata"]["annotations"]["ratelease.io/native-sidecar"] = "true".into();
+    let old = inject(&pod, &defaults(), OLD);
+    let expected = "ratelease.io/native-sidecar: this cluster is older than Kubernetes 1.29";
+    assert!(faults(&old)[0].starts_with(expected), "{:?}", faults(&old));
+}
+
+#[test]
+fn all_faults_are_told_at_once_and_misspelt_names_too() {
+    let pod = pod(&[("listen", "x"), ("env", "A"), ("cpu-limit", "x"), ("memory-limt", "1Gi")]);
+    let made = inject(&pod, &Defaults::default(), NEW);
+    let places: Vec<_> = made.faults.iter().map(|fault| fault.place.as_str()).collect();
+    let of = ["rules", "redis", "listen", "cpu-limit", "env"];
+    assert_eq!(places, of.map(|name| format!("ratelease.io/{name}")));
+    let expected = "ratelease.io/memory-limt: unknown annotation, which is ignored; did you mean \
+                    memory-limit?";
+    assert_eq!(made.warnings, [expected]);
+}
+
+#[test]
+fn a_value_that_is_no_text_is_told() {
+    let mut pod = pod(&[]);
+    pod["metadata"]["annotations"]["ratelease.io/listen"] = 9081.into();
+    let made = inject(&pod, &defaults(), NEW);
+    let expected = "ratelease.io/listen: expected text, found 9081; put the value in quotes";
+    assert_eq!(faults(&made), [expected]);
+}
+
+#[test]
+fn a_password_in_an_annotation_is_a_warning() {
+    let made = inject(&pod(&[("redis", "redis://u:p@redis:6379")]), &defaults(), NEW);
+    assert_eq!(made.verdict, Verdict::Injected, "{:?}", made.faults);
+    assert!(made.warnings[0].starts_with("ratelease.io/redis: holds a password"));
+}
+
+#[test]
+fn defaults_are_checked_by_name() {
+    let pairs = ["redis", "rediss=x", "a-name-of-nothing=x", "listen=1", "listen=2"];
+    let faults = Defaults::read(&pairs.map(str::to_owned)).unwrap_err();
+    let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "default: expected NAME=value, found \"redis\"; write, say, redis=redis:6379",
+            "default rediss: unknown name; did you mean redis?",
+            "default a-name-of-nothing: unknown name; docs/injection.md lists the names",
+            "default listen: given twice; leave one of them out",
+        ]
+    );
+}
+
+#[test]
+fn a_faulty_default_is_named_as_such() {
+    let defaults = Defaults::read(&["listen=x".into(), "redis=r:1".into(), "rules=a".into()]);
+    let made = inject(&pod(&[]), &defaults.unwrap(), NEW);
+    let expected = "default listen: expected a port from 1 to 65535, or uds, found \"x\"; correct \
+                    default listen, or remove it";
+    assert_eq!(faults(&made), [expected]);
+}

@@ -1,0 +1,218 @@
+//! The settings of one pod's sidecar, of its annotations and the defaults.
+
+use crate::annotation::Lookup;
+use crate::fault::Fault;
+use crate::quantity::Quantity;
+use crate::value::{self, SecretKey};
+
+/// Settings that can be injected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Settings {
+    pub(crate) image: String,
+    pub(crate) pull_policy: String,
+    pub(crate) rules: RuleSource,
+    pub(crate) redis: Redis,
+    /// Secret of `KEY_SECRET`.
+    pub(crate) key_secret: Option<SecretKey>,
+    pub(crate) listen: Listen,
+    /// Containers that a Unix socket is mounted into.
+    pub(crate) envoy_containers: Vec<String>,
+    pub(crate) http_port: u16,
+    pub(crate) metrics_port: u16,
+    pub(crate) resources: Resources,
+    pub(crate) native: NativeSidecar,
+    pub(crate) log_level: String,
+    /// Further variables.
+    pub(crate) env: Vec<(String, String)>,
+}
+
+/// Where rules come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RuleSource {
+    /// A ConfigMap; only this domain's file of it if there is one.
+    ConfigMap { name: String, domain: Option<String> },
+    /// An xDS server, host:port.
+    Xds(String),
+}
+
+/// Where counts are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Redis {
+    /// In the memory of each pod.
+    Embedded,
+    /// In servers.
+    Servers {
+        url: RedisUrl,
+        /// `cluster`, `single` or `sentinel`.
+        kind: String,
+        auth: Option<SecretKey>,
+    },
+}
+
+/// The addresses of Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RedisUrl {
+    Plain(String),
+    Secret(SecretKey),
+}
+
+/// Where the sidecar answers Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listen {
+    /// On this port of loopback.
+    Tcp(u16),
+    /// On a socket in a volume that Envoy's container mounts too.
+    Unix,
+}
+
+/// Whether the sidecar is an init container that goes on running.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NativeSidecar {
+    /// If the cluster is new enough.
+    Auto,
+    Always,
+    Never,
+}
+
+/// Requests and limits; `None` leaves one out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Resources {
+    pub(crate) cpu: [Option<Quantity>; 2],
+    pub(crate) memory: [Option<Quantity>; 2],
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// Reads all settings, or adds a fault for each one that is missing or faulty.
+    pub(crate) fn read(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Self> {
+        let rules = rules(from, faults);
+        let redis = redis(from, faults);
+        let key_secret = from.parse("key-secret", faults, value::secret_key);
+        let listen = from.parse("listen", faults, listen);
+        let envoy_containers = from.parse("envoy-containers", faults, value::containers);
+        let http_port = from.parse("http-port", faults, value::port);
+        let metrics_port = from.parse("metrics-port", faults, value::port);
+        let image = from.parse("image", faults, value::image);
+        let policies = value::word(&["Always", "IfNotPresent", "Never"]);
+        let pull_policy = from.parse("image-pull-policy", faults, policies);
+        let resources = resources(from, faults);
+        let native = from.parse("native-sidecar", faults, native);
+        let levels = value::word(&["error", "warn", "info", "debug", "trace"]);
+        let log_level = from.parse("log-level", faults, levels);
+        let env = from.parse("env", faults, value::environment);
+        Some(Self {
+            image: image??,
+            pull_policy: pull_policy??,
+            rules: rules?,
+            redis: redis?,
+            key_secret: key_secret?,
+            listen: listen??,
+            envoy_containers: envoy_containers??,
+            http_port: http_port??,
+            metrics_port: metrics_port??,
+            resources: resources?,
+            native: native??,
+            log_level: log_level??,
+            env: env?.unwrap_or_default(),
+        })
+    }
+}
+
+fn missing<T>(from: &Lookup<'_>, name: &str, fix: &str, faults: &mut Vec<Fault>) -> Option<T> {
+    let fix = format!("set the annotation, {fix}, or a default of the injector");
+    faults.push(Fault::new(from.place(name), "missing", fix));
+    None
+}
+
+fn rules(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<RuleSource> {
+    let source = from.parse("rules", faults, rule_source);
+    let domain = from.parse("domain", faults, value::domain);
+    let Some(source) = source? else {
+        return missing(from, "rules", "the name of a ConfigMap", faults);
+    };
+    match (source, domain?) {
+        (RuleSource::ConfigMap { name, .. }, domain) => {
+            Some(RuleSource::ConfigMap { name, domain })
+        }
+        (RuleSource::Xds(_), Some(_)) => {
+            let problem = "names a file of a ConfigMap, and the rules come over xDS";
+            faults.push(Fault::new(from.place("domain"), problem, "remove it"));
+            None
+        }
+        (source, None) => Some(source),
+    }
+}
+
+fn rule_source(text: &str) -> Result<RuleSource, String> {
+    match text.split_once(':') {
+        None => value::name(text),
+        Some(("configmap", name)) => value::name(name),
+        Some(("xds", server)) => return Ok(RuleSource::Xds(server.to_owned())),
+        Some((scheme, _)) => Err(format!(
+            "unknown source of rules {scheme:?}, expected the name of a ConfigMap, or xds:HOST:PORT"
+        )),
+    }
+    .map(|name| RuleSource::ConfigMap { name, domain: None })
+}
+
+fn redis(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Redis> {
+    let kinds = value::word(&["cluster", "single", "sentinel"]);
+    let kind = from.parse("redis-type", faults, kinds);
+    let auth = from.parse("redis-auth", faults, value::secret_key);
+    let url = from.parse("redis", faults, redis_url)?;
+    match (from.get("redis"), url) {
+        ("", _) | (_, None) => {
+            let fix = "host:port, or embedded for counts in each pod apart";
+            missing(from, "redis", fix, faults)
+        }
+        ("embedded", _) => Some(Redis::Embedded),
+        (_, Some(url)) => Some(Redis::Servers { url, kind: kind??, auth: auth? }),
+    }
+}
+
+/// The sidecar's own parser checks the addresses.
+fn redis_url(text: &str) -> Result<RedisUrl, String> {
+    match text.strip_prefix("secret:") {
+        Some(key) => value::secret_key(key).map(RedisUrl::Secret),
+        None => Ok(RedisUrl::Plain(text.to_owned())),
+    }
+}
+
+fn listen(text: &str) -> Result<Listen, String> {
+    match text {
+        "uds" => Ok(Listen::Unix),
+        text => {
+            value::port(text).map(Listen::Tcp).map_err(|expected| format!("{expected}, or uds"))
+        }
+    }
+}
+
+fn native(text: &str) -> Result<NativeSidecar, String> {
+    match text {
+        "auto" => Ok(NativeSidecar::Auto),
+        "true" => Ok(NativeSidecar::Always),
+        "false" => Ok(NativeSidecar::Never),
+        _ => Err("expected auto, true or false".to_owned()),
+    }
+}
+
+fn resources(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Resources> {
+    let mut pair = |request: &str, limit: &str| {
+        let low = from.parse(request, faults, Quantity::parse);
+        let high = from.parse(limit, faults, Quantity::parse);
+        let (low, high) = (low?, high?);
+        if let (Some(low), Some(high)) = (&low, &high)
+            && low.nanos > high.nanos
+        {
+            let problem = format!("{} is more than the limit, {}", low.text, high.text);
+            let fix = format!("lower it, or raise {}", from.place(limit));
+            faults.push(Fault::new(from.place(request), problem, fix));
+            return None;
+        }
+        Some([low, high])
+    };
+    let cpu = pair("cpu-request", "cpu-limit");
+    let memory = pair("memory-request", "memory-limit");
+    Some(Resources { cpu: cpu?, memory: memory? })
+}

@@ -1,0 +1,199 @@
+//! The container that is added to a pod, and its volumes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
+    ExecAction, KeyToPath, Probe, ProjectedVolumeSource, ResourceRequirements, SeccompProfile,
+    SecretProjection, SecurityContext, Volume, VolumeMount, VolumeProjection,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use crate::environment::{self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKETS, URL_FILE};
+use crate::quantity::Quantity;
+use crate::settings::{Listen, Redis, RedisUrl, RuleSource, Settings};
+use crate::value::SecretKey;
+
+/// The name of the container.
+pub(crate) const CONTAINER: &str = "ratelease";
+/// The volume of the socket.
+pub(crate) const SOCKET_VOLUME: &str = "ratelease-socket";
+const RULES_VOLUME: &str = "ratelease-rules";
+const SECRETS_VOLUME: &str = "ratelease-secrets";
+/// The program in the image.
+const PROGRAM: &str = "/bin/ratelease";
+
+/// User and group of the process, as the image has them.
+const NOBODY: i64 = 65534;
+/// The process has a user of its own, and files of secrets belong to root. Only this container
+/// mounts them.
+const SECRETS_MODE: i32 = 0o444;
+
+/// The container. A native sidecar is an init container that is restarted.
+pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
+    let env = environment::variables(settings).into_iter();
+    let port = ContainerPort {
+        name: Some("rl-metrics".to_owned()),
+        container_port: i32::from(settings.metrics_port),
+        ..ContainerPort::default()
+    };
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(settings.image.clone()),
+        image_pull_policy: Some(settings.pull_policy.clone()),
+        command: Some(vec![PROGRAM.to_owned()]),
+        args: Some(environment::arguments(settings)),
+        env: Some(
+            env.map(|(name, value)| EnvVar { name, value: Some(value), value_from: None })
+                .collect(),
+        ),
+        ports: Some(vec![port]),
+        liveness_probe: Some(liveness()),
+        resources: Some(resources(settings)),
+        restart_policy: is_native.then(|| "Always".to_owned()),
+        security_context: Some(security()),
+        // The reason why it ended then shows in the pod's status.
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        volume_mounts: Some(mounts(settings)).filter(|mounts| !mounts.is_empty()),
+        ..Container::default()
+    }
+}
+
+/// Asks on loopback, by the program itself: no shell is needed, no port is open to others, and a
+/// mesh that redirects what enters the pod does not see it. It never waits for Redis.
+///
+/// There is no startup probe, which would keep the other containers of the pod waiting, and no
+/// readiness probe, which would take the pod out of service: Envoy lets requests pass while the
+/// sidecar does not answer.
+fn liveness() -> Probe {
+    let command = vec![PROGRAM.to_owned(), "health".to_owned()];
+    Probe {
+        exec: Some(ExecAction { command: Some(command) }),
+        period_seconds: Some(10),
+        timeout_seconds: Some(2),
+        failure_threshold: Some(3),
+        ..Probe::default()
+    }
+}
+
+fn resources(settings: &Settings) -> ResourceRequirements {
+    let side = |at: usize| {
+        let [cpu, memory] = [&settings.resources.cpu, &settings.resources.memory];
+        let named = [("cpu", cpu[at].as_ref()), ("memory", memory[at].as_ref())];
+        let given = named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let map: BTreeMap<_, _> = given.map(|(name, value)| (name, quantity(value))).collect();
+        Some(map).filter(|map| !map.is_empty())
+    };
+    ResourceRequirements { requests: side(0), limits: side(1), ..ResourceRequirements::default() }
+}
+
+fn quantity(quantity: &Quantity) -> ApiQuantity {
+    ApiQuantity(quantity.text.clone())
+}
+
+/// What the `restricted` Pod Security Standard asks for, and a root file system that is read-only.
+fn security() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { add: None, drop: Some(vec!["ALL".to_owned()]) }),
+        read_only_root_filesystem: Some(true),
+        run_as_group: Some(NOBODY),
+        run_as_non_root: Some(true),
+        run_as_user: Some(NOBODY),
+        seccomp_profile: Some(SeccompProfile {
+            type_: "RuntimeDefault".to_owned(),
+            localhost_profile: None,
+        }),
+        ..SecurityContext::default()
+    }
+}
+
+fn mounts(settings: &Settings) -> Vec<VolumeMount> {
+    let mut mounts = Vec::new();
+    if matches!(settings.rules, RuleSource::ConfigMap { .. }) {
+        mounts.push(mount(RULES_VOLUME, RULES, true));
+    }
+    if !secrets(settings).is_empty() {
+        mounts.push(mount(SECRETS_VOLUME, SECRETS, true));
+    }
+    if settings.listen == Listen::Unix {
+        mounts.push(mount(SOCKET_VOLUME, SOCKETS, false));
+    }
+    mounts
+}
+
+fn mount(name: &str, path: &str, is_read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: is_read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+/// The mount of the socket in Envoy's container. Connecting writes nothing.
+pub(crate) fn socket_mount() -> VolumeMount {
+    mount(SOCKET_VOLUME, SOCKETS, true)
+}
+
+/// The volumes. A ConfigMap or Secret that is not there must not keep the pod from starting, so
+/// they are optional: the sidecar then says in its log what it lacks.
+pub(crate) fn volumes(settings: &Settings) -> Vec<Volume> {
+    let mut volumes = Vec::new();
+    if let RuleSource::ConfigMap { name, domain } = &settings.rules {
+        volumes.push(rules_volume(name, domain.as_deref()));
+    }
+    let secrets = secrets(settings);
+    if !secrets.is_empty() {
+        let sources = Some(secrets);
+        let projected = ProjectedVolumeSource { sources, default_mode: Some(SECRETS_MODE) };
+        volumes.push(Volume { projected: Some(projected), ..named(SECRETS_VOLUME) });
+    }
+    if settings.listen == Listen::Unix {
+        let medium = Some("Memory".to_owned());
+        let empty = EmptyDirVolumeSource { medium, size_limit: Some(ApiQuantity("1Mi".into())) };
+        volumes.push(Volume { empty_dir: Some(empty), ..named(SOCKET_VOLUME) });
+    }
+    volumes
+}
+
+fn named(name: &str) -> Volume {
+    Volume { name: name.to_owned(), ..Volume::default() }
+}
+
+fn rules_volume(name: &str, domain: Option<&str>) -> Volume {
+    let item = |domain: &str| {
+        let file = format!("{domain}.yaml");
+        vec![KeyToPath { key: file.clone(), mode: None, path: file }]
+    };
+    let source = ConfigMapVolumeSource {
+        name: name.to_owned(),
+        items: domain.map(item),
+        optional: Some(true),
+        default_mode: None,
+    };
+    Volume { config_map: Some(source), ..named(RULES_VOLUME) }
+}
+
+/// The files of secrets, each of a Secret of its own.
+fn secrets(settings: &Settings) -> Vec<VolumeProjection> {
+    let mut files: Vec<(&SecretKey, &str)> = Vec::new();
+    if let Redis::Servers { url, auth, .. } = &settings.redis {
+        if let RedisUrl::Secret(key) = url {
+            files.push((key, URL_FILE));
+        }
+        files.extend(auth.iter().map(|key| (key, AUTH_FILE)));
+    }
+    files.extend(settings.key_secret.iter().map(|key| (key, KEY_FILE)));
+    files.into_iter().map(|(key, file)| projection(key, file)).collect()
+}
+
+fn projection(from: &SecretKey, file: &str) -> VolumeProjection {
+    let item = KeyToPath { key: from.key.clone(), mode: None, path: file.to_owned() };
+    let secret = SecretProjection {
+        name: from.secret.clone(),
+        items: Some(vec![item]),
+        optional: Some(true),
+    };
+    VolumeProjection { secret: Some(secret), ..VolumeProjection::default() }
+}

@@ -1,0 +1,249 @@
+//! The webhook as a process, asked over TLS as an API server does: HTTP/1.1, with a certificate of
+//! an authority that it is told. What needs a real API server is in scripts/test-kubernetes.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto};
+
+/// Time for anything to happen.
+const WITHIN: Duration = Duration::from_secs(30);
+const NAME: &str = "ratelease-injector.limits.svc";
+
+/// An authority, and a directory with a certificate of it.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    root: CertificateDer<'static>,
+    dir: TempDir,
+}
+
+/// A webhook that is ended with this.
+struct Webhook {
+    child: Child,
+    address: SocketAddr,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+// === impl Authority ===
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let root = params.self_signed(&key).unwrap().der().clone();
+        let authority =
+            Self { issuer: Issuer::new(params, key), root, dir: TempDir::new().unwrap() };
+        authority.write_certificate(4000);
+        authority
+    }
+
+    /// Writes a certificate that is valid until the first day of a year.
+    fn write_certificate(&self, year: i32) {
+        let mut params = CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+        params.not_after = date_time_ymd(year, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        fs::write(self.dir.path().join("tls.crt"), certificate.pem()).unwrap();
+        fs::write(self.dir.path().join("tls.key"), key.serialize_pem()).unwrap();
+    }
+
+    /// A connection that trusts this authority, with the protocol of API servers.
+    fn connect(&self, to: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.root.clone()).unwrap();
+        let provider = Arc::new(crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider);
+        let config = config.with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let name = ServerName::try_from(NAME).unwrap();
+        let stream = TcpStream::connect(to).unwrap();
+        stream.set_read_timeout(Some(WITHIN)).unwrap();
+        StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), stream)
+    }
+
+    /// The status and the body of an answer.
+    fn post(&self, to: SocketAddr, path: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = self.connect(to);
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        // A body that is too large is refused before its end.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").expect(&answer);
+        (head[9..12].parse().unwrap(), body.to_owned())
+    }
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    fn start(directory: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-injector"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--kubernetes-version", "1.31"]);
+        command.args(["--default", "redis=redis:6379", "--default", "rules=shop-rules"]);
+        command.arg("--certificates").arg(directory).env_clear().stderr(Stdio::piped());
+        let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (sender, lines) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| {
+                let _ = sender.send(line);
+            })
+        });
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut webhook = Self { child, address, lines };
+        let line = webhook.await_line("serving address=");
+        webhook.address = line.rsplit_once('=').unwrap().1.parse().unwrap();
+        webhook
+    }
+
+    /// The next line of its log with this text.
+    fn await_line(&self, text: &str) -> String {
+        loop {
+            let line = self.lines.recv_timeout(WITHIN).unwrap_or_else(|_| panic!("no line {text}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn review(annotations: &Value) -> Value {
+    json!({
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "shop",
+            "operation": "CREATE",
+            "object": {
+                "metadata": {"name": "web", "annotations": annotations},
+                "spec": {"containers": [{"name": "envoy"}]},
+            },
+        },
+    })
+}
+
+#[test]
+fn reviews_are_answered_over_tls() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let post = |path: &str, body: &str| authority.post(webhook.address, path, body.as_bytes());
+    let (status, body) = post("/inject", &review(&json!({})).to_string());
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
+    assert_eq!(answer["response"]["patchType"], "JSONPatch");
+    let (_, body) = post("/inject", &review(&json!({"ratelease.io/rules": "git:x"})).to_string());
+    assert!(body.contains("unknown source of rules"), "{body}");
+    assert!(webhook.await_line("not injected").contains("WARN"));
+    let (_, body) = post("/unlabelled", &review(&json!({})).to_string());
+    assert!(body.contains("has no label ratelease.io/injection=enabled"), "{body}");
+    for (path, body, expected) in [
+        ("/inject", "x", (400, "expected an AdmissionReview with a request: expected value")),
+        ("/nowhere", "", (404, "the paths are /inject, /unlabelled and /healthz")),
+        ("/healthz", "", (405, "POST an AdmissionReview, or GET /healthz")),
+    ] {
+        let (status, text) = post(path, body);
+        assert!(status == expected.0 && text.starts_with(expected.1), "{status} {text}");
+    }
+}
+
+#[test]
+fn a_review_of_3_mb_is_admitted_and_one_of_5_mb_is_not_read() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let large = review(&json!({"big": "x".repeat(3_000_000)})).to_string();
+    let (status, body) = authority.post(webhook.address, "/inject", large.as_bytes());
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
+    assert!(answer["response"]["warnings"][0].as_str().unwrap().contains("more than 2097152"));
+    let larger = review(&json!({"big": "x".repeat(5_000_000)})).to_string();
+    // Its connection may end before the answer is read.
+    let mut stream = authority.connect(webhook.address);
+    let length = larger.len();
+    write!(stream, "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n").unwrap();
+    let _ = stream.write_all(&larger.as_bytes()[..4_300_000]);
+    let mut answer = [0; 64];
+    let read = stream.read(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer[..read]).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    let (status, _) =
+        authority.post(webhook.address, "/inject", review(&json!({})).to_string().as_bytes());
+    assert_eq!(status, 200, "it goes on");
+}
+
+#[test]
+fn a_client_that_says_nothing_keeps_nobody_waiting() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(webhook.address).unwrap()).collect();
+    let mut half = authority.connect(webhook.address);
+    half.write_all(b"POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n").unwrap();
+    let body = review(&json!({})).to_string();
+    let (status, _) = authority.post(webhook.address, "/inject", body.as_bytes());
+    assert_eq!(status, 200);
+    let mut answer = [0; 16];
+    let read = half.read(&mut answer).unwrap();
+    assert_eq!(&answer[..read.min(12)], b"HTTP/1.1 408", "the half request ends by itself");
+    drop(silent);
+}
+
+#[test]
+fn a_certificate_that_is_replaced_is_served_and_an_expired_one_is_not() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let served = || {
+        let mut stream = authority.connect(webhook.address);
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        stream.conn.peer_certificates().unwrap()[0].to_vec()
+    };
+    let first = served();
+    authority.write_certificate(2001);
+    let line = webhook.await_line("the former certificate stays in force");
+    assert!(line.contains("tls.crt holds a certificate that has expired"), "{line}");
+    assert_eq!(served(), first);
+    authority.write_certificate(4001);
+    webhook.await_line("a new certificate is in force");
+    assert_ne!(served(), first);
+}
+
+#[test]
+fn a_signal_ends_it_with_0_after_the_calls_in_flight() {
+    let authority = Authority::new();
+    let mut webhook = Webhook::start(authority.dir.path());
+    let pid = webhook.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let body = review(&json!({})).to_string();
+    let (status, _) = authority.post(webhook.address, "/inject", body.as_bytes());
+    assert_eq!(status, 200, "API servers may not know yet that it ends");
+    assert_eq!(webhook.child.wait().unwrap().code(), Some(0));
+}
