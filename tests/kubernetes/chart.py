@@ -3,7 +3,7 @@
     chart.py KUBECONFIG RENDERED...
 
 Each file of RENDERED is what Helm made of one set of values. Objects of the operator of Prometheus
-are counted and left out: the server does not know their kinds.
+and of cert-manager are counted and left out: the server does not know their kinds.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from api import Api, Failed
 
 NAMESPACE = "limits"  # that scripts/test-chart renders for
-OF_OPERATOR = "monitoring.coreos.com/"
+OF_OPERATORS = ("monitoring.coreos.com/", "cert-manager.io/")
 # Every field has to be known, and nothing is stored.
 DRY_RUN = "?fieldManager=test&force=true&dryRun=All&fieldValidation=Strict"
 
@@ -32,7 +32,7 @@ def check(api, rendered):
     """Prints a line for a file. Returns how many objects the server refused."""
     taken, left_out, refused = [], 0, 0
     for version, kind, name, document in objects(rendered.read_text()):
-        if version.startswith(OF_OPERATOR):
+        if version.startswith(OF_OPERATORS):
             left_out += 1
             continue
         try:
@@ -45,8 +45,8 @@ def check(api, rendered):
     if not taken:
         print(f"FAILED   {rendered.name}: no object was taken")
         return refused + 1
-    of_operator = f"; {left_out} of the operator of Prometheus not checked" if left_out else ""
-    print(f"{'ok' if not refused else 'FAILED':<8} {rendered.name}: {', '.join(taken)}{of_operator}")
+    of_operators = f"; {left_out} of the operator of Prometheus or cert-manager not checked" if left_out else ""
+    print(f"{'ok' if not refused else 'FAILED':<8} {rendered.name}: {', '.join(taken)}{of_operators}")
     return refused
 
 

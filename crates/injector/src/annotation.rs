@@ -48,7 +48,7 @@ pub const KEYS: [Key; 20] = [
     key("envoy-containers", "istio-proxy,envoy", "Containers that the socket is mounted into"),
     key("http-port", "6071", "Port of /json and of health on loopback"),
     key("metrics-port", "6072", "Port of /metrics on all interfaces"),
-    key("image", "ratelease:0.1.0", "Image of the sidecar"),
+    key("image", concat!("ratelease:", env!("CARGO_PKG_VERSION")), "Image of the sidecar"),
     key("image-pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
     key("cpu-request", "20m", "CPU that is reserved"),
     key("cpu-limit", "", "Limit of CPU"),

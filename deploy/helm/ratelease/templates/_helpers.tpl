@@ -30,6 +30,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{/* Fails with a sentence for each group of values that exclude each other. */}}
 {{- define "ratelease.check" -}}
+{{- if ne .Values.kind "None" -}}
+{{- include "ratelease.checkService" . -}}
+{{- else if not .Values.injector.enabled -}}
+{{- fail "kind: None installs no service; set injector.enabled=true, or another kind" -}}
+{{- end -}}
+{{- with .Values.injector.certManager -}}
+{{- if and .issuerRef (not .enabled) -}}
+{{- fail "injector.certManager.issuerRef: set injector.certManager.enabled=true, otherwise it is not used" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ratelease.checkService" -}}
 {{- $given := 0 -}}
 {{- if .Values.rules.files }}{{ $given = add1 $given }}{{ end -}}
 {{- if .Values.rules.configMap }}{{ $given = add1 $given }}{{ end -}}
@@ -77,4 +90,30 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "ratelease.rulesConfigMap" -}}
 {{- .Values.rules.configMap | default (printf "%s-rules" (include "ratelease.name" .)) -}}
+{{- end -}}
+
+{{- define "ratelease.injectorName" -}}
+{{ include "ratelease.name" . }}-injector
+{{- end -}}
+
+{{- define "ratelease.injectorSelector" -}}
+app.kubernetes.io/name: ratelease-injector
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "ratelease.injectorLabels" -}}
+{{ include "ratelease.injectorSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "ratelease.injectorImage" -}}
+{{- with .Values.injector.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
 {{- end -}}
