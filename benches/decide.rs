@@ -85,7 +85,9 @@ fn source(name: &str, text: String) -> Source {
 }
 
 pub(crate) fn compile(sources: &[Source]) -> Rules {
-    rules::load(sources, rules::Options { merge_domains: true }).expect("good rules").rules
+    rules::load(sources, rules::Options { merge_domains: true, ..Default::default() })
+        .expect("good rules")
+        .rules
 }
 
 fn request<'a>(entries: &[Entry<'a>]) -> Request<'a> {

@@ -28,7 +28,7 @@ fn source(count: usize) -> Source {
 }
 
 fn compile(source: &Source) -> Rules {
-    let options = rules::Options { merge_domains: false };
+    let options = rules::Options::default();
     rules::load(std::slice::from_ref(source), options).expect("good rules").rules
 }
 

@@ -125,7 +125,8 @@ impl Made {
         let text = files.iter().map(|(name, text)| format!("# {name}\n{text}")).collect();
         let sources: Vec<_> =
             files.into_iter().map(|(name, text)| Source { name, text: text.into() }).collect();
-        let loaded = rules::load(&sources, rules::Options { merge_domains: true });
+        let loaded =
+            rules::load(&sources, rules::Options { merge_domains: true, ..Default::default() });
         let rules = loaded.unwrap_or_else(|faults| panic!("{faults}\n{text}")).rules;
         Self { world, text, rules }
     }

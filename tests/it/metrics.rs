@@ -178,7 +178,7 @@ async fn a_known_sequence_of_requests_is_counted_with_every_label() {
         ("ratelimit_service_config_load_success ", 1.0),
         ("ratelease_rules ", 4.0),
         ("ratelease_invariant_violations_total ", 0.0),
-        (r#"ratelease_breaker_open{shard="0"} "#, 0.0),
+        (r#"ratelease_breaker_open{shard="0",store="default"} "#, 0.0),
     ] {
         assert_eq!(sum(&page, line), value, "{line} in\n{page}");
     }

@@ -60,7 +60,7 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
     let default = std::slice::from_ref(&dir.dir);
     let paths = if flags.paths.is_empty() { default } else { &flags.paths };
     let sources = source::read(paths, dir.reading())?;
-    let report = check(&sources, Options { merge_domains: dir.merge_domains });
+    let report = check(&sources, dir.options.clone());
     match flags.format {
         _ if flags.out.json => out.json(&report.json())?,
         Format::Json => out.json(&report.json())?,

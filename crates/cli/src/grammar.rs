@@ -11,9 +11,11 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Parser};
 use ratelease_engine::secret::Secret;
+use ratelease_rules::StoreNames;
 
 use crate::settings::{
     EffectiveSetting, Fault, Faults, Role, SettingsError, effective_settings, reference_default,
+    store_names, with_named_stores,
 };
 
 /// Parses `args`, which begin with the program's name; `env` supplies the values of flags that are
@@ -28,27 +30,34 @@ pub fn read<P: Parser>(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(P, Vec<EffectiveSetting>), SettingsError> {
     // First without the environment, so that no message of clap contains a value of it.
-    command::<P>(role, &|_| None).try_get_matches_from(args)?;
-    let grammar = command::<P>(role, env);
+    let stores = store_names(args, env);
+    command::<P>(role, &stores, &|_| None).try_get_matches_from(args)?;
+    let grammar = command::<P>(role, &stores, env);
     let matches = grammar.clone().try_get_matches_from(args)?;
     let faults = shown_in_ps(&grammar, &matches);
     if !faults.is_empty() {
         return Err(SettingsError::Faults(faults));
     }
-    let bare = command::<P>(role, &|_| None).try_get_matches_from(args.iter().take(2));
+    let bare = command::<P>(role, &stores, &|_| None).try_get_matches_from(args.iter().take(2));
     let summary = effective_settings(&grammar, &matches, bare.ok().as_ref());
     Ok((P::from_arg_matches(&matches)?, summary))
 }
 
 /// Returns the grammar as documented: it contains the names of environment variables but no values.
 pub fn documented<P: Parser>() -> clap::Command {
-    command::<P>(Role::Ratelease, &|_| None)
+    command::<P>(Role::Ratelease, &StoreNames::NONE, &|_| None)
 }
 
-/// Returns the grammar with the defaults of `role`, which the values of `env` replace.
-fn command<P: Parser>(role: Role, env: &dyn Fn(&str) -> Option<String>) -> clap::Command {
+/// Returns the grammar with the flags of these `stores` and the defaults of `role`, which the
+/// values of `env` replace.
+fn command<P: Parser>(
+    role: Role,
+    stores: &StoreNames,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> clap::Command {
     P::command().mut_subcommands(|subcommand| {
-        subcommand.mut_args(|arg| with_environment(with_role(arg, role, env), env))
+        with_named_stores(subcommand, stores)
+            .mut_args(|arg| with_environment(with_role(arg, role, env), env))
     })
 }
 

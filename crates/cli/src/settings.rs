@@ -53,6 +53,7 @@ pub use responses::ResponseSettings;
 pub use role::Role;
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use store::{PerSecondFlags, StoreFlags};
+pub(crate) use store::{store_names, with_named_stores};
 pub use summary::EffectiveSetting;
 pub(crate) use summary::effective_settings;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
@@ -180,11 +181,9 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
 
 /// Returns a warning if any certificate of a public CA is accepted as that of Redis.
 fn unchecked_redis(store: &StoreSettings) -> Option<String> {
-    let StoreSettings::Redis { main, per_second, .. } = store else { return None };
-    let of_both = [main.tls.as_ref(), per_second.as_ref().and_then(|it| it.tls.as_ref())];
     let is_unchecked =
         |files: &ClientFiles| files.roots.is_none() && files.server == ServerCheck::AnyName;
-    of_both.into_iter().flatten().any(is_unchecked).then(|| {
+    store.all_redis().filter_map(|redis| redis.tls.as_ref()).any(is_unchecked).then(|| {
         "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: without REDIS_TLS_CACERT any certificate of a \
          public CA passes for Redis, and gets its password; set REDIS_TLS_CACERT"
             .to_owned()

@@ -87,8 +87,8 @@ fn good<T>(
     reading: Reading,
     load: impl FnOnce(&[Source], Options) -> Result<T, RuleFaults>,
 ) -> Result<T, CliError> {
-    let sources = read(paths, reading)?;
-    load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
+    let sources = read(paths, reading.clone())?;
+    load(&sources, reading.options).map_err(|faults| {
         CliError::new(format_args!(
             "the rules are faulty; `ratelease check` shows the places\n{}",
             Safe(faults)

@@ -10,7 +10,7 @@ use clap::Args;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::settings::ReadingFlags;
 use ratelease_cli::source;
-use ratelease_rules::{Allowance, Rule, RuleLocations, Rules};
+use ratelease_rules::{Allowance, Rule, RuleLocations, Rules, StoreNames};
 use serde_json::Value;
 
 use super::rule;
@@ -69,6 +69,8 @@ struct Change<'r> {
 struct Locations<'p> {
     old: &'p RuleLocations,
     new: &'p RuleLocations,
+    /// The names of stores, which both sides share.
+    stores: &'p StoreNames,
 }
 
 /// What happens to the counts of a rule that changed.
@@ -93,10 +95,11 @@ pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
         return Err(CliError::new("OLD and NEW cannot both be standard input"));
     }
-    let (old, old_places) = source::load_with_locations(std::slice::from_ref(&flags.old), reading)?;
+    let (old, old_places) =
+        source::load_with_locations(std::slice::from_ref(&flags.old), reading.clone())?;
     let (new, new_places) = source::load_with_locations(std::slice::from_ref(&flags.new), reading)?;
     let diff = compare(&old, &new);
-    let places = Locations { old: &old_places, new: &new_places };
+    let places = Locations { old: &old_places, new: &new_places, stores: new.stores() };
     if flags.out.json {
         out.json(&report::json(&diff, places))?;
     } else {
@@ -113,7 +116,7 @@ fn compare<'r>(old: &'r Rules, new: &'r Rules) -> Diff<'r> {
         match before.remove(path) {
             None => diff.added.push(rule),
             Some(earlier) if earlier == rule => diff.same += 1,
-            Some(earlier) => diff.changed.push(Change::new(earlier, rule)),
+            Some(earlier) => diff.changed.push(Change::new(earlier, rule, new.stores())),
         }
     }
     diff.removed = before.into_values().collect();
@@ -149,8 +152,8 @@ impl Diff<'_> {
 // === impl Change ===
 
 impl<'r> Change<'r> {
-    fn new(old: &'r Rule, new: &'r Rule) -> Self {
-        let (before, after) = (rule::settings(old), rule::settings(new));
+    fn new(old: &'r Rule, new: &'r Rule, stores: &StoreNames) -> Self {
+        let (before, after) = (rule::settings(old, stores), rule::settings(new, stores));
         let of = |settings: &[(&str, Value)], name: &str| {
             let found = settings.iter().find(|(other, _)| *other == name);
             found.map_or(Value::Null, |(_, value)| value.clone())
@@ -177,6 +180,11 @@ impl CountChange {
         let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
         let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
         if before.identity() != after.identity() || shared_before != shared_after {
+            return Self::Restart;
+        }
+        // While a limit moves, the old store counts it too.
+        let moved = before.store.owner != after.store.owner;
+        if moved && after.store.from != Some(before.store.owner) {
             return Self::Restart;
         }
         match old.pools().saturating_sub(new.pools()) {

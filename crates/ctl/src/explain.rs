@@ -113,9 +113,9 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
     count::read_store(store, flags.store.key_prefix(), &mut entries)?;
     if flags.out.json {
-        out.json(&report::json(&request, &explained))?;
+        out.json(&report::json(&request, &explained, rules.stores()))?;
     } else {
-        report::text(&request, &explained, out)?;
+        report::text(&request, &explained, rules.stores(), out)?;
     }
     let applies = |one: &Explained<'_>| {
         !matches!(one.conclusion, Conclusion::UnknownDomain | Conclusion::NoRule)

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use ratelease_rules::{
     Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Level, Limit, Rule, SourceLocation,
+    StoreNames,
 };
 use serde_json::{Map, Value, json};
 
 /// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
-/// do not apply to its algorithm are left out.
-pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
+/// do not apply to its algorithm are left out. `stores` are the names that the rules may use.
+pub(super) fn settings(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, Value)> {
     // Without `..`, so that a new field of a rule does not compile until it is listed here.
     let Rule {
         path: _,
@@ -30,7 +31,7 @@ pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
     let mut settings = vec![("name", json!(name))];
     match *allowance {
         Allowance::Unlimited => settings.push(("unlimited", json!(true))),
-        Allowance::Limited(limit) => settings.extend(of_limit(limit)),
+        Allowance::Limited(limit) => settings.extend(of_limit(limit, stores)),
     }
     settings.extend([
         ("lease", json!(lease(leasing))),
@@ -49,8 +50,8 @@ pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
 }
 
 /// Like [`settings`], as a JSON object.
-pub(super) fn object(rule: &Rule) -> Map<String, Value> {
-    settings(rule).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+pub(super) fn object(rule: &Rule, stores: &StoreNames) -> Map<String, Value> {
+    settings(rule, stores).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Returns the place of a rule for a JSON object; null if unknown.
@@ -60,14 +61,16 @@ pub(super) fn place(written: Option<SourceLocation<'_>>) -> Value {
     })
 }
 
-fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {
-    let Limit { requests_per_unit, unit, unit_multiplier, algorithm } = limit;
+fn of_limit(limit: Limit, stores: &StoreNames) -> Vec<(&'static str, Value)> {
+    let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store } = limit;
     let mut settings = vec![
         ("requests_per_unit", json!(requests_per_unit)),
         ("unit", json!(unit.name().to_ascii_lowercase())),
         ("unit_multiplier", json!(unit_multiplier)),
         ("algorithm", json!(algorithm.name())),
+        ("store", json!(stores.name(store.owner))),
     ];
+    settings.extend(store.from.map(|from| ("store_from", json!(stores.name(from)))));
     match algorithm {
         Algorithm::TokenBucket { burst } => settings.push(("burst", json!(burst))),
         Algorithm::LeakyBucket { max_delay_us } => {
@@ -128,6 +131,16 @@ pub(super) fn allows(limit: Limit) -> String {
     }
 }
 
+/// Describes which store counts a limit: `premium`, `premium, and default while it moves from
+/// there`.
+pub(super) fn counted_by(limit: Limit, stores: &StoreNames) -> String {
+    let owner = stores.name(limit.store.owner);
+    match limit.store.from {
+        Some(from) => format!("{owner}, and {} while it moves from there", stores.name(from)),
+        None => owner.to_owned(),
+    }
+}
+
 /// Describes the answer while the store is unavailable.
 pub(super) fn failure(mode: FailureMode) -> &'static str {
     match mode {
@@ -166,7 +179,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use ratelease_rules::Unit;
+    use ratelease_rules::{StoreRef, Unit};
 
     #[test]
     fn a_limit_is_described_in_words() {
@@ -175,6 +188,7 @@ mod tests {
             unit: Unit::Minute,
             unit_multiplier: NonZeroU32::new(units).unwrap(),
             algorithm,
+            store: StoreRef::DEFAULT,
         };
         for (limit, words) in [
             (

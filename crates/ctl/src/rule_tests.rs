@@ -134,7 +134,7 @@ pub(super) fn run(flags: &TestFlags, out: &mut Out) -> CliResult {
     let mut results = Vec::new();
     let mut errors = Vec::new();
     for file in &flags.files {
-        match run_file(file, reading) {
+        match run_file(file, reading.clone()) {
             Ok(one) => results.push(one),
             Err(error) => errors.push(error.to_string()),
         }

@@ -62,11 +62,12 @@ pub(super) fn table(pod: &PodStatus, painter: Painter) -> String {
     for shard in &pod.shards {
         let style = if shard.is_open() { Style::Bad } else { Style::Good };
         let breaker = painter.paint(style, Safe(&shard.breaker));
-        let (number, away, opened) = (shard.shard, shard.round_trip_ms, shard.opened);
+        let name = Safe(format!("{:<5}", shard.name()));
+        let (away, opened) = (shard.round_trip_ms, shard.opened);
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
         let _ = writeln!(
             text,
-            "shard {number:<5} breaker {breaker}, opened {opened} times, {away:.2} ms away{}",
+            "shard {name} breaker {breaker}, opened {opened} times, {away:.2} ms away{}",
             hot.unwrap_or_default()
         );
     }

@@ -9,6 +9,7 @@ use ratelease_cli::fetch::{self, span_above_zero};
 use ratelease_cli::out::CliError;
 use ratelease_cli::settings::{DebugListenerFlags, HostPort};
 use ratelease_cli::source;
+use ratelease_rules::DEFAULT_STORE;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -63,6 +64,8 @@ pub(super) struct RulesState {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Shard {
+    /// The name of its store; empty where the server does not say it.
+    pub(super) store: String,
     pub(super) shard: u64,
     /// `closed`, `open` or `probing`.
     pub(super) breaker: String,
@@ -178,7 +181,7 @@ impl PodStatus {
         }
         let open = self.shards.iter().filter(|shard| shard.is_open());
         problems.extend(
-            open.map(|shard| format!("the breaker of shard {} is {}", shard.shard, shard.breaker)),
+            open.map(|shard| format!("the breaker of shard {} is {}", shard.name(), shard.breaker)),
         );
         if self.invariant_violations > 0 {
             problems.push(format!("invariants were violated: {}", self.invariant_violations));
@@ -196,6 +199,14 @@ impl Decisions {
 }
 
 impl Shard {
+    /// Returns the number, with the name of the store unless that is the default one.
+    pub(super) fn name(&self) -> String {
+        match self.store.as_str() {
+            "" | DEFAULT_STORE => self.shard.to_string(),
+            store => format!("{} of {store}", self.shard),
+        }
+    }
+
     /// Returns whether the breaker is open or probing.
     pub(super) fn is_open(&self) -> bool {
         self.breaker != "closed"
@@ -233,7 +244,11 @@ mod tests {
     fn each_problem_is_reported() {
         let pod = PodStatus::parse(&json!({
             "rules": {"version": "ab", "last_fault": "a.yaml:1:1: bad"},
-            "shards": [{"shard": 2, "breaker": "open"}, {"shard": 3, "breaker": "probing"}],
+            "shards": [
+                {"shard": 2, "breaker": "open"},
+                {"shard": 3, "store": "default", "breaker": "probing"},
+                {"shard": 2048, "store": "premium", "breaker": "open"},
+            ],
             "invariant_violations": 4,
         }));
         assert_eq!(
@@ -242,6 +257,7 @@ mod tests {
                 "the last load of the rules was refused: a.yaml:1:1: bad",
                 "the breaker of shard 2 is open",
                 "the breaker of shard 3 is probing",
+                "the breaker of shard 2048 of premium is open",
                 "invariants were violated: 4",
             ]
         );

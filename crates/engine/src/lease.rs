@@ -43,7 +43,8 @@ use shard::Shard;
 
 use crate::counter::{Count, Counter};
 use crate::span_context;
-use crate::store::{Ask, Grant, Heartbeat, SHARDS_MAX, Store, StoreError};
+use crate::store::stores::SHARDS_OF_ALL_MAX;
+use crate::store::{Ask, Grant, Heartbeat, Store, StoreError};
 use crate::time::{Clock, Time};
 
 /// The largest number of asks in a batch.
@@ -99,7 +100,7 @@ pub struct Reply {
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
 struct Queues {
-    /// At most [`SHARDS_MAX`] queues; `None` once the lease client is closed.
+    /// At most [`SHARDS_OF_ALL_MAX`] queues; `None` once the lease client is closed.
     open: Option<OpenQueues>,
     /// The state of each shard, which outlives the shard's queues.
     shards: HashMap<usize, Arc<Shard>>,
@@ -255,18 +256,12 @@ impl LeaseClient {
     /// The states of the shards that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardSnapshot> {
         let now = self.shared.clock.now();
-        let mut shards: Vec<_> =
-            self.all_shards().iter().map(|shard| shard.snapshot(now)).collect();
-        shards.sort_by_key(|snapshot| snapshot.shard);
-        shards
+        self.all_shards().iter().map(|shard| shard.snapshot(now)).collect()
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn shard_counters(&self) -> Vec<ShardCounters> {
-        let mut shard_counters: Vec<_> =
-            self.all_shards().iter().map(|shard| shard.counters()).collect();
-        shard_counters.sort_by_key(|counters| counters.shard);
-        shard_counters
+        self.all_shards().iter().map(|shard| shard.counters()).collect()
     }
 
     /// Event counters of the client and of the store.
@@ -305,13 +300,16 @@ impl LeaseClient {
         while drained.recv().await.is_some() {}
     }
 
+    /// All shards, in order of their numbers: those of one store stand together.
     fn all_shards(&self) -> Vec<Arc<Shard>> {
-        self.queues.lock().shards.values().cloned().collect()
+        let mut shards: Vec<_> = self.queues.lock().shards.values().cloned().collect();
+        shards.sort_by_key(|shard| shard.number());
+        shards
     }
 
     /// The shard to which `ask` would be sent.
     pub fn shard(&self, ask: &Ask) -> usize {
-        self.shared.store.shard(ask).min(SHARDS_MAX - 1)
+        self.shared.store.shard(ask).min(SHARDS_OF_ALL_MAX - 1)
     }
 
     /// The shard of this `number` and the sender of its queue; `None` once the lease client is
@@ -319,7 +317,9 @@ impl LeaseClient {
     fn sender_of(&self, number: usize) -> Option<ShardSender> {
         let Queues { open, shards, tasks, runtime } = &mut *self.queues.lock();
         let OpenQueues { senders, guard, .. } = open.as_mut()?;
-        let shard = Arc::clone(shards.entry(number).or_insert_with(|| Shard::new(number)));
+        let name = || self.shared.store.store_name(number);
+        let shard = shards.entry(number).or_insert_with(|| Shard::new(number, name()));
+        let shard = Arc::clone(shard);
         let sender = senders.entry(number).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);

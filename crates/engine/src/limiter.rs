@@ -13,6 +13,7 @@ mod overflow;
 mod pod_context;
 mod pod_counts;
 mod resolve;
+mod round_trips;
 mod single_descriptor;
 mod transaction;
 mod undo;
@@ -45,6 +46,7 @@ pub use options::{Options, PODS_EXPECTED};
 use pod_context::PodContext;
 use pod_counts::PodCounts;
 pub use resolve::{Charge, LimitedHits, Resolved, limits, resolve};
+use round_trips::RoundTrips;
 use transaction::Transaction;
 use wait::ReplyReceiver;
 
@@ -62,8 +64,7 @@ type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 struct Shared {
     table: Table<KeyState>,
     pods: PodCounts,
-    /// The round trip to the store that was last measured for any key, in microseconds.
-    round_trip_us: AtomicU64,
+    round_trips: RoundTrips,
     /// Notified when the pods have to be counted before the next round.
     heartbeat_due: Notify,
     /// Number of rounds of heartbeats since a request last waited for the store.
@@ -103,7 +104,7 @@ impl Limiter {
             Shared {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
                 pods: PodCounts::new(options.pods_expected),
-                round_trip_us: AtomicU64::new(key_state::ROUND_TRIP_FIRST_US),
+                round_trips: RoundTrips::default(),
                 heartbeat_due: Notify::new(),
                 quiet_rounds: AtomicU32::new(0),
                 rounds: watch::Sender::new(()),
@@ -332,9 +333,7 @@ impl Shared {
         }
         if let Ok(grant) = &reply.outcome {
             self.failure_modes.note_time(&reply, grant);
-            let round_trip_us = context.now.since(reply.asked_at).as_micros();
-            self.round_trip_us
-                .store(u64::try_from(round_trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
+            self.round_trips.note(reply.ask.limit.store, context.now.since(reply.asked_at));
         }
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |state| {
@@ -367,13 +366,12 @@ impl Shared {
 
     fn context(&self, now: Time) -> PodContext<'_> {
         let Options { pod, wait_min, .. } = self.options;
-        let round_trip_us = self.round_trip_us.load(Ordering::Relaxed);
         PodContext {
             now,
             pods: &self.pods,
             pod,
             wait_min,
-            round_trip_us,
+            round_trips: &self.round_trips,
             lease_client: &self.lease_client,
         }
     }

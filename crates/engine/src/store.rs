@@ -2,22 +2,23 @@
 //! back.
 
 pub mod memory;
-pub mod per_second;
+mod moving;
 pub mod redis;
 mod settings;
+pub mod stores;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use ratelease_rules::POOLS_MAX;
 use ratelease_rules::key::{Key, POOLS_FROM};
+use ratelease_rules::{DEFAULT_STORE, POOLS_MAX};
 
 use crate::counter::Count;
 
 pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
-pub use settings::{StoreSettings, open};
+pub use settings::{NamedRedis, StoreSettings, open};
 
 /// Owner of every key's count.
 ///
@@ -69,7 +70,8 @@ pub use settings::{StoreSettings, open};
 /// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied
 /// twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
-    /// The shard that owns the key of `ask`, below [`SHARDS_MAX`]; asks of one shard are sent
+    /// The shard that owns the key of `ask`, below [`SHARDS_MAX`], or below
+    /// [`stores::SHARDS_OF_ALL_MAX`] where there are several stores; asks of one shard are sent
     /// together. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
@@ -106,6 +108,12 @@ pub trait Store: Send + Sync + 'static {
     /// present.
     fn owner(&self, _ask: &Ask) -> Option<String> {
         None
+    }
+
+    /// The name of the store that `shard` belongs to, for metrics and pages. A limit that moves has
+    /// the names of both stores, as in `default>premium`.
+    fn store_name(&self, _shard: usize) -> String {
+        DEFAULT_STORE.to_owned()
     }
 
     /// Where the counts are, for display, such as `memory` or `cluster 127.0.0.1:7000`. Never

@@ -5,6 +5,7 @@ mod limit;
 mod limit_options;
 mod path;
 mod rule;
+mod store;
 
 use std::sync::Arc;
 
@@ -15,20 +16,25 @@ use crate::node::{self, Document};
 use crate::parsed::Parsed;
 use crate::reader::Reader;
 use crate::rule::{Level, LevelMatch, Rule};
-use crate::rules::Rules;
+use crate::rules::{Rules, StoresOfDomains};
 use crate::small_map::TextMap;
 use crate::source::Source;
+use crate::store::{DomainStores, StoreNames, StoreRef};
 use crate::text;
 use crate::tree::{Branch, Node, composite};
 use limit_options::LimitOptions;
 use path::{Paths, RulePath};
 
 /// Options for compiling sources to rules.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
     /// `MERGE_DOMAIN_CONFIG`: several files may name one domain; the descriptors of a later one are
     /// added at its top level.
     pub merge_domains: bool,
+    /// `REDIS_STORES`: the stores that rules may name.
+    pub stores: StoreNames,
+    /// `STORE_OF_DOMAIN`: the stores of domains whose rules name none.
+    pub domain_stores: DomainStores,
 }
 
 /// The result of a successful load.
@@ -73,28 +79,39 @@ fn compile(
     let mut sorted: Vec<&Source> = sources.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::default();
+    let version = version(&sorted, &options);
     let mut compiler = Compiler::new(options, &findings, places);
     for source in &sorted {
         compiler.source(source);
     }
-    let Compiler { mut rules, domains, places, .. } = compiler;
+    let Compiler { mut rules, domains, places, options, .. } = compiler;
     let warnings = findings.finish()?;
     rules.sort_by(|a, b| a.path.cmp(&b.path));
+    let named = domains.iter().filter(|(_, domain)| domain.store != StoreRef::DEFAULT);
+    let stores = StoresOfDomains {
+        by_domain: named.map(|(name, domain)| (name.clone(), domain.store)).collect(),
+        names: options.stores,
+    };
     let domains =
         domains.into_iter().map(|(name, domain)| (name, domain.branch.finish())).collect();
-    let rules = Rules::new(version(&sorted, options), domains, rules);
+    let rules = Rules::new(version, domains, rules, stores);
     Ok((Loaded { rules, warnings }, places))
 }
 
 /// Hashes everything that determines the rules. `sources` are in order of their names.
-fn version(sources: &[&Source], options: Options) -> u64 {
+fn version(sources: &[&Source], options: &Options) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("ratelease 2026-11 version of rules");
     let mut write = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
     };
-    let Options { merge_domains } = options;
-    write(&[u8::from(merge_domains)]);
+    let Options { merge_domains, stores, domain_stores } = options;
+    write(&[u8::from(*merge_domains)]);
+    stores.iter().for_each(|name| write(name.as_bytes()));
+    domain_stores.iter().for_each(|(domain, store)| {
+        write(domain.as_bytes());
+        write(stores.describe(store).as_bytes());
+    });
     for source in sources {
         write(source.name.as_bytes());
         write(&source.text);
@@ -109,6 +126,8 @@ struct Compiler<'f> {
     options: Options,
     /// The defaults of the file being compiled.
     defaults: LimitOptions,
+    /// The store of the domain being compiled.
+    store: StoreRef,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
     /// Where each rule is written, if the caller asked for it.
@@ -127,6 +146,8 @@ struct Domain {
     branch: Branch,
     file: String,
     line: u32,
+    /// The store of every limit of the domain that names none, and of overrides.
+    store: StoreRef,
 }
 
 // === impl Compiler ===
@@ -137,6 +158,7 @@ impl<'f> Compiler<'f> {
             findings,
             options,
             defaults: LimitOptions::default(),
+            store: StoreRef::DEFAULT,
             domains: TextMap::default(),
             rules: Vec::new(),
             places,
@@ -168,11 +190,16 @@ impl<'f> Compiler<'f> {
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
         let file = file::read(reader);
         let name = file.domain.text();
-        let mut domain = self.domain(&file).unwrap_or_else(|| Domain {
+        let merged = self.domain(&file);
+        let is_new = merged.is_none();
+        let mut domain = merged.unwrap_or_else(|| Domain {
             branch: Branch::default(),
             file: self.findings.file(),
             line: file.domain.place_or(file.place).line,
+            store: self.options.domain_stores.find(name),
         });
+        domain.store = self.store_of_file(&file, is_new, &domain);
+        self.store = domain.store;
         self.defaults = self.options(&file.defaults);
         let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {

@@ -59,6 +59,8 @@ fields! {
     Fraction: Ratelease, "fraction";
     Max: Ratelease, "max";
     Ttl: Ratelease, "ttl";
+    Store: Ratelease, "store";
+    StoreFrom: Ratelease, "store_from";
 }
 
 /// Who knows a field.
@@ -116,7 +118,13 @@ impl MapKind {
     /// Returns the fields that the map may hold.
     pub(crate) const fn fields(self) -> &'static [Field] {
         match self {
-            MapKind::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
+            MapKind::Root => &[
+                Field::Domain,
+                Field::Descriptors,
+                Field::Defaults,
+                Field::Store,
+                Field::StoreFrom,
+            ],
             MapKind::Descriptor => &[
                 Field::Key,
                 Field::Value,
@@ -143,6 +151,8 @@ impl MapKind {
                 Field::Lease,
                 Field::Shards,
                 Field::FailureMode,
+                Field::Store,
+                Field::StoreFrom,
             ],
             MapKind::Replaced => &[Field::Name],
             MapKind::Defaults => &[

@@ -6,7 +6,7 @@
 mod limit;
 mod value;
 
-pub(crate) use limit::{LeaseField, LimitFields, RateLimit};
+pub(crate) use limit::{LeaseField, LimitFields, RateLimit, StoreFields};
 
 use crate::fault::{Place, excerpt};
 use crate::field::{Field, MapKind};
@@ -24,6 +24,8 @@ pub(crate) struct File<'d> {
     pub(crate) domain: Parsed<&'d str>,
     /// Defaults for every `rate_limit` of the file.
     pub(crate) defaults: LimitFields<'d>,
+    /// The store of every `rate_limit` of the domain that names none.
+    pub(crate) store: StoreFields<'d>,
     /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
 }
@@ -49,8 +51,13 @@ pub(crate) struct Descriptor<'d> {
 pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
-    let mut file =
-        File { place, domain: Parsed::Absent, defaults: LimitFields::default(), descriptors: None };
+    let mut file = File {
+        place,
+        domain: Parsed::Absent,
+        defaults: LimitFields::default(),
+        store: StoreFields::default(),
+        descriptors: None,
+    };
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
@@ -59,7 +66,7 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
                 Field::Domain => file.domain = reader.text(value, field),
                 Field::Descriptors => reader.replace(&mut file.descriptors, value),
                 Field::Defaults => reader.defaults(value, &mut file.defaults),
-                _ => {}
+                _ => reader.store(field, value, &mut file.store),
             }
         }
     } else if root.is_some_and(|root| !is_null(root)) {

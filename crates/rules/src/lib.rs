@@ -14,8 +14,8 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
 //! parses durations, and [`display_safety`] recognises characters that alter a display. `limit`,
-//! `lease`, `failure` and `attachment` are the parts of a `rule`; [`request`] is what is matched
-//! against rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
+//! `lease`, `failure`, `store` and `attachment` are the parts of a `rule`; [`request`] is what is
+//! matched against rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
 //! `compile` compiles it to a `tree`, and `directory` finds the files. [`yaml`] reads other YAML
 //! files with the same parser.
 
@@ -47,6 +47,7 @@ mod scalar;
 mod small_map;
 mod source;
 mod stats;
+mod store;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -69,4 +70,7 @@ pub use nearest::nearest;
 pub use rule::{Allowance, Level, LevelMatch, Rule};
 pub use rules::{Lookup, Rules};
 pub use source::Source;
+pub use store::{
+    DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames, StoreRef,
+};
 pub use tree::{Candidate, MatchKind, Step, Trace};

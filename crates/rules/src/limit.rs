@@ -3,6 +3,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use crate::store::StoreRef;
+
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
@@ -14,6 +16,9 @@ pub struct Limit {
     pub unit_multiplier: NonZeroU32,
     /// How requests are counted.
     pub algorithm: Algorithm,
+    /// The store that counts them. It is no part of [`Limit::identity`]: a limit that moves to
+    /// another store keeps its keys.
+    pub store: StoreRef,
 }
 
 /// The longest window: ten years of 365 days.
@@ -89,7 +94,8 @@ impl Limit {
     /// reference.
     pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
         let algorithm = Algorithm::FixedWindow;
-        Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm }
+        let store = StoreRef::DEFAULT;
+        Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm, store }
     }
 
     /// Length of the window in seconds.

@@ -7,6 +7,7 @@ use crate::attachment::Attachment;
 use crate::failure::FailureMode;
 use crate::lease::Leasing;
 use crate::limit::Limit;
+use crate::store::StoreRef;
 
 /// The rule at one node of the tree: its limit, and how its answers look.
 #[derive(Debug, Clone, PartialEq)]
@@ -87,6 +88,14 @@ impl Rule {
     pub fn domain(&self) -> Option<&str> {
         let start = usize::try_from(self.levels.first()?.start).ok()?;
         self.path.get(..start.checked_sub(1)?)
+    }
+
+    /// The store that counts the rule; `None` if nothing is counted.
+    pub fn store(&self) -> Option<StoreRef> {
+        match self.allowance {
+            Allowance::Limited(limit) => Some(limit.store),
+            Allowance::Unlimited => None,
+        }
     }
 
     /// Number of pools of each key: 0 if the keys are not split, because a key's own count holds

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::SmallMap;
+use crate::store::{StoreNames, StoreRef};
 use crate::tree::{Branch, Trace};
 
 /// All rules of one version. Lookups do not allocate, except among many patterns.
@@ -14,6 +15,15 @@ pub struct Rules {
     domains: SmallMap<Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
+    stores: StoresOfDomains,
+}
+
+/// The stores that the rules may name, and those that domains name.
+#[derive(Debug, Default)]
+pub(crate) struct StoresOfDomains {
+    pub(crate) names: StoreNames,
+    /// Domains that name another store than the default one.
+    pub(crate) by_domain: SmallMap<StoreRef>,
 }
 
 /// The result of looking up one descriptor.
@@ -31,8 +41,23 @@ pub enum Lookup<'r> {
 
 impl Rules {
     /// `rules` must be in order of their paths; `domains` holds the tree of each domain.
-    pub(crate) fn new(version: u64, domains: SmallMap<Branch>, rules: Vec<Arc<Rule>>) -> Self {
-        Self { version, domains, rules }
+    pub(crate) fn new(
+        version: u64,
+        domains: SmallMap<Branch>,
+        rules: Vec<Arc<Rule>>,
+        stores: StoresOfDomains,
+    ) -> Self {
+        Self { version, domains, rules, stores }
+    }
+
+    /// Returns the names of the stores that the rules may name.
+    pub fn stores(&self) -> &StoreNames {
+        &self.stores.names
+    }
+
+    /// Returns the store that counts the overrides of `domain` for which there is no rule.
+    pub fn store_of_domain(&self, domain: &str) -> StoreRef {
+        self.stores.by_domain.get(domain).copied().unwrap_or(StoreRef::DEFAULT)
     }
 
     /// Returns the rule for `entries` of `domain`.

@@ -18,8 +18,9 @@ mod trace;
 mod version;
 mod warnings;
 
-const MERGE: Options = Options { merge_domains: true };
-const NO_MERGE: Options = Options { merge_domains: false };
+const MERGE: Options = Options { merge_domains: true, ..NO_MERGE };
+const NO_MERGE: Options =
+    Options { merge_domains: false, stores: StoreNames::NONE, domain_stores: DomainStores::NONE };
 
 fn fixtures(kind: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules").join(kind)

@@ -5,7 +5,7 @@ use ratelease_rules::{self as rules, Lookup, Options, Source};
 
 use crate::run;
 
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 26] = [
     "descriptors:",
     "- key: a",
     "value: '*'",
@@ -23,6 +23,8 @@ const WORDS: [&str; 24] = [
     "algorithm: token_bucket",
     "burst:",
     "shards: 8",
+    "store: default",
+    "store_from:",
     "&a",
     "*a",
     "<<: *a",

@@ -1,9 +1,9 @@
 //! Every clause of the contract, against `&dyn Store`.
 
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::per_second::PerSecond;
-use ratelease_engine::store::{Ask, Return, SHARDS_MAX, Store};
-use ratelease_rules::Unit;
+use ratelease_engine::store::stores::{NamedStore, SHARDS_OF_ALL_MAX, Stores};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Return, Store};
+use ratelease_rules::{Limit, StoreId, StoreNames, StoreRef, Unit};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,48 @@ async fn memory_keeps_the_contract() {
 #[tokio::test]
 async fn two_stores_in_one_keep_the_contract() {
     let memory = || Arc::new(MemoryStore::system());
-    keeps_the_contract(&PerSecond::new(memory(), memory())).await;
+    keeps_the_contract(&Stores::new(memory(), Some(memory()), Vec::new())).await;
+}
+
+#[tokio::test]
+async fn a_named_store_and_one_that_limits_move_to_keep_the_contract() {
+    let premium = StoreNames::parse("premium").unwrap().find("premium").unwrap();
+    for from in [None, Some(StoreId::DEFAULT)] {
+        let memory = || Arc::new(MemoryStore::system());
+        let named = NamedStore { name: "premium".into(), store: memory() };
+        let stores = Stores::new(memory(), Some(memory()), vec![named]);
+        keeps_the_contract(&Under { stores, store: StoreRef { owner: premium, from } }).await;
+    }
+}
+
+/// Asks under limits that this store counts.
+struct Under {
+    stores: Stores,
+    store: StoreRef,
+}
+
+impl Under {
+    fn under(&self, ask: &Ask) -> Ask {
+        Ask { limit: Limit { store: self.store, ..ask.limit }, ..*ask }
+    }
+}
+
+impl Store for Under {
+    fn shard(&self, ask: &Ask) -> usize {
+        self.stores.shard(&self.under(ask))
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+        Box::pin(async move { self.stores.lend(&self.under(ask)).await })
+    }
+
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
+        self.stores.beat(beat)
+    }
+
+    fn describe(&self) -> String {
+        self.stores.describe()
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,7 +233,7 @@ async fn names_the_window_of_every_unit(store: &dyn Store) {
         let starts = grant.epoch * unit.seconds();
         let ends = starts + unit.seconds();
         assert!((starts..ends + 5).contains(&now.as_secs()), "{unit:?}: {grant:?} at {now:?}");
-        assert!(store.shard(&ask) < SHARDS_MAX);
+        assert!(store.shard(&ask) < SHARDS_OF_ALL_MAX);
     }
 }
 

@@ -173,11 +173,10 @@ impl Count {
         let unit = if rng.below(2) > 0 { Unit::Second } else { rng.pick(&Unit::ALL) };
         let multiplier = if rng.below(2) > 0 { 1 } else { rng.pick(&MULTIPLIERS) };
         let limit = Limit {
-            requests_per_unit: rng.pick(&LIMITS),
-            unit,
             unit_multiplier: NonZeroU32::new(multiplier).unwrap(),
-            algorithm: algorithm(rng, nth),
+            ..Limit::fixed_window(rng.pick(&LIMITS), unit)
         };
+        let limit = Limit { algorithm: algorithm(rng, nth), ..limit };
         Self { key: fresh_key(), limit, state: None, epochs: [0; 2] }
     }
 

@@ -134,7 +134,7 @@ impl Envoy {
         self.process.exit(STOP_MAX).await;
     }
 
-    async fn stat(&self, name: &str) -> Option<u64> {
+    pub(crate) async fn stat(&self, name: &str) -> Option<u64> {
         let page = self.admin("/stats").await;
         let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
         value?.parse().ok()

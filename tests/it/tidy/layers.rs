@@ -12,7 +12,7 @@ const LAYERS: [(&str, &str); 9] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
-        "duration display_safety char_input scalar nearest attachment failure lease limit \
+        "duration display_safety char_input scalar nearest attachment failure lease store limit \
          small_map wildcard rule request key stats tree rules source fault text field parsed \
          node reader metadata file yaml locations compile directory",
     ),

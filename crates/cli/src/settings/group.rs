@@ -35,10 +35,10 @@ enum Given {
 }
 
 /// The constants of a [`Group`], so that the code that reads them is not generic.
-struct GroupOptions {
-    heading: &'static str,
-    names: Names,
-    is_hidden: bool,
+pub(super) struct GroupOptions {
+    pub(super) heading: &'static str,
+    pub(super) names: Names,
+    pub(super) is_hidden: bool,
 }
 
 // === impl Row ===
@@ -49,7 +49,7 @@ impl Row {
         let name = group.names.name(self.name);
         let help = match group.names {
             Names::AsInTable => Cow::Borrowed(self.help.trim_start()),
-            Names::PerSecond => format!("As {}", flag_name(self.name)).into(),
+            Names::PerSecond | Names::Store(_) => format!("As {}", flag_name(self.name)).into(),
         };
         let arg = group.arg(&name, help).value_name(self.value_name);
         let arg = match self.alias {
@@ -69,7 +69,9 @@ impl Row {
             Kind::Secret(note) => {
                 let help = match group.names {
                     Names::AsInTable => format!("File that holds it, in place of {name}{note}"),
-                    Names::PerSecond => format!("As {}", flag_name(&file_name(self.name))),
+                    Names::PerSecond | Names::Store(_) => {
+                        format!("As {}", flag_name(&file_name(self.name)))
+                    }
                 };
                 let file = group.arg(&file_name(&name), help.into()).value_name("FILE");
                 let file = file.value_hint(ValueHint::FilePath);
@@ -84,7 +86,7 @@ impl Row {
 // === impl GroupOptions ===
 
 impl GroupOptions {
-    fn add_all(&self, rows: &[Row], command: Command) -> Command {
+    pub(super) fn add_all(&self, rows: &[Row], command: Command) -> Command {
         rows.iter().fold(command, |command, row| row.add_to(command, self))
     }
 
@@ -102,7 +104,7 @@ impl GroupOptions {
 
 impl Values {
     /// Reads the values of `rows` from `matches`.
-    fn new(matches: &ArgMatches, rows: &[Row], names: Names) -> Self {
+    pub(super) fn new(matches: &ArgMatches, rows: &[Row], names: Names) -> Self {
         let mut given = BTreeMap::new();
         for row in rows {
             let name = names.name(row.name);

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ratelease_rules::Dotfiles;
+use ratelease_rules::{DomainStores, Dotfiles, Options, StoreNames};
 
-use super::fault::Faults;
+use super::fault::{Expected, Fault, Faults};
 use super::group::Flags;
 use super::role::Role;
-use super::table::{OptionalSetting, Setting, settings, switch, text};
+use super::table::{OptionalSetting, Setting, optional, settings, switch, text};
 
 /// Default rules directory of `ratelease`, relative to its working directory.
 const DIR_OF_RATELEASE: &str = "config/rules";
@@ -27,8 +27,8 @@ pub struct RulesSource {
     pub watch_root: Option<PathBuf>,
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
-    /// Allow several files to add rules to one domain.
-    pub merge_domains: bool,
+    /// How rules are compiled.
+    pub options: Options,
     /// Report healthy only while rules of at least one domain are loaded.
     pub healthy_with_config: bool,
     /// Start even if the first load fails, and wait for rules.
@@ -46,17 +46,17 @@ pub struct RulesDir {
     pub root: Option<PathBuf>,
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
-    /// Allow several files to add rules to one domain.
-    pub merge_domains: bool,
+    /// How rules are compiled.
+    pub options: Options,
 }
 
 /// How rule files are read, independent of their location.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
-    /// Allow several files to add rules to one domain.
-    pub merge_domains: bool,
+    /// How rules are compiled.
+    pub options: Options,
 }
 
 settings! {
@@ -67,6 +67,17 @@ settings! {
     RUNTIME_IGNOREDOTFILES: Setting<bool> = switch(true).reference_default("false");
     /// Let several files add rules to one domain
     MERGE_DOMAIN_CONFIG: Setting<bool> = switch(false).hidden_alias("merge-domain-configs");
+    /// Names of the stores that rules may name besides default, separated by commas. Each has the
+    /// settings of REDIS_PERSECOND_ under its own name: REDIS_STORE_PREMIUM_URL for premium
+    /// [default: none]
+    pub(crate) REDIS_STORES: OptionalSetting<StoreNames> = optional("NAMES", |names| {
+        StoreNames::parse(names).map_err(|problem| {
+            Expected::new(format!("names of stores, and {problem}")).example("premium,batch")
+        })
+    });
+    /// Stores of domains whose rules name none, such as acme=premium,shop=premium; while a domain
+    /// moves, shop=default>premium [default: none]
+    STORE_OF_DOMAIN: OptionalSetting<String> = text("LIST");
 }
 
 /// Flags that say how rule files are read.
@@ -130,12 +141,12 @@ impl RulesFlags {
         let watch_root = self.serve.get(&RUNTIME_WATCH_ROOT, faults);
         let healthy_with_config = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
         let force_start = self.serve.get(&FORCE_START_WITHOUT_INITIAL_CONFIG, faults);
-        let RulesDir { dir, root, dotfiles, merge_domains } = dir?;
+        let RulesDir { dir, root, dotfiles, options } = dir?;
         Some(RulesSource {
             dir,
             watch_root: root.filter(|_| watch_root == Some(true)),
             dotfiles,
-            merge_domains,
+            options,
             healthy_with_config: healthy_with_config?,
             force_start: force_start?,
             snapshot: self.serve.text(&RULES_SNAPSHOT).map(PathBuf::from),
@@ -151,7 +162,27 @@ impl ReadingFlags {
         let skips = self.get(&RUNTIME_IGNOREDOTFILES, faults);
         let dotfiles = skips.map(|skips| if skips { Dotfiles::Skip } else { Dotfiles::Read });
         let merge_domains = self.get(&MERGE_DOMAIN_CONFIG, faults);
-        Some(Reading { dotfiles: dotfiles?, merge_domains: merge_domains? })
+        let stores = self.optional(&REDIS_STORES, faults);
+        let stores = stores.map(Option::unwrap_or_default);
+        let domain_stores = stores.as_ref().and_then(|stores| self.domain_stores(stores, faults));
+        let options = Options {
+            merge_domains: merge_domains?,
+            stores: stores?,
+            domain_stores: domain_stores?,
+        };
+        Some(Reading { dotfiles: dotfiles?, options })
+    }
+
+    fn domain_stores(&self, stores: &StoreNames, faults: &mut Faults) -> Option<DomainStores> {
+        let list = self.text(&STORE_OF_DOMAIN).unwrap_or_default();
+        match DomainStores::parse(list, stores) {
+            Ok(parsed) => Some(parsed),
+            Err(problem) => {
+                let fix = "write domain=store, or domain=old>new while it moves";
+                faults.add(Fault::new("STORE_OF_DOMAIN", problem, fix).with_found(list));
+                None
+            }
+        }
     }
 }
 
@@ -160,8 +191,8 @@ impl ReadingFlags {
 impl RulesDir {
     /// Returns how the files are read.
     pub fn reading(&self) -> Reading {
-        let Self { dotfiles, merge_domains, .. } = *self;
-        Reading { dotfiles, merge_domains }
+        let Self { dotfiles, options, .. } = self;
+        Reading { dotfiles: *dotfiles, options: options.clone() }
     }
 }
 
@@ -170,9 +201,9 @@ impl RulesDir {
 impl RulesDirFlags {
     /// Resolves the flags with the defaults of `role`.
     pub fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
-        let Reading { dotfiles, merge_domains } = self.reading.resolve(faults)?;
+        let Reading { dotfiles, options } = self.reading.resolve(faults)?;
         let (dir, root) = self.directory(role);
-        Some(RulesDir { dir, root, dotfiles, merge_domains })
+        Some(RulesDir { dir, root, dotfiles, options })
     }
 
     /// Returns the directory, and the `RUNTIME_ROOT` from which it was derived.

@@ -1,15 +1,19 @@
 //! Settings for the store.
 
-use clap::Args;
-use ratelease_engine::store::StoreSettings;
+use std::ffi::OsString;
+
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::{NamedRedis, StoreSettings};
+use ratelease_rules::StoreNames;
 use ratelease_tls::ClientFiles;
 
-use super::fault::{Expected, Fault, Faults};
-use super::group::Flags;
+use super::fault::{Expected, Fault, Faults, flag_name};
+use super::group::{Flags, GroupOptions, Values};
 use super::redis::{PerSecondRedisTable, REDIS_TIMEOUT, REDIS_URL, RawRedis, RedisTable};
 use super::redis_tls::{self, RedisTlsFlags};
-use super::table::{Group, OptionalSetting, Row, Setting, optional, settings, switch};
+use super::rules::REDIS_STORES;
+use super::table::{Group, Names, OptionalSetting, Row, Setting, optional, settings, switch};
 
 /// Maximum length of `CACHE_KEY_PREFIX`, in bytes: every key contains the prefix.
 const KEY_PREFIX_BYTES_MAX: usize = 64;
@@ -41,13 +45,23 @@ settings! {
     REDIS_PERSECOND: Setting<bool> = switch(false);
 }
 
-/// Flags of the Redis that owns the counts of limits per second, besides [`StoreFlags`].
+/// Flags of the Redis of limits per second and of named stores, besides [`StoreFlags`].
 #[derive(Debug, Args)]
 pub struct PerSecondFlags {
     #[command(flatten)]
     is_on: Flags<PerSecondTable>,
     #[command(flatten)]
     redis: Flags<PerSecondRedisTable>,
+    #[command(flatten)]
+    named: NamedStoreFlags,
+}
+
+/// The settings of each named store. Their flags exist once `REDIS_STORES` is known:
+/// [`with_named_stores`] adds them.
+#[derive(Debug)]
+pub(super) struct NamedStoreFlags {
+    /// In the order of the stores' numbers.
+    stores: Vec<(Box<str>, Values)>,
 }
 
 // === impl StoreFlags ===
@@ -67,9 +81,11 @@ impl StoreFlags {
             .as_ref()
             .and_then(Option::as_ref)
             .map(|url| RawRedis { values: &self.redis, url, tls: &tls }.resolve(faults));
+        let named = per_second.named.resolve(has_main, &tls, faults);
         let per_second = per_second.resolve(has_main, &tls, faults);
         let of_per_second = per_second.as_ref().and_then(Option::as_ref);
-        let mut redis = main.iter().flatten().chain(of_per_second);
+        let of_named = named.iter().flatten().map(|named| &named.redis);
+        let mut redis = main.iter().flatten().chain(of_per_second).chain(of_named);
         if redis.any(|redis| redis.tls.is_some()) {
             redis_tls::FILES.check(&tls, faults);
         }
@@ -78,7 +94,10 @@ impl StoreFlags {
         let (per_second, key_prefix) = (per_second?, key_prefix?.unwrap_or_default());
         match main {
             None => Some(StoreSettings::Memory),
-            Some(main) => Some(StoreSettings::Redis { main: main?, per_second, key_prefix }),
+            Some(main) => {
+                let (main, named) = (main?, named?);
+                Some(StoreSettings::Redis { main, per_second, named, key_prefix })
+            }
         }
     }
 
@@ -123,6 +142,110 @@ impl PerSecondFlags {
         };
         RawRedis { values: &self.redis, url: &url, tls }.resolve(faults).map(Some)
     }
+}
+
+// === impl NamedStoreFlags ===
+
+impl NamedStoreFlags {
+    fn resolve(
+        &self,
+        has_main: bool,
+        tls: &ClientFiles,
+        faults: &mut Faults,
+    ) -> Option<Vec<NamedRedis>> {
+        let mut resolved = Some(Vec::new());
+        for (name, values) in &self.stores {
+            let is_set = RedisTable::ROWS.iter().any(|row| values.is_changed(row));
+            if !has_main {
+                // A tool may be told which names rules may use without any Redis.
+                if is_set {
+                    let fix = "set REDIS_URL, or unset this store's settings";
+                    let problem = "there is no Redis for limits that name no store";
+                    faults.add(Fault::new(&*values.name(&REDIS_URL.row), problem, fix));
+                }
+                continue;
+            }
+            let redis = Self::redis(name, values, tls, faults);
+            resolved = resolved.zip(redis).map(|(mut all, redis)| {
+                all.push(NamedRedis { name: name.clone(), redis });
+                all
+            });
+        }
+        resolved
+    }
+
+    fn redis(
+        name: &str,
+        values: &Values,
+        tls: &ClientFiles,
+        faults: &mut Faults,
+    ) -> Option<RedisSettings> {
+        let Some(url) = values.secret(&REDIS_URL, faults)? else {
+            let variable = values.name(&REDIS_URL.row);
+            let problem = format!("REDIS_STORES names {name}, which needs it");
+            let fix = format!("set it or {}, as in {variable}=redis:6379", flag_name(&variable));
+            faults.add(Fault::new(&*variable, problem, fix));
+            return None;
+        };
+        RawRedis { values, url: &url, tls }.resolve(faults)
+    }
+}
+
+/// No flag of its own: those of named stores are not known yet.
+impl Args for NamedStoreFlags {
+    fn augment_args(command: Command) -> Command {
+        command
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        command
+    }
+}
+
+impl FromArgMatches for NamedStoreFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let names = matches.try_get_one::<String>(REDIS_STORES.row.name).ok().flatten();
+        let names = names.and_then(|names| StoreNames::parse(names).ok()).unwrap_or_default();
+        let values = |name: &str| {
+            let names = Names::Store(name.into());
+            (name.into(), Values::new(matches, RedisTable::ROWS, names))
+        };
+        Ok(Self { stores: names.iter().map(values).collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Returns the names of stores that the command line or else the environment gives; none if they
+/// are faulty, which is reported where the setting is resolved.
+pub(crate) fn store_names(args: &[OsString], env: &dyn Fn(&str) -> Option<String>) -> StoreNames {
+    let flag = flag_name(REDIS_STORES.row.name);
+    let mut given = env(REDIS_STORES.row.name);
+    let mut texts = args.iter().map(|arg| arg.to_string_lossy());
+    while let Some(arg) = texts.next() {
+        match arg.strip_prefix(&*flag) {
+            Some("") => given = texts.next().map(Into::into),
+            Some(rest) if rest.starts_with('=') => given = Some(rest[1..].to_owned()),
+            _ => {}
+        }
+    }
+    StoreNames::parse(&given.unwrap_or_default()).unwrap_or_default()
+}
+
+/// Adds the flags of named stores to a command that has those of [`PerSecondFlags`].
+pub(crate) fn with_named_stores(command: Command, names: &StoreNames) -> Command {
+    let has_stores = command.get_arguments().any(|arg| arg.get_id() == REDIS_PERSECOND.row.name);
+    if !has_stores {
+        return command;
+    }
+    names.iter().fold(command, |command, name| {
+        let names = Names::Store(name.into());
+        let options = GroupOptions { heading: "Redis of named stores", names, is_hidden: true };
+        options.add_all(RedisTable::ROWS, command)
+    })
 }
 
 /// Refuses braces, which would replace the hash tag that determines the slot of a key in the

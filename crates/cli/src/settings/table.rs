@@ -74,12 +74,14 @@ pub trait Group {
 }
 
 /// The names of a group's flags.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Names {
     /// Those of the rows.
     AsInTable,
     /// Those of the rows with `REDIS_PERSECOND_` in place of `REDIS_`.
     PerSecond,
+    /// Those of the rows with `REDIS_STORE_` and the name of this store in place of `REDIS_`.
+    Store(Box<str>),
 }
 
 /// States the settings of a group: a constant for each row, and the group.
@@ -160,10 +162,14 @@ impl Row {
 
 impl Names {
     /// Returns the name of the variable of a row.
-    pub(super) fn name(self, row: &'static str) -> Cow<'static, str> {
+    pub(super) fn name(&self, row: &'static str) -> Cow<'static, str> {
         match self {
             Self::AsInTable => row.into(),
             Self::PerSecond => row.replacen("REDIS_", "REDIS_PERSECOND_", 1).into(),
+            Self::Store(name) => {
+                let name = name.to_ascii_uppercase().replace('-', "_");
+                row.replacen("REDIS_", &format!("REDIS_STORE_{name}_"), 1).into()
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ mod page;
 mod parts;
 mod redis;
 mod secrets;
+mod stores;
 mod telemetry;
 
 use std::collections::{BTreeSet, HashMap};

@@ -10,7 +10,7 @@ use crate::rule;
 
 /// Prints removed, added and changed rules, and a summary.
 pub(super) fn text(diff: &Diff<'_>, places: Locations<'_>, out: &mut Out) -> Result<(), CliError> {
-    let Locations { old, new } = places;
+    let Locations { old, new, .. } = places;
     let painter = out.painter();
     for rule in &diff.removed {
         out.line(painter.paint(Style::Bad, Safe(format!("- {}", rule.path))))?;
@@ -94,10 +94,10 @@ fn words(counts: CountChange) -> String {
     }
 }
 
-pub(super) fn json(diff: &Diff<'_>, Locations { old, new }: Locations<'_>) -> Value {
+pub(super) fn json(diff: &Diff<'_>, Locations { old, new, stores }: Locations<'_>) -> Value {
     let whole = |rule: &Rule, places: &RuleLocations| {
         let place = rule::place(places.of(&rule.path));
-        json!({ "rule": rule.path, "place": place, "settings": rule::object(rule) })
+        json!({ "rule": rule.path, "place": place, "settings": rule::object(rule, stores) })
     };
     let changed = |change: &Change<'_>| {
         let settings = change

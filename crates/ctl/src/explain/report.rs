@@ -7,7 +7,7 @@ use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe::Safe;
 use ratelease_engine::store::Grant;
 use ratelease_rules::request::{self, Request};
-use ratelease_rules::{Allowance, Candidate, Limit, MatchKind, Rule, Step};
+use ratelease_rules::{Allowance, Candidate, Limit, MatchKind, Rule, Step, StoreNames};
 use serde_json::{Map, Value, json};
 
 use super::count::{Count, StoredCount};
@@ -18,6 +18,7 @@ use crate::rule;
 pub(super) fn text(
     request: &Request<'_>,
     explained: &[Explained<'_>],
+    stores: &StoreNames,
     out: &mut Out,
 ) -> Result<(), CliError> {
     for (at, one) in explained.iter().enumerate() {
@@ -31,7 +32,7 @@ pub(super) fn text(
             level(number, entry, step, out)?;
         }
         out.line("")?;
-        conclusion(request, &descriptor.entries, one, out)?;
+        conclusion(request, &descriptor.entries, one, stores, out)?;
     }
     Ok(())
 }
@@ -83,6 +84,7 @@ fn conclusion(
     request: &Request<'_>,
     entries: &[request::Entry<'_>],
     one: &Explained<'_>,
+    stores: &StoreNames,
     out: &mut Out,
 ) -> Result<(), CliError> {
     if let Some(rule) = one.conclusion.rule() {
@@ -106,7 +108,7 @@ fn conclusion(
         Conclusion::Unlimited(_) => field("allows", "everything; nothing is counted", out),
         Conclusion::Counted { rule, count: counted } => {
             let stats = rule.stats_key(request.domain, entries);
-            settings(rule, &stats, out)?;
+            settings(rule, &stats, stores, out)?;
             count(counted, out)
         }
     }
@@ -126,7 +128,7 @@ fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     format!("no rule: {why}; it passes")
 }
 
-fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), CliError> {
+fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Result<(), CliError> {
     // Without `..`, so that a new field of a rule does not compile until it is described here.
     let Rule {
         path: _,
@@ -151,6 +153,9 @@ fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), CliError> {
     field("allows", &rule::allows(limit), out)?;
     field("algorithm", limit.algorithm.name(), out)?;
     field("lease", &rule::lent(limit, leasing), out)?;
+    if !stores.is_empty() {
+        field("store", &rule::counted_by(limit, stores), out)?;
+    }
     field("store away", rule::failure(*failure_mode), out)?;
     if !charge_denied {
         field("denied", "a denied charge spends nothing", out)?;
@@ -257,7 +262,11 @@ fn fit(fit: MatchKind) -> &'static str {
     }
 }
 
-pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value {
+pub(super) fn json(
+    request: &Request<'_>,
+    explained: &[Explained<'_>],
+    stores: &StoreNames,
+) -> Value {
     let each = explained.iter().map(|one| {
         let descriptor = one.typed.descriptor();
         let entries = &descriptor.entries;
@@ -277,7 +286,7 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
             "result": result,
             "rule": rule.map(|rule| &rule.path),
             "place": rule::place(one.location),
-            "settings": rule.map(rule::object),
+            "settings": rule.map(|rule| rule::object(rule, stores)),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
             "count": count.map(|count| count_json(count)),

@@ -183,7 +183,7 @@ fn draw_shards(pod: &PodStatus, colours: Colours, area: Rect, buffer: &mut Buffe
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", status::key(hot)));
         let rest = format!(", opened {opened} times, {away:.2} ms away{}", hot.unwrap_or_default());
         Line::from(vec![
-            Span::raw(format!("{:>4} ", shard.shard)),
+            Span::raw(safe::line(&format!("{:>4} ", shard.name()))),
             Span::styled(safe::line(&shard.breaker), style),
             Span::raw(rest),
         ])

@@ -27,10 +27,9 @@ pub(super) fn any_limit() -> impl Strategy<Value = Limit> {
     let unit = proptest::sample::select(Unit::ALL.to_vec());
     (requests, unit, units, any_algorithm()).prop_map(
         |(requests_per_unit, unit, units, algorithm)| Limit {
-            requests_per_unit,
-            unit,
             unit_multiplier: NonZeroU32::new(units).unwrap_or(NonZeroU32::MIN),
             algorithm,
+            ..Limit::fixed_window(requests_per_unit, unit)
         },
     )
 }

@@ -26,8 +26,10 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
 /// The state of a shard at one time, for pages and metrics.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ShardSnapshot {
+    /// The name of its store, by [`crate::store::Store::store_name`].
+    pub store: Arc<str>,
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// The state of the shard's breaker.
@@ -43,6 +45,9 @@ pub struct ShardSnapshot {
 /// State that the lease client shares with the task that sends a shard's asks.
 #[derive(Debug)]
 pub(super) struct Shard {
+    /// The name of its store.
+    store: Arc<str>,
+    /// Its number, by [`crate::store::Store::shard`].
     shard: usize,
     admission: Mutex<Admission>,
     /// In nanoseconds. The last round trip if it took longer than the average, else a moving
@@ -61,10 +66,11 @@ struct Admission {
 // === impl Shard ===
 
 impl Shard {
-    pub(super) fn new(shard: usize) -> Arc<Self> {
+    pub(super) fn new(shard: usize, store: String) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
         let (admission, hot_keys, counters) = Default::default();
-        Arc::new(Self { shard, admission, round_trip, hot_keys, counters })
+        let store = store.into();
+        Arc::new(Self { store, shard, admission, round_trip, hot_keys, counters })
     }
 
     pub(super) fn number(&self) -> usize {
@@ -100,11 +106,12 @@ impl Shard {
             (breaker.state(), breaker.opened())
         };
         let (round_trip, hot_key) = (self.round_trip(), self.hot_keys.lock().hot_key(now));
-        ShardSnapshot { shard: self.shard, breaker, opened, round_trip, hot_key }
+        let (store, shard) = (Arc::clone(&self.store), self.shard);
+        ShardSnapshot { store, shard, breaker, opened, round_trip, hot_key }
     }
 
     pub(super) fn counters(&self) -> ShardCounters {
-        self.counters.of(self.shard)
+        self.counters.of(&self.store, self.shard)
     }
 
     fn round_trip(&self) -> Duration {
@@ -121,6 +128,7 @@ impl Shard {
         let Admission { breaker, .. } = &mut *self.admission.lock();
         if breaker.state() == BreakerState::Closed {
             tracing::warn!(
+                store = &*self.store,
                 shard = self.shard,
                 "the store does not answer in time: opened its circuit breaker"
             );
@@ -152,12 +160,13 @@ impl Shard {
             Ok(_) => breaker.note_success(now),
             Err(_) => breaker.note_failure(now, rng(ask.key.bits(), now)),
         }
+        let (store, shard) = (&*self.store, self.shard);
         match (before, breaker.state()) {
             (BreakerState::Closed, BreakerState::Open) => {
-                tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
+                tracing::warn!(store, shard, "the store fails; its breaker opens");
             }
             (BreakerState::Open | BreakerState::Probing, BreakerState::Closed) => {
-                tracing::info!(shard = self.shard, "the store answers; its breaker closes");
+                tracing::info!(store, shard, "the store answers; its breaker closes");
             }
             _ => {}
         }
@@ -168,8 +177,9 @@ impl Shard {
     pub(super) fn note_sent(&self, ask: &Ask, now: Time) -> bool {
         let (is_hot, becomes_hot) = self.hot_keys.lock().note(ask.key, now);
         if let Some(HotKey { key, share, .. }) = becomes_hot {
-            let (shard, percent) = (self.shard, format_args!("{:.0}", share * 100.0));
-            tracing::warn!(shard, %key, %percent, "one key makes up much of a shard's asks");
+            let (store, shard) = (&*self.store, self.shard);
+            let percent = format_args!("{:.0}", share * 100.0);
+            tracing::warn!(store, shard, %key, %percent, "one key makes up much of a shard's asks");
         }
         is_hot
     }

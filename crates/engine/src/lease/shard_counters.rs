@@ -1,5 +1,6 @@
 //! Counters of the asks of one shard.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use crate::store::{Ask, Grant, StoreError};
 /// Counters of the asks of one shard since the process began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardCounters {
+    /// The name of the shard's store, by [`crate::store::Store::store_name`].
+    pub store: Arc<str>,
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// Asks for tokens that were sent.
@@ -66,9 +69,10 @@ impl AtomicShardCounters {
         self.took.note(took);
     }
 
-    pub(super) fn of(&self, shard: usize) -> ShardCounters {
+    pub(super) fn of(&self, store: &Arc<str>, shard: usize) -> ShardCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ShardCounters {
+            store: Arc::clone(store),
             shard,
             asks: read(&self.asks),
             grants: read(&self.grants),

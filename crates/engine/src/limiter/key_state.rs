@@ -54,9 +54,6 @@ const SHED_PAUSE: Duration = Duration::from_millis(50);
 /// is spent: a flood of other keys must not keep the key denied for good.
 const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 
-/// The round trip that is assumed before the first measurement.
-pub(super) const ROUND_TRIP_FIRST_US: u64 = 1_000;
-
 /// State of one key: 80 bytes, since there are many keys. What only few keys have is in
 /// [`ColdState`].
 pub(super) struct KeyState {
@@ -91,7 +88,7 @@ impl KeyState {
             asking: 0,
             pool: context.first_pool(charge.key()),
             demand: Demand::default(),
-            round_trip_us: CompactU64::floor(context.round_trip_us),
+            round_trip_us: CompactU64::floor(context.round_trips.of(charge.applied.limit.store)),
             chain_link: Link::default(),
         };
         state.set_limit(charge.applied.limit);

@@ -3,6 +3,7 @@
 use ratelease_rules::key::Key;
 
 use super::pod_counts::PodCounts;
+use super::round_trips::RoundTrips;
 use crate::lease::LeaseClient;
 use crate::time::Time;
 use std::time::Duration;
@@ -16,8 +17,7 @@ pub(super) struct PodContext<'a> {
     pub(super) pod: u64,
     /// The time that a request may wait for a lease, whatever its caller's deadline.
     pub(super) wait_min: Duration,
-    /// The round trip to the store that was last measured for any key, in microseconds.
-    pub(super) round_trip_us: u64,
+    pub(super) round_trips: &'a RoundTrips,
     pub(super) lease_client: &'a LeaseClient,
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use foldhash::fast::RandomState;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Allowance, FailureMode, Lookup, Rule, Rules};
+use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 
 use crate::verdict::AppliedLimit;
 
@@ -66,7 +66,9 @@ pub fn resolve<'r>(
         .collect();
     let replaced = Replaced::of(request, &lookups);
     let pairs = request.descriptors.iter().zip(&lookups);
-    pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &replaced, hasher)).collect()
+    pairs
+        .map(|(descriptor, it)| resolved(rules, request, descriptor, *it, &replaced, hasher))
+        .collect()
 }
 
 /// The limit that each descriptor of `request` is held to, and the hits that [`resolve`] charges to
@@ -77,7 +79,7 @@ pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Limited
     let replaced = Replaced::of(request, &lookups);
     let limits =
         request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
-            match limit_of(descriptor, *lookup, &replaced)? {
+            match limit_of(rules, request, descriptor, *lookup, &replaced)? {
                 (Allowance::Limited(limit), rule) => {
                     Some(LimitedHits::new(request, descriptor, AppliedLimit { limit, rule }))
                 }
@@ -96,18 +98,19 @@ pub(super) fn resolve_one<'r>(
 ) -> Resolved<'r> {
     let lookup = rules.find(request.domain, &descriptor.entries);
     // No rule replaces its own name: loading such a rule fails.
-    resolved(request, descriptor, lookup, &Replaced::default(), hasher)
+    resolved(rules, request, descriptor, lookup, &Replaced::default(), hasher)
 }
 
 #[inline]
 fn resolved<'r>(
+    rules: &'r Rules,
     request: &Request<'_>,
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
     replaced: &Replaced<'r>,
     hasher: &KeyHasher,
 ) -> Resolved<'r> {
-    match limit_of(descriptor, lookup, replaced) {
+    match limit_of(rules, request, descriptor, lookup, replaced) {
         None => Resolved::Free,
         Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
         Some((Allowance::Limited(limit), rule)) => {
@@ -118,15 +121,25 @@ fn resolved<'r>(
 }
 
 /// The limit in force for a descriptor. If the domain is known, an override takes precedence over
-/// the rules.
+/// the rules; it is counted by the store of the rule, or else of the domain, so that each key has
+/// one store.
 fn limit_of<'r>(
+    rules: &Rules,
+    request: &Request<'_>,
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
     replaced: &Replaced<'_>,
 ) -> Option<(Allowance, Option<&'r Arc<Rule>>)> {
     match (lookup, descriptor.limit) {
         (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
-        (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
+        (_, Some(limit)) => {
+            let store = match lookup {
+                Lookup::Rule(rule) => rule.store(),
+                _ => None,
+            };
+            let store = store.unwrap_or_else(|| rules.store_of_domain(request.domain));
+            Some((Allowance::Limited(Limit { store, ..limit }), None))
+        }
         // A rule that allows everything cannot be replaced, as in the reference implementation.
         (Lookup::Rule(rule), None) => {
             let counts = rule.allowance == Allowance::Unlimited || !replaced.has(&rule.name);

@@ -23,6 +23,7 @@ mod next_window;
 mod overrides;
 mod pools;
 mod replaced;
+mod stores;
 mod transaction;
 
 const STORE_KEYS_MAX: usize = 10_000;
@@ -176,7 +177,7 @@ impl Rig {
 
 fn compile(yaml: &str) -> Rules {
     let source = Source { name: "test.yaml".into(), text: yaml.into() };
-    rules::load(&[source], rules::Options { merge_domains: false }).unwrap().rules
+    rules::load(&[source], rules::Options::default()).unwrap().rules
 }
 
 /// Rules for the keys `a` and `b` of domain `d`.

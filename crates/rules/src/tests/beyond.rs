@@ -2,6 +2,7 @@
 //! them in.
 
 mod faults;
+mod stores;
 
 use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;

@@ -59,6 +59,10 @@ impl Store for Traced {
         self.inner.owner(ask)
     }
 
+    fn store_name(&self, shard: usize) -> String {
+        self.inner.store_name(shard)
+    }
+
     fn describe(&self) -> String {
         self.inner.describe()
     }

@@ -149,8 +149,8 @@ fn build_info() -> Family {
     info
 }
 
-fn of_shard(shard: usize) -> Labels {
-    vec![("shard", shard.to_string().into())]
+fn of_shard(store: &Arc<str>, shard: usize) -> Labels {
+    vec![("shard", shard.to_string().into()), ("store", store.to_string().into())]
 }
 
 /// Counts of asks by shard, and of tokens in total.
@@ -177,7 +177,7 @@ fn leases(shard_counters: &[ShardCounters]) -> Vec<Family> {
         let mut family = Family::new(name, Kind::Counter, help);
         shard_counters
             .iter()
-            .for_each(|it| family.push(of_shard(it.shard), Value::Count(read(it))));
+            .for_each(|it| family.push(of_shard(&it.store, it.shard), Value::Count(read(it))));
         families.push(family);
     }
     families.extend(in_all.map(|(name, help, read)| {
@@ -186,7 +186,7 @@ fn leases(shard_counters: &[ShardCounters]) -> Vec<Family> {
     let help = "How long an ask was out, whatever came of it.";
     let mut took = Family::new("ratelease_ask_duration_seconds", Kind::Histogram, help);
     for tally in shard_counters {
-        took.push(of_shard(tally.shard), Value::Buckets(tally.took.clone()));
+        took.push(of_shard(&tally.store, tally.shard), Value::Buckets(tally.took.clone()));
     }
     families.push(took);
     families
@@ -202,11 +202,12 @@ fn shards(shards: &[ShardSnapshot]) -> [Family; 4] {
     let help = "1 while one key has more than 5 % of the shard's asks.";
     let mut hot = Family::new("ratelease_shard_hot_key", Kind::Gauge, help);
     for state in shards {
-        let ShardSnapshot { shard, breaker, round_trip, .. } = *state;
-        open.push(of_shard(shard), Value::Count(u64::from(breaker != BreakerState::Closed)));
-        opened.push(of_shard(shard), Value::Count(state.opened));
-        trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));
-        hot.push(of_shard(shard), Value::Count(u64::from(state.hot_key.is_some())));
+        let ShardSnapshot { breaker, round_trip, .. } = *state;
+        let labels = || of_shard(&state.store, state.shard);
+        open.push(labels(), Value::Count(u64::from(breaker != BreakerState::Closed)));
+        opened.push(labels(), Value::Count(state.opened));
+        trip.push(labels(), Value::Number(round_trip.as_secs_f64()));
+        hot.push(labels(), Value::Count(u64::from(state.hot_key.is_some())));
     }
     [open, opened, trip, hot]
 }

@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
-use ratelease_rules::{Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Rule};
+use ratelease_rules::{
+    Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Rule, StoreId, StoreNames,
+};
 use serde_json::Value;
 
 use super::render;
@@ -66,14 +68,15 @@ async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
 /// reference does not have.
 fn dump(status: &Status) -> String {
     let mut page = String::new();
-    for rule in status.published.current().iter().flat_map(|rules| rules.iter()) {
+    let Some(rules) = status.published.current() else { return page };
+    for rule in rules.iter() {
         // Writing to a string cannot fail.
-        let _ = writeln!(page, "{}", line(rule));
+        let _ = writeln!(page, "{}", line(rule, rules.stores()));
     }
     page
 }
 
-fn line(rule: &Rule) -> String {
+fn line(rule: &Rule, stores: &StoreNames) -> String {
     let (unit, requests) = match rule.allowance {
         Allowance::Limited(limit) => (limit.unit.name(), limit.requests_per_unit),
         Allowance::Unlimited => ("UNKNOWN", 0),
@@ -82,7 +85,7 @@ fn line(rule: &Rule) -> String {
         "{}: unit={unit} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}",
         rule.path, rule.shadow_mode, rule.quota_mode
     );
-    for (name, value) in extensions(rule) {
+    for (name, value) in extensions(rule, stores) {
         // Writing to a string cannot fail.
         let _ = write!(line, ", {name}: {value}");
     }
@@ -91,7 +94,7 @@ fn line(rule: &Rule) -> String {
 
 /// Options of a rule that the reference's line cannot express, as they would stand in a file; empty
 /// if the rule behaves as in the reference.
-fn extensions(rule: &Rule) -> Vec<(&'static str, String)> {
+fn extensions(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, String)> {
     // Without `..`, so that a new field of a rule does not compile until it is considered here.
     let Rule {
         path: _,
@@ -141,6 +144,12 @@ fn extensions(rule: &Rule) -> Vec<(&'static str, String)> {
     if !charge_denied {
         set.push(("charge_denied", "false".to_owned()));
     }
+    if let Some(store) = rule.store() {
+        if store.owner != StoreId::DEFAULT || store.from.is_some() {
+            set.push(("store", stores.name(store.owner).to_owned()));
+        }
+        set.extend(store.from.map(|from| ("store_from", stores.name(from).to_owned())));
+    }
     set
 }
 
@@ -176,8 +185,10 @@ mod tests {
              requests_per_unit: 9, {beside}}}\n"
         );
         let source = Source { name: "d.yaml".to_owned(), text: text.into_bytes() };
-        let rules = load(&[source], Options::default()).unwrap().rules;
-        line(rules.iter().next().unwrap())
+        let stores = StoreNames::parse("premium").unwrap();
+        let options = Options { stores, ..Options::default() };
+        let rules = load(&[source], options).unwrap().rules;
+        line(rules.iter().next().unwrap(), rules.stores())
     }
 
     #[test]
@@ -203,6 +214,9 @@ mod tests {
                 "failure_mode: Deny, charge_denied: off",
                 ", failure_mode: deny, charge_denied: false",
             ),
+            ("store: default", ""),
+            ("store: premium", ", store: premium"),
+            ("store: default, store_from: premium", ", store: default, store_from: premium"),
         ];
         for (beside, end) in table {
             let expected = format!(

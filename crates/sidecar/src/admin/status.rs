@@ -141,12 +141,13 @@ impl Status {
             invariant::violations(),
         );
         for state in (self.shards)() {
-            let ShardSnapshot { shard, opened, round_trip, .. } = state;
+            let ShardSnapshot { store, shard, opened, round_trip, .. } = state;
             let breaker = breaker_name(state.breaker);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 lines,
-                "shard {shard}: breaker {breaker}, opened {opened} times; {round_trip:?} away"
+                "shard {shard} of {store}: breaker {breaker}, opened {opened} times; \
+                 {round_trip:?} away"
             );
         }
         for (counter, count) in self.counts() {
@@ -176,6 +177,7 @@ fn shard(state: &ShardSnapshot) -> Value {
         |hot| json!({"key": hot.key.to_string(), "share": hot.share, "relieved": hot.relieved}),
     );
     json!({
+        "store": &*state.store,
         "shard": state.shard,
         "breaker": breaker_name(state.breaker),
         "opened": state.opened,

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use ratelease_cli::settings::{RulesSource, Xds};
 use ratelease_engine::time::Clock;
-use ratelease_rules::Options;
 use ratelease_server::current_rules::CurrentRules;
 use tokio::runtime::Handle;
 use tracing::error;
@@ -81,7 +80,7 @@ impl RuleParts<'_> {
         runtime: &Handle,
     ) -> Result<RuleWatch, BuildError> {
         let Self { published, snapshot, clock } = self;
-        let options = Options { merge_domains: source.merge_domains };
+        let options = source.options.clone();
         let watch = XdsWatch::start(xds, options, published, snapshot, clock, runtime);
         let watch = watch
             .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;

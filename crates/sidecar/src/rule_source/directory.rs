@@ -4,7 +4,7 @@ use std::fs;
 use std::time::SystemTime;
 
 use ratelease_cli::settings::RulesSource;
-use ratelease_rules::{self as rules, Options, Source};
+use ratelease_rules::{self as rules, Source};
 
 use crate::rule_source::watch::{Compiled, Load};
 
@@ -29,8 +29,7 @@ impl Load for Directory {
     }
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
-        let options = Options { merge_domains: self.settings.merge_domains };
-        match rules::load(sources, options) {
+        match rules::load(sources, self.settings.options.clone()) {
             Ok(loaded) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })

@@ -74,12 +74,12 @@ impl XdsWatch {
         runtime: &Handle,
     ) -> io::Result<Self> {
         let status = XdsStatus::new(&settings.server.to_string(), clock);
+        let merges_domains = options.merge_domains;
         let (load, pusher) = pushed(options);
         let (watcher, wake, kept) = Watcher::spawn_pushed(load, Arc::clone(published), snapshot)?;
         let mut types = vec![ResourceType::RateLimitConfig];
         types.extend(settings.own_rules.then_some(ResourceType::Rules));
-        let rules =
-            RuleSet::new(&types, options.merge_domains, pusher(wake), status.clone(), clock);
+        let rules = RuleSet::new(&types, merges_domains, pusher(wake), status.clone(), clock);
         let client = Client { settings: Arc::new(settings), rules, status: status.clone() };
         let stream = runtime.spawn(follow(client, kept)).abort_handle();
         Ok(Self { watcher, stream, status })

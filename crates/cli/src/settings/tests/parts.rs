@@ -130,10 +130,10 @@ fn switches_of_the_rules_are_read() {
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
     ];
     let rules = good("ratelimit", &env).rules;
-    assert!(rules.dotfiles == Dotfiles::Skip && rules.merge_domains);
+    assert!(rules.dotfiles == Dotfiles::Skip && rules.options.merge_domains);
     assert!(rules.healthy_with_config && rules.force_start);
     let rules = good("ratelimit", &[]).rules;
-    assert!(rules.dotfiles == Dotfiles::Read && !rules.merge_domains);
+    assert!(rules.dotfiles == Dotfiles::Read && !rules.options.merge_domains);
     assert!(!rules.healthy_with_config && !rules.force_start);
 }
 

@@ -8,7 +8,7 @@ use super::*;
 
 fn store(env: Env<'_>) -> (RedisSettings, Option<RedisSettings>, String) {
     match good("ratelimit", env).store {
-        StoreSettings::Redis { main, per_second, key_prefix } => (main, per_second, key_prefix),
+        StoreSettings::Redis { main, per_second, key_prefix, .. } => (main, per_second, key_prefix),
         StoreSettings::Memory => panic!("no Redis with {env:?}"),
     }
 }

@@ -50,7 +50,8 @@ proptest! {
             Algorithm::TokenBucket { burst: amount }
         };
         let unit_multiplier = NonZeroU32::new(units).unwrap();
-        let limit = Limit { requests_per_unit: requests, unit, unit_multiplier, algorithm };
+        let of_unit = Limit::fixed_window(requests, unit);
+        let limit = Limit { unit_multiplier, algorithm, ..of_unit };
         let pace = Pace::of(limit);
         let exact = 1u64 << 53;
         prop_assert!(pace.debt_max < exact && pace.room.0 <= pace.debt_max);

@@ -125,7 +125,7 @@ descriptors:
   - {key: healthy, rate_limit: {unit: hour, requests_per_unit: 100000}}
 ";
     let source = Source { name: "d.yaml".into(), text: yaml.into() };
-    let rules = rules::load(&[source], rules::Options { merge_domains: false }).unwrap().rules;
+    let rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
     let decide = async |key: &str| {
         let entries = smallvec![Entry { key, value: "v" }];
         let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];

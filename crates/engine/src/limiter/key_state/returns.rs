@@ -18,6 +18,7 @@ use crate::time::Time;
 impl KeyState {
     /// From now on the key holds only tokens of `limit`; the others are returned. If their shard
     /// cannot take them they stay, since two limits of one key share the count that they belong to.
+    /// Tokens of another store never stay: this store has not counted them.
     pub(in crate::limiter) fn change_limit(
         &mut self,
         limit: Limit,
@@ -29,7 +30,9 @@ impl KeyState {
             return;
         }
         let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
-        if spaced || self.buffer.tokens(context.now) == 0 || self.takes_returns(key, context) {
+        let moves = self.limit().store != limit.store;
+        let none_held = || self.buffer.tokens(context.now) == 0;
+        if spaced || moves || none_held() || self.takes_returns(key, context) {
             self.give_back(key, context.now, asks);
             self.buffer.forget();
         } else {

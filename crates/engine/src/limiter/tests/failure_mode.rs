@@ -153,7 +153,8 @@ async fn with_the_breaker_open_the_answer_comes_at_once() {
     assert_eq!(passed(&pod, &rig.rules, 1).await, 1);
     assert_eq!(rig.clock.now().since(begun), MAX_WAIT, "it waited");
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let [shard] = pod.shards()[..] else { panic!("one shard") };
+    let shards = pod.shards();
+    let [shard] = &shards[..] else { panic!("one shard") };
     assert_eq!((shard.breaker, shard.opened), (BreakerState::Open, 1));
     let begun = rig.clock.now();
     assert_eq!(passed(&pod, &rig.rules, 100).await, 100);

@@ -51,6 +51,7 @@ impl Stats for Fixed {
     fn leases(&self) -> Vec<ShardCounters> {
         let took = self.calls.took.clone();
         let tally = |shard, asks| ShardCounters {
+            store: "default".into(),
             shard,
             asks,
             grants: 1,
@@ -78,7 +79,14 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
         shards: Arc::new(|| {
             let (breaker, round_trip) = (BreakerState::Open, Duration::from_millis(2));
             let hot_key = Some(ShardHotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
-            vec![ShardSnapshot { shard: 3, breaker, opened: 4, round_trip, hot_key }]
+            vec![ShardSnapshot {
+                store: "default".into(),
+                shard: 3,
+                breaker,
+                opened: 4,
+                round_trip,
+                hot_key,
+            }]
         }),
         counts: Arc::new(|| {
             vec![
@@ -105,7 +113,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(json["store"], "memory");
     let shard = json!({
-        "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
+        "store": "default", "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
         "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25, "relieved": 9},
     });
     assert_eq!(json["shards"], json!([shard]));
@@ -116,7 +124,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     let millis = status.json()["started_after_ms"].as_u64().unwrap();
     assert_eq!(u128::from(millis), after.as_millis());
     let lines = status.lines();
-    let shard = "shard 3: breaker open, opened 4 times; 2ms away";
+    let shard = "shard 3 of default: breaker open, opened 4 times; 2ms away";
     for line in [shard, "keys held: 3", "task restarts: 5", "rules version: none", "store: memory"]
     {
         assert!(lines.lines().any(|it| it == line), "{line} in {lines}");

@@ -86,7 +86,7 @@ impl Load for Pushed {
     }
 
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
-        match load(sources, self.options) {
+        match load(sources, self.options.clone()) {
             Ok(loaded) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
