@@ -6,6 +6,7 @@ mod check_envoy;
 mod diff;
 mod explain;
 mod manual;
+mod migrate;
 mod plan;
 
 use std::ffi::OsStr;
@@ -87,7 +88,7 @@ impl Ran {
 
 #[test]
 fn a_wrong_flag_ends_with_2_and_names_it() {
-    for tool in ["check", "explain", "diff", "test", "plan", "completions", "man"] {
+    for tool in ["check", "explain", "diff", "test", "migrate", "plan", "completions", "man"] {
         let ran = run_in(root(), &[tool, "--nonsense"], &[]);
         assert!(ran.ended(2).err.contains("'--nonsense'"), "{}", ran.err);
         assert_eq!(ran.out, "");

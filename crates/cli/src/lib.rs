@@ -16,7 +16,8 @@
 //! and [`safe`] handle names and text; [`settings`] holds the meaning of each flag; [`out`] prints
 //! results and errors, [`source`] reads rule files, and [`fetch`] and [`channel`] call a server at
 //! a [`target`]. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;
-//! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`.
+//! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`. [`migration`]
+//! says what becomes of the reference's environment.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ pub mod fetch;
 pub mod grammar;
 pub mod grpc_codes;
 pub mod health;
+pub mod migration;
 pub mod out;
 pub mod safe;
 pub mod settings;

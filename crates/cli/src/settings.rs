@@ -19,7 +19,7 @@ mod otlp;
 mod pod;
 mod redis;
 mod redis_tls;
-mod reference;
+pub(crate) mod reference;
 mod responses;
 mod role;
 mod rules;

@@ -18,6 +18,7 @@ pub mod explain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod manual;
+mod migrate;
 mod plan;
 mod progress_line;
 mod query;
@@ -29,6 +30,7 @@ mod skew;
 mod status;
 mod status_client;
 mod top;
+mod yaml_documents;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -44,6 +46,7 @@ use check::CheckFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
 use manual::{CompletionsFlags, ManFlags};
+use migrate::MigrateFlags;
 use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
@@ -97,6 +100,9 @@ pub enum Tool {
     /// Report what rules would have denied of a log
     #[command(after_help = replay::NOTES)]
     Replay(Box<ReplayFlags>),
+    /// Report what ratelease makes of a deployment of envoyproxy/ratelimit
+    #[command(after_help = migrate::NOTES)]
+    Migrate(Box<MigrateFlags>),
     /// Estimate the load of a fleet on Redis, and how much Redis it needs
     #[command(after_help = plan::NOTES)]
     Plan(Box<PlanFlags>),
@@ -146,6 +152,7 @@ fn run_tool(tool: Tool) -> ExitCode {
         Tool::Status(flags) => ("status", status::run(&flags, &mut out)),
         Tool::Top(flags) => ("top", top::run(*flags, &mut out)),
         Tool::Replay(flags) => ("replay", replay::run(&flags, ROLE, &mut out)),
+        Tool::Migrate(flags) => ("migrate", migrate::run(&flags, &mut out)),
         Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
         Tool::Completions(flags) => {
             ("completions", manual::completions(&flags, documented::<Cli>(), &mut out))

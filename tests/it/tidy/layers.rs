@@ -23,12 +23,14 @@ const LAYERS: [(&str, &str); 9] = [
     ),
     (
         "crates/cli/src",
-        "grpc_codes safe settings out source fetch target channel check health grammar commands",
+        "grpc_codes safe settings out source fetch target channel check health grammar commands \
+         migration",
     ),
     (
         "crates/ctl/src",
-        "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests \
-         check diff explain plan query replay status top manual fuzzing",
+        "signals skew progress_line yaml_documents descriptor rule exact_limiter status_client \
+         bench rule_tests check diff explain migrate plan query replay status top \
+         manual fuzzing",
     ),
     (
         "crates/injector/src",

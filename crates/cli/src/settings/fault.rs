@@ -19,6 +19,8 @@ pub struct Fault {
     pub found: Option<String>,
     /// How to fix it.
     pub fix: String,
+    /// Whether the fault is in a file that the value names, which another machine may have.
+    pub is_in_file: bool,
 }
 
 /// All faults of one start.
@@ -144,7 +146,7 @@ impl Faults {
                 Err(problem) => {
                     let fix = "name a file of one line, which this user may read";
                     let fault = Fault::new(name_of_file, format!("the file {problem}"), fix);
-                    self.add(fault.with_found(&file.path().display().to_string()));
+                    self.add(fault.in_file(&file.path().display().to_string()));
                     None
                 }
             },
@@ -175,7 +177,13 @@ impl Fault {
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) -> Self {
-        Self { name: name.into(), problem: problem.into(), found: None, fix: fix.into() }
+        let (name, problem, fix) = (name.into(), problem.into(), fix.into());
+        Self { name, problem, found: None, fix, is_in_file: false }
+    }
+
+    /// Says that the fault is in the file of this path.
+    pub(super) fn in_file(self, path: &str) -> Self {
+        Self { is_in_file: true, ..self.with_found(path) }
     }
 
     pub(super) fn with_found(mut self, value: &str) -> Self {
@@ -191,6 +199,7 @@ impl Fault {
             found,
             fix: format!("set {name} or {}{}", flag_name(name), example.unwrap_or_default()),
             name: name.to_owned(),
+            is_in_file: false,
         }
     }
 }

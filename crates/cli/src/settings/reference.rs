@@ -8,16 +8,23 @@ use super::value;
 
 /// How a variable of the reference is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Support {
+pub(crate) enum Support {
     /// There is a flag for it.
     Flag,
+    /// There is a flag for it, whose meaning is not quite the reference's: what differs, and what
+    /// to do about it; empty if nothing has to be done.
+    Differs(&'static str, &'static str),
     /// Only this value is accepted, in any case; another is a fault, with the reason.
     Only(&'static str, &'static str),
-    /// One warning with the reason, unless the value turns the feature off.
+    /// A feature that is missing: one warning with the reason, unless the value turns the feature
+    /// off.
     Unsupported(&'static str),
+    /// A setting of something that does not exist here, and is not needed: one warning with the
+    /// reason, as for a missing feature.
+    Unneeded(&'static str),
 }
 
-use Support::{Flag, Only, Unsupported};
+use Support::{Differs, Flag, Only, Unneeded, Unsupported};
 
 const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
 const HEALTH: &str = "health does not depend on Redis: leased tokens are spent without it";
@@ -27,14 +34,32 @@ const MAPPER: Support =
 const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
 const MEMCACHE: Support = Unsupported("only Redis is supported");
 const ONE_CONNECTION: Support =
-    Unsupported("there is no pool: one multiplexed connection to each node carries every call");
-const BATCHES: Support = Unsupported("calls to a shard are batched anyway");
+    Unneeded("there is no pool: one multiplexed connection to each node carries every call");
+const BATCHES: Support = Unneeded("calls to a shard are batched anyway");
 const STARTUP: Support =
-    Unsupported("the start does not wait for Redis; connecting is retried forever");
+    Unneeded("the start does not wait for Redis; connecting is retried forever");
+const REDIS_TIMEOUT: Support = Differs(
+    "bounds each reply too, not only connecting, so that a dead connection is replaced; requests \
+     do not wait for it",
+    "",
+);
+const RETRY: Support = Differs("each wait is this long; the reference's waits grow", "");
+const RANDOM_FACTOR: Support = Differs(
+    "the part by which a wait is shortened at random; the reference's waits grow by this factor",
+    "",
+);
+const WATCH_ROOT: Support =
+    Differs("a change of a file in place is seen too, with true and with false", "");
+const KEY_PREFIX: Support =
+    Differs("stands before rl:{hash}; keys of the reference are not read", "");
+const CLIENT_CA: Support = Differs(
+    "clients must have a certificate that it signed; the reference does not read this variable",
+    "check that each client presents one",
+);
 
 /// All 114 variables, in the order of the reference.
 #[rustfmt::skip]
-pub(super) const REFERENCE: [(&str, Support); 114] = [
+pub(crate) const REFERENCE: [(&str, Support); 114] = [
     ("HOST", Flag),
     ("PORT", Flag),
     ("DEBUG_HOST", Flag),
@@ -56,7 +81,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("CONFIG_GRPC_XDS_NODE_ID", Flag),
     ("CONFIG_GRPC_XDS_NODE_METADATA", Flag),
     ("CONFIG_GRPC_XDS_SERVER_URL", Flag),
-    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Flag),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", RETRY),
     ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", Flag),
     ("CONFIG_GRPC_XDS_SERVER_USE_TLS", Flag),
     ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", Flag),
@@ -65,7 +90,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", Flag),
     ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Flag),
     ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Flag),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Flag),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", RANDOM_FACTOR),
     ("XDS_CLIENT_BACKOFF_JITTER", Flag),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Flag),
     ("USE_DOG_STATSD", STATSD),
@@ -85,13 +110,13 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("RUNTIME_SUBDIRECTORY", Flag),
     ("RUNTIME_APPDIRECTORY", Flag),
     ("RUNTIME_IGNOREDOTFILES", Flag),
-    ("RUNTIME_WATCH_ROOT", Flag),
-    ("EXPIRATION_JITTER_MAX_SECONDS", Unsupported("keys expire with their window")),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", Unsupported("not needed: exhausted keys are remembered anyway")),
+    ("RUNTIME_WATCH_ROOT", WATCH_ROOT),
+    ("EXPIRATION_JITTER_MAX_SECONDS", Unneeded("keys expire with their window")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", Unneeded("not needed: exhausted keys are remembered anyway")),
     ("NEAR_LIMIT_RATIO", Flag),
-    ("CACHE_KEY_PREFIX", Flag),
+    ("CACHE_KEY_PREFIX", KEY_PREFIX),
     ("BACKEND_TYPE", Only("redis", "only Redis is supported")),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Unsupported(SPARED)),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Unneeded(SPARED)),
     ("LIMIT_RESPONSE_HEADERS_ENABLED", Flag),
     ("LIMIT_LIMIT_HEADER", Flag),
     ("LIMIT_REMAINING_HEADER", Flag),
@@ -122,9 +147,9 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("REDIS_PERSECOND_PIPELINE_WINDOW", BATCHES),
     ("REDIS_PERSECOND_PIPELINE_LIMIT", BATCHES),
     ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", BATCHES),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Unsupported(HEALTH)),
-    ("REDIS_TIMEOUT", Flag),
-    ("REDIS_PERSECOND_TIMEOUT", Flag),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Unneeded(HEALTH)),
+    ("REDIS_TIMEOUT", REDIS_TIMEOUT),
+    ("REDIS_PERSECOND_TIMEOUT", REDIS_TIMEOUT),
     ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
     ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
     ("REDIS_STARTUP_INITIAL_INTERVAL", STARTUP),
@@ -152,9 +177,88 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
 ];
 
 /// Variables that deployments of the reference set, although the reference does not read them.
-pub(super) const BESIDE_REFERENCE: [(&str, Support); 1] = [
+pub(crate) const BESIDE_REFERENCE: [(&str, Support); 1] = [
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.
-    ("GRPC_SERVER_TLS_CA_CERT", Flag),
+    ("GRPC_SERVER_TLS_CA_CERT", CLIENT_CA),
+];
+
+/// A default that is not the reference's, although the setting has the same name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OtherDefault {
+    pub(crate) name: &'static str,
+    /// The reference's default.
+    pub(crate) theirs: &'static str,
+    /// What holds here where the variable is not set.
+    pub(crate) here: &'static str,
+    /// What to do about it; empty if nothing has to be done.
+    pub(crate) action: &'static str,
+    /// A variable with the value that makes this one matter; `None` if it always matters.
+    pub(crate) only_with: Option<(&'static str, &'static str)>,
+    /// Variables of which none may be on for this one to matter.
+    pub(crate) unless: &'static [&'static str],
+}
+
+const OVER_XDS: Option<(&str, &str)> = Some(("CONFIG_TYPE", "GRPC_XDS_SOTW"));
+
+/// Every default that differs under the name `ratelimit`.
+pub(crate) const OTHER_DEFAULTS: [OtherDefault; 7] = [
+    OtherDefault {
+        name: "DEBUG_HOST",
+        theirs: "0.0.0.0",
+        here: "the debug port is on loopback",
+        action: "if something outside the pod reads that port, set DEBUG_TOKEN, or \
+                 DEBUG_HOST=0.0.0.0",
+        only_with: None,
+        unless: &["DEBUG_TOKEN", "DEBUG_TOKEN_FILE"],
+    },
+    OtherDefault {
+        name: "USE_STATSD",
+        theirs: "true",
+        here: "nothing is sent to statsd; the debug port serves /metrics for Prometheus",
+        action: "let Prometheus read the metrics, and set USE_STATSD=false",
+        only_with: None,
+        unless: &["USE_PROMETHEUS", "DISABLE_STATS"],
+    },
+    OtherDefault {
+        name: "REDIS_URL",
+        theirs: "/var/run/nutcracker/ratelimit.sock",
+        here: "counts are kept in the memory of each process",
+        action: "set REDIS_URL, so that pods share their limits",
+        only_with: None,
+        unless: &["REDIS_URL_FILE"],
+    },
+    OtherDefault {
+        name: "REDIS_SOCKET_TYPE",
+        theirs: "unix",
+        here: "follows the form of REDIS_URL",
+        action: "",
+        only_with: None,
+        unless: &[],
+    },
+    OtherDefault {
+        name: "REDIS_TIMEOUT",
+        theirs: "10s",
+        here: "250ms",
+        action: "",
+        only_with: None,
+        unless: &[],
+    },
+    OtherDefault {
+        name: "REDIS_PERSECOND_TIMEOUT",
+        theirs: "10s",
+        here: "250ms",
+        action: "",
+        only_with: Some(("REDIS_PERSECOND", "true")),
+        unless: &[],
+    },
+    OtherDefault {
+        name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        theirs: "4194304",
+        here: "16MiB",
+        action: "",
+        only_with: OVER_XDS,
+        unless: &[],
+    },
 ];
 
 /// Adds a fault for each variable that cannot be ignored safely, and returns a warning for each
@@ -164,21 +268,23 @@ pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -
     for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
         let Some(value) = env(name).filter(|value| !value.is_empty()) else { continue };
         match support {
-            Flag => {}
+            Flag | Differs(..) => {}
             Only(good, _) if value.eq_ignore_ascii_case(good) => {}
             Only(good, reason) => {
                 let fault = Fault::new(name, reason, format!("unset it, or set it to {good}"));
                 faults.add(fault.with_found(&value));
             }
-            Unsupported(_) if asks_for_nothing(&value) => {}
-            Unsupported(reason) => warnings.push(format!("{name}: ignored; {reason}")),
+            Unsupported(_) | Unneeded(_) if asks_for_nothing(&value) => {}
+            Unsupported(reason) | Unneeded(reason) => {
+                warnings.push(format!("{name}: ignored; {reason}"));
+            }
         }
     }
     warnings
 }
 
 /// Returns whether the value is false or zero, which turns off a feature that does not exist here.
-fn asks_for_nothing(value: &str) -> bool {
+pub(crate) fn asks_for_nothing(value: &str) -> bool {
     matches!(value::boolean(value), Ok(false))
         || parse_duration(value).is_some_and(|span| span.is_zero())
 }

@@ -235,7 +235,8 @@ fn the_references_variables_that_have_a_flag_are_the_supported_ones() {
     let flags = variables();
     let flags: BTreeSet<_> = flags.iter().map(|(name, _)| name.as_str()).collect();
     for (name, support) in REFERENCE {
-        assert_eq!(flags.contains(name), support == Support::Flag, "{name}");
+        let has_flag = matches!(support, Support::Flag | Support::Differs(..));
+        assert_eq!(flags.contains(name), has_flag, "{name}");
     }
 }
 
@@ -292,7 +293,7 @@ fn unknown_arguments_end_with_status_2() {
 #[test]
 fn a_variable_that_is_not_followed_gets_one_warning_with_the_reason() {
     for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
-        let Support::Unsupported(reason) = support else { continue };
+        let (Support::Unsupported(reason) | Support::Unneeded(reason)) = support else { continue };
         let settings = good("ratelimit", &[(name, "17")]);
         assert_eq!(settings.warnings, [format!("{name}: ignored; {reason}")]);
         for nothing in ["false", "0", "0s", ""] {
@@ -304,13 +305,10 @@ fn a_variable_that_is_not_followed_gets_one_warning_with_the_reason() {
 #[test]
 fn a_setting_that_would_be_less_safe_than_requested_is_a_fault() {
     for (name, support) in REFERENCE {
-        match support {
-            Support::Only(value, reason) => {
-                assert!(fault(name, "other").contains(reason));
-                assert_eq!(good("ratelimit", &[(name, value)]).warnings, [""; 0]);
-                assert_eq!(good("ratelimit", &[(name, &value.to_lowercase())]).warnings, [""; 0]);
-            }
-            Support::Flag | Support::Unsupported(_) => {}
+        if let Support::Only(value, reason) = support {
+            assert!(fault(name, "other").contains(reason));
+            assert_eq!(good("ratelimit", &[(name, value)]).warnings, [""; 0]);
+            assert_eq!(good("ratelimit", &[(name, &value.to_lowercase())]).warnings, [""; 0]);
         }
     }
     assert!(fault("CONFIG_TYPE", "consul").contains("FILE or GRPC_XDS_SOTW"));

@@ -75,7 +75,7 @@ pub(super) fn add_faults(
         let name = named_by(role);
         faults.add(match path {
             Some(path) => Fault::new(name, format!("the file {problem}"), fix)
-                .with_found(&path.to_string_lossy()),
+                .in_file(&path.to_string_lossy()),
             None => Fault::new(name, problem, fix),
         });
     }

@@ -3,6 +3,8 @@
 use ratelease_rules::Place;
 use ratelease_rules::yaml::{Yaml, YamlKind};
 
+use crate::yaml_documents::{field, items, text};
+
 /// Maximum number of descriptors of one message: each action that may be skipped doubles them.
 const VARIANTS_MAX: usize = 1024;
 
@@ -19,29 +21,6 @@ struct Added {
     entry: EntryPattern,
     /// The entry may be left out, and the rest is sent.
     is_optional: bool,
-}
-
-/// The value of a field, by its name in `snake_case` or `camelCase`.
-pub(super) fn field<'y>(of: &'y Yaml, name: &str) -> Option<&'y Yaml> {
-    let YamlKind::Map(pairs) = &of.kind else { return None };
-    let is_named = |key: &Yaml| text(key).is_some_and(|key| key == name || key == camel(name));
-    pairs.iter().find(|(key, _)| is_named(key)).map(|(_, value)| value)
-}
-
-/// The text of a scalar.
-pub(super) fn text(of: &Yaml) -> Option<&str> {
-    match &of.kind {
-        YamlKind::Scalar(text) => Some(text),
-        _ => None,
-    }
-}
-
-/// The items of a list; none of anything else.
-pub(super) fn items(of: Option<&Yaml>) -> &[Yaml] {
-    match of.map(|it| &it.kind) {
-        Some(YamlKind::List(items)) => items,
-        _ => &[],
-    }
 }
 
 /// The descriptors that a `RateLimit` may send.
@@ -105,17 +84,6 @@ fn added(action: &Yaml) -> Option<Added> {
 fn fixed(of: &Yaml) -> Option<String> {
     let value = field(of, "descriptor_value").and_then(text)?;
     (!value.contains('%')).then(|| value.to_owned())
-}
-
-fn camel(name: &str) -> String {
-    let mut words = name.split('_');
-    let mut camel = words.next().unwrap_or_default().to_owned();
-    for word in words {
-        let mut letters = word.chars();
-        camel.extend(letters.next().map(|first| first.to_ascii_uppercase()));
-        camel.push_str(letters.as_str());
-    }
-    camel
 }
 
 fn snake(name: &str) -> String {

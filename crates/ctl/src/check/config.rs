@@ -1,10 +1,11 @@
 //! Finds rate limit filters and descriptors in a configuration of Envoy, wherever they are: a
 //! bootstrap, the patches of an EnvoyFilter and a dump nest the same messages differently.
 
-use ratelease_rules::yaml::{self, Yaml, YamlKind};
+use ratelease_rules::yaml::{Yaml, YamlKind};
 use ratelease_rules::{Faults, Place, Source};
 
-use super::action::{EntryPattern, descriptors, field, items, text};
+use super::action::{EntryPattern, descriptors};
+use crate::yaml_documents::{self, field, items, text};
 
 /// The endings of type URLs of messages.
 const HTTP_FILTER: &str = "filters.http.ratelimit.v3.RateLimit";
@@ -63,16 +64,9 @@ impl Config {
     /// Every syntax fault of the first document that has any.
     pub(super) fn read(&mut self, source: &Source) -> Result<(), Faults> {
         self.file.clone_from(&source.name);
-        let document = |text| Source { name: source.name.clone(), text };
-        for (lines_before, text) in documents(&source.text) {
-            let Ok(root) = yaml::read(&document(text.to_vec())) else {
-                // Read again with empty lines before it, so that faults have their places.
-                let mut placed = vec![b'\n'; lines_before as usize];
-                placed.extend_from_slice(text);
-                return yaml::read(&document(placed)).map(|_| ());
-            };
-            self.lines_before = lines_before;
-            root.iter().for_each(|root| self.visit(root));
+        for document in yaml_documents::read(source)? {
+            self.lines_before = document.lines_before;
+            self.visit(&document.root);
         }
         Ok(())
     }
@@ -185,23 +179,4 @@ fn own_domain(of: &Yaml) -> Option<String> {
 
 fn stage(of: &Yaml) -> u32 {
     field(of, "stage").and_then(text).and_then(|stage| stage.parse().ok()).unwrap_or_default()
-}
-
-/// The documents of a file, each with the number of lines before it. A line that begins with `---`
-/// begins a document, whatever it is in.
-fn documents(text: &[u8]) -> Vec<(u32, &[u8])> {
-    let is_mark = |line: &[u8]| {
-        line.strip_prefix(b"---")
-            .is_some_and(|rest| rest.first().is_none_or(u8::is_ascii_whitespace))
-    };
-    let (mut documents, mut start, mut lines_before, mut end) = (Vec::new(), 0, 0, 0);
-    for (number, line) in (0..).zip(text.split_inclusive(|byte| *byte == b'\n')) {
-        if is_mark(line) {
-            documents.push((lines_before, text.get(start..end).unwrap_or_default()));
-            (start, lines_before) = (end, number);
-        }
-        end += line.len();
-    }
-    documents.push((lines_before, text.get(start..).unwrap_or_default()));
-    documents
 }

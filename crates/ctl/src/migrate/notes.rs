@@ -1,0 +1,62 @@
+//! What differs for a deployment as a whole, beyond single variables and rules.
+
+use ratelease_cli::migration::EnvironmentReview;
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::redis::RedisKind;
+
+use super::deployment::Deployment;
+
+/// A difference, and what to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    /// What it is about, in a word or two.
+    pub(super) topic: &'static str,
+    pub(super) text: String,
+    /// Empty if nothing has to be done.
+    pub(super) action: String,
+}
+
+/// Returns what differs, the most important first.
+pub(super) fn notes(deployment: &Deployment, environment: &EnvironmentReview) -> Vec<Note> {
+    let note = |topic, text: &str| Note { topic, text: text.to_owned(), action: String::new() };
+    let mut notes = Vec::new();
+    let store = environment.settings.as_ref().map(|settings| &settings.store);
+    if let Some(StoreSettings::Redis { main, per_second, .. }) = store {
+        notes.push(note(
+            "counts",
+            "begin again: keys in Redis have other names. Run one program or the other on a Redis: \
+             while both run, each admits the whole limit",
+        ));
+        if main.kind == RedisKind::Cluster {
+            notes.push(note(
+                "cluster",
+                "set cluster-require-full-coverage no on its nodes, else the loss of one shard \
+                 makes every key fall back to its failure_mode",
+            ));
+        }
+        if per_second.is_some() {
+            notes.push(note(
+                "per second",
+                "limits with unit second stay in the Redis of REDIS_PERSECOND_URL, whose keys have \
+                 other names too",
+            ));
+        }
+    }
+    if let (Some(replicas), Some(StoreSettings::Memory)) = (deployment.replicas, store) {
+        notes.push(Note {
+            topic: "replicas",
+            text: format!("{replicas} pods without a Redis each admit the whole limit"),
+            action: "set REDIS_URL, or run one pod".to_owned(),
+        });
+    }
+    notes.push(note(
+        "Redis away",
+        "a rule's failure_mode answers, by default each pod's part of the limit; the reference \
+         answers with an error after Envoy's timeout",
+    ));
+    notes.push(note(
+        "denials",
+        "a request that one rule denies does not spend from its other rules",
+    ));
+    notes
+}
