@@ -8,6 +8,7 @@ mod explain;
 mod manual;
 mod migrate;
 mod plan;
+mod schema;
 
 use std::ffi::OsStr;
 use std::fs;

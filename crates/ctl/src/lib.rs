@@ -25,6 +25,7 @@ mod query;
 mod replay;
 mod rule;
 pub mod rule_tests;
+mod schema;
 mod signals;
 mod skew;
 mod status;
@@ -51,6 +52,7 @@ use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
 use rule_tests::TestFlags;
+use schema::SchemaFlags;
 use status::StatusFlags;
 use top::TopFlags;
 
@@ -106,6 +108,9 @@ pub enum Tool {
     /// Estimate the load of a fleet on Redis, and how much Redis it needs
     #[command(after_help = plan::NOTES)]
     Plan(Box<PlanFlags>),
+    /// Print the JSON Schema of rule files
+    #[command(after_help = schema::NOTES)]
+    Schema(SchemaFlags),
     /// Print shell completions
     #[command(after_help = manual::COMPLETIONS_NOTES)]
     Completions(CompletionsFlags),
@@ -154,6 +159,7 @@ fn run_tool(tool: Tool) -> ExitCode {
         Tool::Replay(flags) => ("replay", replay::run(&flags, ROLE, &mut out)),
         Tool::Migrate(flags) => ("migrate", migrate::run(&flags, &mut out)),
         Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
+        Tool::Schema(flags) => ("schema", schema::run(&flags, &mut out)),
         Tool::Completions(flags) => {
             ("completions", manual::completions(&flags, documented::<Cli>(), &mut out))
         }

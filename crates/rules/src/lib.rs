@@ -15,9 +15,9 @@
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
 //! parses durations, and [`display_safety`] recognises characters that alter a display. `limit`,
 //! `lease`, `failure`, `store` and `attachment` are the parts of a `rule`; [`request`] is what is
-//! matched against rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
-//! `compile` compiles it to a `tree`, and `directory` finds the files. [`yaml`] reads other YAML
-//! files with the same parser.
+//! matched against rules, and [`key`] names a count. The modules from `source` to `file` read a
+//! rule file, `compile` compiles it to a `tree`, and `directory` finds the files. [`schema()`]
+//! describes them. [`yaml`] reads other YAML files with the same parser.
 
 #![forbid(unsafe_code)]
 
@@ -44,6 +44,7 @@ pub mod request;
 mod rule;
 mod rules;
 mod scalar;
+mod schema;
 mod small_map;
 mod source;
 mod stats;
@@ -69,6 +70,7 @@ pub use locations::{RuleLocations, SourceLocation};
 pub use nearest::nearest;
 pub use rule::{Allowance, Level, LevelMatch, Rule};
 pub use rules::{Lookup, Rules};
+pub use schema::schema;
 pub use source::Source;
 pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames, StoreRef,

@@ -164,6 +164,15 @@ fn part_of(amount: u32, pods: u32, rng: u64) -> u32 {
 // === impl Algorithm ===
 
 impl Algorithm {
+    /// All algorithms; their amounts are not filled in.
+    pub(crate) const ALL: [Algorithm; 5] = [
+        Algorithm::FixedWindow,
+        Algorithm::TokenBucket { burst: 0 },
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+        Algorithm::LeakyBucket { max_delay_us: 0 },
+    ];
+
     /// Returns the name in rule files.
     pub const fn name(self) -> &'static str {
         match self {

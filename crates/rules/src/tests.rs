@@ -13,6 +13,7 @@ mod hostile;
 mod lookup;
 mod oracle;
 mod places;
+mod schema;
 mod stats;
 mod trace;
 mod version;

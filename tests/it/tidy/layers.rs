@@ -14,7 +14,7 @@ const LAYERS: [(&str, &str); 9] = [
         "crates/rules/src",
         "duration display_safety char_input scalar nearest attachment failure lease store limit \
          small_map wildcard rule request key stats tree rules source fault text field parsed \
-         node reader metadata file yaml locations compile directory",
+         node reader metadata file yaml locations compile schema directory",
     ),
     (
         "crates/engine/src",
@@ -29,7 +29,7 @@ const LAYERS: [(&str, &str); 9] = [
     (
         "crates/ctl/src",
         "signals skew progress_line yaml_documents descriptor rule exact_limiter status_client \
-         bench rule_tests check diff explain migrate plan query replay status top \
+         bench rule_tests check diff explain migrate plan query replay schema status top \
          manual fuzzing",
     ),
     (

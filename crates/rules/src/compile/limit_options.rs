@@ -32,14 +32,6 @@ pub(super) enum LeaseOption {
     On { fraction: Option<f32>, max: Option<u32>, ttl: Option<Duration> },
 }
 
-const ALGORITHMS: [Algorithm; 5] = [
-    Algorithm::FixedWindow,
-    Algorithm::TokenBucket { burst: 0 },
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::LeakyBucket { max_delay_us: 0 },
-];
-
 // === impl Compiler ===
 
 impl Compiler<'_> {
@@ -94,8 +86,8 @@ impl Compiler<'_> {
 /// Returns the algorithm called `name`; like units, names are case-insensitive.
 fn algorithm(name: &str, findings: &Findings) -> Result<Algorithm, String> {
     let named = |algorithm: &Algorithm| algorithm.name().eq_ignore_ascii_case(name);
-    let found = ALGORITHMS.into_iter().find(named);
-    let names = ALGORITHMS.map(Algorithm::name);
+    let found = Algorithm::ALL.into_iter().find(named);
+    let names = Algorithm::ALL.map(Algorithm::name);
     found.ok_or_else(|| unknown("algorithm", name, &names, findings))
 }
 
