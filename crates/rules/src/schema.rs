@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::FailureMode;
 use crate::field::{Field, MapKind};
 use crate::limit::{Algorithm, POOLS_MAX, UNIT_MULTIPLIER_MAX, Unit};
+use crate::store::STORE_NAME_BYTES_MAX;
 
 /// The dialect that editors understand best.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
@@ -120,6 +121,10 @@ fn value(kind: MapKind, field: Field) -> Value {
         | Field::Unlimited
         | Field::ChargeDenied => json!({"type": ["boolean", "null"]}),
         Field::Metadata => json!({"type": ["object", "null"]}),
+        Field::Store | Field::StoreFrom => {
+            let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
+            json!({"type": ["string", "null"], "pattern": pattern})
+        }
         Field::Unit => nullable(words(&units())),
         Field::Algorithm => nullable(words(&Algorithm::ALL.map(Algorithm::name))),
         Field::FailureMode => nullable(words(&FailureMode::ALL.map(FailureMode::name))),
@@ -196,7 +201,9 @@ fn meaning(kind: MapKind, field: Field) -> &'static str {
         Field::DetailedMetric => "Metrics of the rule have all keys and values of the request.",
         Field::ValueToMetric => "Metrics of the rule have the value of this level.",
         Field::ShareThreshold => "All values that match this pattern share one count.",
-        Field::Metadata => "Returned as dynamic metadata with answers that pass.",
+        Field::Metadata => "Sent to Envoy as dynamic metadata, as the rule passes or denies.",
+        Field::Store => "Name of the store that counts the limit, of those in REDIS_STORES.",
+        Field::StoreFrom => "The store that counted the limit before, and counts it too until then.",
         Field::Unit => "Unit of the window: a month has 30 days, a year 365.",
         Field::RequestsPerUnit => "Requests in a window; 0 denies all.",
         Field::Unlimited => "Everything passes and nothing is counted.",
