@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{dispatcher, error, info};
 
 use crate::file_watch::timing::WATCHED;
-use crate::file_watch::{FsWatch, WatchSet, settle};
+use crate::file_watch::{Cause, FsWatch, WatchSet, settle};
 
 /// Maximum number of times that the files are read until two readings agree: between the reading of
 /// the certificate and that of its key, both may be replaced.
@@ -125,13 +125,17 @@ impl Drop for CertificateWatch {
 
 impl Watch {
     fn run(mut self) {
+        let mut cause = Cause::Event;
         loop {
             // After a panic, which the log shows, the files must still be read again.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.reload()));
-            match self.wake.recv_timeout(WATCHED.poll) {
-                Ok(()) => settle(&self.wake, WATCHED, &self.is_stopping),
-                Err(RecvTimeoutError::Timeout) => {}
+            let _ = catch_unwind(AssertUnwindSafe(|| self.reload(cause)));
+            cause = match self.wake.recv_timeout(WATCHED.poll) {
+                Ok(()) => Cause::Event,
+                Err(RecvTimeoutError::Timeout) => Cause::Poll,
                 Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if cause == Cause::Event {
+                settle(&self.wake, WATCHED, &self.is_stopping);
             }
             if self.is_stopping.load(Ordering::Relaxed) {
                 return;
@@ -141,10 +145,14 @@ impl Watch {
 
     /// Replaces the certificate if the files are new and good. Files that cannot be used are tried
     /// again at each reading: a certificate may become valid.
-    fn reload(&mut self) {
-        self.fs_watch.arm(|| WatchSet::files(self.paths.iter().map(|path| &**path)));
+    fn reload(&mut self, cause: Cause) {
+        self.arm(cause);
         if self.files.read() == self.in_force {
             return self.note_expiry();
+        }
+        if cause == Cause::Poll {
+            // No event told of this change, so a watch may have ended.
+            self.arm(Cause::Event);
         }
         let (pems, loaded) = load(&self.files);
         match loaded {
@@ -164,6 +172,10 @@ impl Watch {
                 }
             }
         }
+    }
+
+    fn arm(&mut self, cause: Cause) {
+        self.fs_watch.arm(cause, || WatchSet::files(self.paths.iter().map(|path| &**path)));
     }
 
     fn note_expiry(&mut self) {

@@ -29,6 +29,15 @@ pub(crate) use watch_set::{DIRECTORIES_MAX, WatchSet};
 /// agree, an event follows.
 const SCANS_MAX: usize = 4;
 
+/// Why files are read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// An event of the file system, or the start.
+    Event,
+    /// No event came for [`Timing::poll`].
+    Poll,
+}
+
 /// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the
 /// periodic reading finds changes.
 pub(crate) struct FsWatch {
@@ -82,17 +91,22 @@ impl FsWatch {
 
     /// Watches what `scan` finds now. Call this before reading, so that a later change is either
     /// read or sends a wake-up.
-    pub(crate) fn arm(&mut self, scan: impl Fn() -> WatchSet) {
+    ///
+    /// For a poll that finds the watched directories in their places, nothing is set again: an idle
+    /// pod makes few system calls. A watch that ended with a directory whose inode number another
+    /// one got is then missed; a poll that finds a change must be followed by a call for an event.
+    pub(crate) fn arm(&mut self, cause: Cause, scan: impl Fn() -> WatchSet) {
         if self.is_disabled {
             return;
         }
         // `notify` panics once its own thread has ended.
-        let error = catch_unwind(AssertUnwindSafe(|| self.try_arm(scan))).unwrap_or_else(|_| {
-            // Dropping the watcher would panic as well.
-            mem::forget(self.watcher.take());
-            self.watched.clear();
-            Err("the file watcher panicked".to_owned())
-        });
+        let error =
+            catch_unwind(AssertUnwindSafe(|| self.try_arm(cause, scan))).unwrap_or_else(|_| {
+                // Dropping the watcher would panic as well.
+                mem::forget(self.watcher.take());
+                self.watched.clear();
+                Err("the file watcher panicked".to_owned())
+            });
         let error = error.err().unwrap_or_default();
         if !error.is_empty() && error != self.last_error {
             warn!("{error}; changes are still found by reading every 30 s");
@@ -100,14 +114,16 @@ impl FsWatch {
         self.last_error = error;
     }
 
-    fn try_arm(&mut self, scan: impl Fn() -> WatchSet) -> Result<(), String> {
+    fn try_arm(&mut self, cause: Cause, scan: impl Fn() -> WatchSet) -> Result<(), String> {
         self.open().map_err(|error| format!("the file watcher cannot start: {error}"))?;
-        let mut result = Ok(());
+        let last_error = Some(self.last_error.clone()).filter(|error| !error.is_empty());
+        let mut result = last_error.map_or(Ok(()), Err);
         for attempt in 0..SCANS_MAX {
             let watch_set = scan();
             // A path that appeared after the first scan and before its watch was set has caused no
             // event, so a second scan has to find the same paths.
-            if attempt > 0 && watch_set == *self.watch_set.lock() && self.is_watching(&watch_set) {
+            let may_agree = attempt > 0 || cause == Cause::Poll;
+            if may_agree && watch_set == *self.watch_set.lock() && self.is_watching(&watch_set) {
                 break;
             }
             result = self.watch(watch_set);

@@ -32,7 +32,7 @@ use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
 use crate::file_watch::timing::{self, Timing};
-use crate::file_watch::{FsWatch, WatchSet, settle};
+use crate::file_watch::{Cause, FsWatch, WatchSet, settle};
 use change_times::ChangeTimes;
 pub use load::{Compiled, Load};
 use load::{Digest, LoadError, LoadOutcome};
@@ -231,7 +231,7 @@ impl<L: Load> Watch<L> {
     }
 
     fn run(mut self, report_first: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
-        let first = self.reload(|_| {}).unwrap_or_else(|| {
+        let first = self.reload(Cause::Event, |_| {}).unwrap_or_else(|| {
             // No state was known before.
             Err(LoadError::Unread("the rules were not read".to_owned()))
         });
@@ -251,15 +251,18 @@ impl<L: Load> Watch<L> {
     /// Loads whenever something may have changed, until it is stopped.
     fn follow(mut self) {
         loop {
-            match self.wait() {
-                Ok(()) => settle(&self.wake, self.timing, &self.is_stopping),
-                Err(RecvTimeoutError::Timeout) => {}
+            let cause = match self.wait() {
+                Ok(()) => Cause::Event,
+                Err(RecvTimeoutError::Timeout) => Cause::Poll,
                 Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if cause == Cause::Event {
+                settle(&self.wake, self.timing, &self.is_stopping);
             }
             if self.is_stopping.load(Ordering::Relaxed) {
                 return;
             }
-            let result = catch_unwind(AssertUnwindSafe(|| self.reload(log_faults)));
+            let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, log_faults)));
             if result.is_err() {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
                 // goes on, so that later rules are found.
@@ -287,10 +290,12 @@ impl<L: Load> Watch<L> {
     /// Reads the rules and puts them in force if they are new and good. `None` if they are not new.
     /// Results are logged before they are published, so that a task that waits for the publication
     /// finds them in the log.
-    fn reload(&mut self, log: impl FnOnce(&[String])) -> Option<Result<FirstLoad, LoadError>> {
-        if let Some(WatchPaths { dir, root }) = &self.paths {
-            self.fs_watch.arm(|| WatchSet::directory(dir, root.as_deref()));
-        }
+    fn reload(
+        &mut self,
+        cause: Cause,
+        log: impl FnOnce(&[String]),
+    ) -> Option<Result<FirstLoad, LoadError>> {
+        self.arm(cause);
         let LoadOutcome::Changed { digest, sources, result } =
             load::load(&mut self.load, self.known)
         else {
@@ -298,6 +303,10 @@ impl<L: Load> Watch<L> {
             return None;
         };
         self.known = Some(digest);
+        if cause == Cause::Poll {
+            // No event told of this change, so a watch may have ended.
+            self.arm(Cause::Event);
+        }
         let compiled = match result {
             Ok(compiled) => compiled,
             Err(error) => {
@@ -335,6 +344,12 @@ impl<L: Load> Watch<L> {
         }
         self.load.note_outcome(Some(Ok(())));
         Some(Ok(FirstLoad { files, warnings }))
+    }
+
+    fn arm(&mut self, cause: Cause) {
+        if let Some(WatchPaths { dir, root }) = &self.paths {
+            self.fs_watch.arm(cause, || WatchSet::directory(dir, root.as_deref()));
+        }
     }
 
     /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
