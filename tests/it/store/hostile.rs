@@ -253,7 +253,7 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
     let server = Scripted::at(act_at).await;
     let store = connected(server.of_cluster()).await;
     granted(&*store, ask(10, 1, 0)).await;
-    // The map is read again every ten seconds.
+    // The map is read again after ten seconds.
     until(30, "the map is read again", async || reads.load(Ordering::Relaxed) >= 3).await;
     until_granted(&*store, ask(10, 1, 0), 10).await;
     let connects = count(&*store, RedisCounter::Connects);

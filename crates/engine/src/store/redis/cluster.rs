@@ -77,8 +77,10 @@ struct Map {
 /// The shard of slots whose owner is unknown, so that their failures do not count against a master.
 const UNOWNED: usize = SHARDS_MAX - 1;
 
-/// How often the map is read again even if nothing seems wrong.
-const REFRESH_PERIOD: Duration = Duration::from_secs(10);
+/// How often the map is read again even if nothing seems wrong; the time doubles while the reads
+/// find nothing new. Redirections and broken connections have it read at once.
+const REFRESH_PERIOD_FIRST: Duration = Duration::from_secs(10);
+const REFRESH_PERIOD_LAST: Duration = Duration::from_secs(40);
 /// Minimum time between two reads of the map; it doubles while they find nothing new.
 const REFRESH_GAP_FIRST: Duration = Duration::from_millis(50);
 const REFRESH_GAP_LAST: Duration = Duration::from_millis(500);
@@ -208,6 +210,7 @@ async fn keep_up(shared: Arc<Shared>) {
     let mut outage = LogOnce::default();
     let mut retry = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut gap = Backoff::new(REFRESH_GAP_FIRST, REFRESH_GAP_LAST);
+    let mut period = Backoff::new(REFRESH_PERIOD_FIRST, REFRESH_PERIOD_LAST);
     loop {
         match shared.refresh().await {
             Ok(changed) => {
@@ -217,12 +220,16 @@ async fn keep_up(shared: Arc<Shared>) {
                 retry.reset();
                 if changed {
                     gap.reset();
+                    period.reset();
                 }
-                tokio::time::sleep(gap.next_wait()).await;
-                let period = tokio::time::sleep(jittered(REFRESH_PERIOD));
+                // Counts from here, and sets a timer only if it is awaited.
+                let spacing = tokio::time::sleep(gap.next_wait());
                 tokio::select! {
-                    () = shared.stale.notified() => {}
-                    () = period => {
+                    () = shared.stale.notified() => {
+                        period.reset();
+                        spacing.await;
+                    }
+                    () = tokio::time::sleep(period.next_wait()) => {
                         gap.reset();
                         shared.off_map.clear();
                     }
