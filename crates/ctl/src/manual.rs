@@ -1,6 +1,9 @@
 //! `ratectl completions` and `ratectl man`: generated from the command line grammars of both
 //! programs. A grammar contains the names of environment variables but never their values.
 
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
 use clap::builder::styling::Styles;
 use clap::{Args, ValueEnum};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
@@ -17,7 +20,8 @@ Examples:
 pub(super) const MAN_NOTES: &str = "\
 Examples:
   ratectl man | man -l -
-  ratectl man ratelease serve > /usr/local/share/man/man1/ratelease-serve.1";
+  ratectl man ratelease serve > /usr/local/share/man/man1/ratelease-serve.1
+  ratectl man --directory /usr/local/share/man/man1";
 
 /// Flags of `completions`.
 #[derive(Debug, Args)]
@@ -36,6 +40,9 @@ pub struct ManFlags {
     /// A subcommand, for its page; after the word ratelease, a subcommand of ratelease
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
+    /// Write the pages of both programs and of all their subcommands into this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    directory: Option<PathBuf>,
 }
 
 /// The shells that there are completions for.
@@ -72,15 +79,19 @@ pub(super) fn completions(
     Ok(Completion::Clean)
 }
 
-/// Prints the manual page of the program, or of one of its subcommands.
+/// Prints the manual page of the program, or of one of its subcommands; or writes all of them.
 pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliResult {
+    if let Some(directory) = &flags.directory {
+        for program in [Program::Ratelease, Program::Ratectl] {
+            write_pages(&program.manual_grammar(tools.clone()), directory)?;
+        }
+        return Ok(Completion::Clean);
+    }
     let (program, names) = match flags.command.split_first() {
         Some((first, names)) if first == "ratelease" => (Program::Ratelease, names),
         _ => (Program::Ratectl, &*flags.command),
     };
-    let grammar = program.grammar(tools);
-    let mut grammar = grammar.styles(Styles::plain()).disable_help_subcommand(true);
-    grammar.build();
+    let grammar = program.manual_grammar(tools);
     let mut command = &grammar;
     for name in names {
         command = command.find_subcommand(name).ok_or_else(|| {
@@ -94,11 +105,24 @@ pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliR
             }
         })?;
     }
+    out.bytes(&page(command)?)?;
+    Ok(Completion::Clean)
+}
+
+/// Writes the page of `command`, and those of its subcommands, as files of `directory`.
+fn write_pages(command: &clap::Command, directory: &Path) -> Result<(), CliError> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    let path = directory.join(format!("{name}.1"));
+    fs::write(&path, page(command)?)
+        .map_err(|error| CliError::new(format_args!("{}: {error}", path.display())))?;
+    command.get_subcommands().try_for_each(|inner| write_pages(inner, directory))
+}
+
+fn page(command: &clap::Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
     let version = concat!("ratelease ", env!("CARGO_PKG_VERSION"));
     Man::new(command.clone()).source(version).manual("ratelease manual").render(&mut page)?;
-    out.bytes(&page)?;
-    Ok(Completion::Clean)
+    Ok(page)
 }
 
 // === impl Program ===
@@ -110,5 +134,13 @@ impl Program {
             Self::Ratectl => tools,
             Self::Ratelease => documented::<ratelease_cli::commands::Cli>(),
         }
+    }
+
+    /// The same as manual pages show it: complete, and without colours.
+    fn manual_grammar(self, tools: clap::Command) -> clap::Command {
+        let grammar = self.grammar(tools);
+        let mut grammar = grammar.styles(Styles::plain()).disable_help_subcommand(true);
+        grammar.build();
+        grammar
     }
 }

@@ -59,3 +59,22 @@ fn the_manual_has_a_page_of_each_command_without_values_of_the_environment() {
     let ran = run_in(root(), &["man", "nope"], &[]);
     assert!(ran.ended(2).err.contains("there is no subcommand \"nope\"; expected one of "));
 }
+
+#[test]
+fn the_manual_of_both_programs_is_written_into_a_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    run_in(root(), &["man", "--directory", path], &ENV).ended(0);
+    for (page, title) in [
+        ("ratelease.1", ".TH ratelease 1"),
+        ("ratelease-serve.1", ".TH ratelease-serve 1"),
+        ("ratectl.1", ".TH ratectl 1"),
+        ("ratectl-bench-load.1", ".TH ratectl-bench-load 1"),
+    ] {
+        let text = std::fs::read_to_string(directory.path().join(page)).unwrap();
+        assert!(text.lines().any(|line| line.starts_with(title)), "{page}");
+        assert!(!text.contains("sesame") && !text.contains("4711"), "{page}");
+    }
+    let ran = run_in(root(), &["man", "--directory", "/nonexistent/man"], &[]);
+    assert!(ran.ended(2).err.contains("/nonexistent/man/ratelease.1: No such file or directory"));
+}
