@@ -18,13 +18,16 @@ def namespace(name):
 
 
 def config(redis, timeout):
-    """The configuration of Envoy Gateway: its defaults, policies with Lua, which one scenario has,
-    and a rate limit service, for which Envoy waits `timeout`, or 20 ms without one."""
+    """The configuration of Envoy Gateway: its defaults, policies with Lua, which two scenarios have,
+    and a rate limit service, for which Envoy waits `timeout`, or 20 ms without one. Without an
+    election: a leader that cannot reach the API server for 10 s goes on as a process that does
+    nothing, and on a busy machine that happens."""
+    kubernetes = {"leaderElection": {"disable": True}}
     backend = {"type": "Redis", "redis": {"url": redis}}
     return {
         "apiVersion": "gateway.envoyproxy.io/v1alpha1", "kind": "EnvoyGateway",
         "gateway": {"controllerName": CONTROLLER},
-        "provider": {"type": "Kubernetes"},
+        "provider": {"type": "Kubernetes", "kubernetes": kubernetes},
         "extensionApis": {"enableLua": True},
         "rateLimit": {"backend": backend, **({"timeout": timeout} if timeout else {})},
     }

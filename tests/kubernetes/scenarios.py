@@ -19,6 +19,7 @@ from scenarios_matching import matching
 from scenarios_policies import policies
 from scene import ENVOYS, HTTP, say, scrape
 
+COUNTED_MAX = 15  # seconds until a decision is in the counters
 HEADS = ["scenario", "requests", "allowed", "limited", "ms until in force", "seen", ""]
 OVER, SHADOW, HITS = (f"ratelimit_service_rate_limit_{it}"
                       for it in ["over_limit", "shadow_mode", "total_hits"])
@@ -79,7 +80,7 @@ class Scenarios:
             taken = round((time.monotonic() - since) * 1000)
             before = self.counts()
             statuses, faults = self.send_all(scenario)
-            faults += self.faults_of_counters(scenario, statuses, before)
+            faults += self.await_counters(scenario, statuses, before)
             self.scene.node.require_alive()
         except (Failed, OSError, http.client.HTTPException) as error:
             faults.append(str(error) or repr(error))
@@ -132,12 +133,21 @@ class Scenarios:
         status, seen = client.send(ask.method, ask.path, headers)
         if ask.charge:
             # The charge follows the response.
-            until("the charge of a response",
-                  lambda: self.scene.metric(HITS) >= before + ask.charge, 5, every=0.005)
+            until("the charge of a response", lambda: self.scene.metric(HITS) >=
+                  before + ask.charge, COUNTED_MAX, every=0.005)
         return status, ask.fault_of(status, seen, index)
 
+    def await_counters(self, scenario, statuses, before):
+        """What does not agree with the answers. ratelease counts at once; envoyproxy/ratelimit, with
+        which the scenarios can be compared, publishes its counts some seconds later."""
+        deadline = time.monotonic() + COUNTED_MAX
+        while faults := self.faults_of_counters(scenario, statuses, before):
+            if time.monotonic() > deadline:
+                return faults
+            time.sleep(0.1)
+        return []
+
     def faults_of_counters(self, scenario, statuses, before):
-        """What does not agree with the answers."""
         errors, limited, failed, over, shadow = (
             int(new - old) for new, old in zip(self.counts(), before))
         refused = statuses.count(429)
