@@ -100,9 +100,11 @@ class PerPod:
             raise Failed(f"ratelease of the central service ended with {status}")
         return "replicas: 0 in the Deployment envoy-ratelimit"
 
+    def apply(self, name):
+        self.scene.api.apply_yaml((self.recipe / name).read_text(), namespace="default")
+
     def deployed(self):
-        for name in ["gateway.yaml", "limits.yaml"]:
-            self.scene.api.apply_yaml((self.recipe / name).read_text(), namespace="default")
+        self.apply("gateway.yaml")
         self.deployment = self.scene.deployment_of(GATEWAY)
         proxy = self.scene.api.get(ENVOY_GATEWAY, "EnvoyProxy", "default", GATEWAY)
         wanted = proxy["spec"]["provider"]["kubernetes"]["envoyDeployment"]["initContainers"]
@@ -135,18 +137,25 @@ class PerPod:
         return f"{len(self.envoys)} Envoys, {len(self.sidecars)} of ratelease"
 
     def patched(self):
+        """Envoy Gateway makes the cluster that is patched only for a limit."""
+        before = self.programmed("False")["reason"]
+        if before != "ResourceNotFound":
+            raise Failed(f"the EnvoyPatchPolicy, before the first limit: {before}")
+        self.apply("limits.yaml")
+        self.programmed("True")
+        for at, client in enumerate(self.clients):
+            until(f"the limit at pod {at}", lambda: self.limit_at(client, f"start-{at}") == 10)
+        return f"{before}; Programmed with the first limit"
+
+    def programmed(self, status):
+        """The condition of the EnvoyPatchPolicy, once it has a status."""
         def condition():
             found = self.scene.api.get(ENVOY_GATEWAY, "EnvoyPatchPolicy", "default", GATEWAY)
             return next((condition for it in found.get("status", {}).get("ancestors", [])
-                         for condition in it["conditions"]
-                         if condition["type"] == "Programmed"), None)
+                         for condition in it["conditions"] if condition["type"] == "Programmed"
+                         and condition["status"] == status), None)
 
-        found = until("the status of the EnvoyPatchPolicy", condition)
-        if found["status"] != "True":
-            raise Failed(f"the EnvoyPatchPolicy: {found['reason']}: {found['message']}")
-        for at, client in enumerate(self.clients):
-            until(f"the limit at pod {at}", lambda: self.limit_at(client, f"start-{at}") == 10)
-        return "EnvoyPatchPolicy: Programmed"
+        return until(f"the EnvoyPatchPolicy with Programmed {status}", condition)
 
     def limit_at(self, client, user):
         """The limit in the answer to a user; 0 without one."""
