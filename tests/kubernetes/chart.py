@@ -1,4 +1,4 @@
-"""Gives each object of the rendered Helm chart to an API server, which checks it and stores nothing.
+"""Gives each object of the rendered Helm chart to an API server, which checks it in a dry run.
 
     chart.py KUBECONFIG RENDERED...
 
@@ -18,7 +18,7 @@ OF_OPERATORS = ("monitoring.coreos.com/", "cert-manager.io/")
 DRY_RUN = "?fieldManager=test&force=true&dryRun=All&fieldValidation=Strict"
 
 
-def objects(text):
+def documents(text):
     """Version, kind, name and text of each document."""
     for document in re.split(r"^---$", text, flags=re.MULTILINE):
         version = re.search(r"^apiVersion: (\S+)$", document, re.MULTILINE)
@@ -31,7 +31,7 @@ def objects(text):
 def check(api, rendered):
     """Prints a line for a file. Returns how many objects the server refused."""
     taken, left_out, refused = [], 0, 0
-    for version, kind, name, document in objects(rendered.read_text()):
+    for version, kind, name, document in documents(rendered.read_text()):
         if version.startswith(OF_OPERATORS):
             left_out += 1
             continue
@@ -45,8 +45,9 @@ def check(api, rendered):
     if not taken:
         print(f"FAILED   {rendered.name}: no object was taken")
         return refused + 1
-    of_operators = f"; {left_out} of the operator of Prometheus or cert-manager not checked" if left_out else ""
-    print(f"{'ok' if not refused else 'FAILED':<8} {rendered.name}: {', '.join(taken)}{of_operators}")
+    of_operators = f"; {left_out} of operators not checked" if left_out else ""
+    word = "FAILED" if refused else "ok"
+    print(f"{word:<8} {rendered.name}: {', '.join(taken)}{of_operators}")
     return refused
 
 

@@ -14,9 +14,9 @@ class Client:
     def __init__(self, address, host):
         self.address, self.host, self.connection = address, host, None
 
-    def get(self, headers):
+    def get(self, headers, path="/"):
         """The status and the headers of one request."""
-        return self.send("GET", "/", headers)
+        return self.send("GET", path, headers)
 
     def send(self, method, path, headers):
         if self.connection is None:

@@ -130,6 +130,8 @@ class Volume:
 
     def files(self):
         """The files by name; None for a volume that is not kept in the API server."""
+        if "projected" in self.spec:
+            return self.projected()
         if "secret" in self.spec:
             name, kind = self.spec["secret"]["secretName"], "Secret"
         elif "configMap" in self.spec:
@@ -148,6 +150,16 @@ class Volume:
         paths = {it["key"]: it["path"] for it in items} if items else {name: name for name in data}
         return {path: data[key].encode() for key, path in paths.items()}
 
+    def projected(self):
+        """The files of Secrets that are optional, as the sidecar's are."""
+        files = {}
+        for it in (source["secret"] for source in self.spec["projected"]["sources"]):
+            found = self.node.api.get("v1", "Secret", self.namespace, it["name"]) or {}
+            data = found.get("data", {})
+            files.update({item["path"]: base64.b64decode(data[item["key"]])
+                          for item in it["items"] if item["key"] in data})
+        return files
+
     def refresh(self):
         files = self.files()
         if files is None:
@@ -164,26 +176,26 @@ class Volume:
 
 
 class Pod:
-    """One container of a Deployment, in a pod of its own or beside another one in that one's."""
+    """One container of a Deployment, or of a pod in its form; `beside` another one of the same pod,
+    whose network and volumes it shares."""
 
     def __init__(self, node, name, address, deployment, container, program, beside=None):
         self.node, self.name, self.address, self.program = node, name, address, program
         self.namespace = deployment["metadata"]["namespace"]
         spec = deployment["spec"]["template"]["spec"]
-        containers = [*spec["containers"], *spec.get("initContainers", [])]
-        self.spec = next(it for it in containers if it["name"] == container)
+        every = [*spec.get("initContainers", []), *spec["containers"]]
+        self.spec = next(it for it in every if it["name"] == container)
         self.security = {**spec.get("securityContext", {}), **self.spec.get("securityContext", {})}
         self.home = node.work / "pods" / name
-        self.child = None
-        if beside:
-            self.network, self.volumes = beside.network, beside.volumes
-            return
-        self.network, self.volumes = name, {}
-        for it in spec.get("volumes", []):
-            if {"secret", "configMap", "emptyDir", "hostPath"} & it.keys():
+        self.netns = beside.netns if beside else name
+        self.volumes = dict(beside.volumes) if beside else {}
+        for it in spec.get("volumes", []) if not beside else []:
+            if {"secret", "configMap", "emptyDir", "hostPath", "projected"} & it.keys():
                 at = self.home / "volumes" / it["name"]
                 self.volumes[it["name"]] = Volume(node, self.namespace, it, at)
-        node.network(name, address)
+        if not beside:
+            node.network(name, address)
+        self.child = None
 
     def environment(self):
         fields = {"metadata.namespace": self.namespace, "metadata.name": self.name}
@@ -223,7 +235,7 @@ class Pod:
         as_user = ["--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs",
                    "--bounding-set=-all", "--inh-caps=-all", "--"]
         self.child = self.node.start(self.name, [
-            "nsenter", f"--net=/run/netns/{self.network}", "unshare", "--mount", "--propagation",
+            "nsenter", f"--net=/run/netns/{self.netns}", "unshare", "--mount", "--propagation",
             "private", "--", "sh", "-c", ROOT, "sh", root, self.program, path, self.node.etc, mode,
             *mounts, "--", *as_user, path, *words[1:],
         ], env={"PATH": os.environ["PATH"], "HOME": "/", **self.environment()})
@@ -237,7 +249,7 @@ class Pod:
 
     def within(self, *words):
         """Runs a command in the pod's network, as a port-forward reaches it."""
-        return run("nsenter", f"--net=/run/netns/{self.network}", *words)
+        return run("nsenter", f"--net=/run/netns/{self.netns}", *words)
 
     def probe(self, name):
         """Whether a probe of the container succeeds: `startupProbe`, `readinessProbe` or

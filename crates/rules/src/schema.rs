@@ -203,7 +203,9 @@ fn meaning(kind: MapKind, field: Field) -> &'static str {
         Field::ShareThreshold => "All values that match this pattern share one count.",
         Field::Metadata => "Sent to Envoy as dynamic metadata, as the rule passes or denies.",
         Field::Store => "Name of the store that counts the limit, of those in REDIS_STORES.",
-        Field::StoreFrom => "The store that counted the limit before, and counts it too until then.",
+        Field::StoreFrom => {
+            "The store that counted the limit before, and counts it too until then."
+        }
         Field::Unit => "Unit of the window: a month has 30 days, a year 365.",
         Field::RequestsPerUnit => "Requests in a window; 0 denies all.",
         Field::Unlimited => "Everything passes and nothing is counted.",
