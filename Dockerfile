@@ -2,6 +2,7 @@
 #
 #   docker build -t ratelease .
 #   docker build -t ratectl --target ratectl .
+#   docker build -t ratelease-injector --target ratelease-injector .
 #
 # Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root.
 # `--platform linux/amd64` or `linux/arm64` selects the machine that it is for; the compiler runs on
@@ -88,6 +89,16 @@ RUN find src crates -name '*.rs' -exec touch {} + && \
     cargo auditable build --profile dist --locked --package ratelease-ctl --bin ratectl && \
     mkdir /out && cp target/*/dist/ratectl /out/
 
+# On top of the sidecar's, for the client of the API server.
+FROM sidecar-dependencies AS injector-dependencies
+RUN cargo auditable build --profile dist --locked --package ratelease-injector
+
+FROM injector-dependencies AS injector
+COPY . .
+RUN find src crates -name '*.rs' -exec touch {} + && \
+    cargo auditable build --profile dist --locked --package ratelease-injector && \
+    mkdir /out && cp target/*/dist/ratelease-injector /out/
+
 # What the programs need of Debian: glibc, libgcc_s, the CA certificates, names of users, and the
 # description of these packages, by which scanners know them. The rest of that image, most of it
 # OpenSSL and conversions of character sets, is larger than the sidecar.
@@ -118,6 +129,13 @@ LABEL org.opencontainers.image.title="ratectl" \
     org.opencontainers.image.description="Tools for the rate limits of ratelease"
 COPY --from=tools /out/ /bin/
 ENTRYPOINT ["/bin/ratectl"]
+
+FROM base AS ratelease-injector
+LABEL org.opencontainers.image.title="ratelease-injector" \
+    org.opencontainers.image.description="Adds the ratelease sidecar to pods"
+COPY --from=injector /out/ /bin/
+EXPOSE 8443
+ENTRYPOINT ["/bin/ratelease-injector"]
 
 FROM base AS ratelease
 LABEL org.opencontainers.image.title="ratelease" \

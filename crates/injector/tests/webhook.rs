@@ -106,7 +106,7 @@ impl Webhook {
         thread::spawn(move || {
             stderr.lines().map_while(Result::ok).for_each(|line| {
                 let _ = sender.send(line);
-            })
+            });
         });
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         let mut webhook = Self { child, address, lines };
