@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use ratelease_cli::out::CliError;
 
 use crate::annotation::Defaults;
-use crate::inject::Cluster;
+use crate::inject::{Cluster, check_defaults};
 
 pub(crate) use files::run as run_files;
 pub(crate) use serve::run as run_server;
@@ -60,7 +60,11 @@ impl InjectFlags {
     /// # Errors
     /// Names every default that is faulty.
     pub(crate) fn defaults(&self) -> Result<Defaults, CliError> {
-        Defaults::read(&self.defaults).map_err(|faults| {
+        let read = Defaults::read(&self.defaults).and_then(|defaults| {
+            let faults = check_defaults(&defaults);
+            if faults.is_empty() { Ok(defaults) } else { Err(faults) }
+        });
+        read.map_err(|faults| {
             let lines: Vec<_> = faults.iter().map(|fault| format!("--{fault}")).collect();
             CliError::new(lines.join("\n"))
         })

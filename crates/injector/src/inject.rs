@@ -10,7 +10,7 @@ use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
 use crate::edit::Editor;
 use crate::environment::{self, SOCKETS};
 use crate::fault::Fault;
-use crate::settings::{Listen, NativeSidecar, Redis, RedisUrl, Settings};
+use crate::settings::{Listen, MISSING, NativeSidecar, Redis, RedisUrl, Settings};
 use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
 
 /// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after
@@ -68,6 +68,17 @@ pub fn inject(pod: &Value, defaults: &Defaults, cluster: Cluster) -> Injection {
             draft.finish(Verdict::Refused, faults)
         }
     }
+}
+
+/// The faults of defaults, which every pod would have. What is missing may be in annotations.
+pub fn check_defaults(defaults: &Defaults) -> Vec<Fault> {
+    let (mut faults, pod) = (Vec::new(), Value::Null);
+    let from = Lookup::new(&pod, defaults, (&mut faults, &mut Vec::new()));
+    if let Some(settings) = Settings::read(&from, &mut faults) {
+        environment::check(&settings, &from, &mut faults);
+    }
+    faults.retain(|fault| fault.problem != MISSING);
+    faults
 }
 
 /// Leaves a pod without the sidecar, and says why in its annotation.

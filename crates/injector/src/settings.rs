@@ -81,6 +81,9 @@ pub(crate) struct Resources {
     pub(crate) memory: [Option<Quantity>; 2],
 }
 
+/// The problem of a setting that has to be set.
+pub(crate) const MISSING: &str = "missing";
+
 // === impl Settings ===
 
 impl Settings {
@@ -121,7 +124,7 @@ impl Settings {
 
 fn missing<T>(from: &Lookup<'_>, name: &str, fix: &str, faults: &mut Vec<Fault>) -> Option<T> {
     let fix = format!("set the annotation, {fix}, or a default of the injector");
-    faults.push(Fault::new(from.place(name), "missing", fix));
+    faults.push(Fault::new(from.place(name), MISSING, fix));
     None
 }
 

@@ -81,6 +81,12 @@ fn a_faulty_pod_is_printed_as_it_is_and_ends_with_1() {
 fn what_cannot_be_used_ends_with_2() {
     for (args, input, expected) in [
         (&["inject", "--default", "rediss=x"][..], POD, "--default rediss: unknown name; did you"),
+        (
+            &["inject", "--default", "listen=x", "--default", "cpu-limit=1mm"],
+            POD,
+            "--default listen: expected a port from 1 to 65535, or uds, found \"x\"; correct \
+             default listen, or remove it\n--default cpu-limit: expected a quantity",
+        ),
         (&["inject", "--kubernetes-version", "new"], POD, "expected a version such as 1.31"),
         (&["inject"], "kind: Pod\na: [\n", "-:"),
         (&["serve"], "", "--namespace <NAME>"),
