@@ -51,7 +51,9 @@ impl Papers {
         now: UnixTime,
         old: Option<&Self>,
     ) -> Result<Self, rcgen::Error> {
-        let mut authority = params(Vec::new(), wanted, now)?;
+        // A certificate whose issuer has its own name would count as self-signed.
+        let name = format!("ratelease-injector authority {}", now.as_secs());
+        let mut authority = params(name, Vec::new(), wanted, now)?;
         authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         authority.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let authority_key = KeyPair::generate()?;
@@ -59,7 +61,9 @@ impl Papers {
         if let Some(old) = old {
             roots.extend_from_slice(old.own_root());
         }
-        let mut leaf = params(wanted.names.clone(), wanted, now)?;
+        let name = "ratelease-injector".to_owned();
+        let mut leaf = params(name, wanted.names.clone(), wanted, now)?;
+        leaf.use_authority_key_identifier_extension = true;
         leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let key = KeyPair::generate()?;
         let certificate = leaf.signed_by(&key, &Issuer::new(authority, authority_key))?;
@@ -123,12 +127,12 @@ impl Papers {
 }
 
 fn params(
+    name: String,
     names: Vec<String>,
     wanted: &Wanted,
     now: UnixTime,
 ) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(names)?;
-    let name = format!("ratelease-injector {}", now.as_secs());
     params.distinguished_name.push(DnType::CommonName, name);
     let now = Duration::from_secs(now.as_secs());
     let epoch = date_time_ymd(1970, 1, 1);
