@@ -52,6 +52,9 @@ mod refunds;
 /// Pools that are split and joined under load.
 #[path = "fleet/shards.rs"]
 mod shards;
+/// Stores of tenants.
+#[path = "fleet/stores.rs"]
+mod stores;
 
 use std::time::Duration;
 

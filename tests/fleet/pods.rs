@@ -98,13 +98,23 @@ impl Pods {
 
     /// Gives every pod these limits, and returns once all of them apply the limits.
     pub async fn change(&self, limits: &[(&str, &str)]) {
-        let text = rules(&self.domain, limits);
-        for pod in &self.pods {
-            let before = pod.version().await;
-            write(&pod.rules, &text);
-            let loaded = async || pod.version().await != before;
-            pod.process.process.until("with the new rules", LOAD_MAX, loaded).await;
+        for pod in 0..self.pods.len() {
+            self.change_one(pod, limits).await;
         }
+    }
+
+    /// Gives one pod these limits, and returns once it applies them.
+    pub async fn change_one(&self, pod: usize, limits: &[(&str, &str)]) {
+        let changed = &self.pods[pod];
+        let before = changed.version().await;
+        self.write(pod, limits);
+        let loaded = async || changed.version().await != before;
+        changed.process.process.until("with the new rules", LOAD_MAX, loaded).await;
+    }
+
+    /// Writes these limits for one pod to load.
+    pub fn write(&self, pod: usize, limits: &[(&str, &str)]) {
+        write(&self.pods[pod].rules, &rules(&self.domain, limits));
     }
 
     /// Repeats `round`, which gets its number, until no pod has answered in it by `failure_mode:
