@@ -63,3 +63,6 @@ mod slow;
 /// Mixed faults, drawn by seed.
 #[path = "faults/soak.rs"]
 mod soak;
+/// A zone that is lost.
+#[path = "faults/zone.rs"]
+mod zone;

@@ -188,7 +188,7 @@ pub fn judge_failover(row: &mut Row, writable: Option<Duration>) {
 }
 
 /// Position of the master that owns the most keys of the stage.
-fn shard_of_most(stage: &Stage, cluster: &Cluster) -> usize {
+pub fn shard_of_most(stage: &Stage, cluster: &Cluster) -> usize {
     let mut keys = [0; 3];
     for key in stage.debited(cluster).keys() {
         keys[cluster.slot_owner(0, key)] += 1;
