@@ -1,6 +1,7 @@
 //! The subcommands that call a server or read a log, as people run them: their output and exit
 //! status.
 
+mod compare;
 mod health;
 mod interrupt;
 mod query;

@@ -11,6 +11,7 @@
 
 pub mod bench;
 mod check;
+mod compare;
 mod descriptor;
 pub mod diff;
 pub mod exact_limiter;
@@ -44,6 +45,7 @@ use ratelease_cli::{commands, grammar};
 
 use bench::Bench;
 use check::CheckFlags;
+use compare::CompareFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
 use manual::{CompletionsFlags, ManFlags};
@@ -105,6 +107,9 @@ pub enum Tool {
     /// Report what ratelease makes of a deployment of envoyproxy/ratelimit
     #[command(after_help = migrate::NOTES)]
     Migrate(Box<MigrateFlags>),
+    /// Report where the answers of two rate limit servers differ
+    #[command(after_help = compare::NOTES)]
+    Compare(Box<CompareFlags>),
     /// Estimate the load of a fleet on Redis, and how much Redis it needs
     #[command(after_help = plan::NOTES)]
     Plan(Box<PlanFlags>),
@@ -158,6 +163,7 @@ fn run_tool(tool: Tool) -> ExitCode {
         Tool::Top(flags) => ("top", top::run(*flags, &mut out)),
         Tool::Replay(flags) => ("replay", replay::run(&flags, ROLE, &mut out)),
         Tool::Migrate(flags) => ("migrate", migrate::run(&flags, &mut out)),
+        Tool::Compare(flags) => ("compare", compare::run(&flags, ROLE, &mut out)),
         Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
         Tool::Schema(flags) => ("schema", schema::run(&flags, &mut out)),
         Tool::Completions(flags) => {

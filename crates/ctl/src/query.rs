@@ -3,7 +3,7 @@
 
 mod flags;
 mod show;
-mod wire;
+pub(crate) mod wire;
 
 use std::time::Duration;
 

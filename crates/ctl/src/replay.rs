@@ -6,6 +6,7 @@
 
 mod counts;
 mod envoy;
+mod line_request;
 mod lines;
 mod mapping;
 mod record;
@@ -24,15 +25,16 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
 use ratelease_rules::key::KeyHasher;
-use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, Entry, Request};
-use smallvec::SmallVec;
+use ratelease_rules::request::Request;
 
 use super::exact_limiter::ExactLimiter;
 use super::progress_line::{ProgressLine, bar};
 use super::signals::Signals;
 use counts::ReplayCounts;
-use lines::{LINE_BYTES_MAX, Lines, Next};
-use mapping::{Entries, Mapping};
+pub(crate) use line_request::LineFlags;
+use lines::LINE_BYTES_MAX;
+pub(crate) use lines::{Lines, Next};
+use mapping::Mapping;
 use record::Record;
 use report::Report;
 
@@ -81,16 +83,8 @@ pub struct ReplayFlags {
     /// Logs, in order of their times; - for standard input
     #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
     logs: Vec<String>,
-    /// Domain of the requests; the domain in a JSON line takes precedence
-    #[arg(long, value_name = "NAME")]
-    domain: Option<String>,
-    /// A descriptor made from fields of a line: key=%field%,key=text
-    #[arg(long = "descriptor", value_name = "KEY=VALUE,…", value_parser = Mapping::parse)]
-    descriptors: Vec<Mapping>,
-    /// Name of the field with the time in JSON lines [default: start_time, time, timestamp,
-    /// @timestamp, ts or date]
-    #[arg(long = "time", value_name = "FIELD")]
-    time_field: Option<String>,
+    #[command(flatten)]
+    lines: LineFlags,
     /// Number of rules and keys to show
     #[arg(long, value_name = "COUNT", default_value_t = 10,
           value_parser = clap::value_parser!(u64).range(1..=TOP_MAX))]
@@ -125,15 +119,10 @@ struct Progress {
 
 /// Replays the logs and prints what would have been denied. A denial is a finding.
 pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
-    if flags.descriptors.len() > DESCRIPTORS_MAX {
-        let count = flags.descriptors.len();
-        return Err(CliError::new(format_args!(
-            "{count} descriptors, more than {DESCRIPTORS_MAX}"
-        )));
-    }
+    flags.lines.check()?;
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
-    check_domain(&rules, flags.domain.as_deref())?;
+    check_domain(&rules, flags.lines.domain.as_deref())?;
     let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)?;
     let mut replay = Replay {
         flags,
@@ -240,74 +229,21 @@ impl Replay<'_> {
     /// # Errors
     /// The flags do not say which request the line stands for.
     fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), CliError> {
-        let read = Record::parse(line)
-            .and_then(|record| Ok((record.time(self.flags.time_field.as_deref())?, record)));
-        let (at, record) = match read {
-            Ok(read) => read,
-            Err(why) => {
-                self.unreadable(log, number, || why);
-                return Ok(());
-            }
-        };
-        match record.request() {
-            None => self.mapped(at, &record, (log, number)),
-            Some(Ok(request)) => {
-                let flags = self.flags;
-                let mut request = request.borrow();
-                if request.domain.is_empty() {
-                    request.domain = flags.domain.as_deref().unwrap_or_default();
-                }
-                self.request(at, &request, (log, number))
-            }
-            Some(Err(why)) => {
-                self.unreadable(log, number, || why);
-                Ok(())
-            }
-        }
-    }
-
-    /// Replays a line that becomes a request by the flags.
-    fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), CliError> {
         let flags = self.flags;
-        if flags.descriptors.is_empty() {
-            return Err(line_error(
-                place,
-                "is of an access log and needs a descriptor, as in \
-                --descriptor path=%path%",
-            ));
+        let decide = |at, request: &Request<'_>| self.request(at, request);
+        if let Err(why) = flags.lines.request((log, number), line, true, decide)? {
+            self.unreadable(log, number, || why);
         }
-        if matches!(record, Record::Envoy(_))
-            && let Some(field) = flags.descriptors.iter().find_map(Mapping::unknown_to_envoy)
-        {
-            let known: Vec<_> = envoy::names().collect();
-            let known = known.join(", ");
-            return Err(line_error(
-                place,
-                format!("is of Envoy's text format, which has no field {field}, but {known}"),
-            ));
-        }
-        let descriptors: Vec<_> =
-            flags.descriptors.iter().filter_map(|mapping| mapping.apply(record)).collect();
-        let descriptors: SmallVec<_> = descriptors.iter().map(descriptor).collect();
-        let domain = flags.domain.as_deref().unwrap_or_default();
-        self.request(at, &Request { domain, descriptors, hits_addend: 0 }, place)
+        Ok(())
     }
 
     /// Decides `request` at the time `at`, and counts the result.
-    fn request(
-        &mut self,
-        at: u64,
-        request: &Request<'_>,
-        place: (&str, u64),
-    ) -> Result<(), CliError> {
-        if request.domain.is_empty() {
-            return Err(line_error(place, "has no domain: set --domain"));
-        }
+    fn request(&mut self, at: u64, request: &Request<'_>) {
         self.counts.lines += 1;
         self.counts.note_time(at);
         if request.descriptors.is_empty() {
             self.counts.without_descriptor += 1;
-            return Ok(());
+            return;
         }
         self.exact.advance(at);
         match self.exact.decide(self.rules, request) {
@@ -318,17 +254,7 @@ impl Replay<'_> {
                 self.counts.uncounted += 1;
             }
         }
-        Ok(())
     }
-}
-
-fn descriptor<'a>(entries: &'a Entries<'_>) -> Descriptor<'a> {
-    let entries = entries.iter().map(|(key, value)| Entry { key, value });
-    Descriptor { entries: entries.collect(), ..Descriptor::default() }
-}
-
-fn line_error((log, number): (&str, u64), what: impl std::fmt::Display) -> CliError {
-    CliError::new(format_args!("{log}:{number}: {what}"))
 }
 
 // === impl Progress ===

@@ -29,7 +29,7 @@ const LAYERS: [(&str, &str); 9] = [
     (
         "crates/ctl/src",
         "signals skew progress_line yaml_documents descriptor rule exact_limiter status_client \
-         bench rule_tests check diff explain migrate plan query replay schema status top \
+         bench rule_tests check diff explain migrate plan query replay compare schema status top \
          manual fuzzing",
     ),
     (

@@ -1,13 +1,16 @@
 //! The client side of Envoy's rate limit protocol. The only file of the tools that names Envoy's
 //! types.
 
+use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
-use envoy_types::pb::google::protobuf::{Struct, Value as PbValue, value::Kind};
+use envoy_types::pb::google::protobuf::{Struct, UInt64Value, Value as PbValue, value::Kind};
 use pb::rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit as PbUnit};
 use pb::rate_limit_service_client::RateLimitServiceClient;
-use ratelease_rules::request::Request;
+use prost::{DecodeError, Message};
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{Limit, Unit};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tonic::Status;
@@ -18,43 +21,43 @@ const METADATA_DEPTH_MAX: usize = 64;
 
 /// A server's answer, as received and unchecked.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Reply {
+pub(crate) struct Reply {
     /// `OK`, `OVER_LIMIT` or `UNKNOWN`; the number of a code without a name.
-    pub(super) code: String,
+    pub(crate) code: String,
     /// One for each descriptor, if the server keeps the contract.
-    pub(super) statuses: Vec<DescriptorReply>,
+    pub(crate) statuses: Vec<DescriptorReply>,
     /// Headers for the client.
-    pub(super) response_headers: Vec<(String, String)>,
+    pub(crate) response_headers: Vec<(String, String)>,
     /// Headers for the upstream.
-    pub(super) request_headers: Vec<(String, String)>,
+    pub(crate) request_headers: Vec<(String, String)>,
     /// Dynamic metadata for Envoy.
-    pub(super) metadata: Option<Value>,
+    pub(crate) metadata: Option<Value>,
     /// The body of a local answer; empty for none.
-    pub(super) body: String,
+    pub(crate) body: String,
 }
 
 /// The status of one descriptor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct DescriptorReply {
+pub(crate) struct DescriptorReply {
     /// As [`Reply::code`].
-    pub(super) code: String,
+    pub(crate) code: String,
     /// The limit that applied, if any.
-    pub(super) limit: Option<ReplyLimit>,
+    pub(crate) limit: Option<ReplyLimit>,
     /// Tokens that remain.
-    pub(super) remaining: u32,
+    pub(crate) remaining: u32,
     /// Seconds until the limit is reset.
-    pub(super) reset_seconds: Option<f64>,
+    pub(crate) reset_seconds: Option<f64>,
 }
 
 /// A limit, in the protocol's form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ReplyLimit {
+pub(crate) struct ReplyLimit {
     /// Name of the rule; often empty.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Number of requests.
-    pub(super) requests_per_unit: u32,
+    pub(crate) requests_per_unit: u32,
     /// Unit of the window.
-    pub(super) unit: String,
+    pub(crate) unit: String,
 }
 
 /// Sends one call over `channel`.
@@ -63,15 +66,36 @@ pub(super) struct ReplyLimit {
 /// The server's status if it is not OK, or the failure of the connection.
 pub(super) async fn ask(channel: Channel, request: &Request<'_>) -> Result<Reply, Status> {
     let mut client = RateLimitServiceClient::new(channel);
-    let response = client.should_rate_limit(encode(request)).await?.into_inner();
-    Ok(Reply {
+    let response = client.should_rate_limit(encode(request)).await?;
+    Ok(reply(response.into_inner()))
+}
+
+/// Returns the message of `request`, without the frame of gRPC.
+pub(crate) fn message(request: &Request<'_>) -> Bytes {
+    encode(request).encode_to_vec().into()
+}
+
+/// Reads the message of an answer.
+///
+/// # Errors
+/// It is no such message.
+pub(crate) fn read_reply(message: Bytes) -> Result<Reply, DecodeError> {
+    pb::RateLimitResponse::decode(message).map(reply)
+}
+
+/// A request as received.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct ReceivedRequest(pb::RateLimitRequest);
+
+fn reply(response: pb::RateLimitResponse) -> Reply {
+    Reply {
         code: code(response.overall_code),
         statuses: response.statuses.iter().map(descriptor_reply).collect(),
         response_headers: response.response_headers_to_add.into_iter().map(header).collect(),
         request_headers: response.request_headers_to_add.into_iter().map(header).collect(),
         metadata: response.dynamic_metadata.map(|fields| object(fields, 0)),
         body: String::from_utf8_lossy(&response.raw_body).into_owned(),
-    })
+    }
 }
 
 fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
@@ -85,8 +109,12 @@ fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
             let requests_per_unit = limit.requests_per_unit;
             descriptor_pb::rate_limit_descriptor::RateLimitOverride { requests_per_unit, unit }
         });
-        let entries = entries.collect();
-        descriptor_pb::RateLimitDescriptor { entries, limit, ..Default::default() }
+        descriptor_pb::RateLimitDescriptor {
+            entries: entries.collect(),
+            limit,
+            hits_addend: descriptor.hits_addend.map(|value| UInt64Value { value }),
+            is_negative_hits: descriptor.refund,
+        }
     });
     pb::RateLimitRequest {
         domain: request.domain.to_owned(),
@@ -138,13 +166,43 @@ fn json(value: PbValue, depth: usize) -> Value {
     }
 }
 
+// === impl ReceivedRequest ===
+
+impl ReceivedRequest {
+    /// Reads the message of a request.
+    ///
+    /// # Errors
+    /// It is no such message.
+    pub(crate) fn read(message: Bytes) -> Result<Self, DecodeError> {
+        pb::RateLimitRequest::decode(message).map(Self)
+    }
+
+    /// Returns the request as the rules take it. An override with a unit that does not exist is
+    /// left out.
+    pub(crate) fn request(&self) -> Request<'_> {
+        let Self(pb::RateLimitRequest { domain, descriptors, hits_addend }) = self;
+        let descriptors = descriptors.iter().map(|descriptor| {
+            let entries = descriptor.entries.iter();
+            let limit = descriptor.limit.as_ref().and_then(|limit| {
+                let unit = Unit::from_number(limit.unit.into())?;
+                Some(Limit::fixed_window(limit.requests_per_unit, unit))
+            });
+            Descriptor {
+                entries: entries.map(|it| Entry { key: &it.key, value: &it.value }).collect(),
+                limit,
+                hits_addend: descriptor.hits_addend.as_ref().map(|hits| hits.value),
+                refund: descriptor.is_negative_hits,
+            }
+        });
+        Request { domain, descriptors: descriptors.collect(), hits_addend: *hits_addend }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use ratelease_rules::request::{Descriptor, Entry};
-    use ratelease_rules::{Limit, Unit};
 
     #[test]
     fn a_request_is_sent_with_all_that_it_holds() {
@@ -162,6 +220,27 @@ mod tests {
         assert_eq!(entries.collect::<Vec<_>>(), [("k", "v"), ("l", "")]);
         let limit = descriptor.limit.as_ref().expect("an override");
         assert_eq!((limit.requests_per_unit, limit.unit), (7, PbUnit::Week.into()));
+    }
+
+    #[test]
+    fn a_request_that_is_received_is_the_one_that_was_sent() {
+        let entries = smallvec![Entry { key: "k", value: "v" }];
+        let limit = Some(Limit::fixed_window(7, Unit::Week));
+        let of = |hits_addend, refund| Descriptor {
+            entries: entries.clone(),
+            limit,
+            hits_addend,
+            refund,
+        };
+        let sent = || {
+            let descriptors = smallvec![of(Some(0), false), of(None, true)];
+            Request { domain: "d", descriptors, hits_addend: 3 }
+        };
+        let received = ReceivedRequest::read(message(&sent())).unwrap();
+        // As text: the compiler would want values that are compared to live equally long.
+        assert_eq!(format!("{:?}", received.request()), format!("{:?}", sent()));
+        assert!(ReceivedRequest::read(Bytes::from_static(b"\xff")).is_err());
+        assert!(read_reply(Bytes::from_static(b"\xff")).is_err());
     }
 
     #[test]

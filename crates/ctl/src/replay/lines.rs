@@ -20,7 +20,7 @@ const BUFFER_BYTES: usize = 1 << 18;
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Reads one file line by line. A signal ends the file.
-pub(super) struct Lines<'s> {
+pub(crate) struct Lines<'s> {
     reader: Box<dyn BufRead + 's>,
     signals: Option<&'s Signals>,
     line: Vec<u8>,
@@ -29,7 +29,7 @@ pub(super) struct Lines<'s> {
 }
 
 /// The result of a read.
-pub(super) enum Next<'a> {
+pub(crate) enum Next<'a> {
     /// A line, without its line end.
     Line(std::borrow::Cow<'a, str>),
     /// A line of more than [`LINE_BYTES_MAX`].
@@ -65,7 +65,7 @@ impl<'s> Lines<'s> {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(super) fn open(name: &str, signals: &'s Signals) -> io::Result<Self> {
+    pub(crate) fn open(name: &str, signals: &'s Signals) -> io::Result<Self> {
         let file = match name {
             STDIN => File::from(io::stdin().as_fd().try_clone_to_owned()?),
             name => File::open(name)?,
@@ -81,7 +81,7 @@ impl<'s> Lines<'s> {
     }
 
     /// Returns the next line; `None` at the end. Invalid UTF-8 is replaced.
-    pub(super) fn next(&mut self) -> io::Result<Option<Next<'_>>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<Next<'_>>> {
         self.line.clear();
         let most = LINE_BYTES_MAX as u64 + 1;
         let read = self.reader.by_ref().take(most).read_until(b'\n', &mut self.line)?;
