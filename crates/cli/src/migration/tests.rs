@@ -71,6 +71,50 @@ fn a_feature_that_is_turned_off_is_the_same_and_one_that_is_missing_has_an_actio
     assert_eq!((unneeded.effect, &*unneeded.action), (Effect::Ignored, ""));
 }
 
+/// What Envoy Gateway 1.9 sets on the rate limit service (its `resource_provider.go`).
+#[test]
+fn the_environment_of_envoy_gateway_is_followed_and_its_clients_need_certificates() {
+    let env = [
+        ("RUNTIME_ROOT", "/data"),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("LOG_LEVEL", "info"),
+        ("USE_STATSD", "false"),
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("GRPC_SERVER_USE_TLS", "true"),
+        ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt"),
+        ("GRPC_SERVER_TLS_KEY", "/certs/tls.key"),
+        ("GRPC_SERVER_TLS_CA_CERT", "/certs/ca.crt"),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", "redis:6379"),
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", ":19001"),
+        ("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
+    ];
+    let env = env.map(|(name, value)| (name, Some(value)));
+    let review = review_of(&env);
+    let with = |effect| {
+        let found = review.variables.iter().filter(move |it| it.effect == effect);
+        found.map(|it| it.name.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(with(Effect::Refused), [""; 0], "{review:?}");
+    assert_eq!(with(Effect::Ignored), ["PROMETHEUS_MAPPER_YAML"]);
+    assert_eq!(with(Effect::Differs), ["GRPC_SERVER_TLS_CA_CERT", "RUNTIME_WATCH_ROOT"]);
+    let ca = of(&env, "GRPC_SERVER_TLS_CA_CERT");
+    assert_eq!(ca.action, "check that each client presents one");
+    let defaults = ["DEBUG_HOST", "REDIS_TIMEOUT", "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"];
+    assert_eq!(with(Effect::Default), defaults);
+    assert!(review.settings.is_some_and(|settings| settings.xds.is_some()));
+}
+
 #[test]
 fn an_unknown_variable_gets_the_nearest_name_and_others_are_left_alone() {
     let near = of(&[("REDIS_SOCKETTYPE", Some("tcp"))], "REDIS_SOCKETTYPE");
