@@ -16,6 +16,7 @@ fn its_help_names_every_tool_by_its_own_name() {
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(help.contains("Usage: ratectl <COMMAND>"), "{help}");
     for tool in [
+        "check",
         "explain",
         "diff",
         "test",
@@ -24,7 +25,10 @@ fn its_help_names_every_tool_by_its_own_name() {
         "status",
         "top",
         "replay",
+        "migrate",
+        "compare",
         "plan",
+        "schema",
         "completions",
         "man",
     ] {

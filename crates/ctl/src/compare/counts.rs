@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use ratelease_engine::time::Time;
-use ratelease_rules::request::{Descriptor, Request};
+use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Lookup, Rules, excerpt};
 
 use super::call::Answer;
@@ -84,9 +84,11 @@ impl Counts {
 
     /// Compares the answers of the target and of the other server to `message`.
     pub(super) fn note(&mut self, message: Bytes, target: Answer, against: Answer, now: Time) {
-        let Ok(received) = ReceivedRequest::read(message) else { return };
-        let request = received.request();
         self.requests += 1;
+        let Ok(received) = ReceivedRequest::read(message) else {
+            return self.note_unreadable(target, against);
+        };
+        let request = received.request();
         let rules: Vec<_> = request
             .descriptors
             .iter()
@@ -119,6 +121,16 @@ impl Counts {
                 cause,
                 &request,
             );
+        }
+    }
+
+    /// Compares the answers to a message that is no request, which both servers should refuse.
+    fn note_unreadable(&mut self, target: Answer, against: Answer) {
+        let differences = difference::compare(target, against).differences;
+        self.differing[index(Cause::Unexplained)] += u64::from(!differences.is_empty());
+        let request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
+        for difference in differences {
+            self.add("no request".to_owned(), &difference, Cause::Unexplained, &request);
         }
     }
 
