@@ -24,8 +24,8 @@ pub(super) fn notes(deployment: &Deployment, environment: &EnvironmentReview) ->
     if let Some(StoreSettings::Redis { main, per_second, .. }) = store {
         notes.push(note(
             "counts",
-            "begin again: keys in Redis have other names. Run one program or the other on a Redis: \
-             while both run, each admits the whole limit",
+            "begin again: keys in Redis have other names. While both programs run, each admits the \
+             whole limit",
         ));
         if main.kind == RedisKind::Cluster {
             notes.push(note(
