@@ -4,6 +4,7 @@ mod cases;
 mod check;
 mod check_envoy;
 mod diff;
+mod docs;
 mod explain;
 mod manual;
 mod migrate;

@@ -1,0 +1,244 @@
+//! The command blocks of `docs/`: each runs and prints what the page shows, or is listed here with
+//! the reason why it does not run.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::{ran, root};
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::{BINARY, inherited};
+
+/// Languages of blocks that show commands.
+const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
+
+/// Blocks that are not run: the page, how the block begins, and why.
+const NOT_RUN: [(&str, &str, &str); 15] = [
+    ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
+    ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
+    (
+        "cli.md",
+        "$ ratectl explain --domain shop user_id=alice --redis-url",
+        "needs a count in a Redis",
+    ),
+    (
+        "cli.md",
+        "$ ratectl test tests/rules/cases/shop.yaml\ntests/rules/cases/shop.yaml:42",
+        "shows a case that fails, which no file here has",
+    ),
+    ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
+    ("containers.md", "$ docker build", "needs Docker; scripts/images runs it"),
+    ("containers.md", "$ docker compose up", "needs Docker; scripts/test-containers runs it"),
+    ("faults.md", "$ scripts/faults", "takes minutes; cargo test --test faults is the small scale"),
+    ("hot-keys.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
+    ("live.md", "$ ratelease serve", "serves until a signal"),
+    ("migration.md", "$ scripts/compare-reference", "builds the reference, in minutes"),
+    ("observability.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
+    ("performance.md", "$ cargo bench", "takes a quarter of an hour"),
+    ("runbooks.md", "$ kubectl port-forward", "needs a Kubernetes cluster"),
+    ("xds.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds does it"),
+];
+
+/// What the pages call `broken.yaml`.
+const BROKEN: &str = "\
+domain: shop
+descriptors:
+  - key: user_id
+    rate_limits:
+      unit: minute
+      requests_per_unit: 10
+  - key: path
+    value: /search
+    rate_limit: {unit: fortnight, requests_per_unit: 50}
+  - key: country
+    shadow_mode: true
+";
+
+/// What `new/shop.yaml` of the pages has in place of the text of config/rules/shop.yaml.
+const NEW: [(&str, &str); 3] = [
+    ("requests_per_unit: 5000", "requests_per_unit: 8000"),
+    ("unit: hour\n      requests_per_unit: 1000", "unit: day\n      requests_per_unit: 1000"),
+    (
+        "  # No limit at all: monitoring passes, and is not counted.\n  - key: user_id\n    \
+         value: monitoring\n    rate_limit:\n      unlimited: true\n\n",
+        "",
+    ),
+];
+
+/// Directories and files of the repository that commands name.
+const LINKED: [&str; 5] = ["config", "docs", "envoy", "tests", "docker-compose.yml"];
+
+/// Stands between the outputs of two commands.
+const MARK: &str = "\u{1}";
+
+/// A block of commands.
+#[derive(Debug)]
+struct Block {
+    /// The page, below docs/.
+    page: String,
+    /// Line of the first command, from 1.
+    line: usize,
+    lines: Vec<String>,
+}
+
+/// All blocks of commands in a page.
+fn blocks(page: &str, text: &str) -> Vec<Block> {
+    let mut found = Vec::new();
+    let mut open: Option<(bool, Block)> = None;
+    for (number, line) in (1..).zip(text.lines()) {
+        match (line.trim_start().strip_prefix("```"), &mut open) {
+            (Some(language), None) => {
+                let language = language.split(' ').next().unwrap_or_default();
+                let block = Block { page: page.to_owned(), line: number + 1, lines: Vec::new() };
+                open = Some((LANGUAGES.contains(&language), block));
+            }
+            (Some(_), Some(_)) => {
+                found.extend(open.take().filter(|(is_shown, _)| *is_shown).map(|(_, it)| it));
+            }
+            (None, Some((_, block))) => block.lines.push(line.to_owned()),
+            (None, None) => {}
+        }
+    }
+    found
+}
+
+/// All pages below docs/, by their path there.
+fn pages(dir: &Path, pages: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            self::pages(&path, pages);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            pages.push(path);
+        }
+    }
+    pages.sort();
+}
+
+/// The directory in which the commands run: what of the repository they name, and files that only
+/// the pages have.
+fn scene() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for name in LINKED {
+        symlink(root().join(name), dir.path().join(name)).unwrap();
+    }
+    fs::write(dir.path().join("broken.yaml"), BROKEN).unwrap();
+    let new = dir.path().join("new");
+    fs::create_dir(&new).unwrap();
+    for entry in fs::read_dir(root().join("config/rules")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut text = fs::read_to_string(&path).unwrap();
+        if path.ends_with("shop.yaml") {
+            for (old, new) in NEW {
+                assert!(text.contains(old), "config/rules/shop.yaml has no {old:?}");
+                text = text.replace(old, new);
+            }
+        }
+        fs::write(new.join(path.file_name().unwrap()), text).unwrap();
+    }
+    dir
+}
+
+/// Runs the commands of a block in one shell, and returns the output of each.
+fn outputs(scene: &Path, commands: &[&str]) -> Vec<String> {
+    let mut script = "exec 2>&1\n".to_owned();
+    for command in commands {
+        // The status goes to the next command, which may be `echo $?`.
+        script.push_str(&format!("{command}\nset -- $?; printf '{MARK}'; (exit $1)\n"));
+    }
+    let binaries = [Path::new(BINARY), ratectl()].map(|path| path.parent().unwrap().to_owned());
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path: OsString =
+        std::env::join_paths(binaries.into_iter().chain(std::env::split_paths(&path))).unwrap();
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", &script]).current_dir(scene).stdin(Stdio::null());
+    let ran = ran(bash.env_clear().envs(inherited()).env("PATH", path));
+    ran.out.split(MARK).map(|output| output.trim_end().to_owned()).collect()
+}
+
+/// Whether an output is the one shown. A line `…` stands for any lines.
+fn is_shown(output: &str, shown: &str) -> bool {
+    let mut rest = output;
+    for (at, part) in shown.split("\n…").enumerate() {
+        match rest.find(part) {
+            Some(found) if at > 0 || found == 0 => rest = &rest[found + part.len()..],
+            _ => return false,
+        }
+    }
+    rest.is_empty() || shown.ends_with('…')
+}
+
+/// The differences between what a block shows and what its commands print.
+fn faults(scene: &Path, block: &Block) -> Vec<String> {
+    let Block { page, line, lines } = block;
+    let mut commands: Vec<(&str, String)> = Vec::new();
+    for line in lines {
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(command), _) => commands.push((command, String::new())),
+            (None, Some((_, shown))) => {
+                shown.push_str(line);
+                shown.push('\n');
+            }
+            (None, None) => {
+                return vec![format!("docs/{page}:{line}: no `$ ` before the command")];
+            }
+        }
+    }
+    let typed: Vec<_> = commands.iter().map(|(command, _)| *command).collect();
+    let outputs = outputs(scene, &typed);
+    let each = commands.iter().zip(outputs);
+    let differs = each.filter(|((_, shown), output)| !is_shown(output, shown.trim_end()));
+    differs
+        .map(|((command, shown), output)| {
+            format!("docs/{page}:{line}: {command}\nshows\n{shown}\nand prints\n{output}\n")
+        })
+        .collect()
+}
+
+#[test]
+fn each_command_of_the_pages_prints_what_they_show() {
+    let (docs, scene) = (root().join("docs"), scene());
+    let mut paths = Vec::new();
+    pages(&docs, &mut paths);
+    let (mut all, mut unused) = (Vec::new(), NOT_RUN.to_vec());
+    let mut run = 0;
+    for path in paths {
+        let page = path.strip_prefix(&docs).unwrap().to_str().unwrap().to_owned();
+        for block in blocks(&page, &fs::read_to_string(&path).unwrap()) {
+            let text = block.lines.join("\n");
+            let mut reasons = NOT_RUN.iter();
+            let reason = reasons.find(|(of, begin, _)| *of == page && text.starts_with(begin));
+            match reason {
+                Some(reason) => unused.retain(|it| it != reason),
+                None => {
+                    run += 1;
+                    all.extend(faults(scene.path(), &block));
+                }
+            }
+        }
+    }
+    assert!(all.is_empty(), "{}", all.join("\n"));
+    assert_eq!(unused, [], "no block begins like this");
+    assert!(run > 10, "only {run} blocks were run");
+}
+
+#[test]
+fn a_block_that_shows_something_else_is_found() {
+    let scene = scene();
+    let of = |text: &str| {
+        let page = format!("```console\n{text}\n```\n```yaml\n$ false\n```\n");
+        let blocks = blocks("a.md", &page);
+        assert_eq!(blocks.len(), 1, "{blocks:?}");
+        faults(scene.path(), &blocks[0]).len()
+    };
+    assert_eq!(of("$ echo a\na\n$ false\n$ echo $?\n1"), 0);
+    assert_eq!(of("$ seq 5\n1\n…\n4\n5"), 0);
+    assert_eq!(of("$ seq 5\n1\n2\n…"), 0);
+    assert_eq!(of("$ seq 5\n1\n2"), 1);
+    assert_eq!(of("$ echo a\nb"), 1);
+    assert_eq!(of("echo a"), 1);
+}
