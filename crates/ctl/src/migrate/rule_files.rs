@@ -7,7 +7,7 @@ use ratelease_cli::migration::EnvironmentReview;
 use ratelease_cli::out::CliError;
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::RulesSource;
-use ratelease_rules::{self as rules, Dotfiles, Fault, Options, Rules, Source};
+use ratelease_rules::{self as rules, Dotfiles, Fault, Rules, Source};
 
 use super::deployment::Deployment;
 
@@ -122,7 +122,7 @@ fn compile(
         review.differences.push((what, "name their directory in --rules".to_owned()));
         return review;
     }
-    match rules::load(sources, Options { merge_domains: reading.merge_domains }) {
+    match rules::load(sources, reading.options.clone()) {
         Ok(loaded) => {
             review.loaded = Some((loaded.rules.len(), loaded.rules.domains().count()));
             review.warnings = loaded.warnings;
