@@ -1,6 +1,6 @@
 //! Tests of the recipes in `envoy/recipes`: each starts a ratelease with the recipe's rules on a
-//! Redis Cluster, a real Envoy with the recipe's bootstrap, and an upstream, and checks the verdicts
-//! one by one. docs/recipes.md describes the recipes.
+//! Redis Cluster, a real Envoy with the recipe's bootstrap, and an upstream, and checks the
+//! verdicts one by one. docs/recipes.md describes the recipes.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -1,5 +1,5 @@
-//! The scenarios that Envoy Gateway tests for global rate limits, with the filters, routes and rules
-//! that it generates for them. docs/recipes.md lists them.
+//! The scenarios that Envoy Gateway tests for global rate limits, with the filters, routes and
+//! rules that it generates for them. docs/recipes.md lists them.
 
 /// Rules that share counts, cost more than one, or only count.
 #[path = "envoy_gateway/buckets.rs"]

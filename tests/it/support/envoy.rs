@@ -15,8 +15,8 @@ use super::process::{Process, leashed};
 
 mod config;
 
-/// Envoy with the rate limit filter. Of [`Envoy::start`], it has one listener, and an upstream of its
-/// own that answers 200.
+/// Envoy with the rate limit filter. One of [`Envoy::start`] has one listener, and an upstream of
+/// its own that answers 200.
 pub(crate) struct Envoy {
     process: Process,
     /// The address that accepts requests.

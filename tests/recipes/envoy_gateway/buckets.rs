@@ -67,8 +67,8 @@ pub async fn shared_header_match_of_a_gateway(gateway: &mut Gateway) {
     gateway.ends(3, 2).await;
 }
 
-/// Four rules of 3 requests an hour, of a route's policy and of its Gateway's, and one of 30 for all
-/// requests of the Gateway.
+/// Four rules of 3 requests an hour, of a route's policy and of its Gateway's, and one of 30 for
+/// all requests of the Gateway.
 pub async fn shared_and_unshared_rules_merged(gateway: &mut Gateway) {
     let request = |path| Request::on("default/merged/http-8087", path);
     let shared = [("/bar", 200), ("/foo", 200), ("/bar", 200), ("/foo", 429)];
@@ -88,7 +88,8 @@ pub async fn shared_and_unshared_rules_merged(gateway: &mut Gateway) {
         assert_quota(&gateway.send(request("/foo")).await, 200, "30, 30;w=3600", left);
     }
     assert_quota(&gateway.send(request("/bar")).await, 429, "30, 30;w=3600", 0);
-    // 23 and 7 calls for all requests, and one more for each that passed of users one, two and four.
+    // 23 and 7 calls for all requests, and one more for each that
+    // passed of users one, two and four.
     gateway.ends(23 + 7 + 3 + 6 + 6, 1 + 2 + 1 + 2 + 1).await;
 }
 

@@ -1,5 +1,5 @@
-//! Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of the
-//! rules that denied.
+//! Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of
+//! the rules that denied.
 
 use ratelease_rules::request::{Descriptor, Request};
 use serde_json::{Map, Value, json};
