@@ -11,7 +11,7 @@ import time
 import objects
 import table
 from api import Failed, until
-from in_force import is_in_force
+from in_force import ADMIN, fetch, is_in_force
 from load import Client
 from objects import target, traffic_policy
 from scenario import GATEWAY, LISTENERS
@@ -20,6 +20,7 @@ from scenarios_policies import policies
 from scene import ENVOYS, HTTP, say, scrape
 
 COUNTED_MAX = 15  # seconds until a decision is in the counters
+TAKEN_OVER = f"{ADMIN}/stats?filter=listener_create_success"  # by workers
 HEADS = ["scenario", "requests", "allowed", "limited", "ms until in force", "seen", ""]
 OVER, SHADOW, HITS = (f"ratelimit_service_rate_limit_{it}"
                       for it in ["over_limit", "shadow_mode", "total_hits"])
@@ -92,9 +93,19 @@ class Scenarios:
         for it in scenario.objects:
             if it["kind"].endswith("Policy"):
                 self.await_accepted(it)
-        until("the policy at Envoy and ratelease", lambda: is_in_force(
-            self.envoy, self.scene.service, scenario.hosts(), scenario.limits, scenario.filters),
-            15)
+        looks = []
+
+        def is_settled():
+            """Envoy's dump shows a listener before all of its worker threads have it. So nothing
+            may be missing in two looks, between which no worker took a listener over."""
+            if not is_in_force(self.envoy, self.scene.service, scenario.hosts(), scenario.limits,
+                               scenario.filters):
+                looks.clear()
+                return False
+            looks.append(fetch(self.envoy, TAKEN_OVER))
+            return looks[-1] and looks[-2:-1] == looks[-1:]
+
+        until("the policy at Envoy and ratelease", is_settled, 15)
 
     def await_accepted(self, policy):
         """Fails with Envoy Gateway's words if it does not take a policy."""
@@ -138,8 +149,8 @@ class Scenarios:
         return status, ask.fault_of(status, seen, index)
 
     def await_counters(self, scenario, statuses, before):
-        """What does not agree with the answers. ratelease counts at once; envoyproxy/ratelimit, with
-        which the scenarios can be compared, publishes its counts some seconds later."""
+        """What does not agree with the answers. ratelease counts at once; envoyproxy/ratelimit,
+        with which the scenarios can be compared, publishes its counts some seconds later."""
         deadline = time.monotonic() + COUNTED_MAX
         while faults := self.faults_of_counters(scenario, statuses, before):
             if time.monotonic() > deadline:
