@@ -15,7 +15,8 @@ pub struct Rules {
     domains: SmallMap<Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
-    stores: StoresOfDomains,
+    /// Boxed, since only overrides and pages read it.
+    stores: Box<StoresOfDomains>,
 }
 
 /// The stores that the rules may name, and those that domains name.
@@ -47,7 +48,7 @@ impl Rules {
         rules: Vec<Arc<Rule>>,
         stores: StoresOfDomains,
     ) -> Self {
-        Self { version, domains, rules, stores }
+        Self { version, domains, rules, stores: Box::new(stores) }
     }
 
     /// Returns the names of the stores that the rules may name.

@@ -38,9 +38,16 @@ pub struct StoreRef {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoreNames(Option<Arc<[Box<str>]>>);
 
-/// The stores of domains whose rules name none.
+/// The stores of domains whose rules name none. Clones share them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DomainStores(Option<Arc<[(Box<str>, StoreRef)]>>);
+pub struct DomainStores(Option<Arc<[DomainStore]>>);
+
+/// The store of one domain.
+#[derive(Debug, PartialEq, Eq)]
+struct DomainStore {
+    domain: Box<str>,
+    store: StoreRef,
+}
 
 // === impl StoreId ===
 
@@ -163,17 +170,18 @@ impl DomainStores {
     /// # Errors
     /// What is wrong with the first faulty item.
     pub fn parse(list: &str, names: &StoreNames) -> Result<Self, String> {
-        let mut stores: Vec<(Box<str>, StoreRef)> = Vec::new();
+        let mut stores: Vec<DomainStore> = Vec::new();
         for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let shown = item.escape_debug();
             let pair = item.rsplit_once('=').map(|(domain, store)| (domain.trim(), store));
             let Some((domain, store)) = pair.filter(|(domain, _)| !domain.is_empty()) else {
                 return Err(format!("'{shown}' is not domain=store"));
             };
-            if stores.iter().any(|(known, _)| **known == *domain) {
+            if stores.iter().any(|known| *known.domain == *domain) {
                 return Err(format!("'{}' stands twice", domain.escape_debug()));
             }
-            stores.push((domain.into(), names.parse_ref(store)?));
+            let store = names.parse_ref(store)?;
+            stores.push(DomainStore { domain: domain.into(), store });
         }
         Ok(Self((!stores.is_empty()).then(|| stores.into())))
     }
@@ -186,7 +194,8 @@ impl DomainStores {
 
     /// Returns the domains with their stores, in the order of the setting.
     pub fn iter(&self) -> impl Iterator<Item = (&str, StoreRef)> {
-        self.0.iter().flat_map(|all| all.iter()).map(|(domain, store)| (&**domain, *store))
+        let all = self.0.iter().flat_map(|all| all.iter());
+        all.map(|DomainStore { domain, store }| (&**domain, *store))
     }
 }
 

@@ -281,8 +281,8 @@ fn one_fault_refuses_the_load_and_columns_count_characters() {
         Source { name: "é.yaml".into(), text: "domain: d\nédition: 1".into() },
     ];
     let found = refusal(&sources, NO_MERGE);
-    let expected = "é.yaml:2:1: unknown key 'édition'; expected one of domain, descriptors, defaults, \
-         store, store_from";
+    let expected = "é.yaml:2:1: unknown key 'édition'; expected one of domain, descriptors, \
+                    defaults, store, store_from";
     assert_eq!(found, [expected]);
     let found = refusal(&[source("\u{feff}{é: 1, domain: ''}\r\n")], NO_MERGE);
     assert!(found[0].starts_with("a.yaml:1:2: unknown key 'é'"), "{found:?}");

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ratelease_rules::{Allowance, Limit, StoreRef, Unit};
+use ratelease_rules::{Allowance, Limit, Unit};
 
 use super::KeyState;
 use crate::store::StoreError;
@@ -18,10 +18,11 @@ const SUSPENDED_FOR: Duration = Duration::from_millis(500);
 pub(super) enum LimitSource {
     /// In the key's rule.
     Rule,
-    /// It is an override's: a number of requests in a fixed window of one unit, and the store that
-    /// counts them.
-    Override(Unit, StoreRef),
-    /// In the cold state: the rule has changed, and waiting requests asked under the old one.
+    /// It is an override's that the default store counts: a number of requests in a fixed window of
+    /// one unit.
+    Override(Unit),
+    /// In the cold state: the rule has changed, and waiting requests asked under the old one; or it
+    /// is an override's that another store counts.
     ColdState,
 }
 
@@ -30,25 +31,23 @@ impl KeyState {
     pub(super) fn limit(&self) -> Limit {
         let limit = match self.limit_source {
             LimitSource::Rule => self.limit_of_rule(),
-            LimitSource::Override(..) => None,
+            LimitSource::Override(_) => None,
             LimitSource::ColdState => {
                 self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied())
             }
         };
-        let (unit, store) = match self.limit_source {
-            LimitSource::Override(unit, store) => (unit, store),
-            _ => (Unit::Second, StoreRef::DEFAULT),
-        };
-        limit.unwrap_or(Limit { store, ..Limit::fixed_window(self.requests, unit) })
+        let unit =
+            if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
+        limit.unwrap_or(Limit::fixed_window(self.requests, unit))
     }
 
     pub(super) fn set_limit(&mut self, limit: Limit) {
         let (mut apart, mut requests) = (None, 0);
         self.limit_source = if self.limit_of_rule() == Some(limit) {
             LimitSource::Rule
-        } else if limit == plain(limit) {
+        } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
             requests = limit.requests_per_unit;
-            LimitSource::Override(limit.unit, limit.store)
+            LimitSource::Override(limit.unit)
         } else {
             apart = Some(limit);
             LimitSource::ColdState
@@ -100,10 +99,4 @@ impl KeyState {
             self.buffer.trim();
         }
     }
-}
-
-/// The limit that an override with these amounts and this store has.
-fn plain(limit: Limit) -> Limit {
-    let Limit { requests_per_unit, unit, store, .. } = limit;
-    Limit { store, ..Limit::fixed_window(requests_per_unit, unit) }
 }

@@ -108,7 +108,7 @@ async fn drawn(algorithm: Algorithm, seed: u64) -> Vec<(u64, u64)> {
         }
         .unwrap();
         // A part of some leases goes back, at once.
-        let unspent = if random / 128 % 4 == 0 { granted.tokens / 2 } else { 0 };
+        let unspent = if (random / 128).is_multiple_of(4) { granted.tokens / 2 } else { 0 };
         spent.push((at, granted.tokens - unspent));
         let back = Some(Return { tokens: unspent, epoch: Some(granted.epoch) });
         let back = Ask { back, ..Ask::look(ask.key, ask.limit) };
