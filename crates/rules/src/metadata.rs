@@ -126,7 +126,8 @@ impl Bounds {
     }
 }
 
-fn scalar(text: &str, meaning: Meaning) -> Result<Value, String> {
+/// The value of a scalar; an error if JSON has no such number.
+pub(crate) fn scalar(text: &str, meaning: Meaning) -> Result<Value, String> {
     Ok(match meaning {
         Meaning::Null => Value::Null,
         Meaning::Bool(value) => Value::Bool(value),

@@ -1,7 +1,10 @@
 //! Reads YAML files that are not rules into a tree with places, with the parser and the ceilings of
 //! rule files.
 
+use serde_json::{Map, Value};
+
 use crate::fault::{Faults, Findings, Place};
+use crate::metadata;
 use crate::node::{Document, Kind, Node};
 use crate::reader::Reader;
 use crate::scalar::Meaning;
@@ -9,16 +12,18 @@ use crate::source::Source;
 use crate::text;
 
 /// A value, with aliases followed and merge keys expanded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Yaml {
     /// Where it begins.
     pub place: Place,
     /// The content of the value.
     pub kind: YamlKind,
+    /// The meaning of a scalar; of another value, [`Meaning::Null`].
+    meaning: Meaning,
 }
 
 /// The content of a value.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum YamlKind {
     /// Empty, or `null`.
     Null,
@@ -54,6 +59,10 @@ pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
 /// Copies a node. The reader's bounds apply: it returns no more nodes once aliases exceed the
 /// budget.
 fn copy<'d>(reader: &mut Reader<'d, '_>, node: &'d Node<'d>) -> Yaml {
+    let meaning = match node.kind {
+        Kind::Scalar(_, meaning) => meaning,
+        _ => Meaning::Null,
+    };
     let kind = match &node.kind {
         Kind::Scalar(_, Meaning::Null) | Kind::Alias(_) => YamlKind::Null,
         Kind::Scalar(text, _) => YamlKind::Scalar(text.to_string()),
@@ -73,12 +82,43 @@ fn copy<'d>(reader: &mut Reader<'d, '_>, node: &'d Node<'d>) -> Yaml {
             YamlKind::Map(copied.unwrap_or_default())
         }
     };
-    Yaml { place: node.place, kind }
+    Yaml { place: node.place, kind, meaning }
 }
 
 // === impl Yaml ===
 
 impl Yaml {
+    /// Nothing, at this place.
+    pub fn null(place: Place) -> Self {
+        Self { place, kind: YamlKind::Null, meaning: Meaning::Null }
+    }
+
+    /// The value as JSON, with the meaning that rule files give it: `yes` is true, `007` is 7. A
+    /// number that JSON lacks is text. Of two equal keys of a map the later one wins, and adds to
+    /// the former one where both are maps.
+    pub fn json(&self) -> Value {
+        match &self.kind {
+            YamlKind::Null => Value::Null,
+            YamlKind::Scalar(text) => {
+                metadata::scalar(text, self.meaning).unwrap_or_else(|_| Value::String(text.clone()))
+            }
+            YamlKind::List(items) => items.iter().map(Yaml::json).collect(),
+            YamlKind::Map(pairs) => {
+                let mut map = Map::new();
+                for (key, value) in pairs {
+                    let YamlKind::Scalar(key) = &key.kind else { continue };
+                    match (map.get_mut(key), value.json()) {
+                        (Some(Value::Object(former)), Value::Object(more)) => former.extend(more),
+                        (_, value) => {
+                            map.insert(key.clone(), value);
+                        }
+                    }
+                }
+                Value::Object(map)
+            }
+        }
+    }
+
     /// Describes the value, for a message.
     pub fn describe(&self) -> String {
         match &self.kind {
@@ -109,6 +149,15 @@ mod tests {
             shown.collect::<Vec<_>>(),
             [("'b'".into(), "'007'".into(), (1, 4)), ("'a'".into(), "a list".into(), (2, 4))]
         );
+    }
+
+    #[test]
+    fn json_has_the_meaning_of_rule_files() {
+        let root = read("a: 007\nb: yes\nc: '5'\nd: .inf\ne: ~\nf: {x: 1}\nf: {y: [2.5]}\n");
+        let expected = serde_json::json!({
+            "a": 7, "b": true, "c": "5", "d": ".inf", "e": null, "f": {"x": 1, "y": [2.5]}
+        });
+        assert_eq!(root.unwrap().unwrap().json(), expected);
     }
 
     #[test]

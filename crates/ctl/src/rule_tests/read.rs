@@ -18,7 +18,7 @@ const TIMES_MAX: u32 = 1_000_000;
 pub(super) fn suite(source: &Source) -> Result<Suite, Vec<Fault>> {
     let root = yaml::read(source).map_err(|faults| faults.iter().cloned().collect::<Vec<_>>())?;
     let mut reader = Reader { file: &source.name, faults: Vec::new(), domain: String::new() };
-    let nothing = Yaml { place: Place::START, kind: YamlKind::Null };
+    let nothing = Yaml::null(Place::START);
     let suite = reader.suite(root.as_ref().unwrap_or(&nothing));
     reader.faults.sort();
     match suite {
