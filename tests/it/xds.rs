@@ -4,6 +4,7 @@ mod bad;
 mod control_plane;
 mod gateway;
 mod large;
+mod published;
 mod stream;
 mod together;
 

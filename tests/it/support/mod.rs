@@ -6,6 +6,7 @@
 
 pub(crate) mod chromium;
 pub(crate) mod collector;
+pub(crate) mod control;
 pub(crate) mod control_plane;
 pub(crate) mod cores;
 pub(crate) mod envoy;

@@ -12,11 +12,14 @@ use super::ratelease::BINARY;
 /// Subcommands of the sidecar; all others are those of `ratectl`.
 const OF_SIDECAR: [&str; 3] = ["serve", "check", "health"];
 
-/// The path of the binary, after a build if needed. `cargo test` builds the binary of each package
-/// whose tests it runs; where only tests of this package run, it may be missing, or older than its
-/// source.
-static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| {
-    let path = Path::new(BINARY).with_file_name("ratectl");
+/// The path of the binary.
+static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| built("ratelease-ctl", "ratectl"));
+
+/// The path of the binary `program` of another package, after a build if needed. `cargo test`
+/// builds the binary of each package whose tests it runs; where only tests of this package run, it
+/// may be missing, or older than its source.
+pub(super) fn built(package: &str, program: &str) -> PathBuf {
+    let path = Path::new(BINARY).with_file_name(program);
     if fs::metadata(&path).and_then(|built| built.modified()).is_ok_and(|built| built >= source()) {
         return path;
     }
@@ -25,11 +28,11 @@ static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| {
         _ => "dev",
     };
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--package", "ratelease-ctl", "--bin", "ratectl"]);
+    build.args(["build", "--quiet", "--locked", "--package", package, "--bin", program]);
     build.args(["--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(build.status().expect("cargo runs").success(), "ratectl cannot be built");
+    assert!(build.status().expect("cargo runs").success(), "{program} cannot be built");
     path
-});
+}
 
 /// The path of `ratectl`.
 pub(crate) fn ratectl() -> &'static Path {

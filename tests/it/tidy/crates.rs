@@ -35,6 +35,7 @@ const GRAPH: [(&str, &[&str]); 10] = [
             "ratelease-tls",
         ],
     ),
+    ("ratelease-control", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
 ];
 
@@ -52,8 +53,16 @@ const NEVER: [(&str, &[&str], &str); 3] = [
     ),
     (
         "ratelease",
-        &["ratatui", "hdrhistogram", "clap_mangen", "clap_complete", "ratelease-ctl", "kube"],
-        "what only the tools or the injector need is not of the sidecar",
+        &[
+            "ratatui",
+            "hdrhistogram",
+            "clap_mangen",
+            "clap_complete",
+            "ratelease-ctl",
+            "sqlx",
+            "ratelease-control",
+        ],
+        "what only the tools, the injector and the control plane need is not of the sidecar",
     ),
 ];
 

@@ -54,6 +54,7 @@ const EDGES: [Edge; 9] = [
     Edge {
         within: Modules::AllBut(&[
             "server/grpc/wire",
+            "control/push/wire",
             "ctl/query/wire",
             "sidecar/rule_source/xds/wire",
         ]),

@@ -43,6 +43,7 @@ const LAYERS: [(&str, &str); 9] = [
         "accept tls transport request_error current_rules metrics hot_keys samples trace observe \
          service grpc",
     ),
+    ("crates/control/src", "document store auth push metrics api settings tokens app"),
     (
         "crates/sidecar/src",
         "supervise telemetry file_watch certificates rule_source admin http app",

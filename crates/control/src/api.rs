@@ -1,0 +1,132 @@
+//! **REST**: the calls that change and show rules, described by the OpenAPI document at
+//! `/openapi.json`.
+//!
+//! `call` reads requests, `problem` answers refusals; the other modules hold one resource each.
+
+mod call;
+mod domains;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod files;
+mod history;
+mod observe;
+mod openapi;
+mod paging;
+mod policies;
+mod problem;
+mod publish;
+mod publishing;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod rules;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod scoped;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::StatusCode;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+pub use openapi::document as openapi;
+pub use problem::{FieldFault, Problem};
+
+use crate::push::{PublishedSet, Streams};
+use crate::store::Store;
+
+const MIB: usize = 1 << 20;
+
+/// Maximum time of a request; a write that takes longer is rolled back.
+const REQUEST_MAX: Duration = Duration::from_secs(10);
+
+/// The same for requests about all rules of a domain.
+const LONG_REQUEST_MAX: Duration = Duration::from_secs(60);
+
+/// Maximum time until the database answers a question about nothing.
+const PING_MAX: Duration = Duration::from_secs(1);
+
+/// What the calls share.
+#[derive(Debug)]
+pub struct App {
+    /// The database.
+    pub store: Store,
+    /// Maximum bytes of all published rules together: what a pod accepts in one message.
+    pub push_bytes_max: usize,
+    /// Wakes the task that follows the versions.
+    pub follower: Arc<Notify>,
+    /// What is pushed.
+    pub published: watch::Receiver<Arc<PublishedSet>>,
+    /// The streams of pods.
+    pub streams: Streams,
+}
+
+// === impl App ===
+
+impl App {
+    /// Whether the database answers soon.
+    async fn has_database(&self) -> bool {
+        matches!(timeout(PING_MAX, self.store.ping()).await, Ok(Ok(())))
+    }
+
+    /// Has a version that was just committed be pushed at once.
+    fn wake_follower(&self) {
+        self.follower.notify_one();
+    }
+}
+
+/// All calls.
+pub fn router(app: Arc<App>) -> Router {
+    let short = Router::new()
+        .route("/v1/rules", get(rules::list).post(rules::create))
+        .route("/v1/rules/{id}", get(rules::read).put(rules::change).delete(rules::remove))
+        .route("/v1/rules/{id}/history", get(history::history))
+        .route("/v1/policies/{id}", get(policies::read).put(policies::write))
+        .route("/api/v1/policies/{id}", get(policies::read).put(policies::write))
+        .route("/rules", get(scoped::list).post(scoped::create))
+        .route("/rules/{id}", get(scoped::read).put(scoped::change).delete(scoped::remove))
+        .route("/v1/domains", get(domains::list))
+        .route("/v1/versions", get(publish::versions))
+        .route("/v1/pods", get(observe::pods))
+        .route("/v1/audit", get(observe::audit))
+        .layer(from_fn_with_state(REQUEST_MAX, bounded));
+    let long = Router::new()
+        .route("/v1/import", post(files::import))
+        .route("/v1/export", get(files::export))
+        .route("/v1/check", post(publish::check))
+        .route("/v1/publish", post(publish::publish))
+        .route("/v1/rollback", post(publish::rollback))
+        .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
+    Router::new()
+        .merge(short)
+        .merge(long)
+        .route("/openapi.json", get(openapi::serve))
+        .route("/healthz", get(observe::health))
+        .route("/metrics", get(observe::metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .with_state(app)
+}
+
+/// Ends a request that takes too long: its transaction is dropped, and so rolled back.
+async fn bounded(State(max): State<Duration>, request: Request, next: Next) -> Response {
+    timeout(max, next.run(request)).await.unwrap_or_else(|_| {
+        let detail = format!(
+            "the database took longer than {max:?}. A write may have been done if it was at its \
+             commit; a repeat with the same Idempotency-Key is safe"
+        );
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).into_response()
+    })
+}
+
+async fn unknown_path() -> Problem {
+    Problem::not_found("no such path; /openapi.json lists all")
+}
+
+async fn unknown_method() -> Problem {
+    let detail = "no such method at this path; /openapi.json lists all";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+}

@@ -1,0 +1,293 @@
+//! What a request says of itself: who calls, the body, and what a write is conditional on.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::response::Response;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+
+use super::problem::{FieldFault, Problem};
+use super::{App, MIB};
+use crate::auth::{Access, Caller, Token};
+use crate::store::{Answer, AnswerKey, Author, Earlier, Write};
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Maximum bytes of a body that is not an import, of a reason, and of an idempotency key.
+pub(super) const BODY_BYTES_MAX: usize = MIB;
+const REASON_BYTES_MAX: usize = 1024;
+const KEY_BYTES_MAX: usize = 128;
+
+/// Maximum bytes of a domain's name.
+const DOMAIN_BYTES_MAX: usize = 1024;
+
+/// What every write may be told.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct WriteQuery {
+    /// Why, for history and audit log; at most 1 KiB.
+    #[serde(default)]
+    reason: String,
+    /// Whether to publish the domain at once, with this change alone.
+    #[serde(default)]
+    publish: bool,
+}
+
+/// A write: who, why, on what condition, and the body. Reading it checks the token first, so that
+/// nobody else's body is read.
+#[derive(Debug)]
+pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
+    pub(super) caller: Caller,
+    pub(super) body: Bytes,
+    /// Whether to publish at once.
+    pub(super) publishes: bool,
+    /// What `If-Match` requires.
+    pub(super) if_match: Option<String>,
+    reason: String,
+    key: Option<AnswerKey>,
+}
+
+/// What a write begins with.
+pub(super) enum Begun {
+    /// A transaction.
+    New(Box<Write>),
+    /// The answer that the first request of its key got.
+    Repeated(Box<Response>),
+}
+
+// === impl Caller ===
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let refuse = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+        let Some(header) = parts.headers.get(header::AUTHORIZATION) else {
+            return Err(refuse("no token; send 'Authorization: Bearer rlc_…'"));
+        };
+        let token = header.to_str().ok().and_then(|it| it.split_once(' '));
+        let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+        let unknown = "the token is not known, expired or revoked";
+        let token = token.ok_or_else(|| refuse(unknown))?;
+        let row = app.store.token(token.id()).await?;
+        row.and_then(|row| token.caller(&row)).ok_or_else(|| refuse(unknown))
+    }
+}
+
+impl Caller {
+    /// Refuses a caller without this access.
+    pub(super) fn need(&self, access: Access) -> Result<(), Problem> {
+        if self.has(access) {
+            return Ok(());
+        }
+        Err(Problem::forbidden(format!("the token lacks the access '{}'", access.name())))
+    }
+
+    /// Refuses a caller who may not use this domain.
+    pub(super) fn need_domain(&self, domain: &str) -> Result<(), Problem> {
+        if self.may_use(domain) {
+            return Ok(());
+        }
+        let domain = ratelease_rules::excerpt(domain);
+        Err(Problem::forbidden(format!("the token is not for the domain '{domain}'")))
+    }
+}
+
+// === impl WriteCall ===
+
+impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
+        let (mut parts, body) = request.into_parts();
+        let caller = Caller::from_request_parts(&mut parts, app).await?;
+        caller.need(Access::Write)?;
+        let QueryOf(query) = QueryOf::<WriteQuery>::from_request_parts(&mut parts, app).await?;
+        if query.reason.len() > REASON_BYTES_MAX {
+            return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
+        }
+        check_text("reason", &query.reason)?;
+        let body = read_body(body, &parts.headers, MAX).await?;
+        let key = key(&parts, &body)?;
+        let if_match = parts.headers.get(header::IF_MATCH).map(|it| it.to_str().map(str::to_owned));
+        let if_match = if_match.transpose();
+        let if_match = if_match.map_err(|_| Problem::malformed("'If-Match' is not text"))?;
+        let publishes = query.publish;
+        Ok(Self { caller, body, publishes, if_match, reason: query.reason, key })
+    }
+}
+
+impl<const MAX: usize> WriteCall<MAX> {
+    /// Reads the body as JSON.
+    pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
+        json(&self.body)
+    }
+
+    /// Begins the write, unless it was done already.
+    pub(super) async fn begin(&self, app: &App) -> Result<Begun, Problem> {
+        let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
+        let mut write = app.store.begin(&author).await?;
+        let Some(key) = &self.key else { return Ok(Begun::New(Box::new(write))) };
+        match write.earlier(key).await? {
+            Earlier::New => Ok(Begun::New(Box::new(write))),
+            Earlier::Same(answer) => {
+                let mut response = response(answer);
+                let name = HeaderName::from_static("idempotency-replayed");
+                response.headers_mut().insert(name, HeaderValue::from_static("true"));
+                Ok(Begun::Repeated(Box::new(response)))
+            }
+            Earlier::Other => Err(Problem::faults(
+                "the Idempotency-Key was used for another request; choose a new one",
+                vec![FieldFault::of("Idempotency-Key", "used for another request")],
+            )),
+        }
+    }
+
+    /// Commits the write, and then answers.
+    pub(super) async fn finish(
+        &self,
+        app: &App,
+        mut write: Box<Write>,
+        status: StatusCode,
+        etag: Option<String>,
+        body: &impl Serialize,
+    ) -> Result<Response, Problem> {
+        let body = match status {
+            StatusCode::NO_CONTENT => String::new(),
+            _ => serde_json::to_string(body).unwrap_or_default(),
+        };
+        let etag = etag.unwrap_or_default();
+        let answer = Answer { status: status.as_u16(), etag, body };
+        if let Some(key) = &self.key {
+            write.keep_answer(key, &answer).await?;
+        }
+        write.commit().await?;
+        app.wake_follower();
+        Ok(response(answer))
+    }
+
+    /// Whether `If-Match` allows a write of what has this entity tag.
+    ///
+    /// # Errors
+    /// A problem of status 428 if there is no such header.
+    pub(super) fn matches(&self, etag: &str) -> Result<bool, Problem> {
+        let Some(wanted) = &self.if_match else {
+            let detail = "send 'If-Match' with the ETag that you read, or '*' to write regardless";
+            return Err(Problem::new(
+                StatusCode::PRECONDITION_REQUIRED,
+                "precondition-required",
+                detail,
+            ));
+        };
+        Ok(wanted.split(',').map(str::trim).any(|it| it == "*" || it == etag))
+    }
+}
+
+fn key(parts: &Parts, body: &[u8]) -> Result<Option<AnswerKey>, Problem> {
+    let Some(key) = parts.headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
+    let key = key.to_str().ok().filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len()));
+    let expected = "'Idempotency-Key': expected 1 to 128 characters of ASCII";
+    let key = key.ok_or_else(|| Problem::malformed(expected))?.to_owned();
+    let mut hasher = blake3::Hasher::new();
+    let uri = parts.uri.to_string();
+    let if_match = parts.headers.get(header::IF_MATCH).map(HeaderValue::as_bytes);
+    for part in [parts.method.as_str().as_bytes(), uri.as_bytes(), if_match.unwrap_or(b""), body] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    Ok(Some(AnswerKey { key, request: hasher.finalize().to_hex().to_string() }))
+}
+
+fn response(answer: Answer) -> Response {
+    let is_empty = answer.body.is_empty();
+    let mut response = Response::new(Body::from(answer.body));
+    *response.status_mut() = StatusCode::from_u16(answer.status).unwrap_or_default();
+    let headers = response.headers_mut();
+    if !is_empty {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
+    if let Ok(etag) = HeaderValue::from_str(&answer.etag)
+        && !answer.etag.is_empty()
+    {
+        headers.insert(header::ETAG, etag);
+    }
+    response
+}
+
+/// Reads a body of at most `max` bytes. One that says it is larger is not read.
+pub(super) async fn read_body(
+    body: Body,
+    headers: &HeaderMap,
+    max: usize,
+) -> Result<Bytes, Problem> {
+    let too_large = || {
+        let detail = format!("the body has more than {max} bytes; send less at once");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", detail)
+    };
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|it| it.to_str().ok());
+    if length.and_then(|it| it.parse::<usize>().ok()).is_some_and(|length| length > max) {
+        return Err(too_large());
+    }
+    to_bytes(body, max).await.map_err(|error| {
+        let is_limit = std::error::Error::source(&error)
+            .is_some_and(|it| it.is::<http_body_util::LengthLimitError>());
+        if is_limit { too_large() } else { Problem::malformed(format!("the body: {error}")) }
+    })
+}
+
+/// Reads JSON; an error names the field.
+pub(super) fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let field = match error.path().to_string() {
+            path if path == "." => "body".to_owned(),
+            path => path,
+        };
+        match error.inner().is_data() {
+            true => Problem::faults(
+                "the body has another form than expected",
+                vec![FieldFault::of(&field, error.into_inner().to_string())],
+            ),
+            false => Problem::malformed(format!("the body is no JSON: {}", error.into_inner())),
+        }
+    })?;
+    reader.end().map_err(|error| Problem::malformed(format!("after the JSON: {error}")))?;
+    Ok(read)
+}
+
+/// The query of a request.
+pub(super) struct QueryOf<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for QueryOf<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        let query = Query::<T>::try_from_uri(&parts.uri);
+        let query = query.map_err(|error| Problem::malformed(format!("the query: {error}")))?;
+        Ok(Self(query.0))
+    }
+}
+
+/// Refuses a text that the database cannot store.
+pub(super) fn check_text(name: &str, text: &str) -> Result<(), Problem> {
+    if text.contains('\0') {
+        return Err(Problem::malformed(format!("'{name}' has a NUL character; remove it")));
+    }
+    Ok(())
+}
+
+/// Refuses a domain that cannot be one.
+pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
+    if domain.is_empty() || domain.len() > DOMAIN_BYTES_MAX || domain.contains('\0') {
+        let message = "expected a name of 1 to 1024 bytes, without NUL characters";
+        let fault = FieldFault::of("domain", message);
+        return Err(Problem::faults("the domain cannot be used", vec![fault]));
+    }
+    Ok(())
+}

@@ -1,0 +1,177 @@
+//! Rule files, in and out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use ratelease_rules::Source;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+use utoipa::{IntoParams, ToSchema};
+
+use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
+use super::problem::{CommonProblems, FieldFault, Problem};
+use super::publishing::{is_clean, publish_change};
+use super::{App, MIB};
+use crate::auth::Caller;
+use crate::document::{Document, read, render};
+use crate::store::StoreError;
+
+/// Maximum bytes of an import: 100 000 rules are some 10 MB.
+const IMPORT_BYTES_MAX: usize = 32 * MIB;
+
+/// Maximum number of files of an import.
+const FILES_MAX: usize = 1000;
+
+/// Rule files, each of one domain.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Files {
+    /// The files.
+    files: Vec<RuleFile>,
+}
+
+/// A rule file.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RuleFile {
+    /// Its name, which faults begin with.
+    name: String,
+    /// Its text.
+    yaml: String,
+}
+
+/// What was imported.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Imported {
+    /// The domains.
+    domains: Vec<ImportedDomain>,
+}
+
+/// A domain that was imported.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ImportedDomain {
+    /// Its name.
+    domain: String,
+    /// Number of its rules.
+    rules: usize,
+    /// Number of rules that were added, changed or removed.
+    changed: usize,
+}
+
+/// What to export.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ExportQuery {
+    /// This domain, as a rule file; without it all domains, as JSON that `/v1/import` takes.
+    domain: Option<String>,
+    /// As this version published it; by default, the draft.
+    version: Option<i64>,
+}
+
+/// Import rule files
+///
+/// A file becomes the draft of its domain; rules that it lacks are removed. The body is the text
+/// of one file, or JSON with several.
+#[utoipa::path(post, path = "/v1/import", params(WriteQuery),
+    request_body(content((Files = "application/json"), (String = "application/yaml"))),
+    responses((status = 200, description = "Imported", body = Imported), CommonProblems))]
+pub(super) async fn import(
+    State(app): State<Arc<App>>,
+    headers: http::HeaderMap,
+    call: WriteCall<IMPORT_BYTES_MAX>,
+) -> Result<Response, Problem> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
+    let sources = match kind.unwrap_or_default().split(';').next().map(str::trim) {
+        Some("application/json") => sources(call.json()?)?,
+        _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
+    };
+    let documents = spawn_blocking(move || read(&sources)).await;
+    let documents = documents.map_err(|error| StoreError::Internal(error.to_string()))??;
+    for document in &documents {
+        check_domain(&document.domain)?;
+        call.caller.need_domain(&document.domain)?;
+    }
+    let mut write = match call.begin(&app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(*response),
+    };
+    let mut domains = Vec::new();
+    for document in &documents {
+        let was_clean = is_clean(&mut write, &document.domain, call.publishes).await?;
+        let changed = write.replace_domain(document).await?;
+        if call.publishes {
+            publish_change(&app, &mut write, &document.domain, was_clean).await?;
+        }
+        let (domain, rules) = (document.domain.clone(), document.records.len());
+        domains.push(ImportedDomain { domain, rules, changed });
+    }
+    let names: Vec<_> = domains.iter().map(|it| it.domain.as_str()).collect();
+    write.note_action("rules.import", &names.join(", ")).await?;
+    call.finish(&app, write, StatusCode::OK, None, &Imported { domains }).await
+}
+
+/// Export rule files
+#[utoipa::path(get, path = "/v1/export", params(ExportQuery), responses(
+    (status = 200, description = "A rule file, or all of them", content(
+        (Files = "application/json"), (String = "application/yaml"))), CommonProblems))]
+pub(super) async fn export(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<ExportQuery>,
+) -> Result<Response, Problem> {
+    let mut texts = BTreeMap::new();
+    let is_wanted = |domain: &str| match &query.domain {
+        Some(wanted) => wanted == domain,
+        None => caller.may_use(domain),
+    };
+    if let Some(domain) = &query.domain {
+        check_domain(domain)?;
+        caller.need_domain(domain)?;
+    }
+    match query.version {
+        Some(version) => {
+            for row in app.store.state_at(version).await? {
+                if let Some(hash) = row.hash.filter(|_| is_wanted(&row.domain)) {
+                    texts.insert(row.domain, app.store.text(&hash).await?);
+                }
+            }
+        }
+        None => {
+            for domain in app.store.domains().await?.into_iter().filter(|it| is_wanted(&it.name)) {
+                let draft: Document = app.store.draft(&domain.name).await?.document;
+                let text = spawn_blocking(move || render(&draft).text).await;
+                let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
+                texts.insert(domain.name, text);
+            }
+        }
+    }
+    match query.domain {
+        Some(domain) => {
+            let text = texts.remove(&domain).ok_or_else(|| {
+                let domain = ratelease_rules::excerpt(&domain);
+                Problem::not_found(format!("there is no domain '{domain}'"))
+            })?;
+            let yaml = HeaderValue::from_static("application/yaml");
+            Ok(([(header::CONTENT_TYPE, yaml)], text).into_response())
+        }
+        None => {
+            let file = |(domain, yaml)| RuleFile { name: format!("{domain}.yaml"), yaml };
+            Ok(Json(Files { files: texts.into_iter().map(file).collect() }).into_response())
+        }
+    }
+}
+
+fn sources(files: Files) -> Result<Vec<Source>, Problem> {
+    let count = files.files.len();
+    if count > FILES_MAX {
+        let message = format!("{count} files; expected at most {FILES_MAX}");
+        let fault = FieldFault::of("files", message);
+        return Err(Problem::faults("too many files at once", vec![fault]));
+    }
+    let source = |file: RuleFile| Source { name: file.name, text: file.yaml.into_bytes() };
+    Ok(files.files.into_iter().map(source).collect())
+}

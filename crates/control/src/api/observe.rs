@@ -1,0 +1,154 @@
+//! What pods run, and who did what.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::App;
+use super::call::QueryOf;
+use super::paging::{HistoryQuery, page_size, time};
+use super::problem::{CommonProblems, Problem};
+use crate::auth::{Access, Caller};
+use crate::metrics;
+use crate::store::{AuditRow, PodRow};
+
+/// Pods.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PodList {
+    /// The last version.
+    version: i64,
+    /// The streams of pods that are open, by node.
+    pods: Vec<PodView>,
+}
+
+/// The stream of a pod for one type of resources.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PodView {
+    /// The id of its node.
+    node: String,
+    /// Its address.
+    peer: String,
+    /// The name of its program.
+    agent: String,
+    /// The type of resources.
+    #[serde(rename = "type")]
+    type_url: String,
+    /// The replica of the control plane that it is connected to.
+    replica: String,
+    /// Since when.
+    #[schema(value_type = String, format = DateTime)]
+    connected_at: String,
+    /// The version that it was sent last; 0 for none.
+    sent: i64,
+    /// The version that it runs; 0 for none.
+    accepted: i64,
+    /// The version that it refused, if it refused the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<i64>,
+    /// Why it refused that, or which domains its type cannot say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fault: Option<String>,
+}
+
+/// The audit log.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AuditList {
+    /// The actions, the latest first.
+    actions: Vec<ActionView>,
+}
+
+/// An action.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ActionView {
+    /// Its number.
+    number: i64,
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    at: String,
+    /// Which token or command.
+    author: String,
+    /// What, as in `rule.change`.
+    action: String,
+    /// To what.
+    subject: String,
+    /// Why.
+    reason: String,
+}
+
+/// Whether the process serves.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Health {
+    /// Always `serving`: pods are served also while the database is away.
+    status: &'static str,
+    /// Whether the database answers.
+    database: bool,
+}
+
+/// List pods
+#[utoipa::path(get, path = "/v1/pods", responses(
+    (status = 200, description = "The pods that are connected to any replica", body = PodList),
+    CommonProblems))]
+pub(super) async fn pods(State(app): State<Arc<App>>, _: Caller) -> Result<Json<PodList>, Problem> {
+    let version = app.store.last_version().await?;
+    let pods = app.store.pods().await?.into_iter().map(PodView::from).collect();
+    Ok(Json(PodList { version, pods }))
+}
+
+/// Read the audit log
+#[utoipa::path(get, path = "/v1/audit", params(HistoryQuery), responses(
+    (status = 200, description = "Actions, the latest first", body = AuditList),
+    CommonProblems))]
+pub(super) async fn audit(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<HistoryQuery>,
+) -> Result<Json<AuditList>, Problem> {
+    caller.need(Access::Admin)?;
+    let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
+    let actions = app.store.audit(before, limit).await?;
+    Ok(Json(AuditList { actions: actions.into_iter().map(ActionView::from).collect() }))
+}
+
+/// Ask whether the process serves
+#[utoipa::path(get, path = "/healthz", security(()), responses(
+    (status = 200, description = "It serves", body = Health)))]
+pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
+    Json(Health { status: "serving", database: app.has_database().await })
+}
+
+/// Read metrics, for Prometheus
+#[utoipa::path(get, path = "/metrics", security(()), responses(
+    (status = 200, description = "Prometheus' text format", body = String,
+        content_type = "text/plain")))]
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> String {
+    let set = Arc::clone(&app.published.borrow());
+    let has_database = app.has_database().await;
+    metrics::render(&set, &app.streams.rows(), &app.streams.lag(), has_database)
+}
+
+impl From<PodRow> for PodView {
+    fn from(row: PodRow) -> Self {
+        Self {
+            node: row.node,
+            peer: row.peer,
+            agent: row.agent,
+            type_url: row.type_url,
+            replica: row.replica,
+            connected_at: time(row.connected_at),
+            sent: row.sent,
+            accepted: row.accepted,
+            refused: Some(row.refused).filter(|version| *version > 0),
+            fault: Some(row.fault).filter(|fault| !fault.is_empty()),
+        }
+    }
+}
+
+impl From<AuditRow> for ActionView {
+    fn from(row: AuditRow) -> Self {
+        let AuditRow { number, at, author, action, subject, reason } = row;
+        Self { number, at: time(at), author, action, subject, reason }
+    }
+}

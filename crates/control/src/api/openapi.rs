@@ -1,0 +1,58 @@
+//! The OpenAPI document, made of the descriptions of the calls.
+
+use axum::Json;
+use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+
+use super::{domains, files, history, observe, policies, publish, rules, scoped};
+
+/// All calls.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "ratelease-control",
+        description = "The rules of a fleet: draft, check, publish, roll back"
+    ),
+    paths(
+        rules::list,
+        rules::create,
+        rules::read,
+        rules::change,
+        rules::remove,
+        history::history,
+        policies::read,
+        policies::write,
+        scoped::list,
+        scoped::create,
+        scoped::read,
+        scoped::change,
+        scoped::remove,
+        domains::list,
+        files::import,
+        files::export,
+        publish::check,
+        publish::publish,
+        publish::rollback,
+        publish::versions,
+        observe::pods,
+        observe::audit,
+        observe::health,
+        observe::metrics,
+    ),
+    security(("token" = []))
+)]
+struct Document;
+
+/// The OpenAPI document.
+pub fn document() -> utoipa::openapi::OpenApi {
+    let mut document = Document::openapi();
+    let components = document.components.get_or_insert_default();
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    components.add_security_scheme("token", scheme);
+    document
+}
+
+/// Serves it.
+pub(super) async fn serve() -> Json<utoipa::openapi::OpenApi> {
+    Json(document())
+}

@@ -1,0 +1,235 @@
+//! Rules in a short form that says a number and a window; they are published at once.
+//!
+//! `/v1/policies/{id}` is one limit by the name of a policy, `/rules` one by who calls and which
+//! endpoint. Both are rules of the domain [`DOMAIN`], and can be read and changed as such.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::App;
+use super::call::{Begun, WriteCall, WriteQuery, check_text};
+use super::problem::{CommonProblems, FieldFault, Problem};
+use super::publishing::{is_clean, publish_change};
+use super::rules::check;
+use crate::auth::Caller;
+use crate::document::{Entry, Record, check_entries};
+use crate::store::{RuleFilter, StoredRule};
+
+/// The domain of rules in these forms.
+pub(super) const DOMAIN: &str = "default";
+
+/// The key of the entry that names a policy.
+const POLICY: &str = "policy";
+
+/// Seconds of a window that a policy does not name.
+const WINDOW_SECONDS: u32 = 60;
+
+/// A policy: a limit that requests name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Policy {
+    /// The id: the value of the entry `policy`, with which a request names it.
+    #[serde(default)]
+    policy_id: String,
+    /// What is counted apart: the keys of the entries that follow, as in `userId:endpoint`.
+    key_type: String,
+    /// As in rule files; `token_bucket` by default.
+    #[serde(default = "token_bucket")]
+    algorithm: String,
+    /// Requests a second.
+    rate_per_sec: f64,
+    /// What the bucket holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    burst: Option<u32>,
+    /// Seconds of the window, 60 by default. The limit is a whole number of requests in it.
+    #[serde(default = "window_seconds")]
+    window_sec: u32,
+    /// What is answered when Redis cannot be asked: OPEN, CLOSED, LOCAL or ERROR.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fail_mode: Option<FailMode>,
+}
+
+/// What is answered when Redis cannot be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum FailMode {
+    /// The request passes.
+    Open,
+    /// It does not.
+    Closed,
+    /// Each pod counts its part.
+    Local,
+    /// An error, so that Envoy's setting decides.
+    Error,
+}
+
+/// The `rate_limit` of these numbers.
+pub(super) fn limit(
+    algorithm: &str,
+    requests: u32,
+    window_seconds: u32,
+    burst: Option<u32>,
+) -> Map<String, Value> {
+    let mut limit = Map::new();
+    limit.insert("unit".into(), "second".into());
+    limit.insert("unit_multiplier".into(), window_seconds.into());
+    limit.insert("requests_per_unit".into(), requests.into());
+    limit.insert("algorithm".into(), algorithm.into());
+    if let Some(burst) = burst {
+        limit.insert("burst".into(), burst.into());
+    }
+    limit
+}
+
+/// Requests, seconds of the window, and burst of a rule that [`limit`] made; `None` for others.
+pub(super) fn numbers_of(rule: &StoredRule) -> Option<(u32, u32, Option<u32>)> {
+    let limit = rule.record.settings.get("rate_limit")?;
+    let number = |name: &str| limit.get(name)?.as_u64().and_then(|it| u32::try_from(it).ok());
+    let numbers = (number("requests_per_unit")?, number("unit_multiplier")?, number("burst"));
+    (limit.get("unit") == Some(&json!("second"))).then_some(numbers)
+}
+
+/// The algorithm of a rule; empty if it names none.
+pub(super) fn algorithm_of(rule: &StoredRule) -> String {
+    let limit = rule.record.settings.get("rate_limit");
+    let name = limit.and_then(|it| it.get("algorithm")?.as_str());
+    name.unwrap_or_default().to_owned()
+}
+
+pub(super) fn token_bucket() -> String {
+    "token_bucket".to_owned()
+}
+
+fn window_seconds() -> u32 {
+    WINDOW_SECONDS
+}
+
+/// Read a policy
+#[utoipa::path(get, path = "/v1/policies/{id}", params(("id" = String, Path)), responses(
+    (status = 200, description = "The policy", body = Policy), CommonProblems))]
+pub(super) async fn read(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Policy>, Problem> {
+    check_text("id", &id)?;
+    caller.need_domain(DOMAIN)?;
+    let filter = RuleFilter {
+        domains: Some(vec![DOMAIN.to_owned()]),
+        scope: Some(POLICY.to_owned()),
+        scope_value: Some(id.clone()),
+        text: None,
+    };
+    let found = app.store.rules(&filter, None, 1).await?.rules.into_iter().next();
+    let policy = found.as_ref().and_then(Policy::of);
+    let id = ratelease_rules::excerpt(&id);
+    policy.map(Json).ok_or_else(|| Problem::not_found(format!("there is no policy '{id}'")))
+}
+
+/// Make or change a policy, and publish it
+#[utoipa::path(put, path = "/v1/policies/{id}", params(("id" = String, Path), WriteQuery),
+    request_body = Policy, responses(
+    (status = 200, description = "Published, and committed", body = Policy), CommonProblems))]
+pub(super) async fn write(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    call: WriteCall,
+) -> Result<Response, Problem> {
+    let policy: Policy = call.json()?;
+    call.caller.need_domain(DOMAIN)?;
+    if !policy.policy_id.is_empty() && policy.policy_id != id {
+        let fault = FieldFault::of("policyId", "is not the one of the path");
+        return Err(Problem::faults("the policy has another id", vec![fault]));
+    }
+    let record = policy.record(&id)?;
+    check(&app, DOMAIN, &record).await?;
+    let mut write = match call.begin(&app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(*response),
+    };
+    let was_clean = is_clean(&mut write, DOMAIN, true).await?;
+    let present = write.rules_of_scope(DOMAIN, POLICY, &id).await?;
+    let (same, others): (Vec<_>, Vec<_>) =
+        present.into_iter().partition(|it| it.record.entries == record.entries);
+    // Another key type is another address.
+    for other in &others {
+        write.remove_rule(other).await?;
+    }
+    let rule = match same.first() {
+        Some(present) => write.change_rule(present, record.settings).await?,
+        None => write.add_rule(DOMAIN, &record).await?,
+    };
+    write.note_action("policy.set", &id).await?;
+    publish_change(&app, &mut write, DOMAIN, was_clean).await?;
+    let view = Policy::of(&rule);
+    call.finish(&app, write, StatusCode::OK, None, &view).await
+}
+
+// === impl Policy ===
+
+impl Policy {
+    /// The rule that it is.
+    fn record(&self, id: &str) -> Result<Record, Problem> {
+        let requests = (self.rate_per_sec * f64::from(self.window_sec)).round();
+        if !(1.0..=f64::from(u32::MAX)).contains(&requests) {
+            let message = format!(
+                "is {requests} requests in {} s; expected at least one, so make windowSec longer",
+                self.window_sec
+            );
+            let fault = FieldFault::of("ratePerSec", message);
+            return Err(Problem::faults("the policy has no whole limit", vec![fault]));
+        }
+        let keys = self.key_type.split(':').map(|key| Entry::new(key, ""));
+        let mut entries: Vec<_> = [Entry::new(POLICY, id)].into_iter().chain(keys).collect();
+        check_entries(&mut entries)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
+        let requests = requests as u32;
+        let mut limit = limit(&self.algorithm, requests, self.window_sec, self.burst);
+        if let Some(mode) = self.fail_mode {
+            limit.insert("failure_mode".into(), mode.name().into());
+        }
+        let mut settings = Map::new();
+        settings.insert("rate_limit".into(), limit.into());
+        Ok(Record { entries, settings })
+    }
+
+    /// The policy that a rule is; `None` if the rule says something else.
+    fn of(rule: &StoredRule) -> Option<Self> {
+        let (policy, keys) = rule.record.entries.split_first()?;
+        let (requests, window, burst) = numbers_of(rule)?;
+        let mode = rule.record.settings.get("rate_limit")?.get("failure_mode");
+        let mode = mode.and_then(Value::as_str);
+        Some(Self {
+            policy_id: policy.value.clone().unwrap_or_default(),
+            key_type: keys.iter().map(|it| it.key.as_str()).collect::<Vec<_>>().join(":"),
+            algorithm: algorithm_of(rule),
+            rate_per_sec: f64::from(requests) / f64::from(window.max(1)),
+            burst,
+            window_sec: window,
+            fail_mode: FailMode::ALL.into_iter().find(|it| Some(it.name()) == mode),
+        })
+    }
+}
+
+// === impl FailMode ===
+
+impl FailMode {
+    const ALL: [Self; 4] = [Self::Open, Self::Closed, Self::Local, Self::Error];
+
+    /// The name in rule files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Open => "allow",
+            Self::Closed => "deny",
+            Self::Local => "local",
+            Self::Error => "error",
+        }
+    }
+}

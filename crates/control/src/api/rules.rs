@@ -1,0 +1,371 @@
+//! Rules of the draft.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderValue, StatusCode, header};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::{IntoParams, ToSchema};
+
+use super::App;
+use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain, check_text};
+use super::history::ChangeView;
+use super::paging::{page_size, time};
+use super::problem::{CommonProblems, FieldFault, Problem};
+use super::publishing::{is_clean, publish_change};
+use crate::auth::Caller;
+use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
+use crate::store::{RuleFilter, RulePosition, StoredRule};
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(super) struct RuleView {
+    /// The id, which domain and entries determine.
+    id: RuleId,
+    /// The domain.
+    domain: String,
+    /// The entries that lead to the rule.
+    entries: Vec<Entry>,
+    #[serde(flatten)]
+    #[schema(value_type = RuleSettings)]
+    settings: Map<String, Value>,
+    /// Its place: of the rules of a domain, wildcards are tried in this order.
+    position: i64,
+    /// The number of its last change, which is also its `ETag`.
+    revision: i64,
+    /// When that was.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: String,
+    /// The token that made it.
+    updated_by: String,
+}
+
+/// What a rule says, as in a rule file: <docs/rules.md>. The compiler checks all of it.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "describes fields that are read as they are")]
+pub(super) struct RuleSettings {
+    /// The limit; without one, requests pass, and are kept from the wildcards beside it.
+    rate_limit: Option<Object>,
+    /// Whether the limit is only counted.
+    shadow_mode: Option<bool>,
+    /// Whether it denies only together with every other quota.
+    quota_mode: Option<bool>,
+    /// Whether metrics carry the keys and values of the request.
+    detailed_metric: Option<bool>,
+    /// Whether metrics carry the value of this level.
+    value_to_metric: Option<bool>,
+    /// Whether all values that match a wildcard share one count.
+    share_threshold: Option<bool>,
+    /// What answers that pass carry.
+    metadata: Option<Object>,
+}
+
+/// Any JSON object.
+type Object = Map<String, Value>;
+
+/// A rule that is added, or the new settings of one. Fields that a rule has when it is read may be
+/// sent back.
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct RuleInput {
+    /// The domain; of a rule that is changed, it may be left out.
+    domain: Option<String>,
+    /// The entries; of a rule that is changed, they may be left out.
+    entries: Option<Vec<Entry>>,
+    #[serde(flatten)]
+    #[schema(value_type = RuleSettings)]
+    settings: Map<String, Value>,
+    #[serde(rename = "id")]
+    #[schema(ignore)]
+    _id: Option<IgnoredAny>,
+    #[serde(rename = "position")]
+    #[schema(ignore)]
+    _position: Option<IgnoredAny>,
+    #[serde(rename = "revision")]
+    #[schema(ignore)]
+    _revision: Option<IgnoredAny>,
+    #[serde(rename = "updated_at")]
+    #[schema(ignore)]
+    _updated_at: Option<IgnoredAny>,
+    #[serde(rename = "updated_by")]
+    #[schema(ignore)]
+    _updated_by: Option<IgnoredAny>,
+}
+
+/// Which rules to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Of this domain.
+    domain: Option<String>,
+    /// Whose first entry has this key, as in `user_id`.
+    scope: Option<String>,
+    /// Whose first entry has this value; empty for rules without one.
+    value: Option<String>,
+    /// Whose entries or settings contain this text.
+    q: Option<String>,
+    /// At most so many, up to 1000; 100 by default.
+    limit: Option<usize>,
+    /// `next` of the page before.
+    cursor: Option<String>,
+}
+
+/// A page of rules.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RuleList {
+    /// The rules, by domain and position.
+    rules: Vec<RuleView>,
+    /// The `cursor` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// List rules of the draft
+#[utoipa::path(get, path = "/v1/rules", params(ListQuery), responses(
+    (status = 200, description = "A page of rules", body = RuleList), CommonProblems))]
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<ListQuery>,
+) -> Result<Json<RuleList>, Problem> {
+    let ListQuery { domain, scope, value, q, limit, cursor } = query;
+    for (name, text) in [("domain", &domain), ("scope", &scope), ("value", &value), ("q", &q)] {
+        check_text(name, text.as_deref().unwrap_or_default())?;
+    }
+    if let Some(domain) = &domain {
+        caller.need_domain(domain)?;
+    }
+    let domains = domain.map(|it| vec![it]).or_else(|| caller.domains().map(<[_]>::to_vec));
+    let filter = RuleFilter { domains, scope, scope_value: value, text: q };
+    let after = cursor.map(|text| position(&text)).transpose()?;
+    let page = app.store.rules(&filter, after.as_ref(), page_size(limit)?).await?;
+    let rules = page.rules.into_iter().map(RuleView::from).collect();
+    Ok(Json(RuleList { rules, next: page.next.map(|it| cursor_of(&it)) }))
+}
+
+/// Add a rule to the draft
+#[utoipa::path(post, path = "/v1/rules", params(WriteQuery), request_body = RuleInput, responses(
+    (status = 201, description = "Added; published too if `publish` asks for it",
+        body = RuleView, headers(("ETag"), ("Location"))), CommonProblems))]
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    call: WriteCall,
+) -> Result<Response, Problem> {
+    let input: RuleInput = call.json()?;
+    let missing = |field: &str| {
+        Problem::faults("the rule is incomplete", vec![FieldFault::of(field, "is missing")])
+    };
+    let domain = input.domain.ok_or_else(|| missing("domain"))?;
+    let mut entries = input.entries.ok_or_else(|| missing("entries"))?;
+    check_domain(&domain)?;
+    call.caller.need_domain(&domain)?;
+    check_entries(&mut entries)?;
+    let record = Record { entries, settings: input.settings };
+    check(&app, &domain, &record).await?;
+    let mut write = match call.begin(&app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(*response),
+    };
+    let id = record.id(&domain);
+    if let Some(present) = write.rule(id.as_str()).await? {
+        let detail = "there is a rule of this domain and these entries; change it instead";
+        let present = json!(RuleView::from(present));
+        return Err(Problem::conflict("duplicate", detail).with("current", present));
+    }
+    let was_clean = is_clean(&mut write, &domain, call.publishes).await?;
+    let rule = write.add_rule(&domain, &record).await?;
+    write.note_action("rule.add", id.as_str()).await?;
+    if call.publishes {
+        publish_change(&app, &mut write, &domain, was_clean).await?;
+    }
+    let (etag, view) = (etag(&rule), RuleView::from(rule));
+    let status = StatusCode::CREATED;
+    let mut response = call.finish(&app, write, status, Some(etag), &view).await?;
+    if let Ok(location) = HeaderValue::from_str(&format!("/v1/rules/{id}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// Read a rule of the draft
+#[utoipa::path(get, path = "/v1/rules/{id}", params(("id" = String, Path)), responses(
+    (status = 200, description = "The rule", body = RuleView, headers(("ETag"))), CommonProblems))]
+pub(super) async fn read(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    check_text("id", &id)?;
+    let rule = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
+    caller.need_domain(&rule.domain)?;
+    let etag = HeaderValue::from_str(&etag(&rule));
+    let mut response = Json(RuleView::from(rule)).into_response();
+    if let Ok(etag) = etag {
+        response.headers_mut().insert(header::ETAG, etag);
+    }
+    Ok(response)
+}
+
+/// Change a rule of the draft
+///
+/// The body has all settings that the rule will have. `If-Match` is required.
+#[utoipa::path(put, path = "/v1/rules/{id}",
+    params(("id" = String, Path), ("If-Match" = String, Header), WriteQuery),
+    request_body = RuleInput, responses(
+    (status = 200, description = "Changed", body = RuleView, headers(("ETag"))), CommonProblems))]
+pub(super) async fn change(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    call: WriteCall,
+) -> Result<Response, Problem> {
+    check_text("id", &id)?;
+    let input: RuleInput = call.json()?;
+    let known = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
+    call.caller.need_domain(&known.domain)?;
+    keep_address(&known, &input)?;
+    let record = Record { entries: known.record.entries, settings: input.settings };
+    check(&app, &known.domain, &record).await?;
+    let mut write = match call.begin(&app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(*response),
+    };
+    let present = write.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
+    if !call.matches(&etag(&present))? {
+        return Err(changed_meanwhile(&app, present).await);
+    }
+    let was_clean = is_clean(&mut write, &known.domain, call.publishes).await?;
+    let rule = write.change_rule(&present, record.settings).await?;
+    write.note_action("rule.change", &id).await?;
+    if call.publishes {
+        publish_change(&app, &mut write, &known.domain, was_clean).await?;
+    }
+    let (etag, view) = (etag(&rule), RuleView::from(rule));
+    call.finish(&app, write, StatusCode::OK, Some(etag), &view).await
+}
+
+/// Remove a rule from the draft
+///
+/// `If-Match` is required.
+#[utoipa::path(delete, path = "/v1/rules/{id}",
+    params(("id" = String, Path), ("If-Match" = String, Header), WriteQuery),
+    responses((status = 204, description = "Removed"), CommonProblems))]
+pub(super) async fn remove(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    call: WriteCall,
+) -> Result<Response, Problem> {
+    check_text("id", &id)?;
+    let mut write = match call.begin(&app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(*response),
+    };
+    let present = write.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
+    let domain = present.domain.clone();
+    call.caller.need_domain(&domain)?;
+    if !call.matches(&etag(&present))? {
+        return Err(changed_meanwhile(&app, present).await);
+    }
+    let was_clean = is_clean(&mut write, &domain, call.publishes).await?;
+    write.remove_rule(&present).await?;
+    write.note_action("rule.remove", &id).await?;
+    if call.publishes {
+        publish_change(&app, &mut write, &domain, was_clean).await?;
+    }
+    call.finish(&app, write, StatusCode::NO_CONTENT, None, &()).await
+}
+
+fn etag(rule: &StoredRule) -> String {
+    format!("\"{}\"", rule.revision)
+}
+
+fn cursor_of(position: &RulePosition) -> String {
+    let RulePosition { domain, position, id } = position;
+    URL_SAFE_NO_PAD.encode(json!([domain, position, id]).to_string())
+}
+
+fn position(cursor: &str) -> Result<RulePosition, Problem> {
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
+    let read = bytes.and_then(|it| serde_json::from_slice::<(String, i64, String)>(&it).ok());
+    let expected = || Problem::malformed("'cursor' is not one that a list had as 'next'");
+    let (domain, position, id) = read.ok_or_else(expected)?;
+    check_text("cursor", &domain)?;
+    check_text("cursor", &id)?;
+    Ok(RulePosition { domain, position, id })
+}
+
+/// Compiles a rule alone, under the defaults of its domain. What it contradicts in other rules is
+/// found when the domain is checked.
+pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<(), Problem> {
+    let structure = ["key", "value", "descriptors"].into_iter();
+    let misplaced = structure
+        .filter(|name| record.settings.contains_key(*name))
+        .map(|name| FieldFault::of(name, "cannot stand here; a rule's place is said by 'entries'"));
+    let misplaced: Vec<_> = misplaced.collect();
+    if !misplaced.is_empty() {
+        return Err(Problem::faults("the rule has fields of another place", misplaced));
+    }
+    let defaults = app.store.defaults(domain).await?;
+    let document = Document { domain: domain.to_owned(), defaults, records: vec![record.clone()] };
+    let mut findings = match document::check(std::slice::from_ref(&document)) {
+        Ok(_) => return Ok(()),
+        Err(findings) => findings,
+    };
+    // What one rule is about needs neither its domain nor its id.
+    let faults = findings.drain(..).map(|it| FieldFault::of(&it.field, it.message)).collect();
+    Err(Problem::faults("the compiler refuses this rule; mend each field", faults))
+}
+
+/// Refuses to move a rule: another address is another rule.
+fn keep_address(known: &StoredRule, input: &RuleInput) -> Result<(), Problem> {
+    let mut faults = Vec::new();
+    let message = "cannot change; remove the rule and add another one";
+    if input.domain.as_ref().is_some_and(|domain| *domain != known.domain) {
+        faults.push(FieldFault::of("domain", message));
+    }
+    if let Some(entries) = &input.entries {
+        let mut entries = entries.clone();
+        check_entries(&mut entries)?;
+        if entries != known.record.entries {
+            faults.push(FieldFault::of("entries", message));
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(Problem::faults("a rule cannot move", faults)) }
+}
+
+/// Answers an editor whose rule was changed by another one: with the present rule, and the last
+/// change.
+async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
+    let detail = "the rule changed since you read it; 'current' is what it is now";
+    let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
+    let id = present.id.to_string();
+    let problem = problem.with("current", json!(RuleView::from(present)));
+    match app.store.changes(&id, i64::MAX, 1).await {
+        Ok(changes) => {
+            let last = changes.into_iter().next().map(|(_, change)| ChangeView::from(change));
+            problem.with("last_change", json!(last))
+        }
+        Err(_) => problem,
+    }
+}
+
+// === impl RuleView ===
+
+impl From<StoredRule> for RuleView {
+    fn from(rule: StoredRule) -> Self {
+        Self {
+            id: rule.id,
+            domain: rule.domain,
+            entries: rule.record.entries,
+            settings: rule.record.settings,
+            position: rule.position,
+            revision: rule.revision,
+            updated_at: time(rule.updated_at),
+            updated_by: rule.updated_by,
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! **The process**: opens the database, binds the ports, and runs the tasks until it is stopped.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ratelease_tls::FileFaults;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::api::{self, App};
+use crate::auth::{Access, Token};
+use crate::push::{self, PodServer, PodTls, PublishedSet, Streams};
+use crate::settings::Settings;
+use crate::store::{Author, Database, Store, StoreError};
+
+/// How long a start waits for PostgreSQL, and how often it asks.
+const DATABASE_WAIT: Duration = Duration::from_secs(30);
+const DATABASE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Why the process cannot start, or has ended.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The database cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {0}: {1}")]
+    Bind(SocketAddr, #[source] io::Error),
+    /// A file of TLS cannot be used.
+    #[error("{0}")]
+    Tls(FileFaults),
+    /// The file of the token cannot be used.
+    #[error("{path}: {1}", path = .0.display())]
+    TokenFile(PathBuf, String),
+    /// A listener failed.
+    #[error("a listener failed: {0}")]
+    Serve(String),
+}
+
+/// A process whose ports are bound.
+pub struct Control {
+    /// Address of the API.
+    pub http: SocketAddr,
+    /// Address for pods.
+    pub pods: SocketAddr,
+    /// The first token, if this start made one that no file holds. It is shown only now.
+    pub first_token: Option<String>,
+    http_listener: TcpListener,
+    pods_listener: TcpListener,
+    pods_tls: Option<PodTls>,
+    settings: Settings,
+    store: Store,
+}
+
+// === impl Control ===
+
+impl Control {
+    /// Opens the database and binds the ports. Waits up to 30 s for a PostgreSQL that is away.
+    ///
+    /// # Errors
+    /// Why it cannot start.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+        let pods_tls = match settings.pods_tls.clone() {
+            None => None,
+            Some(files) => {
+                let loaded = spawn_blocking(move || PodTls::load(files)).await;
+                let loaded = loaded.map_err(|error| StartError::Serve(error.to_string()))?;
+                Some(loaded.map_err(StartError::Tls)?)
+            }
+        };
+        let (http_listener, http) = bind(settings.http_listen).await?;
+        let (pods_listener, pods) = bind(settings.pods_listen).await?;
+        let store = open(&settings.database).await?;
+        let first_token = first_token(&store, settings.token_file.as_deref()).await?;
+        Ok(Self {
+            http,
+            pods,
+            first_token,
+            http_listener,
+            pods_listener,
+            pods_tls,
+            settings,
+            store,
+        })
+    }
+
+    /// Serves until `stop` resolves.
+    ///
+    /// # Errors
+    /// Fails if a listener fails.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
+        let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
+        let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
+        let (wake, streams) = (Arc::new(Notify::new()), Streams::default());
+        let mut replica = [0; 8];
+        getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
+        let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tasks = Tasks(vec![
+            tokio::spawn(push::follow(store.clone(), Arc::clone(&wake), sender)),
+            tokio::spawn(push::listen(settings.database, Arc::clone(&wake))),
+            tokio::spawn(push::report(store.clone(), streams.clone(), replica)),
+        ]);
+        let app = Arc::new(App {
+            store: store.clone(),
+            push_bytes_max: settings.push_bytes_max,
+            follower: wake,
+            published: published.clone(),
+            streams: streams.clone(),
+        });
+        let (end, ended) = oneshot::channel::<()>();
+        let ended = ended.map(|_| ()).shared();
+        let server = PodServer { published, streams, selection: Arc::new(settings.selection) };
+        let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
+        let http = axum::serve(http_listener, api::router(app)).with_graceful_shutdown(ended);
+        let stopped = async move {
+            stop.await;
+            drop(end);
+        };
+        let (served, http, ()) = tokio::join!(pods, http.into_future(), stopped);
+        drop(tasks);
+        store.close().await;
+        served.map_err(|error| StartError::Serve(error.to_string()))?;
+        http.map_err(|error| StartError::Serve(error.to_string()))
+    }
+}
+
+/// Tasks that end with this.
+struct Tasks(Vec<JoinHandle<()>>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let fail = |error| StartError::Bind(addr, error);
+    let listener = TcpListener::bind(addr).await.map_err(fail)?;
+    let bound = listener.local_addr().map_err(fail)?;
+    Ok((listener, bound))
+}
+
+/// Opens a database, which may start at the same time.
+async fn open(database: &Database) -> Result<Store, StoreError> {
+    let mut last = String::new();
+    let opening = async {
+        loop {
+            match Store::open(database).await {
+                Err(StoreError::Unavailable(why)) => {
+                    warn!("waiting for the database: {why}");
+                    last = why;
+                    sleep(DATABASE_PAUSE).await;
+                }
+                opened => return opened,
+            }
+        }
+    };
+    let opened = timeout(DATABASE_WAIT, opening).await;
+    opened.unwrap_or_else(|_| Err(StoreError::Unavailable(last)))
+}
+
+/// Makes sure that there is a token: that of the file, or one that is returned to be shown.
+async fn first_token(store: &Store, file: Option<&Path>) -> Result<Option<String>, StartError> {
+    let author = Author { name: "serve".to_owned(), reason: "first start".to_owned() };
+    let mut write = store.begin(&author).await?;
+    let token = match file {
+        Some(path) => token_of_file(path)?,
+        None if write.has_tokens().await? => return Ok(None),
+        None => random_token()?,
+    };
+    write.set_token(&token.row("admin", Access::Admin, None, None)).await?;
+    write.note_action("token.create", token.id()).await?;
+    write.commit().await?;
+    Ok(file.is_none().then(|| token.reveal()))
+}
+
+fn random_token() -> Result<Token, StoreError> {
+    Token::random().map_err(|error| StoreError::Internal(error.to_string()))
+}
+
+/// Reads the token of a file; if there is no file, makes one that only its owner can read.
+fn token_of_file(path: &Path) -> Result<Token, StartError> {
+    let fail = |why: String| StartError::TokenFile(path.to_owned(), why);
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            let expected = "holds no token; remove it to have one made, or write rlc_… to it";
+            Token::parse(text.trim()).ok_or_else(|| fail(expected.to_owned()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let token = random_token()?;
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            let written = made.and_then(|mut it| it.write_all(token.reveal().as_bytes()));
+            written.map_err(|error| fail(error.to_string()))?;
+            Ok(token)
+        }
+        Err(error) => Err(fail(error.to_string())),
+    }
+}

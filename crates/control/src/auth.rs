@@ -1,0 +1,221 @@
+//! **Tokens**: who may do what with which domains.
+//!
+//! A token is `rlc_ID_SECRET`. The secret has 256 random bits, so that its hash, which is all that
+//! the database holds, cannot be guessed back; a slow hash would gain nothing.
+
+use std::fmt;
+use std::str::FromStr;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::store::{NewToken, TokenRow};
+
+/// What a token begins with, so that scanners for leaked secrets can find it.
+const PREFIX: &str = "rlc";
+
+/// Random bytes of an id, and of a secret.
+const ID_BYTES: usize = 6;
+const SECRET_BYTES: usize = 32;
+
+/// Maximum bytes of a token that is looked at.
+const TOKEN_BYTES_MAX: usize = 256;
+
+/// What a token may do; each may do what the ones before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// Read rules, versions and pods.
+    Read,
+    /// Change, publish and roll back rules.
+    Write,
+    /// Also read the audit log; always for all domains.
+    Admin,
+}
+
+/// A token as its owner has it. It is shown once, when it is made.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    id: String,
+    secret: String,
+}
+
+/// Who calls, by a token that is valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The name and the id of the token, as history and audit log show it.
+    pub name: String,
+    access: Access,
+    /// `None` for all.
+    domains: Option<Vec<String>>,
+}
+
+// === impl Access ===
+
+impl Access {
+    /// The name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl FromStr for Access {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = [Self::Read, Self::Write, Self::Admin];
+        let found = all.into_iter().find(|it| it.name() == text);
+        found.ok_or_else(|| format!("'{text}': expected read, write or admin"))
+    }
+}
+
+// === impl Token ===
+
+impl Token {
+    /// Makes a token of random bits.
+    ///
+    /// # Errors
+    /// Fails if the system has no random bits.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let (mut id, mut secret) = ([0; ID_BYTES], [0; SECRET_BYTES]);
+        getrandom::fill(&mut id)?;
+        getrandom::fill(&mut secret)?;
+        let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { id, secret: URL_SAFE_NO_PAD.encode(secret) })
+    }
+
+    /// Reads a token; `None` if the text is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = (text.len() <= TOKEN_BYTES_MAX).then(|| text.splitn(3, '_'))?;
+        let (prefix, id, secret) = (parts.next()?, parts.next()?, parts.next()?);
+        let is_token = prefix == PREFIX
+            && id.len() == 2 * ID_BYTES
+            && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && URL_SAFE_NO_PAD.decode(secret).is_ok_and(|bytes| bytes.len() == SECRET_BYTES);
+        is_token.then(|| Self { id: id.to_owned(), secret: secret.to_owned() })
+    }
+
+    /// The whole token, which is a secret.
+    pub fn reveal(&self) -> String {
+        format!("{PREFIX}_{}_{}", self.id, self.secret)
+    }
+
+    /// The id, which is no secret.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What the database holds of it.
+    pub fn row(
+        &self,
+        name: &str,
+        access: Access,
+        domains: Option<Vec<String>>,
+        expires_at: Option<i64>,
+    ) -> NewToken {
+        NewToken {
+            id: self.id.clone(),
+            name: name.to_owned(),
+            hash: self.hash().to_hex().to_string(),
+            access: access.name().to_owned(),
+            domains,
+            expires_at,
+        }
+    }
+
+    /// Who this is, if the database holds this token and it is valid.
+    pub fn caller(&self, row: &TokenRow) -> Option<Caller> {
+        let TokenRow { token, revoked_at, .. } = row;
+        // Hashes are compared in constant time.
+        let is_same = blake3::Hash::from_hex(&token.hash).is_ok_and(|hash| hash == self.hash());
+        let now = Timestamp::now().as_millisecond();
+        let is_valid = revoked_at.is_none() && token.expires_at.is_none_or(|until| now < until);
+        let access = token.access.parse().ok().filter(|_| is_same && is_valid)?;
+        let name = format!("{}/{}", token.name, token.id);
+        Some(Caller { name, access, domains: token.domains.clone() })
+    }
+
+    fn hash(&self) -> blake3::Hash {
+        blake3::Hasher::new_derive_key("ratelease 2026-11 token of the control plane")
+            .update(self.secret.as_bytes())
+            .finalize()
+    }
+}
+
+/// Without the secret.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token({})", self.id)
+    }
+}
+
+// === impl Caller ===
+
+impl Caller {
+    /// Whether the caller has at least this access.
+    pub fn has(&self, access: Access) -> bool {
+        self.access >= access
+    }
+
+    /// Whether the caller may do something with this domain.
+    pub fn may_use(&self, domain: &str) -> bool {
+        self.domains.as_ref().is_none_or(|domains| domains.iter().any(|it| it == domain))
+    }
+
+    /// The domains that the caller may use; `None` for all.
+    pub fn domains(&self) -> Option<&[String]> {
+        self.domains.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(token: &Token, access: Access, domains: Option<Vec<String>>) -> TokenRow {
+        let token = token.row("ci", access, domains, None);
+        TokenRow { token, created_at: 0, revoked_at: None }
+    }
+
+    #[test]
+    fn a_token_is_read_again_and_known_by_its_hash_alone() {
+        let token = Token::random().unwrap();
+        let again = Token::parse(&token.reveal()).unwrap();
+        assert_eq!(again, token);
+        let row = row(&token, Access::Write, Some(vec!["shop".into()]));
+        assert!(!format!("{row:?} {token:?}").contains(&token.secret), "{row:?}");
+        let caller = again.caller(&row).unwrap();
+        assert_eq!(caller.name, format!("ci/{}", token.id));
+        assert!(caller.has(Access::Read) && caller.has(Access::Write));
+        assert!(!caller.has(Access::Admin));
+        assert!(caller.may_use("shop") && !caller.may_use("shop2"));
+    }
+
+    #[test]
+    fn other_secrets_and_tokens_that_ended_are_nobody() {
+        let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
+        let good = row(&token, Access::Admin, None);
+        assert!(token.caller(&good).is_some());
+        let forged = Token { id: token.id.clone(), secret: other.secret };
+        assert_eq!(forged.caller(&good), None);
+        assert_eq!(token.caller(&TokenRow { revoked_at: Some(1), ..good.clone() }), None);
+        let expired = NewToken { expires_at: Some(1), ..good.token.clone() };
+        assert_eq!(token.caller(&TokenRow { token: expired, ..good }), None);
+    }
+
+    #[test]
+    fn what_is_no_token_is_not_looked_up() {
+        let good = Token::random().unwrap().reveal();
+        let no_prefix = good.replace("rlc_", "xyz_");
+        for text in ["", "rlc", "rlc__", "rlc_zz_zz", &no_prefix, &good[..20], &good.repeat(9)] {
+            assert_eq!(Token::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Reads a rule file to a document. The compiler checks the file first, so that what is left to
+//! read has no fault.
+
+use ratelease_rules::yaml::{self, Yaml, YamlKind};
+use ratelease_rules::{Faults, Options, Source, load};
+use serde_json::{Map, Value};
+
+use super::address::{Entry, check_entries};
+use super::{Document, Record};
+
+/// The fields of a descriptor that a record keeps.
+const SETTINGS: [&str; 7] = [
+    "rate_limit",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+];
+
+/// The fields that are text whatever they look like, as in `name: 007`.
+const TEXT_FIELDS: [&str; 5] = ["unit", "name", "algorithm", "failure_mode", "max_delay"];
+
+/// Why a rule file cannot be read: the faults that the compiler found, or of its addresses.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ReadFaults {
+    /// The compiler refuses it.
+    Compiler(Faults),
+    /// An address is too long or too large: the file, and what is wrong.
+    Address(String, String),
+}
+
+/// Reads rule files, in order of their names, each of which is one domain.
+///
+/// # Errors
+/// All faults that the compiler finds, or the first address that is too large to be stored.
+pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
+    load(sources, Options::default()).map_err(ReadFaults::Compiler)?;
+    sources.iter().map(read_one).collect()
+}
+
+fn read_one(source: &Source) -> Result<Document, ReadFaults> {
+    let root = yaml::read(source).map_err(ReadFaults::Compiler)?;
+    let mut document = Document::default();
+    let Some(Yaml { kind: YamlKind::Map(fields), .. }) = root else { return Ok(document) };
+    let mut list = None;
+    for (name, value) in &fields {
+        match name_of(name) {
+            "domain" => document.domain = raw(value).unwrap_or_default().to_owned(),
+            "defaults" => merge(&mut document.defaults, typed(value)),
+            "descriptors" => list = Some(value),
+            _ => {}
+        }
+    }
+    if let Some(list) = list {
+        walk(list, &mut Vec::new(), &mut document.records);
+    }
+    for record in &mut document.records {
+        check_entries(&mut record.entries).map_err(|faults| {
+            let fault = faults.first().map(|it| format!("{}: {}", it.field, it.message));
+            ReadFaults::Address(source.name.clone(), fault.unwrap_or_default())
+        })?;
+    }
+    Ok(document)
+}
+
+/// Adds the records of a list of descriptors below `path`. The parser bounds the depth.
+fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
+    let YamlKind::List(items) = &list.kind else { return };
+    for item in items {
+        let YamlKind::Map(fields) = &item.kind else { continue };
+        let (mut key, mut value, mut below) = ("", "", None);
+        let mut settings = Map::new();
+        for (name, field) in fields {
+            match name_of(name) {
+                "key" => key = raw(field).unwrap_or_default(),
+                "value" => value = raw(field).unwrap_or_default(),
+                "descriptors" => below = Some(field),
+                name if SETTINGS.contains(&name) => set(&mut settings, name, field),
+                _ => {} // the compiler has warned of it
+            }
+        }
+        path.push(Entry::new(key, value));
+        let before = records.len();
+        if !settings.is_empty() {
+            records.push(Record { entries: path.clone(), settings: settings.clone() });
+        }
+        if let Some(below) = below {
+            walk(below, path, records);
+        }
+        if records.len() == before {
+            // A leaf without a limit: it shields its requests from the wildcards beside it.
+            records.push(Record { entries: path.clone(), settings });
+        }
+        path.pop();
+    }
+}
+
+/// Sets a field of a descriptor. As in rule files, null removes it and a map adds to a former one.
+fn set(settings: &mut Map<String, Value>, name: &str, field: &Yaml) {
+    let value = if name == "metadata" { field.json() } else { typed(field) };
+    match (settings.get_mut(name), value) {
+        (_, Value::Null) => {
+            settings.remove(name);
+        }
+        (Some(Value::Object(former)), Value::Object(more)) => former.extend(more),
+        (_, value) => {
+            settings.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// The value of a field other than metadata, whose maps hold fields of rule files.
+fn typed(value: &Yaml) -> Value {
+    match &value.kind {
+        YamlKind::Map(fields) => {
+            let mut map = Map::new();
+            for (name, field) in fields {
+                let name = name_of(name);
+                match raw(field).filter(|_| TEXT_FIELDS.contains(&name)) {
+                    Some(text) => merge(&mut map, [(name, text)].into_iter().collect()),
+                    None => set(&mut map, name, field),
+                }
+            }
+            Value::Object(map)
+        }
+        YamlKind::List(items) => items.iter().map(typed).collect(),
+        _ => value.json(),
+    }
+}
+
+fn merge(map: &mut Map<String, Value>, more: Value) {
+    match more {
+        Value::Object(more) => map.extend(more),
+        _ => map.clear(),
+    }
+}
+
+fn name_of(name: &Yaml) -> &str {
+    raw(name).unwrap_or_default()
+}
+
+fn raw(value: &Yaml) -> Option<&str> {
+    match &value.kind {
+        YamlKind::Scalar(text) => Some(text),
+        _ => None,
+    }
+}

@@ -1,0 +1,28 @@
+//! **The control plane**: the rules of a fleet in one database, a REST API to change them, and a
+//! push of each published version to every pod.
+//!
+//! ```text
+//! api ─▶ store: draft, versions ─▶ push ─▶ pods
+//!  └──── document: records ⇄ rule files ────┘
+//! ```
+//! It uses the compiler of `ratelease-rules` and nothing else that decides requests: what a pod
+//! does with rules is the pod's own. A version is one transaction, and is acknowledged after its
+//! commit.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`document`] is
+//! pure; [`store`] holds all SQL, and [`auth`] knows tokens. [`push`] serves pods, [`metrics`] and
+//! [`api`] serve people; [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
+
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod app;
+pub mod auth;
+pub mod document;
+pub mod metrics;
+pub mod push;
+pub mod settings;
+pub mod store;
+pub mod tokens;

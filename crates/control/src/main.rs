@@ -1,0 +1,86 @@
+//! The binary `ratelease-control`: reads the command line, and serves or manages tokens.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use ratelease_control::app::Control;
+use ratelease_control::settings::{Command, CommandLine, ServeFlags};
+use ratelease_control::tokens;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+/// Exit code of wrong usage and of what the system refuses.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let CommandLine { command } = CommandLine::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(format_args!("cannot start the runtime: {error}")),
+    };
+    let code = match command {
+        Command::Serve(flags) => runtime.block_on(serve(*flags)),
+        Command::Token(command) => match runtime.block_on(tokens::run(command)) {
+            Ok(text) => {
+                print_line(io::stdout(), text);
+                ExitCode::SUCCESS
+            }
+            Err(why) => fail(why),
+        },
+    };
+    runtime.shutdown_background();
+    code
+}
+
+async fn serve(flags: ServeFlags) -> ExitCode {
+    let format = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false);
+    let level = tracing_subscriber::filter::LevelFilter::INFO;
+    tracing_subscriber::registry().with(level).with(format).init();
+    let settings = match flags.resolve() {
+        Ok(settings) => settings,
+        Err(faults) => return fail(faults),
+    };
+    let stop = stop_signal();
+    let control = match Control::start(settings).await {
+        Ok(control) => control,
+        Err(error) => return fail(error),
+    };
+    if let Some(token) = &control.first_token {
+        let line = format!("ratelease-control: the first token, shown only now: {token}");
+        print_line(io::stdout(), line);
+    }
+    let Control { http, pods, .. } = &control;
+    print_line(io::stdout(), format!("ratelease-control: API on http://{http}, pods on {pods}"));
+    match control.run(stop).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(error),
+    }
+}
+
+/// Resolves at the first signal to end. Signals are caught from this call on.
+fn stop_signal() -> impl Future<Output = ()> {
+    let terminate = signal(SignalKind::terminate());
+    let interrupt = signal(SignalKind::interrupt());
+    async move {
+        let (Ok(mut terminate), Ok(mut interrupt)) = (terminate, interrupt) else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
+
+fn fail(why: impl Display) -> ExitCode {
+    print_line(io::stderr(), format_args!("ratelease-control: {why}"));
+    ExitCode::from(EXIT_USAGE)
+}
+
+/// Writes a line for people. A failed write is ignored: it must not end the process.
+fn print_line(mut to: impl Write, line: impl Display) {
+    let _ = to.write_all(format!("{line}\n").as_bytes());
+}

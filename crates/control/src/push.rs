@@ -1,0 +1,25 @@
+//! **Push**: each published version to every pod, by xDS (ADS, state of the world).
+//!
+//! ```text
+//! database ─▶ follow ─▶ PublishedSet ─▶ server: a task for each stream ─▶ pods
+//!                          │                │ accepted, refused
+//!                          └ translate      └▶ streams ─▶ database: what pods run
+//! ```
+//! A pod gets a set when what it would get differs from what it has, and the next one when it has
+//! answered the last. While the database is away pods have what was published last.
+
+mod follow;
+mod listen;
+mod published;
+mod server;
+mod streams;
+mod translate;
+mod wire;
+
+pub use follow::follow;
+pub(crate) use follow::listen;
+pub use listen::{PodTls, serve};
+pub use published::PublishedSet;
+pub use server::{PodServer, Selection};
+pub(crate) use streams::LAG_BOUNDS;
+pub use streams::{Lag, Streams, report};

@@ -1,0 +1,60 @@
+//! What is published: the rules of each domain, as resources of both types.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use ratelease_rules::Source;
+
+use super::translate::config_of;
+use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource, any};
+use crate::document::read;
+
+/// All that is published, of one version.
+#[derive(Debug, Clone, Default)]
+pub struct PublishedSet {
+    /// The version; 0 if nothing was ever published.
+    pub version: i64,
+    /// When it was published, in milliseconds since the Unix epoch.
+    pub at: i64,
+    /// The domains, of which those that did not change are shared with the set before.
+    pub domains: BTreeMap<String, Arc<PublishedDomain>>,
+}
+
+/// The published rules of a domain.
+#[derive(Debug)]
+pub struct PublishedDomain {
+    /// The hash of the text.
+    pub hash: String,
+    rules: Any,
+    /// Made when a pod first needs it.
+    config: OnceLock<Result<Any, String>>,
+    yaml: String,
+}
+
+// === impl PublishedDomain ===
+
+impl PublishedDomain {
+    /// The rules of `domain`, as the text of a rule file.
+    pub fn new(domain: &str, hash: String, yaml: String) -> Self {
+        let resource = RulesResource { name: domain.to_owned(), yaml: yaml.clone() };
+        let rules = any(RULES_TYPE, &resource);
+        Self { hash, rules, config: OnceLock::new(), yaml }
+    }
+
+    /// The resource for pods that take rule files.
+    pub(super) fn rules(&self) -> &Any {
+        &self.rules
+    }
+
+    /// The resource for others; the error names what their type cannot say. Blocks at its first
+    /// call.
+    pub(super) fn config(&self) -> Result<&Any, &str> {
+        let made = self.config.get_or_init(|| {
+            let source = Source { name: "published".into(), text: self.yaml.clone().into_bytes() };
+            let documents = read(&[source]).map_err(|_| "the rules are refused".to_owned())?;
+            let document = documents.into_iter().next().unwrap_or_default();
+            Ok(any(CONFIG_TYPE, &config_of(&document)?))
+        });
+        made.as_ref().map_err(String::as_str)
+    }
+}

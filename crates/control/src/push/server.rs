@@ -1,0 +1,309 @@
+//! The calls of ADS: a task for each stream.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
+use tokio::sync::{mpsc, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{Sleep, sleep};
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use super::published::{PublishedDomain, PublishedSet};
+use super::streams::{Row, Streams};
+use super::wire::{
+    AggregatedDiscoveryService, CONFIG_TYPE, DeltaDiscoveryRequest, DeltaDiscoveryResponse,
+    DiscoveryRequest, DiscoveryResponse, Kind, Node, RULES_TYPE,
+};
+use crate::store::PodRow;
+
+/// Responses on their way to a pod: at most one of each type.
+const RESPONSES_MAX: usize = 4;
+
+/// How long a pod of ratelease is given to ask for rule files too, before it gets the type that
+/// says less. It asks for both at once, if it asks for both.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// The name of ratelease in its node.
+const AGENT: &str = "ratelease";
+
+/// The metadata of a node that names its domains, separated by commas.
+const DOMAINS_KEY: &str = "domains";
+
+/// Which domains a node gets, by its id; one that is not named gets all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection(pub BTreeMap<String, Vec<String>>);
+
+/// The server.
+#[derive(Debug, Clone)]
+pub struct PodServer {
+    /// What is published.
+    pub published: watch::Receiver<Arc<PublishedSet>>,
+    /// The streams that are open.
+    pub streams: Streams,
+    /// Which node gets what.
+    pub selection: Arc<Selection>,
+}
+
+/// A stream.
+struct Stream {
+    server: PodServer,
+    responses: mpsc::Sender<DiscoveryResponse>,
+    peer: String,
+    node: Option<Node>,
+    /// By type.
+    subscriptions: BTreeMap<&'static str, Subscription>,
+    /// While the type that says less waits for the other one.
+    grace: Option<Pin<Box<Sleep>>>,
+}
+
+/// What a pod has of one type.
+struct Subscription {
+    row: Row,
+    /// The number of the last response.
+    nonce: u64,
+    /// The response that is not answered yet.
+    open: Option<Sent>,
+    /// What was sent last: names and hashes.
+    content: Option<Vec<(String, String)>>,
+}
+
+#[derive(Clone, Copy)]
+struct Sent {
+    version: i64,
+    at: i64,
+}
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for PodServer {
+    type StreamAggregatedResourcesStream = BoxStream<'static, Result<DiscoveryResponse, Status>>;
+    type DeltaAggregatedResourcesStream =
+        BoxStream<'static, Result<DeltaDiscoveryResponse, Status>>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let peer = request.remote_addr().as_ref().map(SocketAddr::to_string);
+        let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
+        let stream = Stream {
+            server: self.clone(),
+            responses,
+            peer: peer.unwrap_or_default(),
+            node: None,
+            subscriptions: BTreeMap::new(),
+            grace: None,
+        };
+        let (refusal, refused) = mpsc::channel(1);
+        tokio::spawn(async move {
+            if let Err(status) = stream.run(request.into_inner()).await {
+                let _ = refusal.try_send(status);
+            }
+        });
+        let sent = stream::unfold(waiting, |mut waiting| async move {
+            waiting.recv().await.map(|response| (Ok(response), waiting))
+        });
+        let ends = stream::unfold(refused, |mut refused| async move {
+            refused.recv().await.map(|status| (Err(status), refused))
+        });
+        Ok(Response::new(sent.chain(ends).boxed()))
+    }
+
+    async fn delta_aggregated_resources(
+        &self,
+        _: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        Err(Status::unimplemented("state of the world only"))
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Serves the stream until the pod ends it.
+    async fn run(mut self, mut requests: Streaming<DiscoveryRequest>) -> Result<(), Status> {
+        loop {
+            tokio::select! {
+                request = requests.message() => match request {
+                    Ok(Some(request)) => self.take(request)?,
+                    Ok(None) | Err(_) => return Ok(()),
+                },
+                changed = self.server.published.changed() => {
+                    changed.map_err(|_| Status::unavailable("the control plane ends"))?;
+                }
+                () = end_of(&mut self.grace) => self.grace = None,
+            }
+            self.send_changes().await?;
+        }
+    }
+
+    /// Takes a request: a subscription, or the answer to a response.
+    fn take(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
+        if let Some(node) = request.node {
+            self.node.get_or_insert(node);
+        }
+        let known = [CONFIG_TYPE, RULES_TYPE].into_iter().find(|url| *url == request.type_url);
+        let type_url = known.ok_or_else(|| {
+            let shown = ratelease_rules::excerpt(&request.type_url);
+            Status::invalid_argument(format!("no resources of the type {shown}"))
+        })?;
+        let Some(subscription) = self.subscriptions.get_mut(type_url) else {
+            return self.subscribe(type_url);
+        };
+        if request.response_nonce != subscription.nonce.to_string() {
+            return Ok(()); // the answer to an earlier response
+        }
+        let Some(Sent { version, at }) = subscription.open.take() else { return Ok(()) };
+        match request.error_detail {
+            None => {
+                self.server.streams.note_lag(at);
+                subscription.row.change(|row| (row.accepted, row.refused) = (version, 0));
+            }
+            Some(error) => {
+                self.server.streams.note_refusal();
+                let shown = ratelease_rules::excerpt(&error.message);
+                warn!(version, peer = %self.peer, "a pod refused a version: {shown}");
+                let fault = error.message;
+                subscription.row.change(|row| (row.refused, row.fault) = (version, fault));
+            }
+        }
+        Ok(())
+    }
+
+    fn subscribe(&mut self, type_url: &'static str) -> Result<(), Status> {
+        let node = self.node.clone().unwrap_or_default();
+        let row = PodRow {
+            node: node.id,
+            agent: node.user_agent_name,
+            peer: self.peer.clone(),
+            type_url: type_url.to_owned(),
+            connected_at: Timestamp::now().as_millisecond(),
+            ..PodRow::default()
+        };
+        if type_url == RULES_TYPE {
+            self.grace = None;
+        } else if row.agent == AGENT && !self.subscriptions.contains_key(RULES_TYPE) {
+            self.grace = Some(Box::pin(sleep(GRACE)));
+        }
+        info!(node = %row.node, peer = %row.peer, "a pod asks for {type_url}");
+        let row = self.server.streams.add(row);
+        let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
+        let subscription = Subscription { row, nonce: 0, open: None, content: None };
+        self.subscriptions.insert(type_url, subscription);
+        Ok(())
+    }
+
+    /// Sends each type whose resources differ from those that the pod has. A pod that has not
+    /// answered the last response gets the next one when it has.
+    async fn send_changes(&mut self) -> Result<(), Status> {
+        let set = Arc::clone(&self.server.published.borrow_and_update());
+        if set.version == 0 {
+            return Ok(()); // a pod keeps its own rules until there are some
+        }
+        let domains = self.domains(&set);
+        let has_rules = self.subscriptions.contains_key(RULES_TYPE);
+        for type_url in [CONFIG_TYPE, RULES_TYPE] {
+            if type_url == CONFIG_TYPE && self.grace.is_some() {
+                continue;
+            }
+            // A pod that takes rule files has no use for the type that says less.
+            let is_empty = type_url == CONFIG_TYPE && has_rules;
+            let domains = if is_empty { &[] } else { &*domains };
+            let Some(subscription) = self.subscriptions.get_mut(type_url) else { continue };
+            if subscription.open.is_some() {
+                continue;
+            }
+            let content = domains.iter().map(|(name, it)| (name.clone(), it.hash.clone()));
+            let content: Vec<_> = content.collect();
+            if subscription.content.as_ref() == Some(&content) {
+                subscription.row.change(|row| {
+                    if row.refused == 0 {
+                        (row.sent, row.accepted) = (set.version, set.version);
+                    }
+                });
+                continue;
+            }
+            let response = subscription.response(type_url, &set, domains.to_vec()).await?;
+            subscription.content = Some(content);
+            // There is room: at most one response of each type is on its way.
+            let sent = self.responses.try_send(response);
+            sent.map_err(|_| Status::aborted("the pod does not read"))?;
+        }
+        Ok(())
+    }
+
+    /// The domains of this pod: those that its metadata names, of those that its id may have.
+    fn domains(&self, set: &PublishedSet) -> Vec<(String, Arc<PublishedDomain>)> {
+        let node = self.node.as_ref();
+        let allowed = node.and_then(|node| self.server.selection.0.get(&node.id));
+        let metadata = node.and_then(|node| node.metadata.as_ref()?.fields.get(DOMAINS_KEY));
+        let wanted = metadata.and_then(|value| match &value.kind {
+            Some(Kind::StringValue(text)) => Some(text),
+            _ => None,
+        });
+        let wanted: Option<Vec<_>> = wanted.map(|it| it.split(',').map(str::trim).collect());
+        let is_of = |name: &str| {
+            wanted.as_ref().is_none_or(|wanted| wanted.contains(&name))
+                && allowed.is_none_or(|allowed| allowed.iter().any(|it| it == name))
+        };
+        let domains = set.domains.iter().filter(|(name, _)| is_of(name));
+        domains.map(|(name, domain)| (name.clone(), Arc::clone(domain))).collect()
+    }
+}
+
+async fn end_of(grace: &mut Option<Pin<Box<Sleep>>>) {
+    match grace {
+        Some(grace) => grace.await,
+        None => std::future::pending().await,
+    }
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    /// Makes the next response, and notes that it is sent.
+    async fn response(
+        &mut self,
+        type_url: &'static str,
+        set: &PublishedSet,
+        domains: Vec<(String, Arc<PublishedDomain>)>,
+    ) -> Result<DiscoveryResponse, Status> {
+        let made = spawn_blocking(move || {
+            let (mut resources, mut faults) = (Vec::new(), Vec::new());
+            for (_, domain) in domains {
+                if type_url == RULES_TYPE {
+                    resources.push(domain.rules().clone());
+                    continue;
+                }
+                match domain.config() {
+                    Ok(resource) => resources.push(resource.clone()),
+                    Err(why) => faults.push(why.to_owned()),
+                }
+            }
+            (resources, faults)
+        });
+        let (resources, faults) =
+            made.await.map_err(|error| Status::internal(error.to_string()))?;
+        self.nonce += 1;
+        let PublishedSet { version, at, .. } = *set;
+        self.open = Some(Sent { version, at });
+        // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
+        let fault = faults.join("\n");
+        if !fault.is_empty() {
+            warn!(version, "a pod lacks rules: {fault}");
+        }
+        self.row.change(|row| (row.sent, row.fault) = (version, fault));
+        Ok(DiscoveryResponse {
+            version_info: version.to_string(),
+            resources,
+            type_url: type_url.to_owned(),
+            nonce: self.nonce.to_string(),
+            ..DiscoveryResponse::default()
+        })
+    }
+}

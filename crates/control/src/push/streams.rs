@@ -1,0 +1,149 @@
+//! What the pods of this replica run, and how long it took them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::store::{PodRow, Store};
+
+/// Maximum number of streams of this process, of all types of resources.
+pub(super) const STREAMS_MAX: usize = 20_000;
+
+/// Maximum bytes of a text that a pod sends, of which the rest is cut.
+const TEXT_BYTES_MAX: usize = 8192;
+
+/// Pause between reports, and the longest one, so that the rows stay fresh.
+const REPORT_PAUSE: Duration = Duration::from_millis(500);
+const REPORT_INTERVAL_MAX: Duration = Duration::from_secs(10);
+
+/// Upper bounds of the times from a commit to its acceptance by a pod, in seconds.
+pub(crate) const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+
+/// The streams of this process. A cheap handle: clones share all state.
+#[derive(Debug, Clone, Default)]
+pub struct Streams(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: i64,
+    rows: BTreeMap<i64, PodRow>,
+    lag: Lag,
+}
+
+/// Times from the commit of a version to its acceptance.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Lag {
+    /// Number of times at most each bound of the histogram, and of all.
+    pub buckets: [u64; LAG_BOUNDS.len() + 1],
+    /// Sum of the times, in seconds.
+    pub sum: f64,
+    /// Versions that were refused.
+    pub refused: u64,
+}
+
+/// The row of one type of resources of one stream; it leaves when this is dropped.
+#[derive(Debug)]
+pub(super) struct Row {
+    streams: Streams,
+    number: i64,
+}
+
+// === impl Streams ===
+
+impl Streams {
+    /// Adds a row; `None` if there are too many.
+    pub(super) fn add(&self, row: PodRow) -> Option<Row> {
+        let mut state = self.0.state.lock();
+        if state.rows.len() >= STREAMS_MAX {
+            return None;
+        }
+        state.next += 1;
+        let number = state.next;
+        let row = PodRow { stream: number, node: cut(&row.node), agent: cut(&row.agent), ..row };
+        state.rows.insert(number, row);
+        drop(state);
+        self.0.changed.notify_one();
+        Some(Row { streams: self.clone(), number })
+    }
+
+    /// Notes that a pod accepted a version that was published at `published`.
+    pub(super) fn note_lag(&self, published: i64) {
+        let lag = Timestamp::now().as_millisecond().saturating_sub(published).max(0);
+        let seconds = Duration::from_millis(lag.unsigned_abs()).as_secs_f64();
+        let mut state = self.0.state.lock();
+        state.lag.sum += seconds;
+        let at = LAG_BOUNDS.iter().position(|bound| seconds <= *bound);
+        state.lag.buckets[at.unwrap_or(LAG_BOUNDS.len())] += 1;
+    }
+
+    /// Notes that a pod refused a version.
+    pub(super) fn note_refusal(&self) {
+        self.0.state.lock().lag.refused += 1;
+    }
+
+    /// All rows.
+    pub fn rows(&self) -> Vec<PodRow> {
+        self.0.state.lock().rows.values().cloned().collect()
+    }
+
+    /// Times from commits to acceptances so far.
+    pub fn lag(&self) -> Lag {
+        self.0.state.lock().lag.clone()
+    }
+}
+
+/// Reports the streams of `replica` to the database. It does not return.
+pub async fn report(store: Store, streams: Streams, replica: String) {
+    let mut is_away = false;
+    loop {
+        let rows = streams.rows();
+        match store.report_pods(&replica, &rows).await {
+            Ok(()) => is_away = false,
+            Err(error) if !is_away => {
+                is_away = true;
+                warn!("{error}: what pods run is not reported");
+            }
+            Err(_) => {}
+        }
+        sleep(REPORT_PAUSE).await;
+        let _ = timeout(REPORT_INTERVAL_MAX, streams.0.changed.notified()).await;
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    /// Changes the row.
+    pub(super) fn change(&self, change: impl FnOnce(&mut PodRow)) {
+        if let Some(row) = self.streams.0.state.lock().rows.get_mut(&self.number) {
+            change(row);
+            row.fault = cut(&row.fault);
+        }
+        self.streams.0.changed.notify_one();
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        self.streams.0.state.lock().rows.remove(&self.number);
+        self.streams.0.changed.notify_one();
+    }
+}
+
+/// A text of a pod: bounded, and without characters that the database cannot store.
+fn cut(text: &str) -> String {
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    text.get(..end).unwrap_or_default().replace('\0', "")
+}

@@ -1,0 +1,74 @@
+//! The audit log, which the database lets nobody edit.
+
+use sqlx::Row;
+use sqlx::any::AnyRow;
+
+use super::{Store, StoreResult, Write};
+
+/// One action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditRow {
+    /// Its number.
+    pub number: i64,
+    /// When, in milliseconds since the Unix epoch.
+    pub at: i64,
+    /// Who.
+    pub author: String,
+    /// What, as in `rule.change`.
+    pub action: String,
+    /// To what.
+    pub subject: String,
+    /// Why.
+    pub reason: String,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// At most `limit` actions before the number `before`, the latest first.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn audit(&self, before: i64, limit: usize) -> StoreResult<Vec<AuditRow>> {
+        let sql = "SELECT number, at, author, action, subject, reason FROM audit \
+                   WHERE number < $1 ORDER BY number DESC LIMIT $2";
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = sqlx::query(sql).bind(before).bind(limit).fetch_all(&self.pool).await?;
+        rows.iter().map(AuditRow::read).collect()
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Adds to the audit log what this write does.
+    pub(crate) async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
+        let sql = "INSERT INTO audit (number, at, author, action, subject, reason) \
+                   VALUES ($1, $2, $3, $4, $5, $6)";
+        let number = self.take_numbers(1).await?;
+        let query = sqlx::query(sql)
+            .bind(number)
+            .bind(self.at)
+            .bind(self.author.name.clone())
+            .bind(action.to_owned())
+            .bind(subject.to_owned())
+            .bind(self.author.reason.clone());
+        query.execute(&mut *self.tx).await?;
+        Ok(())
+    }
+}
+
+// === impl AuditRow ===
+
+impl AuditRow {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        Ok(Self {
+            number: row.try_get(0)?,
+            at: row.try_get(1)?,
+            author: row.try_get(2)?,
+            action: row.try_get(3)?,
+            subject: row.try_get(4)?,
+            reason: row.try_get(5)?,
+        })
+    }
+}

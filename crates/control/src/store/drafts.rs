@@ -1,0 +1,109 @@
+//! The draft, domain by domain.
+
+use serde_json::{Map, Value};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{RuleFilter, Store, StoreResult, Write};
+use crate::document::Document;
+
+/// A domain of the draft.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftDomain {
+    /// Its name.
+    pub name: String,
+    /// The number of the last change of its draft.
+    pub changed: i64,
+    /// Whether something of it is not published.
+    pub is_changed: bool,
+    /// Number of its rules.
+    pub rules: i64,
+}
+
+/// The draft of a domain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draft {
+    /// Its rules.
+    pub document: Document,
+    /// The number of its last change.
+    pub changed: i64,
+}
+
+/// Attempts to read a draft that nobody changes meanwhile.
+const ATTEMPTS_MAX: usize = 5;
+
+// === impl Store ===
+
+impl Store {
+    /// All domains, by name.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
+        let sql = "SELECT d.name, d.changed, d.published, COUNT(r.id) FROM domains d \
+                   LEFT JOIN rules r ON r.domain = d.name \
+                   GROUP BY d.name, d.changed, d.published ORDER BY d.name";
+        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await?;
+        let domain = |(name, changed, published, rules)| DraftDomain {
+            name,
+            changed,
+            is_changed: changed != published,
+            rules,
+        };
+        Ok(rows.into_iter().map(domain).collect())
+    }
+
+    /// The draft of a domain; an empty one if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    pub async fn draft(&self, domain: &str) -> StoreResult<Draft> {
+        for _ in 0..ATTEMPTS_MAX {
+            let (before, defaults) = self.draft_head(domain).await?;
+            let filter =
+                RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
+            let rules = self.rules(&filter, None, usize::MAX >> 1).await?.rules;
+            if self.draft_head(domain).await?.0 == before {
+                let records = rules.into_iter().map(|rule| rule.record).collect();
+                let document = Document { domain: domain.to_owned(), defaults, records };
+                return Ok(Draft { document, changed: before });
+            }
+        }
+        Err(super::StoreError::Moved(domain.to_owned()))
+    }
+
+    /// The `defaults` of a domain's draft.
+    pub(crate) async fn defaults(&self, domain: &str) -> StoreResult<Map<String, Value>> {
+        Ok(self.draft_head(domain).await?.1)
+    }
+
+    async fn draft_head(&self, domain: &str) -> StoreResult<(i64, Map<String, Value>)> {
+        let sql = "SELECT changed, defaults FROM domains WHERE name = $1";
+        let row = sqlx::query(sql).bind(domain.to_owned()).fetch_optional(&self.pool).await?;
+        let Some(row) = row else { return Ok((0, Map::new())) };
+        let defaults: String = row.try_get(1)?;
+        Ok((row.try_get(0)?, serde_json::from_str(&defaults)?))
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Notes that the draft of a domain changes, and makes the domain if there is none.
+    pub(super) async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
+        let sql = "INSERT INTO domains (name, defaults, changed, published) \
+                   VALUES ($1, '{}', $2, 0) \
+                   ON CONFLICT (name) DO UPDATE SET changed = excluded.changed";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.number());
+        query.execute(&mut *self.tx).await?;
+        Ok(())
+    }
+
+    /// Whether a domain has changes that are not published, and the number of the last one.
+    pub(crate) async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
+        let sql = "SELECT changed, published FROM domains WHERE name = $1";
+        let query = sqlx::query_as(AssertSqlSafe(sql.to_owned())).bind(domain.to_owned());
+        let row: Option<(i64, i64)> = query.fetch_optional(&mut *self.tx).await?;
+        let (changed, published) = row.unwrap_or_default();
+        Ok((changed != published, changed))
+    }
+}

@@ -1,0 +1,224 @@
+//! Versions: what is published, and was.
+
+use sqlx::Row;
+use sqlx::any::AnyRow;
+
+use super::write::Cell;
+use super::{Store, StoreError, StoreResult, Write};
+
+/// A version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionRow {
+    /// Its number, from 1.
+    pub number: i64,
+    /// When it was published, in milliseconds since the Unix epoch.
+    pub at: i64,
+    /// Who published it.
+    pub author: String,
+    /// Why.
+    pub reason: String,
+    /// The version that it brings back.
+    pub restores: Option<i64>,
+}
+
+/// What a version does with a domain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VersionChange {
+    /// The version.
+    pub version: i64,
+    /// When it was published, in milliseconds since the Unix epoch.
+    pub at: i64,
+    /// The domain.
+    pub domain: String,
+    /// The text of its rules; `None` if it has none.
+    pub hash: Option<String>,
+}
+
+/// The rules of a domain that are to be published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishedText {
+    /// The domain.
+    pub domain: String,
+    /// The number of the last change of the draft that the text was made of.
+    pub changed: i64,
+    /// The text of the rule file; `None` if the domain has no rules.
+    pub yaml: Option<String>,
+    /// Number of rules.
+    pub rules: usize,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// At most `limit` versions before the number `before`, the latest first.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn versions(&self, before: i64, limit: usize) -> StoreResult<Vec<VersionRow>> {
+        let sql = "SELECT number, at, author, reason, restores FROM versions WHERE number < $1 \
+                   ORDER BY number DESC LIMIT $2";
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rows = sqlx::query(sql).bind(before).bind(limit).fetch_all(&self.pool).await?;
+        rows.iter().map(VersionRow::read).collect()
+    }
+
+    /// The number of the last version; 0 if there is none.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn last_version(&self) -> StoreResult<i64> {
+        let sql = "SELECT version FROM counters WHERE id = 1";
+        let (version,): (i64,) = sqlx::query_as(sql).fetch_one(&self.pool).await?;
+        Ok(version)
+    }
+
+    /// What the versions after `known` change, in their order. One statement, so that no version is
+    /// read in part.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn changes_since(&self, known: i64) -> StoreResult<Vec<VersionChange>> {
+        let sql = "SELECT d.version, v.at, d.domain, d.hash FROM version_domains d \
+                   JOIN versions v ON v.number = d.version \
+                   WHERE d.version > $1 ORDER BY d.version, d.domain";
+        let rows = sqlx::query(sql).bind(known).fetch_all(&self.pool).await?;
+        rows.iter().map(VersionChange::read).collect()
+    }
+
+    /// The domains of a version and the texts of their rules; those that it removes have none.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn state_at(&self, version: i64) -> StoreResult<Vec<VersionChange>> {
+        let sql = "SELECT d.version, v.at, d.domain, d.hash FROM version_domains d \
+                   JOIN versions v ON v.number = d.version \
+                   WHERE d.version = (SELECT MAX(o.version) FROM version_domains o \
+                   WHERE o.domain = d.domain AND o.version <= $1) ORDER BY d.domain";
+        let rows = sqlx::query(sql).bind(version).fetch_all(&self.pool).await?;
+        rows.iter().map(VersionChange::read).collect()
+    }
+
+    /// The text of this hash.
+    ///
+    /// # Errors
+    /// Fails if there is none.
+    pub async fn text(&self, hash: &str) -> StoreResult<String> {
+        let query = sqlx::query_as("SELECT yaml FROM texts WHERE hash = $1").bind(hash.to_owned());
+        let (yaml,): (String,) = query.fetch_one(&self.pool).await?;
+        Ok(yaml)
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Publishes these texts as one version. Domains whose text is the published one already are
+    /// left out; `None` if that leaves nothing.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
+    pub async fn publish(
+        &mut self,
+        texts: &[PublishedText],
+        restores: Option<i64>,
+    ) -> StoreResult<Option<VersionRow>> {
+        let mut changes = Vec::new();
+        for text in texts {
+            if self.draft_state(&text.domain).await?.1 != text.changed {
+                return Err(StoreError::Moved(text.domain.clone()));
+            }
+            let hash = text.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex());
+            let hash = hash.map(|it| it.to_string());
+            if self.note_published(text, hash.as_deref()).await? {
+                changes.push((text, hash));
+            }
+        }
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let sql = "UPDATE counters SET version = version + 1 WHERE id = 1 RETURNING version";
+        let (number,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *self.tx).await?;
+        let version = VersionRow {
+            number,
+            at: self.at,
+            author: self.author.name.clone(),
+            reason: self.author.reason.clone(),
+            restores,
+        };
+        let sql = "INSERT INTO versions (number, at, author, reason, restores) \
+                   VALUES ($1, $2, $3, $4, $5)";
+        let query = sqlx::query(sql).bind(number).bind(self.at).bind(version.author.clone());
+        let query = query.bind(version.reason.clone()).bind(restores);
+        query.execute(&mut *self.tx).await?;
+        for (text, hash) in &changes {
+            self.keep_text(text, hash.as_deref()).await?;
+        }
+        let rows = changes.into_iter().map(|(text, hash)| {
+            vec![Cell::Int(number), Cell::Text(text.domain.clone()), Cell::Nullable(hash)]
+        });
+        self.insert("version_domains (version, domain, hash)", rows.collect()).await?;
+        self.notify(number).await?;
+        Ok(Some(version))
+    }
+
+    /// Notes that the draft of a domain is published. Returns whether its text changes.
+    async fn note_published(
+        &mut self,
+        text: &PublishedText,
+        hash: Option<&str>,
+    ) -> StoreResult<bool> {
+        let query = sqlx::query_as("SELECT hash FROM domains WHERE name = $1");
+        let row = query.bind(text.domain.clone()).fetch_optional(&mut *self.tx).await?;
+        let (former,): (Option<String>,) = row.unwrap_or_default();
+        let sql = "UPDATE domains SET published = changed, hash = $1 WHERE name = $2";
+        let query = sqlx::query(sql).bind(hash.map(str::to_owned)).bind(text.domain.clone());
+        query.execute(&mut *self.tx).await?;
+        Ok(former.as_deref() != hash)
+    }
+
+    async fn keep_text(&mut self, text: &PublishedText, hash: Option<&str>) -> StoreResult<()> {
+        let (Some(yaml), Some(hash)) = (&text.yaml, hash) else { return Ok(()) };
+        let sql = "INSERT INTO texts (hash, yaml, bytes, rules) VALUES ($1, $2, $3, $4) \
+                   ON CONFLICT (hash) DO NOTHING";
+        let size = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+        let query = sqlx::query(sql).bind(hash.to_owned()).bind(yaml.clone());
+        let query = query.bind(size(yaml.len())).bind(size(text.rules));
+        query.execute(&mut *self.tx).await?;
+        Ok(())
+    }
+
+    /// The bytes of all texts that are published.
+    pub(crate) async fn published_bytes(&mut self) -> StoreResult<i64> {
+        let sql = "SELECT CAST(COALESCE(SUM(t.bytes), 0) AS BIGINT) FROM domains d \
+                   JOIN texts t ON t.hash = d.hash";
+        let (bytes,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *self.tx).await?;
+        Ok(bytes)
+    }
+}
+
+// === impl VersionRow ===
+
+impl VersionRow {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        Ok(Self {
+            number: row.try_get(0)?,
+            at: row.try_get(1)?,
+            author: row.try_get(2)?,
+            reason: row.try_get(3)?,
+            restores: row.try_get(4)?,
+        })
+    }
+}
+
+// === impl VersionChange ===
+
+impl VersionChange {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        Ok(Self {
+            version: row.try_get(0)?,
+            at: row.try_get(1)?,
+            domain: row.try_get(2)?,
+            hash: row.try_get(3)?,
+        })
+    }
+}

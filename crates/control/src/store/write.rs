@@ -1,0 +1,130 @@
+//! A write: one transaction, one number, one author.
+
+use jiff::Timestamp;
+use sqlx::any::AnyArguments;
+use sqlx::query::Query;
+use sqlx::{Any, AssertSqlSafe, Transaction};
+
+use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
+
+/// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535.
+const ROWS_MAX: usize = 500;
+
+/// Who writes, and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Author {
+    /// The name of the token, or of the command.
+    pub name: String,
+    /// The reason that the author gives; may be empty.
+    pub reason: String,
+}
+
+/// A transaction that writes. Dropping it rolls back.
+#[derive(Debug)]
+pub struct Write {
+    pub(super) tx: Transaction<'static, Any>,
+    pub(super) author: Author,
+    /// When it began, in milliseconds since the Unix epoch.
+    pub(super) at: i64,
+    /// The number of its last change.
+    number: i64,
+    backend: Backend,
+}
+
+/// A value of a row that is inserted.
+#[derive(Debug)]
+pub(super) enum Cell {
+    Int(i64),
+    Text(String),
+    Nullable(Option<String>),
+}
+
+/// A query with its parameters. The text is made of names and places of parameters alone: no value
+/// from outside is ever part of it.
+pub(super) fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments> {
+    let query = sqlx::query(AssertSqlSafe(sql));
+    cells.into_iter().fold(query, |query, cell| match cell {
+        Cell::Int(number) => query.bind(number),
+        Cell::Text(text) => query.bind(text),
+        Cell::Nullable(text) => query.bind(text),
+    })
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Begins a write, after those that began before have ended.
+    ///
+    /// # Errors
+    /// Fails if the database is not available, or others write for too long.
+    pub async fn begin(&self, author: &Author) -> StoreResult<Write> {
+        let tx = self.pool.begin().await?;
+        let (author, at) = (author.clone(), Timestamp::now().as_millisecond());
+        let mut write = Write { tx, author, at, number: 0, backend: self.backend };
+        write.take_numbers(1).await?;
+        Ok(write)
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// The number of its last change, greater than that of each earlier write.
+    pub fn number(&self) -> i64 {
+        self.number
+    }
+
+    /// Takes `count` further numbers, and returns the first of them.
+    pub(super) async fn take_numbers(&mut self, count: i64) -> StoreResult<i64> {
+        let sql = "UPDATE counters SET change = change + $1 WHERE id = 1 RETURNING change";
+        let (last,): (i64,) = sqlx::query_as(sql).bind(count).fetch_one(&mut *self.tx).await?;
+        self.number = last;
+        Ok(last - count + 1)
+    }
+
+    /// Commits. Only after this is the write to be acknowledged.
+    ///
+    /// # Errors
+    /// Fails if the database is lost meanwhile; then it is not known whether the write was done.
+    pub async fn commit(self) -> StoreResult<()> {
+        self.tx.commit().await.map_err(|error| match StoreError::from(error) {
+            StoreError::Unavailable(why) => StoreError::Unavailable(format!(
+                "{why}, at the commit: the write may have been done. A repeat with the same \
+                 Idempotency-Key is safe"
+            )),
+            error => error,
+        })
+    }
+
+    /// Tells all replicas of a new version, once it is committed.
+    pub(super) async fn notify(&mut self, version: i64) -> StoreResult<()> {
+        if self.backend == Backend::Postgres {
+            let sql = "SELECT pg_notify($1, $2)";
+            let query = sqlx::query(sql).bind(CHANNEL).bind(version.to_string());
+            query.execute(&mut *self.tx).await?;
+        }
+        Ok(())
+    }
+
+    /// Inserts rows, many with each statement. `into` is a table with the names of its columns, of
+    /// which each row has one cell.
+    pub(super) async fn insert(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
+        let mut rows = rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let chunk: Vec<_> = rows.by_ref().take(ROWS_MAX).collect();
+            let mut next = 0;
+            let places = chunk.iter().map(|row| {
+                let places = row.iter().map(|_| {
+                    next += 1;
+                    format!("${next}")
+                });
+                format!("({})", places.collect::<Vec<_>>().join(","))
+            });
+            let places = places.collect::<Vec<_>>().join(",");
+            let sql = format!("INSERT INTO {into} VALUES {places}");
+            let cells = chunk.into_iter().flatten().collect();
+            bound(&sql, cells).execute(&mut *self.tx).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! The control plane over real sockets, on PostgreSQL and on SQLite.
+#![cfg(test)]
+// Helpers outside of test functions may fail a test too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "control/conditions.rs"]
+mod conditions;
+#[path = "control/faults.rs"]
+mod faults;
+#[path = "control/files.rs"]
+mod files;
+#[path = "control/pods.rs"]
+mod pods;
+#[path = "control/publish.rs"]
+mod publish;
+#[path = "control/rules.rs"]
+mod rules;
+#[path = "control/support.rs"]
+mod support;
+#[path = "control/tokens.rs"]
+mod tokens;

@@ -1,0 +1,130 @@
+//! Two editors, repeated writes, and many writes at a time.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::support::{Call, Place, hourly, places, rule};
+
+#[tokio::test]
+async fn the_second_editor_learns_what_changed() {
+    for place in places().await {
+        let server = place.serve().await;
+        let (added, tag) = server.add(&rule("shop", "user", "7", 5)).await;
+        let path = format!("/v1/rules/{}?reason=first", added["id"].as_str().unwrap());
+        let put =
+            |requests: u32| Call::new("PUT", &path).json(&json!({"rate_limit": hourly(requests)}));
+        let without = server.send(put(6)).await;
+        assert_eq!(without.status, 428, "{without:?}");
+        let first = server.send(put(6).header("if-match", &tag)).await;
+        assert_eq!(first.status, 200, "{first:?}");
+        let second = server.send(put(7).header("if-match", &tag)).await;
+        assert_eq!(second.status, 412, "{second:?}");
+        let problem = second.json();
+        assert_eq!(problem["current"], first.json());
+        assert_eq!(problem["last_change"]["reason"], "first");
+        assert_eq!(problem["last_change"]["before"]["rate_limit"], hourly(5));
+        let delete = Call::new("DELETE", &path).header("if-match", &tag);
+        assert_eq!(server.send(delete).await.status, 412);
+        let forced = server.send(put(8).header("if-match", "*")).await;
+        assert_eq!(forced.status, 200, "{forced:?}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_write_that_is_repeated_happens_once() {
+    for place in places().await {
+        let server = place.serve().await;
+        let post = |requests: u32| {
+            let call = Call::new("POST", "/v1/rules").header("idempotency-key", "one");
+            call.json(&rule("shop", "user", "7", requests))
+        };
+        let first = server.send(post(5)).await;
+        assert_eq!((first.status, first.header("idempotency-replayed")), (201, None));
+        let again = server.send(post(5)).await;
+        assert_eq!((again.status, &again.text), (201, &first.text));
+        assert_eq!(again.header("etag"), first.header("etag"));
+        assert_eq!(again.header("idempotency-replayed").as_deref(), Some("true"));
+        let other = server.send(post(6)).await;
+        assert_eq!((other.status, other.fields()), (422, vec!["Idempotency-Key".to_owned()]));
+        let audit = server.json("/v1/audit").await;
+        let added = audit["actions"].as_array().unwrap().iter();
+        assert_eq!(added.filter(|it| it["action"] == "rule.add").count(), 1, "{audit}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn writes_at_the_same_time_are_all_done_and_one_of_equal_ones_wins() {
+    for place in places().await {
+        let server = place.serve().await;
+        let server = &server;
+        let writer = |number: usize| async move {
+            for at in 0..10 {
+                server.add(&rule("shop", "user", &format!("{number}-{at}"), 1)).await;
+            }
+            // All of them add this one.
+            server.post("/v1/rules", &rule("shop", "shared", "", 1)).await.status
+        };
+        let statuses = futures_util::future::join_all((0..6).map(writer)).await;
+        assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 1, "{statuses:?}");
+        assert_eq!(statuses.iter().filter(|status| **status == 409).count(), 5, "{statuses:?}");
+        let list = server.json("/v1/rules?limit=1000").await;
+        let rules = list["rules"].as_array().unwrap();
+        assert_eq!(rules.len(), 61);
+        let revisions: BTreeSet<_> = rules.iter().map(|it| it["revision"].as_i64()).collect();
+        assert_eq!(revisions.len(), 61, "two changes have one number");
+        // Publishers too: one version has the changes, and the others nothing left to do.
+        let versions = (0..4).map(|_| server.post("/v1/publish", &Value::Null));
+        for answer in futures_util::future::join_all(versions).await {
+            assert_eq!((answer.status, &answer.json()["version"]), (200, &json!(1)), "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn history_and_versions_cannot_be_edited() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.add(&rule("shop", "user", "7", 5)).await;
+        server.publish().await;
+        server.stop().await;
+        sqlx::any::install_default_drivers();
+        let url = match &place.postgres {
+            Some(postgres) => postgres.url(),
+            None => format!("sqlite://{}", place.dir.path().join("rules.db").display()),
+        };
+        let pool = sqlx::AnyPool::connect(&url).await.unwrap();
+        for table in ["audit", "changes", "texts", "versions", "version_domains"] {
+            let column = match table {
+                "texts" => "hash",
+                "version_domains" => "version",
+                _ => "number",
+            };
+            let update = format!("UPDATE {table} SET {column} = {column}");
+            for sql in [format!("DELETE FROM {table}"), update] {
+                let done = sqlx::query(sqlx::AssertSqlSafe(sql.clone())).execute(&pool).await;
+                let why = done.unwrap_err().to_string();
+                assert!(why.contains(&format!("rows of {table} are never edited")), "{sql}: {why}");
+            }
+        }
+        pool.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_database_of_a_later_release_is_left_alone() {
+    let place = Place::sqlite();
+    place.serve().await.stop().await;
+    sqlx::any::install_default_drivers();
+    let url = format!("sqlite://{}", place.dir.path().join("rules.db").display());
+    let pool = sqlx::AnyPool::connect(&url).await.unwrap();
+    let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, \
+               execution_time) VALUES (99, 'later', 1, x'00', 0)";
+    sqlx::query(sql).execute(&pool).await.unwrap();
+    pool.close().await;
+    let opened = ratelease_control::store::Store::open(&place.database()).await;
+    let why = opened.unwrap_err().to_string();
+    assert!(why.contains("migration 99") && why.contains("use that release"), "{why}");
+}

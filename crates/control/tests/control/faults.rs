@@ -1,0 +1,141 @@
+//! A database that is away, slow or restarted, and processes that are killed.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::support::{Call, Place, SOON, now, places, rule, wait_for};
+
+/// A write while the database is away is answered within this time.
+const REFUSED_WITHIN: Duration = Duration::from_secs(11);
+
+#[tokio::test]
+async fn while_postgres_is_away_writes_are_refused_and_then_go_on() {
+    let mut place = Place::postgres().await;
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "1", 5)).await;
+    server.publish().await;
+    place.postgres.as_mut().unwrap().kill();
+    let began = now();
+    let refused = server.post("/v1/rules", &rule("shop", "user", "2", 5)).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    assert!(began.elapsed() < REFUSED_WITHIN, "{:?}", began.elapsed());
+    assert_eq!(server.json("/healthz").await, json!({"status": "serving", "database": false}));
+    place.postgres.as_mut().unwrap().restart().await;
+    let added = async || {
+        let answer = server.post("/v1/rules", &rule("shop", "user", "3", 5)).await;
+        (answer.status == 201).then_some(())
+    };
+    wait_for("a write after the restart", added).await;
+    let list = server.json("/v1/rules").await;
+    assert_eq!(list["rules"].as_array().unwrap().len(), 2, "{list}");
+    assert_eq!(server.publish().await, 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_postgres_that_hangs_holds_a_write_up_for_a_bounded_time() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "1", 5)).await;
+    place.postgres.as_ref().unwrap().signal_all("STOP");
+    let began = now();
+    let writes = (0..20).map(|at| {
+        let (server, rule) = (&server, rule("shop", "hung", &at.to_string(), 5));
+        async move { server.post("/v1/rules", &rule).await.status }
+    });
+    let statuses = futures_util::future::join_all(writes).await;
+    assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
+    assert!(began.elapsed() < REFUSED_WITHIN, "{:?}", began.elapsed());
+    place.postgres.as_ref().unwrap().signal_all("CONT");
+    let added = async || {
+        let answer = server.post("/v1/rules", &rule("shop", "user", "2", 5)).await;
+        (answer.status == 201).then_some(())
+    };
+    wait_for("a write after the hang", added).await;
+    server.stop().await;
+}
+
+/// A control plane as a process.
+struct Process {
+    child: Child,
+    http: SocketAddr,
+}
+
+impl Process {
+    fn start(place: &Place) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
+        command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
+        command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
+        match &place.postgres {
+            Some(postgres) => command.env("DATABASE_URL", postgres.url()),
+            None => command.arg("--database-file").arg(place.dir.path().join("rules.db")),
+        };
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.next().expect("it says where it listens").unwrap();
+        let http = line.split("http://").nth(1).and_then(|it| it.split(',').next());
+        let http = http.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+        Self { child, http }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap(); // SIGKILL
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn no_write_that_was_acknowledged_is_lost_when_the_process_is_killed() {
+    for place in places().await {
+        let mut acknowledged = Vec::new();
+        for round in 0..5_u64 {
+            let mut process = Process::start(&place);
+            let token = std::fs::read_to_string(place.token_file()).unwrap();
+            let http = process.http;
+            let writing = tokio::spawn(async move {
+                let mut done = Vec::new();
+                for at in 0..200 {
+                    let value = format!("{round}-{at}");
+                    let call = Call::new("POST", "/v1/rules?publish=true").token(&token);
+                    match call.json(&rule("shop", "user", &value, 5)).to(http).await {
+                        Ok(answer) if answer.status == 201 => done.push(value),
+                        _ => return done,
+                    }
+                }
+                done
+            });
+            // At a random point of the writes, by the machine's load.
+            tokio::time::sleep(Duration::from_millis(150 + 97 * round)).await;
+            process.kill();
+            acknowledged.extend(tokio::time::timeout(SOON, writing).await.unwrap().unwrap());
+        }
+        assert!(acknowledged.len() >= 5, "only {acknowledged:?}");
+        let server = place.serve().await;
+        let list = server.json("/v1/rules?limit=1000").await;
+        let rules = list["rules"].as_array().unwrap();
+        let values: Vec<_> = rules.iter().map(|it| &it["entries"][0]["value"]).collect();
+        for value in &acknowledged {
+            assert!(values.contains(&&json!(value)), "{value} is lost");
+        }
+        // A write is a rule, its history and its version, or nothing.
+        let versions = server.json("/v1/versions?limit=1000").await;
+        assert_eq!(versions["versions"].as_array().unwrap().len(), rules.len());
+        let last = versions["versions"][0]["version"].as_i64().unwrap();
+        let text = server.get(&format!("/v1/export?domain=shop&version={last}")).await.text;
+        assert_eq!(text.matches("key: user").count(), rules.len());
+        assert_eq!(server.post("/v1/check", &json!({})).await.json()["differences"], json!([]));
+        server.stop().await;
+    }
+}

@@ -1,0 +1,247 @@
+//! Pods: what they are sent, and what is known of them. `tests/it/xds` has real ones.
+
+use std::time::Duration;
+
+use discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use discovery::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3 as discovery;
+use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
+use envoy_types::pb::google::rpc::Status;
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::support::{Place, SOON, Server, now, places, rule, wait_for};
+
+const CONFIG: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
+const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
+
+/// How long a test waits for what must not happen.
+const NEVER: Duration = Duration::from_millis(700);
+
+/// A rule file as a resource.
+#[derive(Clone, PartialEq, Message)]
+struct Rules {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    yaml: String,
+}
+
+/// A pod that a test plays.
+struct Pod {
+    requests: mpsc::Sender<DiscoveryRequest>,
+    responses: Streaming<DiscoveryResponse>,
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// Connects as a node and asks for these types.
+    async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
+        let url = format!("http://{}", server.pods);
+        let client = AggregatedDiscoveryServiceClient::connect(url).await.unwrap();
+        let mut client = client.max_decoding_message_size(64 << 20);
+        let (requests, waiting) = mpsc::channel(8);
+        for type_url in types {
+            let type_url = (*type_url).to_owned();
+            let node = Some(node.clone());
+            let request = DiscoveryRequest { node, type_url, ..DiscoveryRequest::default() };
+            requests.send(request).await.unwrap();
+        }
+        let stream = ReceiverStream::new(waiting);
+        let responses = client.stream_aggregated_resources(stream).await.unwrap().into_inner();
+        Self { requests, responses }
+    }
+
+    /// The next response.
+    async fn next(&mut self) -> DiscoveryResponse {
+        let next = timeout(SOON, self.responses.message()).await.expect("a response");
+        next.unwrap().expect("the stream goes on")
+    }
+
+    async fn gets_nothing(&mut self) {
+        let next = timeout(NEVER, self.responses.message()).await;
+        assert!(next.is_err(), "{next:?}");
+    }
+
+    async fn accept(&self, response: &DiscoveryResponse) {
+        self.answer(response, None).await;
+    }
+
+    async fn refuse(&self, response: &DiscoveryResponse, why: &str) {
+        let error = Status { code: 3, message: why.to_owned(), details: Vec::new() };
+        self.answer(response, Some(error)).await;
+    }
+
+    async fn answer(&self, response: &DiscoveryResponse, error_detail: Option<Status>) {
+        let request = DiscoveryRequest {
+            type_url: response.type_url.clone(),
+            version_info: response.version_info.clone(),
+            response_nonce: response.nonce.clone(),
+            error_detail,
+            ..DiscoveryRequest::default()
+        };
+        self.requests.send(request).await.unwrap();
+    }
+}
+
+fn node(id: &str, agent: &str) -> Node {
+    let (id, user_agent_name) = (id.to_owned(), agent.to_owned());
+    Node { id, user_agent_name, ..Node::default() }
+}
+
+/// The names of the resources.
+fn names(response: &DiscoveryResponse) -> Vec<String> {
+    let all = response.resources.iter();
+    all.map(|it| Rules::decode(&*it.value).unwrap().name).collect()
+}
+
+async fn pods(server: &Server) -> Vec<Value> {
+    server.json("/v1/pods").await["pods"].as_array().unwrap().clone()
+}
+
+/// Waits for the state of the one stream.
+async fn pod_is(server: &Server, expected: Value) {
+    let is = async || {
+        let pods = pods(server).await;
+        let found = pods.first().is_some_and(|pod| {
+            expected.as_object().unwrap().iter().all(|(name, value)| pod[name] == *value)
+        });
+        (pods.len() == 1 && found).then_some(())
+    };
+    wait_for(&format!("a pod that is {expected}"), is).await;
+}
+
+#[tokio::test]
+async fn a_pod_gets_each_version_that_concerns_it_and_what_it_says_is_known() {
+    for place in places().await {
+        let server = place.serve().await;
+        let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+        pod.gets_nothing().await; // nothing was ever published
+        server.add(&rule("shop", "user", "", 5)).await;
+        server.add(&rule("bank", "card", "", 5)).await;
+        server.publish().await;
+        let first = pod.next().await;
+        assert_eq!(
+            (&*first.version_info, names(&first)),
+            ("1", vec!["bank".into(), "shop".into()])
+        );
+        pod_is(&server, json!({"node": "edge", "sent": 1, "accepted": 0})).await;
+        pod.accept(&first).await;
+        pod_is(&server, json!({"accepted": 1, "agent": "test", "type": RULES})).await;
+
+        // What is published while an answer is out is sent together.
+        server.post("/v1/rules?publish=true", &rule("shop", "user", "1", 5)).await;
+        let second = pod.next().await;
+        for value in ["2", "3", "4"] {
+            let answer =
+                server.post("/v1/rules?publish=true", &rule("shop", "user", value, 5)).await;
+            assert_eq!(answer.status, 201, "{answer:?}");
+        }
+        pod.gets_nothing().await;
+        pod.refuse(&second, "shop: line 1: no").await;
+        pod_is(&server, json!({"accepted": 1, "sent": 5})).await;
+        let third = pod.next().await;
+        assert_eq!(third.version_info, "5");
+        pod.refuse(&third, "shop: line 2: no").await;
+        pod_is(&server, json!({"accepted": 1, "refused": 5, "fault": "shop: line 2: no"})).await;
+        // A set that was refused is not sent again.
+        pod.gets_nothing().await;
+        drop(pod);
+        let gone = async || pods(&server).await.is_empty().then_some(());
+        wait_for("a pod that is gone", gone).await;
+        let metrics = server.get("/metrics").await.text;
+        assert!(metrics.contains("ratelease_control_refusals_total 2\n"), "{metrics}");
+        assert!(metrics.contains("ratelease_control_push_seconds_count 1\n"), "{metrics}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_gets_its_own_domains_and_nothing_when_others_change() {
+    let place = Place::sqlite();
+    let server = place.serve_with(|settings| {
+        settings.selection.0.insert("edge".into(), vec!["shop".into(), "bank".into()]);
+    });
+    let server = server.await;
+    for domain in ["shop", "bank", "lab"] {
+        server.add(&rule(domain, "user", "", 5)).await;
+    }
+    server.publish().await;
+    let text = Field { kind: Some(Kind::StringValue("shop, lab".into())) };
+    let metadata = Some(Struct { fields: [("domains".to_owned(), text)].into() });
+    let choosy = Node { metadata: metadata.clone(), ..node("edge", "test") };
+    let free = Node { metadata, ..node("other", "test") };
+    let mut choosy = Pod::connect(&server, choosy, &[RULES]).await;
+    let mut free = Pod::connect(&server, free, &[RULES]).await;
+    let (of_choosy, of_free) = (choosy.next().await, free.next().await);
+    assert_eq!(names(&of_choosy), ["shop"]);
+    assert_eq!(names(&of_free), ["lab", "shop"]);
+    choosy.accept(&of_choosy).await;
+    free.accept(&of_free).await;
+    server.post("/v1/rules?publish=true", &rule("lab", "user", "1", 5)).await;
+    assert_eq!(free.next().await.version_info, "2");
+    choosy.gets_nothing().await;
+    // It runs what the new version says all the same.
+    let is_current = async || {
+        let pods = pods(&server).await;
+        pods.iter().any(|pod| pod["node"] == "edge" && pod["accepted"] == 2).then_some(())
+    };
+    wait_for("a pod that is not concerned and is current", is_current).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn pods_of_other_programs_get_the_type_that_they_know() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "", 5)).await;
+    let mut sliding = rule("bank", "card", "", 5);
+    sliding["rate_limit"]["algorithm"] = "sliding_log".into();
+    server.add(&sliding).await;
+    server.publish().await;
+    let mut reference = Pod::connect(&server, node("a", "grpc-go"), &[CONFIG]).await;
+    let set = reference.next().await;
+    assert_eq!(set.resources.len(), 1, "the other domain cannot be said in that type");
+    assert_eq!(set.resources[0].type_url, CONFIG);
+    let fault = "bank: rate_limit.algorithm: the type RateLimitConfig cannot say it";
+    pod_is(&server, json!({"fault": fault})).await;
+    reference.accept(&set).await;
+    drop(reference);
+    // A pod that takes rule files gets them alone: a domain must not come twice.
+    let mut ours = Pod::connect(&server, node("b", "ratelease"), &[CONFIG, RULES]).await;
+    let (one, other) = (ours.next().await, ours.next().await);
+    let (config, rules) = if one.type_url == CONFIG { (one, other) } else { (other, one) };
+    assert_eq!((config.resources.len(), rules.resources.len()), (0, 2));
+    // One that does not is given the other type after a moment.
+    let mut plain = Pod::connect(&server, node("c", "ratelease"), &[CONFIG]).await;
+    assert_eq!(plain.next().await.resources.len(), 1);
+    let mut odd = Pod::connect(&server, node("d", "x"), &["type.googleapis.com/odd"]).await;
+    let refused = timeout(SOON, odd.responses.message()).await.unwrap();
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn replicas_share_versions_and_show_each_others_pods() {
+    let place = Place::postgres().await;
+    let (one, other) = (place.serve().await, place.serve().await);
+    let mut pod = Pod::connect(&one, node("edge", "test"), &[RULES]).await;
+    for version in 1..=5 {
+        let value = version.to_string();
+        let began = now();
+        other.post("/v1/rules?publish=true", &rule("shop", "user", &value, 5)).await;
+        let set = pod.next().await;
+        assert_eq!(set.version_info, value);
+        eprintln!("another replica's version after {:?}", began.elapsed());
+        pod.accept(&set).await;
+    }
+    pod_is(&other, json!({"node": "edge", "accepted": 5})).await;
+    one.stop().await;
+    other.stop().await;
+}

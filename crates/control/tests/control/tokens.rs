@@ -1,0 +1,166 @@
+//! Who may do what.
+
+use clap::Parser;
+use ratelease_control::settings::{Command, CommandLine};
+use serde_json::{Value, json};
+
+use super::support::{Call, Place, Server, places, rule};
+
+/// Runs `ratelease-control token …` on the database of a place.
+async fn token(place: &Place, args: &[&str]) -> Result<String, String> {
+    let file = place.dir.path().join("rules.db");
+    let at = match &place.postgres {
+        Some(postgres) => ["--database-url".to_owned(), postgres.url()],
+        None => ["--database-file".to_owned(), file.display().to_string()],
+    };
+    let all = ["ratelease-control", "token"].iter().chain(args).map(|it| (*it).to_owned());
+    match CommandLine::try_parse_from(all.chain(at)).unwrap().command {
+        Command::Token(command) => ratelease_control::tokens::run(command).await,
+        Command::Serve(_) => unreachable!(),
+    }
+}
+
+async fn status(server: &Server, token: &str, method: &str, path: &str, body: &Value) -> u16 {
+    let call = Call::new(method, path).token(token).json(body);
+    let answer = server.send(call).await;
+    if answer.status >= 400 {
+        answer.fields(); // is a problem
+    }
+    answer.status
+}
+
+#[tokio::test]
+async fn a_token_does_what_it_is_for_and_nothing_else() {
+    for place in places().await {
+        let server = place.serve().await;
+        let (bank, _) = server.add(&rule("bank", "card", "", 5)).await;
+        let bank = format!("/v1/rules/{}", bank["id"].as_str().unwrap());
+        let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop"];
+        let write = token(&place, &create).await.unwrap();
+        let read = token(&place, &["create", "--name", "viewer"]).await.unwrap();
+        let shop = rule("shop", "user", "7", 5);
+        let put = json!({"rate_limit": {"unlimited": true}});
+        let domains = json!({"domains": ["bank"]});
+        for (token, method, path, body, expected) in [
+            (&write, "POST", "/v1/rules", &shop, 201),
+            (&write, "POST", "/v1/rules", &rule("bank", "user", "7", 5), 403),
+            (&write, "GET", &*bank, &Value::Null, 403),
+            (&write, "PUT", &*bank, &put, 403),
+            (&write, "DELETE", &*bank, &put, 403),
+            (&write, "GET", &format!("{bank}/history"), &Value::Null, 403),
+            (&write, "GET", "/v1/rules?domain=bank", &Value::Null, 403),
+            (&write, "GET", "/v1/export?domain=bank", &Value::Null, 403),
+            (&write, "POST", "/v1/publish", &domains, 403),
+            (&write, "POST", "/v1/check", &domains, 403),
+            (&write, "GET", "/v1/audit", &Value::Null, 403),
+            (&read, "GET", &*bank, &Value::Null, 200),
+            (&read, "POST", "/v1/rules", &rule("shop", "user", "8", 5), 403),
+            (&read, "POST", "/v1/publish", &Value::Null, 403),
+            (&read, "POST", "/v1/import", &Value::Null, 403),
+        ] {
+            let found = status(&server, token, method, path, body).await;
+            assert_eq!(found, expected, "{method} {path}");
+        }
+        // Lists have what the token may see, and publishing takes what it may publish.
+        let call = Call::new("GET", "/v1/rules").token(&write);
+        assert_eq!(server.send(call).await.json()["rules"].as_array().unwrap().len(), 1);
+        let published = server.send(Call::new("POST", "/v1/publish").token(&write)).await;
+        assert_eq!(published.json()["domains"], json!(["shop"]), "{published:?}");
+        let last = server.json("/v1/versions").await["versions"][0]["author"].clone();
+        assert!(last.as_str().unwrap().starts_with("ci/"), "{last}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn without_a_valid_token_nothing_is_told() {
+    for place in places().await {
+        let server = place.serve().await;
+        let made = token(&place, &["create", "--name", "x", "--access", "admin"]).await.unwrap();
+        assert_eq!(status(&server, &made, "GET", "/v1/audit", &Value::Null).await, 200);
+        let id = made.split('_').nth(1).unwrap();
+        assert!(token(&place, &["list"]).await.unwrap().contains(id));
+        assert!(!token(&place, &["list"]).await.unwrap().contains(&made[18..]));
+        token(&place, &["revoke", id]).await.unwrap();
+        assert!(token(&place, &["revoke", id]).await.is_err());
+        let mut forged = server.token.clone();
+        forged.replace_range(16..20, "AAAA");
+        let expired = token(&place, &["create", "--name", "y", "--days", "0"]).await.unwrap();
+        let long = "x".repeat(5000);
+        for token in [&made, &forged, &expired, "", "rlc_", "rlc_x_y", "' OR 1=1--", &long] {
+            let found = status(&server, token, "GET", "/v1/rules", &Value::Null).await;
+            assert_eq!(found, 401, "{token}");
+        }
+        let bare = Call::new("GET", "/v1/rules").to(server.http).await.unwrap();
+        assert_eq!(bare.status, 401);
+        assert!(bare.header("www-authenticate").unwrap().starts_with("Bearer"), "{bare:?}");
+        for open in ["/healthz", "/metrics", "/openapi.json"] {
+            let answer = Call::new("GET", open).to(server.http).await.unwrap();
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
+    let place = Place::sqlite();
+    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let start = async |file: Option<std::path::PathBuf>| {
+        let settings = ratelease_control::settings::Settings {
+            database: place.database(),
+            http_listen: any,
+            pods_listen: any,
+            pods_tls: None,
+            token_file: file,
+            selection: ratelease_control::push::Selection::default(),
+            push_bytes_max: 1 << 20,
+        };
+        ratelease_control::app::Control::start(settings).await
+    };
+    let first = start(None).await.unwrap();
+    assert!(first.first_token.as_ref().is_some_and(|it| it.starts_with("rlc_")));
+    assert_eq!(start(None).await.unwrap().first_token, None);
+    assert_eq!(start(Some(place.token_file())).await.unwrap().first_token, None);
+    let kept = std::fs::read_to_string(place.token_file()).unwrap();
+    let server = place.serve().await;
+    assert_eq!(server.token, kept);
+    assert_eq!(server.get("/v1/rules").await.status, 200);
+    server.stop().await;
+    for path in [place.token_file(), place.dir.path().join("rules.db")] {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{path:?} can be read by others");
+    }
+    std::fs::write(place.token_file(), "not a token").unwrap();
+    let refused = start(Some(place.token_file())).await.err().unwrap().to_string();
+    assert!(refused.contains("holds no token"), "{refused}");
+}
+
+#[tokio::test]
+async fn every_call_of_the_openapi_document_exists_and_needs_a_token() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let document = server.json("/openapi.json").await;
+    let mut calls = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, call) in methods.as_object().unwrap() {
+            let method = method.to_uppercase();
+            let request = Call::new(&method, &path.replace("{id}", "x"));
+            let answer = request.to(server.http).await.unwrap();
+            let expected = if call["security"] == json!([{}]) { 200 } else { 401 };
+            assert_eq!(answer.status, expected, "{method} {path}: {answer:?}");
+            let described = call["responses"].as_object().unwrap();
+            assert!(described.contains_key(&expected.to_string()), "{method} {path}");
+            calls += 1;
+        }
+    }
+    assert!(calls >= 20, "only {calls} calls in {document}");
+    // Each schema that is referred to is there.
+    let text = document.to_string();
+    let names = text.split("#/components/schemas/").skip(1).filter_map(|it| it.split('"').next());
+    for name in names {
+        assert!(document["components"]["schemas"][name].is_object(), "no schema {name}");
+    }
+    server.stop().await;
+}

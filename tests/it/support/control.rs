@@ -1,0 +1,93 @@
+//! `ratelease-control` as a process of its own, on SQLite in a directory of the test.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::http::{self, Client};
+use super::ports::free_port;
+use super::process::{Process, leashed};
+use super::ratectl::built;
+use super::ratelease::inherited;
+use super::tls_files::{TlsFiles, text};
+
+static BINARY: LazyLock<PathBuf> =
+    LazyLock::new(|| built("ratelease-control", "ratelease-control"));
+
+/// Maximum time until it serves, on a machine that also compiles.
+const START_MAX: Duration = Duration::from_secs(20);
+
+/// A control plane. Killed when dropped.
+pub(crate) struct Control {
+    pub(crate) process: Process,
+    http: SocketAddr,
+    /// Where pods connect.
+    pub(crate) pods: SocketAddr,
+    dir: TempDir,
+}
+
+// === impl Control ===
+
+impl Control {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts one whose pods need certificates.
+    pub(crate) async fn tls(files: &TlsFiles) -> Self {
+        let (cert, key) = &files.server;
+        Self::start_with(&[
+            ("--pods-tls-cert", text(cert)),
+            ("--pods-tls-key", text(key)),
+            ("--pods-tls-client-ca", text(&files.root)),
+        ])
+        .await
+    }
+
+    async fn start_with(flags: &[(&str, &str)]) -> Self {
+        let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let (http, pods) = (at(free_port()), at(free_port()));
+        Self::start_in(tempfile::tempdir().unwrap(), http, pods, flags).await
+    }
+
+    async fn start_in(
+        dir: TempDir,
+        http: SocketAddr,
+        pods: SocketAddr,
+        flags: &[(&str, &str)],
+    ) -> Self {
+        let mut command = leashed(&*BINARY);
+        command.env_clear().envs(inherited()).arg("serve");
+        command.args(["--http-listen", &http.to_string(), "--pods-listen", &pods.to_string()]);
+        command.arg("--database-file").arg(dir.path().join("rules.db"));
+        command.args(flags.iter().flat_map(|(name, value)| [name, value]));
+        command.arg("--token-file").arg(dir.path().join("token"));
+        let process = Process::spawn("ratelease-control", command);
+        let serves = async || http::get(http, "/healthz").await.is_ok_and(|it| it.status == 200);
+        process.until("serving", START_MAX, serves).await;
+        Self { process, http, pods, dir }
+    }
+
+    /// Kills it, and starts it again on the same ports and database.
+    pub(crate) async fn restart(self) -> Self {
+        let Self { process, http, pods, dir } = self;
+        drop(process);
+        Self::start_in(dir, http, pods, &[]).await
+    }
+
+    /// Sends a request, which has to succeed.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> Value {
+        let token = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
+        let token = format!("Bearer {token}");
+        let headers = [("authorization", &*token), ("if-match", "*")];
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let mut client = Client::connect(self.http).await.unwrap();
+        let answer = client.send(method, path, &headers, body).await.unwrap();
+        assert!((200..300).contains(&answer.status), "{method} {path}: {answer:?}");
+        serde_json::from_str(&answer.body).unwrap_or_default()
+    }
+}
