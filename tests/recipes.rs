@@ -36,9 +36,6 @@ mod istio;
 /// Connections instead of requests.
 #[path = "recipes/network.rs"]
 mod network;
-/// ratelease in each pod of Envoy Gateway's Envoys.
-#[path = "recipes/per_pod.rs"]
-mod per_pod;
 /// Envoy without a mesh, over TCP and on a Unix socket.
 #[path = "recipes/plain.rs"]
 mod plain;
