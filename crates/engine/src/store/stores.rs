@@ -13,9 +13,9 @@ use crate::counter::Count;
 /// Sends each ask to the store that its limit names ([`Limit::store`]). Limits by the second that
 /// name none have a store of their own where `REDIS_PERSECOND` is set.
 ///
-/// While a limit moves, both of its stores count it (`store/moving`). Each pair of stores has shards
-/// of its own, hence queues, budgets and breakers of its own: a store that fails affects only the
-/// limits that it counts.
+/// While a limit moves, both of its stores count it (`store/moving`). Each pair of stores has
+/// shards of its own, hence queues, budgets and breakers of its own: a store that fails affects
+/// only the limits that it counts.
 pub struct Stores {
     default: Arc<dyn Store>,
     per_second: Option<Arc<dyn Store>>,
