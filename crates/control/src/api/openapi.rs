@@ -4,6 +4,7 @@ use axum::Json;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
+use super::problem::{FieldFault, Problem};
 use super::{domains, files, history, observe, policies, publish, rules, scoped};
 
 /// All calls.
@@ -39,6 +40,7 @@ use super::{domains, files, history, observe, policies, publish, rules, scoped};
         observe::health,
         observe::metrics,
     ),
+    components(schemas(FieldFault, Problem)),
     security(("token" = []))
 )]
 struct Document;
