@@ -59,6 +59,18 @@ test-kubernetes:
 test-envoy-gateway *flags:
     scripts/test-envoy-gateway {{ flags }}
 
+# Compare ratelease with the reference itself, both running
+compare-reference *flags:
+    scripts/compare-reference {{ flags }}
+
+# Build the documentation as a site, and check its links
+docs *flags:
+    scripts/docs {{ flags }}
+
+# Make the files of a release
+release *flags:
+    scripts/release {{ flags }}
+
 # Run what must pass before a change is merged: tests, fuzzing, dependency rules, bill of materials
 ci:
     .ci/run

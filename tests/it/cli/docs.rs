@@ -17,7 +17,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 15] = [
+const NOT_RUN: [(&str, &str, &str); 23] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     (
@@ -33,12 +33,24 @@ const NOT_RUN: [(&str, &str, &str); 15] = [
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
     ("containers.md", "$ docker build", "needs Docker; scripts/images runs it"),
     ("containers.md", "$ docker compose up", "needs Docker; scripts/test-containers runs it"),
+    ("control-plane.md", "$ cargo run --release", "serves until a signal; crates/control has tests"),
+    ("control-plane.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds does it"),
+    (
+        "control-plane.md",
+        "auth=\"authorization: Bearer",
+        "needs a control plane on the fixed port 8090",
+    ),
     ("faults.md", "$ scripts/faults", "takes minutes; cargo test --test faults is the small scale"),
     ("hot-keys.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
+    ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),
+    ("injection.md", "$ ratelease-injector inject", "needs a Kubernetes cluster to apply to"),
     ("live.md", "$ ratelease serve", "serves until a signal"),
     ("migration.md", "$ scripts/compare-reference", "builds the reference, in minutes"),
     ("observability.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
+    ("packages.md", "$ sudo apt-get install", "installs; scripts/release --check does without"),
+    ("packages.md", "$ sha256sum", "needs a release; scripts/release --check does it"),
     ("performance.md", "$ cargo bench", "takes a quarter of an hour"),
+    ("recipes.md", "$ ratelease serve", "serves until a signal; cargo test --test recipes"),
     ("runbooks.md", "$ kubectl port-forward", "needs a Kubernetes cluster"),
     ("xds.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds does it"),
 ];

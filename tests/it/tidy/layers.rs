@@ -8,7 +8,7 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 9] = [
+const LAYERS: [(&str, &str); 10] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
