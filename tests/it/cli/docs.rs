@@ -33,8 +33,8 @@ const NOT_RUN: [(&str, &str, &str); 23] = [
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
     ("containers.md", "$ docker build", "needs Docker; scripts/images runs it"),
     ("containers.md", "$ docker compose up", "needs Docker; scripts/test-containers runs it"),
-    ("control-plane.md", "$ cargo run --release", "serves until a signal; crates/control has tests"),
-    ("control-plane.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds does it"),
+    ("control-plane.md", "$ cargo run --release", "serves until it is ended; tests of its own"),
+    ("control-plane.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds"),
     (
         "control-plane.md",
         "auth=\"authorization: Bearer",
