@@ -18,6 +18,11 @@ pub const INJECT: &str = "ratelease.io/inject";
 /// The label of a namespace whose pods are injected, and its value.
 pub const NAMESPACE_LABEL: (&str, &str) = ("ratelease.io/injection", "enabled");
 
+/// Maximum bytes of the value of an annotation that is read.
+pub(crate) const VALUE_MAX: usize = 16 << 10;
+/// Maximum number of warnings about unknown names.
+const UNKNOWN_MAX: usize = 10;
+
 /// Maximum edits between a misspelt name and the one that is suggested.
 const EDITS_MAX: usize = 3;
 
@@ -64,12 +69,13 @@ pub const KEYS: [Key; 20] = [
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Defaults(BTreeMap<String, String>);
 
-/// The annotations of one pod over the defaults.
+/// The annotations of one pod over the defaults. They are copied, which [`VALUE_MAX`] bounds, so
+/// that the pod can be changed meanwhile.
 #[derive(Debug)]
-pub(crate) struct Lookup<'p> {
+pub(crate) struct Lookup<'d> {
     /// By the name after the prefix.
-    annotations: BTreeMap<&'p str, &'p str>,
-    defaults: &'p Defaults,
+    annotations: BTreeMap<&'static str, String>,
+    defaults: &'d Defaults,
 }
 
 // === impl Defaults ===
@@ -98,13 +104,17 @@ impl Defaults {
     }
 }
 
-/// Whether a key of this name exists; if not, what to do about it.
-fn known(name: &str) -> Result<(), String> {
-    if KEYS.iter().any(|key| key.name == name) {
-        return Ok(());
+/// The name of the key with this name; if there is none, what to do about it.
+fn known(name: &str) -> Result<&'static str, String> {
+    if let Some(key) = KEYS.iter().find(|key| key.name == name) {
+        return Ok(key.name);
     }
-    let near = KEYS.iter().map(|key| (strsim::levenshtein(key.name, name), key.name)).min();
-    Err(match near {
+    let lengths = KEYS.iter().map(|key| key.name.len());
+    let longest = lengths.max().unwrap_or_default() + EDITS_MAX;
+    // The time that a comparison takes grows with the length of the name.
+    let near = (name.len() <= longest)
+        .then(|| KEYS.iter().map(|key| (strsim::levenshtein(key.name, name), key.name)).min());
+    Err(match near.flatten() {
         Some((edits, near)) if edits <= EDITS_MAX => format!("did you mean {near}?"),
         _ => "docs/injection.md lists the names".to_owned(),
     })
@@ -112,41 +122,44 @@ fn known(name: &str) -> Result<(), String> {
 
 // === impl Lookup ===
 
-impl<'p> Lookup<'p> {
-    /// Reads the annotations of a pod. Adds a warning for each name that is unknown, and a fault
-    /// for each value that is not text.
+impl<'d> Lookup<'d> {
+    /// Reads the annotations of a pod. Adds a warning for each of the first names that are unknown,
+    /// and a fault for each value that is not text, or too long.
     pub(crate) fn new(
-        pod: &'p Value,
-        defaults: &'p Defaults,
+        pod: &Value,
+        defaults: &'d Defaults,
         (faults, warnings): (&mut Vec<Fault>, &mut Vec<String>),
     ) -> Self {
         let mut annotations = BTreeMap::new();
         let all = pod.pointer("/metadata/annotations").and_then(Value::as_object);
+        let mut unknown = 0;
         for (full, value) in all.into_iter().flatten() {
-            let Some(name) = full.strip_prefix(PREFIX) else { continue };
-            if full == STATUS {
-                continue;
-            }
-            if let Err(fix) = known(name) {
-                warnings.push(format!("{full}: unknown annotation, which is ignored; {fix}"));
-            } else if let Some(text) = value.as_str() {
-                annotations.insert(name, text);
-            } else {
-                let problem = format!("expected text, found {value}");
-                faults.push(Fault::new(full, problem, "put the value in quotes"));
+            let Some(name) = full.strip_prefix(PREFIX).filter(|_| full != STATUS) else { continue };
+            match known(name) {
+                Ok(name) => match text(value) {
+                    Ok(text) => drop(annotations.insert(name, text.to_owned())),
+                    Err((problem, fix)) => faults.push(Fault::new(full, problem, fix)),
+                },
+                Err(_) if unknown == UNKNOWN_MAX => {}
+                Err(fix) => {
+                    unknown += 1;
+                    let full = cut(full);
+                    warnings.push(format!("{full}: unknown annotation, which is ignored; {fix}"));
+                }
             }
         }
         Self { annotations, defaults }
     }
 
     /// The value of a key; an empty one counts as unset. Empty if there is no default either.
-    pub(crate) fn get(&self, name: &str) -> &'p str {
-        let given = self.annotations.get(name).copied().filter(|value| !value.is_empty());
+    pub(crate) fn get(&self, name: &str) -> &str {
+        let given = self.annotations.get(name).map(String::as_str);
+        let given = given.filter(|value| !value.is_empty());
         let own = KEYS.iter().find(|key| key.name == name).map_or("", |key| key.default);
         given.or_else(|| self.of_injector(name)).unwrap_or(own)
     }
 
-    fn of_injector(&self, name: &str) -> Option<&'p str> {
+    fn of_injector(&self, name: &str) -> Option<&'d str> {
         self.defaults.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
@@ -184,11 +197,35 @@ impl<'p> Lookup<'p> {
     }
 }
 
+/// The text of an annotation; if it is not to be read, the problem and how to fix it.
+fn text(value: &Value) -> Result<&str, (String, &'static str)> {
+    let Some(text) = value.as_str() else {
+        return Err((
+            format!("expected text, found {}", cut(&value.to_string())),
+            "put the value in quotes",
+        ));
+    };
+    if text.len() > VALUE_MAX {
+        let problem = format!("has {} bytes, more than {VALUE_MAX}", text.len());
+        return Err((problem, "make it shorter"));
+    }
+    Ok(text)
+}
+
+/// Maximum characters that are quoted of what a client sent.
+const SHOWN_MAX: usize = 60;
+
+/// The beginning of a text.
+pub(crate) fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The beginning of a value, in quotes.
 pub(crate) fn excerpt(text: &str) -> String {
-    /// Maximum characters that are quoted.
-    const SHOWN_MAX: usize = 60;
-    let shown: String = text.chars().take(SHOWN_MAX).collect();
-    let more = if shown.len() < text.len() { "…" } else { "" };
-    format!("{shown:?}{more}")
+    let end = text.char_indices().nth(SHOWN_MAX).map_or(text.len(), |(end, _)| end);
+    let more = if end < text.len() { "…" } else { "" };
+    format!("{:?}{more}", &text[..end])
 }

@@ -2,7 +2,7 @@
 //! is what applying the patch gives, so an answer of the webhook and a written file agree.
 
 use json_patch::jsonptr::PointerBuf;
-use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation};
+use json_patch::{AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation};
 use serde_json::{Value, json};
 
 use crate::fault::Fault;
@@ -12,13 +12,15 @@ use crate::fault::Fault;
 pub(crate) struct Editor {
     document: Value,
     patch: Patch,
+    /// What undoes each step.
+    inverse: Vec<PatchOperation>,
 }
 
 // === impl Editor ===
 
 impl Editor {
     pub(crate) fn new(document: Value) -> Self {
-        Self { document, patch: Patch(Vec::new()) }
+        Self { document, patch: Patch(Vec::new()), inverse: Vec::new() }
     }
 
     /// The document as it is now.
@@ -37,38 +39,73 @@ impl Editor {
             let (parent, next) = (&path[..end], path[end]);
             if self.get(parent).is_none_or(Value::is_null) {
                 let is_list = next == "-" || next.bytes().all(|byte| byte.is_ascii_digit());
-                self.apply(parent, Some(if is_list { json!([]) } else { json!({}) }))?;
+                self.add_one(parent, if is_list { json!([]) } else { json!({}) })?;
             }
         }
-        self.apply(path, Some(value))
+        self.add_one(path, value)
     }
 
-    pub(crate) fn remove(&mut self, path: &[&str]) -> Result<(), Fault> {
-        self.apply(path, None)
+    /// Moves a value to another place of its list, which is that after it was taken out.
+    pub(crate) fn move_to(&mut self, from: &[&str], to: &[&str]) -> Result<(), Fault> {
+        let step = |from, to| {
+            PatchOperation::Move(MoveOperation { from: pointer(from), path: pointer(to) })
+        };
+        self.apply(to, step(from, to), step(to, from))
+    }
+
+    /// Takes all steps back.
+    pub(crate) fn undo(&mut self) {
+        self.patch.0.clear();
+        for step in self.inverse.drain(..).rev() {
+            // Each one is of the document as the step left it.
+            let undone = json_patch::patch(&mut self.document, std::slice::from_ref(&step));
+            debug_assert!(undone.is_ok(), "{step:?}");
+        }
     }
 
     fn get(&self, path: &[&str]) -> Option<&Value> {
-        self.document.pointer(PointerBuf::from_tokens(path.iter().copied()).as_str())
+        self.document.pointer(pointer(path).as_str())
     }
 
-    fn apply(&mut self, path: &[&str], value: Option<Value>) -> Result<(), Fault> {
-        let path = PointerBuf::from_tokens(path.iter().copied());
-        let operation = match value {
-            Some(value) => PatchOperation::Add(AddOperation { path: path.clone(), value }),
-            None => PatchOperation::Remove(RemoveOperation { path: path.clone() }),
-        };
-        let applied = json_patch::patch(&mut self.document, std::slice::from_ref(&operation));
+    fn add_one(&mut self, path: &[&str], value: Value) -> Result<(), Fault> {
+        let inverse = self.inverse_of_add(path);
+        self.apply(path, PatchOperation::Add(AddOperation { path: pointer(path), value }), inverse)
+    }
+
+    fn inverse_of_add(&self, path: &[&str]) -> PatchOperation {
+        let parent = path.split_last().map_or(&[][..], |(_, parent)| parent);
+        let remove = |path| PatchOperation::Remove(RemoveOperation { path });
+        match (self.get(parent), self.get(path)) {
+            (Some(Value::Array(list)), _) if path.last() == Some(&"-") => {
+                let at = list.len().to_string();
+                remove(pointer(&[parent, &[at.as_str()]].concat()))
+            }
+            (Some(Value::Object(_)), Some(old)) => {
+                PatchOperation::Add(AddOperation { path: pointer(path), value: old.clone() })
+            }
+            _ => remove(pointer(path)),
+        }
+    }
+
+    fn apply(
+        &mut self,
+        path: &[&str],
+        step: PatchOperation,
+        inverse: PatchOperation,
+    ) -> Result<(), Fault> {
+        let applied = json_patch::patch(&mut self.document, std::slice::from_ref(&step));
         applied.map_err(|_| {
-            let place = path.as_str().trim_start_matches('/').replace('/', ".");
-            Fault::new(
-                place,
-                "cannot be changed",
-                "see that the fields before it are maps or lists",
-            )
+            let fix = "see that the fields before it are maps or lists";
+            Fault::new(path.join("."), "cannot be changed", fix)
         })?;
-        self.patch.0.push(operation);
+        self.patch.0.push(step);
+        self.inverse.push(inverse);
         Ok(())
     }
+}
+
+fn pointer(path: &[&str]) -> PointerBuf {
+    PointerBuf::from_tokens(path.iter().copied())
 }
 
 #[cfg(test)]
@@ -82,16 +119,32 @@ mod tests {
         editor.add(&["metadata", "annotations", "x.io/y"], json!("z")).unwrap();
         editor.add(&["spec", "volumes", "-"], json!({"name": "v"})).unwrap();
         editor.add(&["spec", "a", "1"], json!(7)).unwrap();
-        editor.remove(&["spec", "a", "0"]).unwrap();
+        editor.move_to(&["spec", "a", "0"], &["spec", "a", "2"]).unwrap();
         let (document, patch) = editor.finish();
         let expected = json!({
             "metadata": {"annotations": {"x.io/y": "z"}},
-            "spec": {"a": [7, 2], "volumes": [{"name": "v"}]},
+            "spec": {"a": [7, 2, 1], "volumes": [{"name": "v"}]},
         });
         assert_eq!(document, expected);
         let mut again = original;
         json_patch::patch(&mut again, &patch).unwrap();
         assert_eq!(again, expected);
+    }
+
+    #[test]
+    fn all_steps_can_be_undone() {
+        let original = json!({"metadata": {"annotations": null}, "spec": {"a": [1, 2], "b": [{}]}});
+        let mut editor = Editor::new(original.clone());
+        editor.add(&["metadata", "annotations", "x.io/y"], json!("z")).unwrap();
+        editor.add(&["metadata", "annotations", "x.io/y"], json!("other")).unwrap();
+        editor.add(&["spec", "volumes", "-"], json!({"name": "v"})).unwrap();
+        editor.add(&["spec", "volumes", "-"], json!({"name": "w"})).unwrap();
+        editor.add(&["spec", "a", "0"], json!(7)).unwrap();
+        editor.move_to(&["spec", "a", "0"], &["spec", "a", "2"]).unwrap();
+        editor.add(&["spec", "b", "0", "mounts", "-"], json!(1)).unwrap();
+        editor.undo();
+        let (document, patch) = editor.finish();
+        assert_eq!((document, patch.0.len()), (original, 0));
     }
 
     #[test]

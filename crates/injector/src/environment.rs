@@ -1,6 +1,7 @@
 //! The variables of the sidecar, checked by the parser that it starts with: what it would refuse is
 //! a fault of the pod's annotations, found before the pod exists.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 
 use ratelease_cli::commands::Task;
@@ -92,10 +93,9 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     if settings.key_secret.is_some() {
         set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
     }
-    for (name, value) in &settings.env {
-        all.retain(|(set, _)| set != name);
-        all.push((name.clone(), value.clone()));
-    }
+    let given: HashSet<_> = settings.env.iter().map(|(name, _)| name).collect();
+    all.retain(|(name, _)| !given.contains(name));
+    all.extend(settings.env.iter().cloned());
     all
 }
 

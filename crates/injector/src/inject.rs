@@ -3,6 +3,8 @@
 
 mod checks;
 
+use std::collections::HashSet;
+
 use json_patch::Patch;
 use serde_json::{Value, json};
 
@@ -16,6 +18,12 @@ use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
 /// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after
 /// it.
 const ISTIO_PROXY: &str = "istio-proxy";
+
+/// Maximum number of containers of a pod, so that an answer is at most some 100 KiB long.
+const CONTAINERS_MAX: usize = 100;
+
+/// Maximum bytes of an annotation with the faults.
+const STATUS_MAX: usize = 8 << 10;
 
 /// Both lists of containers of a pod.
 const LISTS: [&str; 2] = ["initContainers", "containers"];
@@ -55,17 +63,15 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
-/// Injects the sidecar into a pod, or into a pod template.
-pub fn inject(pod: &Value, defaults: &Defaults, cluster: Cluster) -> Injection {
-    let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: Vec::new() };
-    match draft.run(pod, defaults, cluster) {
+/// Injects the sidecar into a pod, or into a pod template. The pod is taken by value and changed in
+/// place: a pod of 512 KiB may take 50 times that in memory, and a copy as much again.
+pub fn inject(pod: Value, defaults: &Defaults, cluster: Cluster) -> Injection {
+    let mut draft = Draft { editor: Editor::new(pod), warnings: Vec::new() };
+    match draft.run(defaults, cluster) {
         Ok(verdict) => draft.finish(verdict, Vec::new()),
         Err(faults) => {
-            // What was done before the last fault is undone.
-            let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: draft.warnings };
-            // A pod whose annotations cannot be changed has that fault already.
-            let _ = draft.set_status(&refusal(&faults));
-            draft.finish(Verdict::Refused, faults)
+            draft.editor.undo();
+            draft.refuse(faults)
         }
     }
 }
@@ -81,17 +87,30 @@ pub fn check_defaults(defaults: &Defaults) -> Vec<Fault> {
     faults
 }
 
-/// Leaves a pod without the sidecar, and says why in its annotation.
-pub fn refuse(pod: &Value, fault: Fault) -> Injection {
-    let mut draft = Draft { editor: Editor::new(pod.clone()), warnings: Vec::new() };
-    let faults = vec![fault];
-    let _ = draft.set_status(&refusal(&faults));
-    draft.finish(Verdict::Refused, faults)
+/// Leaves a pod without the sidecar, and says why in its annotation. A pod that has the sidecar is
+/// left as it is.
+pub fn refuse(pod: Value, fault: Fault) -> Injection {
+    let draft = Draft { editor: Editor::new(pod), warnings: Vec::new() };
+    if has_ours(draft.editor.document()) {
+        return draft.finish(Verdict::Kept, Vec::new());
+    }
+    draft.refuse(vec![fault])
 }
 
+/// The text of the annotation. All annotations of a pod may have 256 KiB together, and the API
+/// server refuses a pod with more.
 fn refusal(faults: &[Fault]) -> String {
-    let faults: Vec<_> = faults.iter().map(Fault::to_string).collect();
-    format!("not injected: {}", faults.join(" | "))
+    let mut text = "not injected: ".to_owned();
+    for (at, fault) in faults.iter().enumerate() {
+        let fault = fault.to_string();
+        if text.len() + fault.len() > STATUS_MAX {
+            text += &format!("and {} more", faults.len() - at);
+            break;
+        }
+        text += &fault;
+        text += if at + 1 < faults.len() { " | " } else { "" };
+    }
+    text
 }
 
 /// A pod that is being changed.
@@ -108,17 +127,19 @@ impl Draft {
         Injection { verdict, patch, pod, faults, warnings: self.warnings }
     }
 
-    fn run(
-        &mut self,
-        pod: &Value,
-        defaults: &Defaults,
-        cluster: Cluster,
-    ) -> Result<Verdict, Vec<Fault>> {
+    fn refuse(mut self, faults: Vec<Fault>) -> Injection {
+        // A pod whose annotations cannot be changed has that fault already.
+        let _ = self.set_status(&refusal(&faults));
+        self.finish(Verdict::Refused, faults)
+    }
+
+    fn run(&mut self, defaults: &Defaults, cluster: Cluster) -> Result<Verdict, Vec<Fault>> {
+        let (mut faults, pod) = (Vec::new(), self.editor.document());
         if is_opted_out(pod) {
             return Ok(Verdict::OptedOut);
         }
-        let mut faults = Vec::new();
         let from = Lookup::new(pod, defaults, (&mut faults, &mut self.warnings));
+        checks::check_count(pod)?;
         if has_ours(pod) {
             self.warnings.clear();
             self.converge(&from).map_err(|fault| vec![fault])?;
@@ -182,11 +203,10 @@ impl Draft {
         if let Some(at) = self.position("initContainers", CONTAINER) {
             let first = self.native_index();
             if first > at {
-                let ours = self.list("initContainers")[at].clone();
-                self.editor.remove(&["spec", "initContainers", &at.to_string()])?;
-                // One place earlier, since the container before it was taken out.
-                let to = (first - 1).to_string();
-                self.editor.add(&["spec", "initContainers", &to], ours)?;
+                // One place earlier, since the container before it is taken out.
+                let (at, to) = (at.to_string(), (first - 1).to_string());
+                let list = |at| ["spec", "initContainers", at];
+                self.editor.move_to(&list(&at), &list(&to))?;
             }
         }
         let ours = LISTS.iter().flat_map(|list| self.list(list));
@@ -202,9 +222,11 @@ impl Draft {
     /// Mounts the socket's volume into Envoy's containers that lack it; whether there is one.
     fn mount_socket(&mut self, names: &[String]) -> Result<bool, Fault> {
         let mut is_mounted = false;
+        let names: HashSet<_> = names.iter().map(String::as_str).collect();
         for list in LISTS {
             let found = self.list(list).iter().enumerate();
-            let found = found.filter(|(_, it)| names.iter().any(|name| it["name"] == *name));
+            let found =
+                found.filter(|(_, it)| it["name"].as_str().is_some_and(|it| names.contains(it)));
             let is_there = |it: &Value| {
                 mounts(it).any(|of| of["name"] == SOCKET_VOLUME || of["mountPath"] == SOCKETS)
             };

@@ -91,7 +91,7 @@ impl Manifest {
         for (at, title) in templates(&value, LISTS_MAX) {
             let Some(pod) = value.pointer_mut(&at) else { continue };
             let Injection { verdict, patch, pod: injected, faults, warnings } =
-                inject(pod, defaults, cluster);
+                inject(pod.clone(), defaults, cluster);
             if faults.is_empty() && !patch.0.is_empty() {
                 *pod = injected;
                 is_changed = true;

@@ -8,14 +8,20 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::annotation::{Defaults, NAMESPACE_LABEL, STATUS};
+use crate::annotation::{Defaults, NAMESPACE_LABEL, STATUS, cut, excerpt};
 use crate::fault::Fault;
 use crate::inject::{Cluster, Injection, Verdict, inject, refuse};
 
 /// The version of an AdmissionReview that is understood.
 const VERSION: &str = "admission.k8s.io/v1";
-/// Maximum bytes of a review whose pod is looked at: etcd stores no object above 1.5 MiB.
-pub const REVIEW_BYTES_MAX: usize = 2 << 20;
+/// Maximum bytes of a review whose pod is looked at. Real pods have some 10 KiB.
+///
+/// It bounds the memory of the webhook, whose limit is 128 MiB in the chart. A pod of small maps
+/// takes some 55 times its text, so at most 28 MiB here. One review is parsed at a time, since the
+/// webhook has one thread and does not wait between parsing and answering.
+pub const REVIEW_BYTES_MAX: usize = 512 << 10;
+/// Maximum bytes of the uid of a review; API servers make UUIDs of 36.
+const UID_MAX: usize = 64;
 /// Maximum bytes of a warning: the API server may cut longer ones.
 const WARNING_MAX: usize = 256;
 /// Maximum number of warnings of an answer.
@@ -94,16 +100,18 @@ pub fn answer(
     let envelope: Envelope = serde_json::from_slice(body)
         .map_err(|error| format!("expected an AdmissionReview with a request: {error}"))?;
     if envelope.kind != "AdmissionReview" {
-        return Err(format!("expected kind AdmissionReview, found {:?}", envelope.kind));
+        return Err(format!("expected kind AdmissionReview, found {}", excerpt(&envelope.kind)));
     }
     let uid = envelope.request.uid;
+    if uid.len() > UID_MAX {
+        return Err(format!("expected a uid of at most {UID_MAX} bytes, found {}", excerpt(&uid)));
+    }
     if envelope.version != VERSION {
-        let why = format!("an AdmissionReview of {VERSION} is expected, this is {}", {
-            envelope.version.chars().take(60).collect::<String>()
-        });
+        let version = cut(&envelope.version);
+        let why = format!("an AdmissionReview of {VERSION} is expected, this is {version}");
         let fix = format!("put {VERSION:?} into admissionReviewVersions");
         let fault = Fault::new("the webhook", why, fix);
-        return Ok(Answer::without_pod(&envelope.version, &uid, &fault));
+        return Ok(Answer::without_pod(&version, &uid, &fault));
     }
     if body.len() > REVIEW_BYTES_MAX {
         let why = format!("has {} bytes, more than {REVIEW_BYTES_MAX}", body.len());
@@ -113,7 +121,8 @@ pub fn answer(
     match serde_json::from_slice::<Review>(body) {
         Ok(review) => Ok(review.request.answer(&uid, reason, defaults, cluster)),
         Err(error) => {
-            let fault = Fault::new("the request", error.to_string(), "see the API server's log");
+            let fault =
+                Fault::new("the request", cut(&error.to_string()), "see the API server's log");
             Ok(Answer::without_pod(VERSION, &uid, &fault))
         }
     }
@@ -122,7 +131,7 @@ pub fn answer(
 // === impl Request ===
 
 impl Request {
-    fn answer(&self, uid: &str, reason: Reason, defaults: &Defaults, cluster: Cluster) -> Answer {
+    fn answer(self, uid: &str, reason: Reason, defaults: &Defaults, cluster: Cluster) -> Answer {
         let is_new = self.operation == "CREATE"
             && self.resource["resource"] == "pods"
             && self.sub_resource.as_deref().unwrap_or_default().is_empty();
@@ -133,10 +142,11 @@ impl Request {
             is_dry_run: self.dry_run.unwrap_or_default(),
             warnings: Vec::new(),
         };
+        let fault = self.missing_label();
         let injection = match reason {
             _ if !is_new => None,
-            Reason::Namespace => Some(inject(&self.object, defaults, cluster)),
-            Reason::PodAlone => Some(refuse(&self.object, self.missing_label())),
+            Reason::Namespace => Some(inject(self.object, defaults, cluster)),
+            Reason::PodAlone => Some(refuse(self.object, fault)),
         };
         answer.verdict = injection.as_ref().map(|injection| injection.verdict);
         answer.warnings = injection.as_ref().map(warnings).unwrap_or_default();
@@ -149,12 +159,17 @@ impl Request {
     fn title(&self) -> String {
         let meta = &self.object["metadata"];
         let name = meta["name"].as_str().or_else(|| meta["generateName"].as_str());
-        format!("{}/{}", self.namespace.as_deref().unwrap_or_default(), name.unwrap_or_default())
+        format!("{}/{}", self.namespace(), cut(name.unwrap_or_default()))
+    }
+
+    /// The beginning of the name of the namespace.
+    fn namespace(&self) -> String {
+        cut(self.namespace.as_deref().unwrap_or_default())
     }
 
     fn missing_label(&self) -> Fault {
         let (label, value) = NAMESPACE_LABEL;
-        let namespace = self.namespace.as_deref().unwrap_or_default();
+        let namespace = self.namespace();
         let problem = format!("has no label {label}={value}");
         let fix = format!("kubectl label namespace {namespace} {label}={value}");
         Fault::new(format!("namespace {namespace}"), problem, fix)

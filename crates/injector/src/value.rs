@@ -1,12 +1,20 @@
 //! Parsers of the values of annotations. Each error says what was expected. They are as strict as
 //! the API server, which would otherwise refuse the whole pod.
 
+use std::collections::HashSet;
+
+use crate::annotation::excerpt;
+
 /// Maximum length of the name of a ConfigMap or a Secret (RFC 1123).
 const NAME_MAX: usize = 253;
 /// Maximum length of the name of a container.
 const LABEL_MAX: usize = 63;
 /// Maximum length of the name of an image.
 const IMAGE_MAX: usize = 512;
+/// Maximum number of variables of `env`: twice as many settings as there are.
+const VARIABLES_MAX: usize = 200;
+/// Maximum number of names in `envoy-containers`.
+const CONTAINERS_MAX: usize = 32;
 
 /// A key of a Secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +32,9 @@ pub(crate) fn name(text: &str) -> Result<String, String> {
 
 /// Names of containers, separated by commas.
 pub(crate) fn containers(text: &str) -> Result<Vec<String>, String> {
+    if text.split(',').nth(CONTAINERS_MAX).is_some() {
+        return Err(format!("expected at most {CONTAINERS_MAX} names of containers"));
+    }
     let names = text.split(',').map(str::trim);
     let good = names.map(|name| (is_label(name) && name.len() <= LABEL_MAX).then(|| name.into()));
     let good: Option<Vec<_>> = good.collect();
@@ -86,14 +97,17 @@ pub(crate) fn word(words: &'static [&'static str]) -> impl Fn(&str) -> Result<St
 
 /// Lines `NAME=value`, in order; empty lines are left out.
 pub(crate) fn environment(text: &str) -> Result<Vec<(String, String)>, String> {
-    let mut pairs: Vec<(String, String)> = Vec::new();
+    let (mut pairs, mut names) = (Vec::new(), HashSet::new());
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let pair = line.split_once('=').filter(|(name, _)| is_variable(name));
         let Some((name, value)) = pair else {
             return Err("expected a line NAME=value for each variable".to_owned());
         };
-        if pairs.iter().any(|(given, _)| given == name) {
-            return Err(format!("{name} is given twice"));
+        if pairs.len() == VARIABLES_MAX {
+            return Err(format!("expected at most {VARIABLES_MAX} variables"));
+        }
+        if !names.insert(name) {
+            return Err(format!("{} is given twice", excerpt(name)));
         }
         pairs.push((name.to_owned(), value.to_owned()));
     }
@@ -153,5 +167,16 @@ mod tests {
         for bad in ["A", "a=1", "=1", "1A=1", "A=1\nA=2", "A B=1"] {
             assert!(environment(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn lists_are_bounded() {
+        let lines = |count: usize| (0..count).map(|at| format!("A{at}=\n")).collect::<String>();
+        assert_eq!(environment(&lines(VARIABLES_MAX)).unwrap().len(), VARIABLES_MAX);
+        let error = environment(&lines(VARIABLES_MAX + 1)).unwrap_err();
+        assert_eq!(error, "expected at most 200 variables");
+        assert!(containers(&vec!["a"; CONTAINERS_MAX].join(",")).is_ok());
+        let error = containers(&vec!["a"; CONTAINERS_MAX + 1].join(",")).unwrap_err();
+        assert_eq!(error, "expected at most 32 names of containers");
     }
 }

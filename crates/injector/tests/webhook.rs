@@ -182,7 +182,7 @@ fn a_review_of_3_mb_is_admitted_and_one_of_5_mb_is_not_read() {
     let (status, body) = authority.post(webhook.address, "/inject", large.as_bytes());
     let answer: Value = serde_json::from_str(&body).unwrap();
     assert_eq!((status, &answer["response"]["allowed"]), (200, &json!(true)));
-    assert!(answer["response"]["warnings"][0].as_str().unwrap().contains("more than 2097152"));
+    assert!(answer["response"]["warnings"][0].as_str().unwrap().contains("more than 524288"));
     let larger = review(&json!({"big": "x".repeat(5_000_000)})).to_string();
     // Its connection may end before the answer is read.
     let mut stream = authority.connect(webhook.address);

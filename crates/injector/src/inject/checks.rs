@@ -1,14 +1,19 @@
 //! What of a pod would not go with the sidecar. Each is a fault here, since the API server would
 //! refuse the pod, or the pod would not work.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
-use super::{Cluster, LISTS, containers, is_native, mounts};
-use crate::annotation::Lookup;
+use super::{CONTAINERS_MAX, Cluster, LISTS, containers, is_native, mounts};
+use crate::annotation::{Lookup, cut};
 use crate::environment::{self, SOCKETS};
 use crate::fault::Fault;
 use crate::settings::{Listen, NativeSidecar, Settings};
 use crate::sidecar::{self, CONTAINER};
+
+/// Maximum number of faults about ports: a pod may declare any number of them.
+const PORT_FAULTS_MAX: usize = 20;
 
 /// Adds each fault of the pod. Returns whether the sidecar is to be a native one.
 pub(super) fn check(
@@ -26,6 +31,16 @@ pub(super) fn check(
     check_volumes(pod, settings, faults);
     check_native(pod, settings.native, (cluster, from), faults);
     is_native(settings.native, cluster)
+}
+
+/// That the pod has no more containers than one may be looked at for.
+pub(super) fn check_count(pod: &Value) -> Result<(), Vec<Fault>> {
+    let count: usize = LISTS.iter().map(|list| containers(pod, list).len()).sum();
+    if count <= CONTAINERS_MAX {
+        return Ok(());
+    }
+    let problem = format!("{count} containers, more than {CONTAINERS_MAX}");
+    Err(vec![Fault::new("spec.containers", problem, "use fewer")])
 }
 
 /// That the lists which are added to are lists.
@@ -68,8 +83,9 @@ fn check_names(pod: &Value, faults: &mut Vec<Fault>) {
 /// That no other container declares a port of the sidecar: all of them share one loopback.
 fn check_ports(pod: &Value, settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
     let ours = environment::ports(settings);
+    let faults_max = faults.len() + PORT_FAULTS_MAX;
     for container in LISTS.iter().flat_map(|list| containers(pod, list)) {
-        let name = container["name"].as_str().unwrap_or_default();
+        let name = cut(container["name"].as_str().unwrap_or_default());
         let declared = container["ports"].as_array().into_iter().flatten();
         for port in declared.filter(|port| port["protocol"] != "UDP") {
             let number = port["containerPort"].as_u64();
@@ -77,6 +93,9 @@ fn check_ports(pod: &Value, settings: &Settings, from: &Lookup<'_>, faults: &mut
             else {
                 continue;
             };
+            if faults.len() == faults_max {
+                return;
+            }
             let place = from.place(key);
             let problem = format!("port {port} is taken by the container {name}");
             let fix = match *key {
@@ -100,9 +119,9 @@ fn check_volumes(pod: &Value, settings: &Settings, faults: &mut Vec<Fault>) {
     if settings.listen != Listen::Unix {
         return;
     }
+    let names: HashSet<_> = settings.envoy_containers.iter().map(String::as_str).collect();
     let all = LISTS.iter().flat_map(|list| containers(pod, list));
-    for envoy in all.filter(|it| settings.envoy_containers.iter().any(|name| it["name"] == **name))
-    {
+    for envoy in all.filter(|it| it["name"].as_str().is_some_and(|name| names.contains(name))) {
         if mounts(envoy).any(|mount| mount["mountPath"] == SOCKETS) {
             let problem = format!("the container {} mounts something there", envoy["name"]);
             faults.push(Fault::new(SOCKETS, problem, "mount that elsewhere"));

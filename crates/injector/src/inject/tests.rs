@@ -14,6 +14,10 @@ fn defaults() -> Defaults {
     Defaults::read(&["redis=redis:6379".into(), "rules=shop-rules".into()]).unwrap()
 }
 
+fn inject(pod: &Value, defaults: &Defaults, cluster: Cluster) -> Injection {
+    super::inject(pod.clone(), defaults, cluster)
+}
+
 /// A pod with an Envoy and an application, and these annotations, without their prefix.
 fn pod(annotations: &[(&str, &str)]) -> Value {
     let annotations = annotations
@@ -313,6 +317,32 @@ fn all_faults_are_told_at_once_and_misspelt_names_too() {
     let expected = "ratelease.io/memory-limt: unknown annotation, which is ignored; did you mean \
                     memory-limit?";
     assert_eq!(made.warnings, [expected]);
+}
+
+#[test]
+fn an_annotation_that_is_too_long_is_told_and_not_parsed() {
+    let env = "A=\n".repeat(93_000);
+    let made = inject(&pod(&[("env", &env)]), &defaults(), NEW);
+    let expected = "ratelease.io/env: has 279000 bytes, more than 16384; make it shorter";
+    assert_eq!(faults(&made), [expected]);
+}
+
+#[test]
+fn the_answer_to_a_pod_with_many_parts_is_bounded() {
+    let ports = json!([{"containerPort": 8081}, {"containerPort": 6071}]);
+    let container = json!({"name": "x".repeat(1000), "ports": ports});
+    let mut many = pod(&[]);
+    many["spec"]["containers"] = vec![container; CONTAINERS_MAX].into();
+    for at in 0..1000 {
+        many["metadata"]["annotations"][format!("ratelease.io/x{at}")] = "".into();
+    }
+    let made = inject(&many, &defaults(), NEW);
+    let status = made.pod["metadata"]["annotations"][STATUS].as_str().unwrap();
+    assert!(made.faults.len() > 5 && status.len() <= STATUS_MAX + 20, "{}", status.len());
+    assert_eq!(made.warnings.len(), 10);
+    many["spec"]["initContainers"] = json!([{"name": "one-more"}]);
+    let made = inject(&many, &defaults(), NEW);
+    assert_eq!(faults(&made), ["spec.containers: 101 containers, more than 100; use fewer"]);
 }
 
 #[test]

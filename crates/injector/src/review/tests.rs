@@ -127,7 +127,7 @@ fn a_review_of_3_mb_is_admitted_without_the_sidecar() {
     let answer = answered(&asked(pod), Reason::Namespace);
     assert_eq!(answer.review["response"]["allowed"], true);
     assert!(answer.review["response"]["patch"].is_null());
-    assert!(answer.warnings[0].contains("bytes, more than 2097152; make it smaller"));
+    assert!(answer.warnings[0].contains("bytes, more than 524288; make it smaller"));
 }
 
 #[test]
@@ -146,6 +146,34 @@ fn what_has_no_uid_is_no_review() {
     }
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     assert!(answer(deep.as_bytes(), Reason::Namespace, &defaults(), NEW).is_err());
+}
+
+#[test]
+fn what_a_client_sent_is_quoted_in_part() {
+    let long = "x".repeat(100_000);
+    for (field, value) in [("kind", json!(long)), ("request", json!({"uid": long}))] {
+        let mut review = asked(pod());
+        review[field] = value;
+        let body = review.to_string();
+        let error = answer(body.as_bytes(), Reason::Namespace, &defaults(), NEW).unwrap_err();
+        assert!(error.len() < 200, "{}", error.len());
+    }
+    let mut review = asked(json!({"metadata": {"name": long}}));
+    review["request"]["namespace"] = long.clone().into();
+    for reason in [Reason::Namespace, Reason::PodAlone] {
+        let answer = answered(&review, reason);
+        assert!(answer.pod.len() < 200 && answer.review.to_string().len() < 2000);
+    }
+    review["apiVersion"] = long.into();
+    assert!(answered(&review, Reason::Namespace).review.to_string().len() < 1000);
+}
+
+#[test]
+fn a_pod_that_has_the_sidecar_stays_as_it_is_where_no_label_asks_for_it() {
+    let injected = patched(pod(), &answered(&asked(pod()), Reason::Namespace));
+    let again = answered(&asked(injected), Reason::PodAlone);
+    assert_eq!(again.verdict, Some(Verdict::Kept));
+    assert!(again.review["response"]["patch"].is_null() && again.warnings.is_empty());
 }
 
 #[test]
