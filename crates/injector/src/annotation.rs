@@ -100,7 +100,44 @@ impl Defaults {
                 faults.push(Fault::new(place, "given twice", "leave one of them out"));
             }
         }
-        if faults.is_empty() { Ok(Self(values)) } else { Err(faults) }
+        let read = Self(values);
+        faults.extend(read.secrets());
+        if faults.is_empty() { Ok(read) } else { Err(faults) }
+    }
+
+    /// A fault for each default that holds a secret: defaults are in the command line of the
+    /// injector, and in all pods.
+    fn secrets(&self) -> Vec<Fault> {
+        let of = |name: &str| self.0.get(name).map_or("", String::as_str);
+        let mut faults = Vec::new();
+        if of("redis").contains('@') {
+            let problem = "holds a user or a password, which all who may read a pod can read";
+            let fix = "write secret:NAME/KEY, the key of a Secret";
+            faults.push(Fault::new("default redis", problem, fix));
+        }
+        let names = of("env").lines().filter_map(|line| line.split_once('='));
+        for (name, value) in names.map(|(name, value)| (name.trim(), value)) {
+            let Some(fix) = secret_fix(name).filter(|_| !value.is_empty()) else { continue };
+            let problem = format!("{name} is a secret, which all who may read a pod can read");
+            faults.push(Fault::new("default env", problem, fix));
+        }
+        faults
+    }
+}
+
+/// How to give a secret otherwise; `None` for a variable that is none.
+fn secret_fix(name: &str) -> Option<&'static str> {
+    match name {
+        "REDIS_URL" => Some("set the default redis to secret:NAME/KEY"),
+        "REDIS_AUTH" => Some("set the default redis-auth to NAME/KEY of a Secret"),
+        "KEY_SECRET" => Some("set the default key-secret to NAME/KEY of a Secret"),
+        "DEBUG_TOKEN" | "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" => Some("remove it"),
+        _ => {
+            let is_of_redis = name.starts_with("REDIS_")
+                && ["_AUTH", "_URL"].iter().any(|suffix| name.ends_with(suffix));
+            let is_of_telemetry = name.starts_with("OTEL_") && name.ends_with("_HEADERS");
+            (is_of_redis || is_of_telemetry).then_some("remove it")
+        }
     }
 }
 
