@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use ratelease_cli::out::CliError;
 
 use crate::annotation::Defaults;
-use crate::inject::{Cluster, check_defaults};
+use crate::inject::{Cluster, NativeSidecars, check_defaults};
 
 pub(crate) use files::run as run_files;
 pub(crate) use serve::run as run_server;
@@ -49,8 +49,10 @@ pub struct InjectFlags {
     defaults: Vec<String>,
 }
 
-/// The first minor version of Kubernetes 1 with native sidecars turned on.
-const NATIVE_SIDECARS_SINCE: u32 = 29;
+/// The first version of Kubernetes with native sidecars turned on.
+const NATIVE_SIDECARS_SINCE: (u32, u32) = (1, 29);
+/// The first version whose nodes all have them: they may be three minor versions older.
+const ALL_NATIVE_SINCE: (u32, u32) = (1, 32);
 
 // === impl InjectFlags ===
 
@@ -80,6 +82,11 @@ pub(crate) fn cluster(version: &str) -> Result<Cluster, String> {
         let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
         part[..digits].parse::<u32>().ok()
     };
-    let (major, minor) = number().zip(number()).ok_or_else(expected)?;
-    Ok(Cluster { has_native_sidecars: (major, minor) >= (1, NATIVE_SIDECARS_SINCE) })
+    let version = number().zip(number()).ok_or_else(expected)?;
+    let native_sidecars = match version {
+        version if version >= ALL_NATIVE_SINCE => NativeSidecars::OnAllNodes,
+        version if version >= NATIVE_SIDECARS_SINCE => NativeSidecars::OnSomeNodes,
+        _ => NativeSidecars::Absent,
+    };
+    Ok(Cluster { native_sidecars })
 }

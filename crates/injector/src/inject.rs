@@ -31,8 +31,20 @@ const LISTS: [&str; 2] = ["initContainers", "containers"];
 /// What the cluster can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cluster {
-    /// Whether init containers may go on running: from Kubernetes 1.29 on.
-    pub has_native_sidecars: bool,
+    /// Whether init containers may go on running.
+    pub native_sidecars: NativeSidecars,
+}
+
+/// Which nodes of a cluster have native sidecars.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NativeSidecars {
+    /// None: Kubernetes before 1.29.
+    Absent,
+    /// Perhaps not all: a kubelet may be three minor versions older than its API server, and one
+    /// before 1.29 waits for the end of the sidecar, so that the pod never starts.
+    OnSomeNodes,
+    /// All: Kubernetes from 1.32 on.
+    OnAllNodes,
 }
 
 /// What becomes of a pod.
@@ -295,7 +307,7 @@ fn to_json(value: &impl serde::Serialize) -> Result<Value, Fault> {
 /// Whether the sidecar is an init container that goes on running.
 fn is_native(native: NativeSidecar, cluster: Cluster) -> bool {
     match native {
-        NativeSidecar::Auto => cluster.has_native_sidecars,
+        NativeSidecar::Auto => cluster.native_sidecars == NativeSidecars::OnAllNodes,
         NativeSidecar::Always => true,
         NativeSidecar::Never => false,
     }

@@ -36,8 +36,8 @@ pub struct FilesFlags {
     files: Vec<PathBuf>,
     #[command(flatten)]
     inject: InjectFlags,
-    /// Version of the cluster: one before 1.29 has no native sidecars
-    #[arg(long, value_name = "VERSION", default_value = "1.29", value_parser = super::cluster)]
+    /// Version of the cluster: before 1.32 some nodes may lack native sidecars
+    #[arg(long, value_name = "VERSION", default_value = "1.32", value_parser = super::cluster)]
     kubernetes_version: Cluster,
     /// Print what became of each pod, a line of JSON each, in place of the manifests
     #[arg(long)]

@@ -3,6 +3,7 @@
 use clap::CommandFactory;
 
 use super::*;
+use NativeSidecars::{Absent, OnAllNodes, OnSomeNodes};
 
 #[test]
 fn the_grammar_has_no_fault() {
@@ -10,16 +11,16 @@ fn the_grammar_has_no_fault() {
 }
 
 #[test]
-fn native_sidecars_are_there_from_1_29_on() {
+fn native_sidecars_are_there_from_1_29_on_and_on_all_nodes_from_1_32_on() {
     for (version, expected) in [
-        ("1.28", false),
-        ("1.29", true),
-        ("v1.31.4", true),
-        ("1.31+", true),
-        ("1.9", false),
-        ("2.0", true),
+        ("1.28", Absent),
+        ("1.29", OnSomeNodes),
+        ("v1.31.4", OnSomeNodes),
+        ("1.32+", OnAllNodes),
+        ("1.9", Absent),
+        ("2.0", OnAllNodes),
     ] {
-        assert_eq!(cluster(version).unwrap().has_native_sidecars, expected, "{version}");
+        assert_eq!(cluster(version).unwrap().native_sidecars, expected, "{version}");
     }
     for bad in ["", "1", "x.y", "1."] {
         assert!(cluster(bad).is_err(), "{bad}");

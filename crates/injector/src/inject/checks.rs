@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{CONTAINERS_MAX, Cluster, LISTS, containers, is_native, mounts};
+use super::{CONTAINERS_MAX, Cluster, LISTS, NativeSidecars, containers, is_native, mounts};
 use crate::annotation::{Lookup, cut};
 use crate::environment::{self, SOCKETS};
 use crate::fault::Fault;
@@ -58,9 +58,17 @@ fn check_shape(pod: &Value, faults: &mut Vec<Fault>) {
 }
 
 fn check_machine(pod: &Value, faults: &mut Vec<Fault>) {
-    if pod["spec"]["os"]["name"] == "windows" {
-        let fix = "set the label ratelease.io/inject to false";
-        faults.push(Fault::new("spec.os.name", "the sidecar runs on Linux only", fix));
+    let spec = &pod["spec"];
+    let selector = |label: &str| &spec["nodeSelector"][label];
+    for (place, os) in [
+        ("spec.os.name", &spec["os"]["name"]),
+        ("spec.nodeSelector", selector("kubernetes.io/os")),
+        ("spec.nodeSelector", selector("beta.kubernetes.io/os")),
+    ] {
+        if os == "windows" {
+            let fix = "set the label ratelease.io/inject to false";
+            faults.push(Fault::new(place, "the sidecar runs on Linux only", fix));
+        }
     }
     if pod["spec"]["hostNetwork"] == true {
         let problem = "the sidecar would listen on the node's loopback, for all of its pods";
@@ -139,11 +147,11 @@ fn check_native(
     let is_of_job = ["OnFailure", "Never"].iter().any(|it| pod["spec"]["restartPolicy"] == **it);
     if is_of_job && !is_native(native, cluster) {
         let problem = "the pod would never complete, since an ordinary sidecar goes on running";
-        let fix = "use a native sidecar, from Kubernetes 1.29 on, or set the label \
-                   ratelease.io/inject to false";
+        let fix = "set ratelease.io/native-sidecar to true if all nodes have Kubernetes 1.29, or \
+                   the label ratelease.io/inject to false";
         faults.push(Fault::new("spec.restartPolicy", problem, fix));
     }
-    if native == NativeSidecar::Always && !cluster.has_native_sidecars {
+    if native == NativeSidecar::Always && cluster.native_sidecars == NativeSidecars::Absent {
         let place = from.place("native-sidecar");
         let problem = "this cluster is older than Kubernetes 1.29, and has no native sidecars";
         faults.push(Fault::new(place, problem, "set it to auto"));

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A cluster with native sidecars, and one without.
-const NEW: Cluster = Cluster { has_native_sidecars: true };
-const OLD: Cluster = Cluster { has_native_sidecars: false };
+const NEW: Cluster = Cluster { native_sidecars: NativeSidecars::OnAllNodes };
+const OLD: Cluster = Cluster { native_sidecars: NativeSidecars::Absent };
 
 fn defaults() -> Defaults {
     Defaults::read(&["redis=redis:6379".into(), "rules=shop-rules".into()]).unwrap()
@@ -270,6 +270,16 @@ fn a_bad_annotation_is_told_and_the_pod_stays_without() {
 fn what_does_not_go_with_the_sidecar_is_told() {
     for (field, value, expected) in [
         ("hostNetwork", json!(true), "spec.hostNetwork: the sidecar would listen on the node's"),
+        (
+            "nodeSelector",
+            json!({"kubernetes.io/os": "windows"}),
+            "spec.nodeSelector: the sidecar runs on Linux only",
+        ),
+        (
+            "nodeSelector",
+            json!({"beta.kubernetes.io/os": "windows"}),
+            "spec.nodeSelector: the sidecar runs on Linux only",
+        ),
         ("os", json!({"name": "windows"}), "spec.os.name: the sidecar runs on Linux only"),
         ("containers", json!([]), "spec.containers: no list, or an empty one"),
         ("containers", json!("x"), "spec.containers: no list, or an empty one"),
@@ -292,6 +302,50 @@ fn what_does_not_go_with_the_sidecar_is_told() {
         assert!(faults.len() == 1 && faults[0].starts_with(expected), "{expected}\n{faults:?}");
         assert_eq!(made.pod["spec"], pod["spec"]);
     }
+}
+
+#[test]
+fn while_some_nodes_may_lack_native_sidecars_they_have_to_be_asked_for() {
+    let some = Cluster { native_sidecars: NativeSidecars::OnSomeNodes };
+    let made = inject(&pod(&[]), &defaults(), some);
+    assert_eq!(names(&made.pod, "containers"), ["app", "envoy", "ratelease"]);
+    let asked = inject(&pod(&[("native-sidecar", "true")]), &defaults(), some);
+    assert_eq!(names(&asked.pod, "initContainers"), ["ratelease"]);
+}
+
+#[test]
+fn files_that_settings_name_are_those_of_the_pod() {
+    // A file that exists here, and holds neither certificate nor key.
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for file in [here, "/certs/tls.pem"] {
+        let names = [
+            "GRPC_SERVER_TLS_CERT",
+            "GRPC_SERVER_TLS_KEY",
+            "GRPC_CLIENT_TLS_CACERT",
+            "REDIS_TLS_CACERT",
+            "OTEL_EXPORTER_OTLP_CERTIFICATE",
+            "DEBUG_TOKEN_FILE",
+        ];
+        let lines: Vec<_> = names.iter().map(|name| format!("{name}={file}")).collect();
+        let env = format!("GRPC_SERVER_USE_TLS=true\nREDIS_TLS=true\n{}", lines.join("\n"));
+        let endpoint = "\nOTEL_EXPORTER_OTLP_ENDPOINT=https://collector:4317";
+        let made = inject(&pod(&[("env", &(env + endpoint))]), &defaults(), NEW);
+        assert_eq!(faults(&made), [""; 0]);
+    }
+    let alone = inject(&pod(&[("env", "GRPC_SERVER_USE_TLS=true")]), &defaults(), NEW);
+    assert!(faults(&alone)[0].contains("GRPC_SERVER_TLS_CERT: not set"), "{:?}", faults(&alone));
+}
+
+#[test]
+fn a_default_holds_no_secret() {
+    let env = "env=LOG_FORMAT=json\nREDIS_AUTH=x\n DEBUG_TOKEN=x\nREDIS_PERSECOND_URL=x";
+    let pairs = ["redis=redis://u:secret@redis:6379", env].map(str::to_owned);
+    let faults = Defaults::read(&pairs).unwrap_err();
+    let lines: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert!(lines[0].starts_with("default redis: holds a user or a password"), "{lines:?}");
+    assert!(lines[1].ends_with("set the default redis-auth to NAME/KEY of a Secret"), "{lines:?}");
+    assert!(lines.iter().all(|line| !line.contains("u:secret")), "{lines:?}");
 }
 
 #[test]

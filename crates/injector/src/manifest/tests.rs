@@ -5,8 +5,9 @@ use serde_json::json;
 
 use super::documents::Format;
 use super::*;
+use crate::inject::NativeSidecars;
 
-const NEW: Cluster = Cluster { has_native_sidecars: true };
+const NEW: Cluster = Cluster { native_sidecars: NativeSidecars::OnAllNodes };
 
 fn run(text: &str) -> Result<Manifest, Vec<Fault>> {
     let defaults = Defaults::read(&["redis=redis:6379".into(), "rules=shop-rules".into()]);

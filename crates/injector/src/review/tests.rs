@@ -1,8 +1,9 @@
 //! Reviews and their answers.
 
 use super::*;
+use crate::inject::NativeSidecars;
 
-const NEW: Cluster = Cluster { has_native_sidecars: true };
+const NEW: Cluster = Cluster { native_sidecars: NativeSidecars::OnAllNodes };
 
 fn defaults() -> Defaults {
     Defaults::read(&["redis=redis:6379".into(), "rules=shop-rules".into()]).unwrap()

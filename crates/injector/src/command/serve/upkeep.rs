@@ -16,7 +16,10 @@ use tracing::{error, info};
 use super::ServeFlags;
 use crate::certificate::{Papers, Wanted};
 use crate::cluster::{self, Keeper};
-use crate::inject::Cluster;
+use crate::inject::{Cluster, NativeSidecars};
+
+/// A cluster whose version is not known.
+const UNKNOWN: Cluster = Cluster { native_sidecars: NativeSidecars::OnSomeNodes };
 
 /// Maximum time between two looks at the certificate.
 const LOOK_MAX: Duration = Duration::from_secs(60);
@@ -63,9 +66,9 @@ impl Upkeep {
         let client = client.filter(|_| flags.kubernetes_version.is_none());
         let cluster = match (&client, flags.kubernetes_version) {
             (Some(client), None) => insist(|| version(client)).await,
-            (_, given) => given.unwrap_or(Cluster { has_native_sidecars: true }),
+            (_, given) => given.unwrap_or(UNKNOWN),
         };
-        info!(cluster.has_native_sidecars, "the cluster");
+        info!(?cluster.native_sidecars, "the cluster");
         let (tls, cluster) = (watch::Sender::new(config(&loaded)), watch::Sender::new(cluster));
         Ok(Self { source, client, tls, cluster, last_error: String::new() })
     }
