@@ -1,5 +1,7 @@
 //! The listener of the webhook: HTTPS, with bounds on all that a client may take.
 
+mod bodies;
+mod connections;
 mod route;
 
 use std::io;
@@ -10,7 +12,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -18,15 +21,28 @@ use tracing::{debug, warn};
 
 use crate::annotation::Defaults;
 use crate::inject::Cluster;
+use bodies::Bodies;
+use connections::{Connection, Connections};
 
-/// Maximum number of connections; an API server keeps a few open. Further ones wait in the backlog.
-const CONNECTIONS_MAX: usize = 256;
-/// Maximum number of bodies that are read at a time, of 4 MiB each.
-const BODIES_MAX: usize = 8;
+// The limit of memory in the chart is 128 MiB. At most: 15 MiB of the program; 28 MiB of the one
+// review that is parsed (REVIEW_BYTES_MAX); 24 MiB of bodies, as buffers grow by doubling; 13 MiB
+// of 64 connections, with two buffers of 64 KiB and 64 KiB of TLS each; 25 MiB of answers that are
+// not read, 4 of 100 KiB on each connection. That is 105 MiB.
+
+/// Maximum number of connections; an API server keeps a few open. A further one takes the place of
+/// the one that was idle for longest.
+const CONNECTIONS_MAX: usize = 64;
+/// Maximum bytes of all bodies that are arriving.
+const BODIES_BYTES_MAX: usize = 12 << 20;
 /// Maximum number of calls at a time on a connection of HTTP/2.
-const STREAMS_MAX: u32 = 32;
-/// Maximum time of a handshake, of the head of a request, and between two requests.
+const STREAMS_MAX: u32 = 4;
+/// Maximum bytes of each buffer of a connection.
+const BUFFER_MAX: u32 = 64 << 10;
+/// Maximum time from the accept to the head of the first request, of the head of a request, and
+/// between two requests.
 const HEAD_MAX: Duration = Duration::from_secs(10);
+/// Maximum time that calls have to finish on a connection that lost its place.
+const LOST_MAX: Duration = Duration::from_secs(1);
 /// Age at which a connection is closed, so that a client finds new injectors and certificates.
 const AGE_MAX: Duration = Duration::from_secs(300);
 /// Time for which connections are still accepted after a signal: until then the API server may not
@@ -42,14 +58,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Webhook {
     pub(crate) defaults: Defaults,
     pub(crate) cluster: watch::Receiver<Cluster>,
-    bodies: Semaphore,
+    bodies: Bodies,
 }
 
 // === impl Webhook ===
 
 impl Webhook {
     pub(crate) fn new(defaults: Defaults, cluster: watch::Receiver<Cluster>) -> Self {
-        Self { defaults, cluster, bodies: Semaphore::new(BODIES_MAX) }
+        Self { defaults, cluster, bodies: Bodies::new(BODIES_BYTES_MAX) }
     }
 }
 
@@ -62,18 +78,19 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let webhook = Arc::new(webhook);
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (connections, mut tasks) = (Connections::new(CONNECTIONS_MAX), JoinSet::new());
     let (ending, is_ending) = watch::channel(false);
     let accepting = async {
-        // The semaphore is never closed.
-        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+        loop {
             let stream = accept(&listener).await;
+            while tasks.try_join_next().is_some() {}
+            // Connections that lost their places end within `LOST_MAX`.
+            while tasks.len() >= 2 * CONNECTIONS_MAX {
+                tasks.join_next().await;
+            }
             let (config, webhook, is_ending) =
                 (Arc::clone(&tls.borrow()), Arc::clone(&webhook), is_ending.clone());
-            tokio::spawn(async move {
-                connection(stream, config, webhook, is_ending).await;
-                drop(place);
-            });
+            tasks.spawn(connection(stream, config, webhook, (connections.open(), is_ending)));
         }
     };
     let stopped = async {
@@ -86,8 +103,8 @@ pub(crate) async fn serve(
     }
     drop(listener);
     let _ = ending.send(true);
-    let all = u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX);
-    if timeout(DRAIN_MAX, places.acquire_many(all)).await.is_err() {
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    if timeout(DRAIN_MAX, ended).await.is_err() {
         warn!("connections are still open after {DRAIN_MAX:?}; ending anyway");
     }
 }
@@ -108,37 +125,77 @@ async fn connection(
     stream: TcpStream,
     config: Arc<ServerConfig>,
     webhook: Arc<Webhook>,
-    mut is_ending: watch::Receiver<bool>,
+    (place, is_ending): (Arc<Connection>, watch::Receiver<bool>),
 ) {
-    let accepted = timeout(HEAD_MAX, TlsAcceptor::from(config).accept(stream)).await;
-    let stream = match accepted.map_err(|_| io::ErrorKind::TimedOut.into()).flatten() {
+    let silent = sleep(HEAD_MAX);
+    let mut silent = std::pin::pin!(silent);
+    let accepted = tokio::select! {
+        accepted = TlsAcceptor::from(config).accept(stream) => accepted,
+        () = &mut silent => Err(io::ErrorKind::TimedOut.into()),
+        () = place.lost() => Err(io::ErrorKind::ConnectionAborted.into()),
+    };
+    let stream = match accepted {
         Ok(stream) => stream,
         Err(error) => return debug!("no handshake: {error}"),
     };
+    let of_calls = Arc::clone(&place);
     let answer = service_fn(move |request| {
-        let webhook = Arc::clone(&webhook);
-        async move { route::answer(&webhook, request).await }
+        let (webhook, place) = (Arc::clone(&webhook), Arc::clone(&of_calls));
+        async move {
+            place.used();
+            route::answer(&webhook, request).await
+        }
     });
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_MAX);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
-        .keep_alive_interval(HEAD_MAX)
-        .keep_alive_timeout(HEAD_MAX);
+    let builder = builder();
     let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
     let served = tokio::select! {
         served = serving.as_mut() => served,
-        () = async { tokio::select! {
-            _ = is_ending.wait_for(|is_ending| *is_ending) => {}
-            () = sleep(AGE_MAX) => {}
-        } } => {
+        time = end(&place, silent, is_ending) => {
             serving.as_mut().graceful_shutdown();
-            timeout(DRAIN_MAX, serving).await.unwrap_or(Ok(()))
+            timeout(time, serving).await.unwrap_or(Ok(()))
         }
     };
     if let Err(error) = served {
         debug!("a connection ended: {error}");
     }
+}
+
+/// Resolves once a connection is to end; returns the time that its calls have to finish.
+async fn end(
+    place: &Connection,
+    silent: impl Future<Output = ()>,
+    mut is_ending: watch::Receiver<bool>,
+) -> Duration {
+    let without_call = async {
+        silent.await;
+        if place.has_called() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        _ = is_ending.wait_for(|is_ending| *is_ending) => DRAIN_MAX,
+        () = sleep(AGE_MAX) => DRAIN_MAX,
+        () = without_call => Duration::ZERO,
+        () = place.lost() => LOST_MAX,
+    }
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_MAX)
+        .max_buf_size(BUFFER_MAX as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(BUFFER_MAX)
+        .initial_connection_window_size(BUFFER_MAX)
+        .max_send_buf_size(BUFFER_MAX as usize)
+        .max_header_list_size(BUFFER_MAX)
+        .keep_alive_interval(HEAD_MAX)
+        .keep_alive_timeout(HEAD_MAX);
+    builder
 }

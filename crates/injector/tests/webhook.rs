@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -212,6 +212,89 @@ fn a_client_that_says_nothing_keeps_nobody_waiting() {
     let read = half.read(&mut answer).unwrap();
     assert_eq!(&answer[..read.min(12)], b"HTTP/1.1 408", "the half request ends by itself");
     drop(silent);
+}
+
+/// A connection with a finished handshake.
+fn idle(authority: &Authority, to: SocketAddr) -> StreamOwned<ClientConnection, TcpStream> {
+    let mut stream = authority.connect(to);
+    stream.conn.complete_io(&mut stream.sock).unwrap();
+    stream
+}
+
+#[test]
+fn idle_connections_take_no_place_for_long() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let mut idle: Vec<_> = (0..300).map(|_| idle(&authority, webhook.address)).collect();
+    let body = review(&json!({})).to_string();
+    let (status, _) = authority.post(webhook.address, "/inject", body.as_bytes());
+    assert_eq!(status, 200);
+    // The first had to go, and the last ends since no call arrives.
+    for at in [0, 299] {
+        let read = idle[at].read(&mut [0; 16]);
+        let is_closed = matches!(&read, Ok(0))
+            || read.as_ref().is_err_and(|error| {
+                !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+            });
+        assert!(is_closed, "{at}: {read:?}");
+    }
+}
+
+#[test]
+fn half_sent_bodies_keep_nobody_waiting() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let half: Vec<_> = (0..30)
+        .map(|_| {
+            let mut stream = authority.connect(webhook.address);
+            let head = "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nx";
+            stream.write_all(head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let mut stream = authority.connect(webhook.address);
+    // Sooner than the half bodies end.
+    stream.sock.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let body = review(&json!({})).to_string();
+    let length = body.len();
+    write!(stream, "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}")
+        .unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    drop(half);
+}
+
+#[test]
+fn the_memory_of_the_webhook_stays_below_the_limit_of_the_chart() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    // The bytes of all bodies that may arrive at a time, and more.
+    let part = vec![b' '; 3_900_000];
+    let half: Vec<_> = (0..6)
+        .map(|_| {
+            let mut stream = authority.connect(webhook.address);
+            let head = "POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n";
+            stream.write_all(head.as_bytes()).unwrap();
+            let _ = stream.write_all(&part);
+            stream
+        })
+        .collect();
+    for item in [r#"{"":{"":0}}"#, r#"{"":0}"#, "{}", "[[[]]]"] {
+        let items = vec![item; 500_000 / (item.len() + 1)].join(",");
+        let body = review(&json!({})).to_string();
+        let body = body.replace(r#""containers":"#, &format!(r#""x":[{items}],"containers":"#));
+        for path in ["/inject", "/unlabelled"] {
+            let (status, answer) = authority.post(webhook.address, path, body.as_bytes());
+            assert!(status == 200 && answer.contains("patchType"), "{item}: {status} {answer}");
+        }
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", webhook.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let kib: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    eprintln!("peak: {kib} KiB");
+    assert!(kib < 128 << 10, "{kib} KiB");
+    drop(half);
 }
 
 #[test]

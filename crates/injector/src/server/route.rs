@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -17,9 +17,8 @@ use crate::review::{self, Answer, Reason};
 /// Maximum bytes of a body: an API server takes no request above 3 MiB, and sends it on with some
 /// fields around it.
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// Maximum time until a body has arrived, which includes the wait for others: API servers wait 10 s
-/// for an answer by default.
-const BODY_TIME_MAX: Duration = Duration::from_secs(8);
+/// Maximum time until a body has arrived: with the chart, API servers wait 5 s for an answer.
+const BODY_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// Answers a request.
 pub(super) async fn answer(
@@ -43,23 +42,11 @@ async fn inject(
     request: Request<Incoming>,
     reason: Reason,
 ) -> Response<Full<Bytes>> {
-    let reading = async {
-        let place = webhook.bodies.acquire().await;
-        let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await;
-        (place, body.map(http_body_util::Collected::to_bytes))
-    };
-    let body = match timeout(BODY_TIME_MAX, reading).await {
-        Ok((_place, Ok(body))) => body,
-        Ok((_, Err(error))) if error.is::<LengthLimitError>() => {
-            let why = "the AdmissionReview has more than 4 MiB; make the pod smaller";
-            return refuse(StatusCode::PAYLOAD_TOO_LARGE, why);
-        }
-        Ok((_, Err(error))) => {
-            return refuse(StatusCode::BAD_REQUEST, &format!("the body breaks off: {error}"));
-        }
-        Err(_) => {
-            return refuse(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 8 s");
-        }
+    let reading = read(webhook, request.into_body());
+    let late = || Err((StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 3 s".into()));
+    let body = match timeout(BODY_TIME_MAX, reading).await.unwrap_or_else(|_| late()) {
+        Ok(body) => body,
+        Err((status, why)) => return refuse(status, &why),
     };
     let cluster = *webhook.cluster.borrow();
     match review::answer(&body, reason, &webhook.defaults, cluster) {
@@ -71,6 +58,36 @@ async fn inject(
             response
         }
         Err(why) => refuse(StatusCode::BAD_REQUEST, &why),
+    }
+}
+
+/// Reads a body, within the memory that all bodies share.
+async fn read(webhook: &Webhook, body: Incoming) -> Result<Bytes, (StatusCode, String)> {
+    let arriving = webhook.bodies.begin();
+    let (mut body, mut read) = (Limited::new(body, BODY_BYTES_MAX), BytesMut::new());
+    let full = || (StatusCode::SERVICE_UNAVAILABLE, "too many large bodies at a time".to_owned());
+    loop {
+        let frame = tokio::select! {
+            frame = body.frame() => frame,
+            () = arriving.evicted() => return Err(full()),
+        };
+        match frame {
+            None => return Ok(read.freeze()),
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                if !arriving.grow(data.len()) {
+                    return Err(full());
+                }
+                read.extend_from_slice(&data);
+            }
+            Some(Err(error)) if error.is::<LengthLimitError>() => {
+                let why = "the AdmissionReview has more than 4 MiB; make the pod smaller";
+                return Err((StatusCode::PAYLOAD_TOO_LARGE, why.to_owned()));
+            }
+            Some(Err(error)) => {
+                return Err((StatusCode::BAD_REQUEST, format!("the body breaks off: {error}")));
+            }
+        }
     }
 }
 
