@@ -6,8 +6,9 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ratelease_cli::awaited_files;
 use ratelease_cli::commands::{self, Task};
-use ratelease_cli::settings::{Settings, SettingsError, process_env};
+use ratelease_cli::settings::{Faults, Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
 use ratelease_sidecar::app::{self, App};
 use ratelease_sidecar::telemetry::{self, LogWriter};
@@ -24,6 +25,9 @@ const EXIT_CUT_SHORT: i32 = 130;
 /// Maximum time to write the last lines of the log.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
+/// Time between two looks at the files that a start waits for.
+const FILES_LOOK: Duration = Duration::from_secs(1);
+
 /// Returns memory to the system after a burst of work or an attack; the allocator of the C library
 /// keeps most of it. `docs/decisions/0027` has figures.
 #[global_allocator]
@@ -31,11 +35,14 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
     let clock = Clock::start();
-    let mut args = std::env::args_os();
-    let program = args.next().unwrap_or_default();
-    let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
+    let Some(parsed) = parse_with_files() else { return ExitCode::SUCCESS };
+    let settings = match parsed {
         Ok(Task::Serve(settings)) => *settings,
         Ok(Task::Check(flags, role)) => return commands::check(&flags, role),
+        // To restart a process that waits would bring no file.
+        Ok(Task::Health(_)) if !awaited_files::missing(&process_env).is_empty() => {
+            return ExitCode::SUCCESS;
+        }
         Ok(Task::Health(flags)) => return commands::health(*flags),
         Err(SettingsError::Help(text)) => return commands::help("ratelease", &text),
         Err(error) => {
@@ -63,6 +70,37 @@ fn main() -> ExitCode {
     runtime.shutdown_background();
     flush(log.as_ref());
     code
+}
+
+/// Parses the command line and the environment. If nothing but files is wrong, first waits for
+/// those that a start waits for; returns `None` if a signal comes before them.
+fn parse_with_files() -> Option<Result<Task, SettingsError>> {
+    let parsed = parse();
+    let is_in_files = |faults: &Faults| faults.iter().all(|fault| fault.is_in_file);
+    let missing = awaited_files::missing(&process_env);
+    match &parsed {
+        Err(SettingsError::Faults(faults)) if is_in_files(faults) && !missing.is_empty() => {}
+        _ => return Some(parsed),
+    }
+    print_line(io::stderr(), awaited_files::notice(&missing));
+    let Ok(runtime) = app::runtime_builder().build() else { return Some(parsed) };
+    let have_come = runtime.block_on(async {
+        let mut stop = pin!(stop_signal(None));
+        while !awaited_files::missing(&process_env).is_empty() {
+            tokio::select! {
+                () = tokio::time::sleep(FILES_LOOK) => {}
+                () = &mut stop => return false,
+            }
+        }
+        true
+    });
+    have_come.then(parse)
+}
+
+fn parse() -> Result<Task, SettingsError> {
+    let mut args = std::env::args_os();
+    let program = args.next().unwrap_or_default();
+    Task::parse(&program.to_string_lossy(), args, &process_env)
 }
 
 async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> ExitCode {

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod awaited_files;
 pub mod channel;
 pub mod check;
 pub mod commands;

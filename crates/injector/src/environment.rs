@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 
+use ratelease_cli::awaited_files;
 use ratelease_cli::commands::Task;
 use ratelease_cli::settings::SettingsError;
 
@@ -26,7 +27,7 @@ pub(crate) const KEY_FILE: &str = "key-secret";
 const DEBUG_PORT: u16 = 6070;
 
 /// Variables that an annotation of their own sets.
-const MANAGED: [(&str, &str); 20] = [
+const MANAGED: [(&str, &str); 21] = [
     ("HOST", "http-port"),
     ("PORT", "http-port"),
     ("GRPC_HOST", "listen"),
@@ -36,6 +37,7 @@ const MANAGED: [(&str, &str); 20] = [
     ("PROMETHEUS_ADDR", "metrics-port"),
     ("REDIS_URL", "redis"),
     ("REDIS_URL_FILE", "redis"),
+    (awaited_files::VARIABLE, "redis"),
     ("REDIS_TYPE", "redis-type"),
     ("REDIS_AUTH", "redis-auth"),
     ("REDIS_AUTH_FILE", "redis-auth"),
@@ -92,6 +94,13 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     }
     if settings.key_secret.is_some() {
         set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
+    }
+    // Without them, the sidecar would end, and a native one keep the pod from starting.
+    let names = [URL_FILE, AUTH_FILE, KEY_FILE].map(|file| format!("{SECRETS}/{file}"));
+    let files = all.iter().map(|(_, value)| value).filter(|value| names.contains(value));
+    let files = files.cloned().collect::<Vec<_>>().join(",");
+    if !files.is_empty() {
+        all.push((awaited_files::VARIABLE.to_owned(), files));
     }
     let given: HashSet<_> = settings.env.iter().map(|(name, _)| name).collect();
     all.retain(|(name, _)| !given.contains(name));

@@ -23,7 +23,7 @@ const LAYERS: [(&str, &str); 10] = [
     ),
     (
         "crates/cli/src",
-        "grpc_codes safe settings out source fetch target channel check health grammar commands \
+        "grpc_codes safe awaited_files settings out source fetch target channel check health grammar commands \
          migration",
     ),
     (

@@ -130,6 +130,13 @@ fn annotations_take_precedence_over_defaults() {
         ("REDIS_TYPE", Some("single")),
         ("REDIS_AUTH_FILE", Some("/etc/ratelease/secrets/redis-auth")),
         ("KEY_SECRET_FILE", Some("/etc/ratelease/secrets/key-secret")),
+        (
+            "WAIT_FOR_FILES",
+            Some(
+                "/etc/ratelease/secrets/redis-url,/etc/ratelease/secrets/redis-auth,\
+                 /etc/ratelease/secrets/key-secret",
+            ),
+        ),
         ("GRPC_PORT", Some("9081")),
         ("LEASE_MAX_WAIT", Some("7ms")),
         ("LOG_FORMAT", Some("json")),
