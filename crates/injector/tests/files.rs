@@ -34,7 +34,8 @@ fn manifests_go_from_standard_input_to_standard_output() {
     let ran = run(&DEFAULTS, POD);
     assert_eq!(ran.status.code(), Some(0), "{}", text(&ran.stderr));
     let out = text(&ran.stdout);
-    assert!(out.contains("    image: ratelease:0.1.0\n"), "{out}");
+    let image = concat!("    image: ratelease:", env!("CARGO_PKG_VERSION"), "\n");
+    assert!(out.contains(image), "{out}");
     assert!(out.contains("restartPolicy: Always\n"), "{out}");
     assert_eq!(text(&ran.stderr), "");
     let again = run(&DEFAULTS, &out);
