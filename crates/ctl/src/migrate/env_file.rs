@@ -7,7 +7,7 @@ use ratelease_cli::migration::Environment;
 use ratelease_cli::out::CliError;
 use ratelease_cli::safe::Safe;
 use ratelease_cli::source;
-use ratelease_rules::{Source, excerpt};
+use ratelease_rules::Source;
 
 use super::deployment::Deployment;
 
@@ -45,9 +45,9 @@ pub(super) fn parse(source: &Source) -> Result<Environment, CliError> {
         if is_name(name) {
             environment.insert(name.to_owned(), value.map(str::to_owned));
         } else {
-            let found = excerpt(name);
+            // What the line holds may be a part of a key, so it is not shown.
             let expected = "expected KEY=value, with a KEY of letters, digits and _";
-            faults.push(format!("{}:{number}: {expected}, found '{found}'", Safe(&source.name)));
+            faults.push(format!("{}:{number}: {expected}", Safe(&source.name)));
         }
     }
     if faults.is_empty() {
