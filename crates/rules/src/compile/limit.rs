@@ -133,7 +133,7 @@ impl Compiler<'_> {
         let unit_multiplier = self.unit_multiplier(limit, unit);
         let requests_per_unit = self.requests_per_unit(limit, kind);
         let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
-        let store = self.store_of_limit(&limit.store);
+        let store = self.store_of_limit(limit, kind);
         let built = Limit {
             requests_per_unit: requests_per_unit?,
             unit: unit?,

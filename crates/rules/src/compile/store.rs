@@ -2,21 +2,36 @@
 
 use super::{Compiler, Domain};
 use crate::fault::{Place, excerpt};
-use crate::file::{File, StoreFields};
+use crate::file::{File, RateLimit, StoreFields};
+use crate::limit::Algorithm;
 use crate::parsed::Parsed;
 use crate::store::{StoreId, StoreRef};
+
+/// Two stores that count the same requests do not agree on their slots while pods differ.
+const LEAKY_MOVES: &str = "leaky_bucket cannot move with 'store_from', that of its domain included; \
+                           give this limit a 'store' alone";
 
 // === impl Compiler ===
 
 impl Compiler<'_> {
     /// Returns the store of a limit: its own, or that of its domain. `None` if it is faulty, after
     /// reporting the fault.
-    pub(super) fn store_of_limit(&mut self, fields: &StoreFields<'_>) -> Option<StoreRef> {
-        match self.store(fields) {
-            Parsed::Absent => Some(self.store),
-            Parsed::Faulty => None,
-            Parsed::As(_, store) => Some(store),
+    pub(super) fn store_of_limit(
+        &mut self,
+        limit: &RateLimit<'_>,
+        kind: Option<Algorithm>,
+    ) -> Option<StoreRef> {
+        let store = match self.store(&limit.store) {
+            Parsed::Absent => self.store,
+            Parsed::Faulty => return None,
+            Parsed::As(_, store) => store,
+        };
+        if store.from.is_some() && matches!(kind, Some(Algorithm::LeakyBucket { .. })) {
+            let place = limit.store.store_from.place().unwrap_or(limit.place);
+            self.findings.fault(place, LEAKY_MOVES);
+            return None;
         }
+        Some(store)
     }
 
     /// Returns the store of the domain that `file` configures, or adds to. All files of a domain

@@ -122,6 +122,31 @@ fn a_store_that_has_no_settings_is_refused_where_it_stands() {
 }
 
 #[test]
+fn a_leaky_bucket_does_not_move() {
+    let file = |top: &str, beside: &str| {
+        format!(
+            "domain: shop\n{top}descriptors:\n- {{key: a, rate_limit: {{unit: day, \
+             requests_per_unit: 1, algorithm: leaky_bucket{beside}}}}}\n"
+        )
+    };
+    let moves = "store: premium\nstore_from: default\n";
+    let refused = "leaky_bucket cannot move with 'store_from', that of its domain included; give \
+                   this limit a 'store' alone";
+    for (top, beside, setting, place) in [
+        ("", ", store: premium, store_from: default", "", Some("3:111")),
+        (moves, "", "", Some("5:24")),
+        ("defaults: {algorithm: leaky_bucket}\n", "", "shop=default>premium", Some("4:24")),
+        ("", ", store: premium", "shop=default>premium", None),
+        (moves, ", store: default", "", None),
+    ] {
+        let found = loaded(&[&file(top, beside)], setting).err().unwrap_or_default();
+        let expected: Vec<_> =
+            place.iter().map(|place| format!("0.yaml:{place}: {refused}")).collect();
+        assert_eq!(found, expected, "{top}{beside}");
+    }
+}
+
+#[test]
 fn the_store_of_a_limit_is_no_part_of_its_keys() {
     let limit = |store: &str| {
         let text = format!(
