@@ -34,8 +34,13 @@ impl Moving<'_> {
     /// lease.
     pub(super) async fn lend(self, ask: &Ask) -> Result<Grant, StoreError> {
         let mut ask = *ask;
-        for _ in 0..ATTEMPTS {
-            let first = self.from.lend(&ask).await?;
+        for attempt in 0..ATTEMPTS {
+            let first = match self.from.lend(&ask).await {
+                Ok(first) => first,
+                Err(error) if attempt == 0 => return Err(error),
+                // The attempt before has applied the ask's return.
+                Err(error) => return Err(half_applied(error)),
+            };
             let second = match self.to.lend(&second_ask(&ask, &first)).await {
                 Ok(second) => second,
                 Err(error) => {
@@ -73,8 +78,8 @@ async fn give_back(store: &dyn Store, ask: &Ask, tokens: u64, grant: &Grant) {
     let _ = store.lend(&Ask { ttl: ask.ttl, back, ..Ask::look(ask.key, ask.limit) }).await;
 }
 
-/// The error of the new store. Since the old one has applied the ask, it must not be one that says
-/// that nothing was applied.
+/// The error of one store after the other one, or an attempt before, has applied the ask: it must
+/// not be one that says that nothing was applied.
 fn half_applied(error: StoreError) -> StoreError {
     if error.concerns_one_key() {
         StoreError::RedirectFailed(error.to_string())
@@ -106,8 +111,8 @@ fn both(ask: &Ask, first: &Grant, second: &Grant) -> Grant {
     }
 }
 
-/// When the lease starts and ends: both stores must have it started, and neither ended. The slots
-/// of a leaky bucket are those of the store that gives the later ones.
+/// When the lease starts and ends: both stores must have it started, and neither ended. Of a leaky
+/// bucket, which rules do not let move, the slots are those of the store that gives the later ones.
 fn span(ask: &Ask, first: &Grant, second: &Grant) -> (Duration, Duration) {
     if !is_spaced(ask.limit) {
         let starts_after = first.starts_after.max(second.starts_after);

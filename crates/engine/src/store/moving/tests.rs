@@ -19,6 +19,8 @@ const WINDOW_MS: u64 = 1000;
 struct Fake {
     memory: MemoryStore,
     fails: std::sync::atomic::AtomicBool,
+    /// The ask after so many fails, once.
+    asks_until_failure: AtomicU64,
 }
 
 impl Fake {
@@ -26,7 +28,8 @@ impl Fake {
         let now_ms = Arc::clone(now_ms);
         let now =
             move || Duration::from_millis(now_ms.load(Ordering::Relaxed).saturating_add(ahead_ms));
-        Self { memory: MemoryStore::new(Arc::new(now), 100), fails: false.into() }
+        let memory = MemoryStore::new(Arc::new(now), 100);
+        Self { memory, fails: false.into(), asks_until_failure: u64::MAX.into() }
     }
 
     fn left(&self, ask: &Ask) -> u64 {
@@ -40,7 +43,8 @@ impl Store for Fake {
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        if self.fails.load(Ordering::Relaxed) {
+        let fails = self.fails.load(Ordering::Relaxed);
+        if fails || self.asks_until_failure.fetch_sub(1, Ordering::Relaxed) == 0 {
             return Box::pin(std::future::ready(Err(StoreError::Refused("test".into()))));
         }
         self.memory.lend(ask)
@@ -202,6 +206,21 @@ async fn tokens_of_different_windows_are_not_lent() {
     assert!(matches!(error, StoreError::RedirectFailed(_)), "{error}");
     let all = u64::from(LIMIT);
     assert_eq!((from.left(&want), to.left(&want)), (all, all), "all went back");
+}
+
+#[tokio::test]
+async fn an_error_after_the_old_store_has_credited_never_says_that_nothing_was_applied() {
+    let now = Arc::new(AtomicU64::new(90_000));
+    let (from, to) = (Fake::new(&now, 0), Fake::new(&now, WINDOW_MS));
+    let want = ask(limit(Algorithm::FixedWindow), 5, 0);
+    let lent = from.lend(&want).await.unwrap();
+    let back = Some(Return { tokens: 5, epoch: Some(lent.epoch) });
+    // The first attempt lends, then gives back since the windows differ; the second one fails.
+    from.asks_until_failure.store(2, Ordering::Relaxed);
+    let moving = Moving { from: &from, to: &to };
+    let error = moving.lend(&Ask { back, ..want }).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error}");
+    assert_eq!(from.left(&want), u64::from(LIMIT), "the return was credited");
 }
 
 #[tokio::test]
