@@ -177,6 +177,11 @@ impl Pace {
         self.worth(1)
     }
 
+    /// Whole tokens that are earned in this time.
+    pub fn earned_in(&self, span: Duration) -> u64 {
+        self.earned((fit(span.as_nanos() / u128::from(self.tick_ns)), 0))
+    }
+
     /// Tokens that are earned in this many ticks and parts of a tick.
     fn earned(&self, (ticks, parts): (u64, u64)) -> u64 {
         let parts = u128::from(ticks) * u128::from(self.requests) + u128::from(parts);

@@ -5,6 +5,12 @@
 //! store alone. Either store counts all that is lent as long as no pod uses only the other one, so
 //! its limit bounds the fleet. `docs/decisions` has the argument, and what an operator has to wait
 //! for.
+//!
+//! The bucket of the new store starts full, and under load it never falls to the level of the old
+//! one by itself, since both refill at the same rate. So each ask spends what the new bucket holds
+//! beyond the old one.
+
+mod level;
 
 use std::time::Duration;
 
@@ -50,6 +56,7 @@ impl Moving<'_> {
             };
             let lent = second.tokens;
             if first.epoch == second.epoch || !is_windowed(ask.limit) {
+                let second = self.level(&ask, &first, second).await?;
                 give_back(self.from, &ask, first.tokens - lent.min(first.tokens), &first).await;
                 return Ok(both(&ask, &first, &second));
             }
