@@ -109,7 +109,7 @@ async fn a_request_is_a_child(protocol: &str, (collector, endpoint): (Collector,
         "service.name=shop-limits",
         "service.namespace=shop",
         "service.instance.id=pod-7",
-        "service.version=0.1.0",
+        concat!("service.version=", env!("CARGO_PKG_VERSION")),
         "k8s.node.name=n1",
     ] {
         assert!(resources.iter().any(|it| it == attribute), "no {attribute} in {resources:?}");
