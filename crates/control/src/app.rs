@@ -178,10 +178,24 @@ async fn first_token(store: &Store, file: Option<&Path>) -> Result<Option<String
         None if write.has_tokens().await? => return Ok(None),
         None => random_token()?,
     };
-    write.set_token(&token.row("admin", Access::Admin, None, None)).await?;
-    write.note_action("token.create", token.id()).await?;
-    write.commit().await?;
-    Ok(file.is_none().then(|| token.reveal()))
+    if write.add_token(&token.row("admin", Access::Admin, None, None)).await? {
+        write.note_action("token.create", token.id()).await?;
+        write.commit().await?;
+        return Ok(file.is_none().then(|| token.reveal()));
+    }
+    drop(write);
+    // The database decides: a token that was revoked stays revoked, whatever a file holds.
+    let row = store.token(token.id()).await?;
+    let caller = row.and_then(|row| token.caller(&row));
+    if let (Some(path), false) = (file, caller.is_some_and(|it| it.has(Access::Admin))) {
+        let (path, id) = (path.display(), token.id());
+        warn!(
+            "{path}: the token {id} is not a valid one of access admin: it was revoked, has \
+             expired, or has another secret or access in the database. Remove the file to have a \
+             token made at the next start, or write a valid one to it"
+        );
+    }
+    Ok(None)
 }
 
 fn random_token() -> Result<Token, StoreError> {

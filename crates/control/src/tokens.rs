@@ -31,7 +31,10 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
                 Timestamp::now().as_millisecond().saturating_add(valid)
             });
             let mut write = store.begin(&author).await.map_err(said)?;
-            write.set_token(&token.row(&name, access, domains, expires_at)).await.map_err(said)?;
+            let row = token.row(&name, access, domains, expires_at);
+            if !write.add_token(&row).await.map_err(said)? {
+                return Err("another token has the same random id; try again".to_owned());
+            }
             write.note_action("token.create", token.id()).await.map_err(said)?;
             write.commit().await.map_err(said)?;
             Ok(token.reveal())

@@ -69,12 +69,11 @@ impl Write {
         Ok(count > 0)
     }
 
-    /// Adds a token. If there is one of this id, it becomes this one.
-    pub(crate) async fn set_token(&mut self, token: &NewToken) -> StoreResult<()> {
+    /// Adds a token. Returns whether it did: if there is one of this id, revoked or not, that one
+    /// stays as it is.
+    pub(crate) async fn add_token(&mut self, token: &NewToken) -> StoreResult<bool> {
         let sql = "INSERT INTO tokens (id, name, hash, access, domains, created_at, expires_at) \
-                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO UPDATE SET \
-                   hash = excluded.hash, access = excluded.access, domains = excluded.domains, \
-                   expires_at = excluded.expires_at, revoked_at = NULL";
+                   VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (id) DO NOTHING";
         let domains = token.domains.as_ref().map(|it| serde_json::json!(it).to_string());
         let query = sqlx::query(sql)
             .bind(token.id.clone())
@@ -84,8 +83,7 @@ impl Write {
             .bind(domains)
             .bind(self.at)
             .bind(token.expires_at);
-        query.execute(&mut *self.tx).await?;
-        Ok(())
+        Ok(query.execute(&mut *self.tx).await?.rows_affected() > 0)
     }
 
     /// Revokes a token. Returns whether there was a valid one of this id.

@@ -138,6 +138,34 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
 }
 
 #[tokio::test]
+async fn a_revoked_token_of_a_file_stays_revoked_after_a_restart() {
+    for place in places().await {
+        let server = place.serve().await;
+        let other = token(&place, &["create", "--name", "x", "--access", "admin"]).await.unwrap();
+        let kept = server.token.clone();
+        token(&place, &["revoke", kept.split('_').nth(1).unwrap()]).await.unwrap();
+        server.stop().await;
+        let server = place.serve().await;
+        assert_eq!(server.token, kept, "the file has the same token");
+        assert_eq!(status(&server, &kept, "GET", "/v1/audit", &Value::Null).await, 401);
+        assert_eq!(status(&server, &other, "GET", "/v1/audit", &Value::Null).await, 200);
+        // Removing the file makes another token, as the warning says.
+        server.stop().await;
+        std::fs::remove_file(place.token_file()).unwrap();
+        let server = place.serve().await;
+        assert_ne!(server.token, kept);
+        assert_eq!(server.get("/v1/audit").await.status, 200);
+        // A token of less access is not raised by being in the file.
+        let read = token(&place, &["create", "--name", "viewer"]).await.unwrap();
+        server.stop().await;
+        std::fs::write(place.token_file(), &read).unwrap();
+        let server = place.serve().await;
+        assert_eq!(status(&server, &read, "GET", "/v1/audit", &Value::Null).await, 403);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn every_call_of_the_openapi_document_exists_and_needs_a_token() {
     let place = Place::sqlite();
     let server = place.serve().await;
