@@ -56,6 +56,8 @@ pub struct App {
     pub store: Store,
     /// Maximum bytes of all published rules together: what a pod accepts in one message.
     pub push_bytes_max: usize,
+    /// Maximum bytes of the published rules of one domain.
+    pub domain_bytes_max: usize,
     /// Wakes the task that follows the versions.
     pub follower: Arc<Notify>,
     /// What is pushed.

@@ -113,6 +113,7 @@ impl Control {
         let app = Arc::new(App {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
+            domain_bytes_max: settings.domain_bytes_max,
             follower: wake,
             published: published.clone(),
             streams: streams.clone(),

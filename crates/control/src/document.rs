@@ -16,6 +16,7 @@ mod read;
 mod render;
 #[cfg(test)]
 mod tests;
+mod weight;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -26,6 +27,7 @@ pub use check::{Finding, check};
 pub use difference::{Difference, RuleChange, difference};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
+pub use weight::{check_together, check_weights};
 
 /// The rules of one domain, in the order of its rule file.
 #[derive(Debug, Clone, Default, PartialEq)]

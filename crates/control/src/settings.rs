@@ -115,6 +115,9 @@ pub struct ServeFlags {
     /// Maximum bytes of all published rules together, which is what a pod accepts in one message
     #[arg(long, env = "CONTROL_PUSH_BYTES_MAX", default_value_t = 15 << 20)]
     push_bytes_max: usize,
+    /// Maximum bytes of the published rules of one domain [default: a quarter of --push-bytes-max]
+    #[arg(long, env = "CONTROL_DOMAIN_BYTES_MAX")]
+    domain_bytes_max: Option<usize>,
 }
 
 /// Settings of `serve`.
@@ -134,6 +137,8 @@ pub struct Settings {
     pub selection: Selection,
     /// Maximum bytes of all published rules together.
     pub push_bytes_max: usize,
+    /// Maximum bytes of the published rules of one domain.
+    pub domain_bytes_max: usize,
 }
 
 // === impl ServeFlags ===
@@ -180,6 +185,7 @@ impl ServeFlags {
             token_file: self.token_file,
             selection: Selection(selection),
             push_bytes_max: self.push_bytes_max,
+            domain_bytes_max: self.domain_bytes_max.unwrap_or(self.push_bytes_max / 4),
         })
     }
 }

@@ -17,7 +17,7 @@ use super::problem::{CommonProblems, FieldFault, Problem};
 use super::publishing::{is_clean, publish_change};
 use super::{App, MIB};
 use crate::auth::Caller;
-use crate::document::{Document, read, render};
+use crate::document::{Document, check_weights, read, render};
 use crate::store::StoreError;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
@@ -95,6 +95,7 @@ pub(super) async fn import(
         check_domain(&document.domain)?;
         call.caller.need_domain(&document.domain)?;
     }
+    check_weights(&documents)?;
     let mut write = match call.begin(&app).await? {
         Begun::New(write) => write,
         Begun::Repeated(response) => return Ok(*response),

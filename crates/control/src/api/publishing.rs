@@ -3,11 +3,12 @@
 use ratelease_rules::Source;
 use serde::Serialize;
 use tokio::task::{JoinError, spawn_blocking};
+use tracing::warn;
 use utoipa::ToSchema;
 
 use super::App;
-use super::problem::Problem;
-use crate::document::{Document, Finding, check as compile, read};
+use super::problem::{FieldFault, Problem};
+use crate::document::{Document, Finding, check as compile, check_together, read};
 use crate::store::{PublishedText, StoreError, VersionRow, Write};
 
 /// What was published.
@@ -59,23 +60,32 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
     Ok(documents.pop().unwrap_or_default())
 }
 
-/// Publishes these texts, and notes that in the audit log.
+/// Publishes these texts, and notes that in the audit log. Refuses what pods would refuse: they
+/// load all domains at once.
 pub(super) async fn publish_texts(
     app: &App,
     write: &mut Write,
     texts: &[PublishedText],
     restores: Option<i64>,
 ) -> Result<Published, Problem> {
+    check_domain_bytes(app, texts)?;
+    let before = write.published_bytes().await?;
     let version = write.publish(texts, restores).await?;
-    let bytes = usize::try_from(write.published_bytes().await?).unwrap_or(usize::MAX);
-    if bytes > app.push_bytes_max {
+    let after = write.published_bytes().await?;
+    let bytes = usize::try_from(after).unwrap_or(usize::MAX);
+    // What makes a set that is too large smaller is let through.
+    if bytes > app.push_bytes_max && after >= before {
+        let own: usize = texts.iter().map(bytes_of).sum();
         let detail = format!(
-            "all published rules together would be {bytes} bytes, and a pod accepts {} in one \
-             message; remove some, or raise --push-bytes-max and the pods' \
-             XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+            "all published rules together would be {bytes} bytes, of which the domains of this \
+             request have {own}, and a pod accepts {} in one message; remove some, or raise \
+             --push-bytes-max and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
             app.push_bytes_max
         );
         return Err(Problem::conflict("too-many-rules", detail));
+    }
+    if version.is_some() && bytes <= app.push_bytes_max {
+        check_set(write.published_texts().await?).await?;
     }
     let Some(VersionRow { number, .. }) = version else {
         return Ok(Published { version: app.store.last_version().await?, domains: Vec::new() });
@@ -84,6 +94,50 @@ pub(super) async fn publish_texts(
     let action = if restores.is_some() { "version.restore" } else { "version.publish" };
     write.note_action(action, &format!("{number}: {}", domains.join(", "))).await?;
     Ok(Published { version: number, domains })
+}
+
+fn bytes_of(text: &PublishedText) -> usize {
+    text.yaml.as_ref().map_or(0, String::len)
+}
+
+/// Refuses a domain that would take more than its part of a message, so that no domain keeps the
+/// others from being published.
+fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem> {
+    let max = app.domain_bytes_max;
+    let large = texts.iter().filter(|text| bytes_of(text) > max);
+    let faults: Vec<_> = large
+        .map(|text| FieldFault {
+            domain: Some(text.domain.clone()),
+            ..FieldFault::of(
+                "descriptors",
+                format!(
+                    "{} bytes as a rule file; expected at most {max} in one domain \
+                     (--domain-bytes-max)",
+                    bytes_of(text)
+                ),
+            )
+        })
+        .collect();
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Problem::faults("domains are too large to be published; remove rules of each", faults))
+}
+
+/// Compiles all that would be published, as a pod does.
+async fn check_set(texts: Vec<(String, String)>) -> Result<(), Problem> {
+    let checked = spawn_blocking(move || check_together(texts)).await.map_err(internal)?;
+    checked.map_err(|(domain, message)| {
+        // The domain may be one that the caller may not use, so that only the log has it.
+        let domain = ratelease_rules::excerpt(&domain);
+        warn!("a version was not published: pods would refuse it at the domain '{domain}'");
+        let detail = format!(
+            "pods load all domains together, and would refuse this version: {message}. Nothing \
+             was published; shorten the rules of this request, or ask an administrator, whose log \
+             names the domain"
+        );
+        Problem::conflict("too-many-rules", detail)
+    })
 }
 
 /// Whether a change of a domain may be published alone. Only looked at if that is asked for.

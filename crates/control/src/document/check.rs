@@ -4,7 +4,7 @@ use ratelease_rules::{Fault, Options, Source, load};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Document, RuleId, render};
+use super::{Document, RuleId, check_weights, render};
 
 /// A fault or a warning of the compiler, at a field of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -24,8 +24,9 @@ pub struct Finding {
 /// files in the order of the documents.
 ///
 /// # Errors
-/// Every fault, at most 10 000.
+/// Every fault, at most 10 000; of domains that are too large, only that.
 pub fn check(documents: &[Document]) -> Result<(Vec<Finding>, Vec<String>), Vec<Finding>> {
+    check_weights(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
     let (mut faults, mut warnings) = (Vec::new(), Vec::new());

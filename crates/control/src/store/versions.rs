@@ -187,6 +187,13 @@ impl Write {
         Ok(())
     }
 
+    /// The domains that are published, and their texts. Bounded by what a pod accepts, if the bytes
+    /// of all were checked before.
+    pub(crate) async fn published_texts(&mut self) -> StoreResult<Vec<(String, String)>> {
+        let sql = "SELECT d.name, t.yaml FROM domains d JOIN texts t ON t.hash = d.hash";
+        Ok(sqlx::query_as(sql).fetch_all(&mut *self.tx).await?)
+    }
+
     /// The bytes of all texts that are published.
     pub(crate) async fn published_bytes(&mut self) -> StoreResult<i64> {
         let sql = "SELECT CAST(COALESCE(SUM(t.bytes), 0) AS BIGINT) FROM domains d \

@@ -1,5 +1,6 @@
 //! Check, publish, roll back.
 
+use ratelease_control::store::Database;
 use serde_json::{Value, json};
 
 use super::support::{Call, Place, hourly, places, rule};
@@ -132,4 +133,82 @@ async fn more_than_a_pod_accepts_is_not_published() {
         assert_eq!(versions["versions"].as_array().unwrap().len(), 1, "a part was published");
         server.stop().await;
     }
+}
+
+/// A rule file whose rules are below a key of 8000 bytes, which a pod holds once for each rule.
+fn heavy(domain: &str, rules: usize) -> String {
+    let key = "k".repeat(8000);
+    let mut text = format!("domain: {domain}\ndescriptors:\n- key: {key}\n  descriptors:\n");
+    for number in 0..rules {
+        let limit = "rate_limit: {unlimited: true}";
+        text.push_str(&format!("  - {{key: a, value: '{number}', {limit}}}\n"));
+    }
+    text
+}
+
+#[tokio::test]
+async fn what_pods_would_refuse_together_is_not_published() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.import(&file("bank", "card", 5)).await;
+    assert_eq!(server.publish().await, 1);
+    // Two domains that an earlier release published, each below the ceiling of a pod.
+    let Database::Sqlite(path) = place.database() else { unreachable!() };
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    for domain in ["one", "two"] {
+        let text = heavy(domain, 16_000);
+        let sql = "INSERT INTO texts (hash, yaml, bytes, rules) VALUES ($1, $2, $3, 16000)";
+        let bytes = i64::try_from(text.len()).unwrap();
+        sqlx::query(sql).bind(domain).bind(text).bind(bytes).execute(&pool).await.unwrap();
+        let sql = "INSERT INTO domains (name, defaults, changed, published, hash) \
+                   VALUES ($1, '{}', 0, 0, $1)";
+        sqlx::query(sql).bind(domain).execute(&pool).await.unwrap();
+    }
+    pool.close().await;
+    // 16 000 rules of 8 KB are 122 MiB, and a pod loads 256 MiB: 2000 more are too many.
+    server.import(&heavy("shop", 2000)).await;
+    let refused = server.post("/v1/publish", &json!({"domains": ["shop"]})).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(refused.text.contains("256 MiB"), "{refused:?}");
+    assert!(!refused.text.contains("'two'"), "another domain is named: {refused:?}");
+    assert_eq!(server.json("/v1/versions").await["versions"][0]["version"], 1);
+    // Others go on.
+    server.import(&file("bank", "card", 6)).await;
+    let published = server.post("/v1/publish", &json!({"domains": ["bank"]})).await;
+    assert_eq!(published.status, 200, "{published:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn no_domain_takes_the_place_of_the_others() {
+    let place = Place::sqlite();
+    let server = place.serve_with(|settings| settings.domain_bytes_max = 300).await;
+    server.import(&file("shop", &"x".repeat(300), 5)).await;
+    let refused = server.post("/v1/publish", &json!({"domains": ["shop"]})).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors".to_owned()]));
+    assert_eq!(refused.json()["errors"][0]["domain"], "shop", "{refused:?}");
+    assert!(refused.text.contains("--domain-bytes-max"), "{refused:?}");
+    // A few hundred kilobytes of text whose rules fill the memory of pods are not even a draft.
+    let call =
+        Call::new("POST", "/v1/import").body("application/yaml", heavy("a", 4300).as_bytes());
+    let refused = server.send(call).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors".to_owned()]));
+    server.import(&file("bank", "card", 5)).await;
+    let published = server.post("/v1/publish", &json!({"domains": ["bank"]})).await;
+    assert_eq!(published.status, 200, "{published:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_set_that_is_too_large_may_become_smaller() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.import(&file("shop", &"x".repeat(800), 5)).await;
+    assert_eq!(server.publish().await, 1);
+    server.stop().await;
+    let server = place.serve_with(|settings| settings.push_bytes_max = 500).await;
+    server.import(&file("shop", &"x".repeat(600), 5)).await;
+    assert_eq!(server.publish().await, 2);
+    server.stop().await;
 }

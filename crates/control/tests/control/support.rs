@@ -132,6 +132,7 @@ impl Place {
             token_file: Some(self.token_file()),
             selection: Selection::default(),
             push_bytes_max: 15 << 20,
+            domain_bytes_max: 4 << 20,
         };
         change(&mut settings);
         let control = Control::start(settings).await.unwrap_or_else(|error| panic!("{error}"));

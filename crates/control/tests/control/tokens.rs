@@ -115,6 +115,7 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             token_file: file,
             selection: ratelease_control::push::Selection::default(),
             push_bytes_max: 1 << 20,
+            domain_bytes_max: 1 << 20,
         };
         ratelease_control::app::Control::start(settings).await
     };
