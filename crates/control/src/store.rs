@@ -25,10 +25,12 @@ mod write;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
 use sqlx::{AnyConnection, AnyPool, Executor};
+use tokio::sync::Semaphore;
 
 pub use answers::{Answer, AnswerKey, Earlier};
 pub use audit::AuditRow;
@@ -41,8 +43,14 @@ pub use tokens::{NewToken, TokenRow};
 pub use versions::{PublishedText, VersionChange, VersionRow};
 pub use write::{Author, Write};
 
-/// Maximum number of connections of this process.
-const CONNECTIONS_MAX: u32 = 16;
+/// Maximum number of connections of this process for requests.
+const CONNECTIONS_MAX: u32 = 12;
+
+/// Connections beside them, for the check of tokens and for the follower of the versions.
+const RESERVED_MAX: u32 = 4;
+
+/// Writes at a time. They happen one after the other, so that more would only hold connections.
+const WRITES_MAX: usize = 2;
 
 /// Maximum time that a request waits for a connection.
 const ACQUIRE_MAX: Duration = Duration::from_secs(3);
@@ -72,6 +80,9 @@ pub enum Database {
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: AnyPool,
+    /// Connections that no request waits for a lock with.
+    reserved: AnyPool,
+    writes: Arc<Semaphore>,
     backend: Backend,
 }
 
@@ -88,19 +99,26 @@ impl Store {
             Database::Postgres(url) => (Backend::Postgres, url.clone()),
             Database::Sqlite(path) => (Backend::Sqlite, sqlite_url(path)?),
         };
-        let pool = AnyPoolOptions::new()
-            .max_connections(CONNECTIONS_MAX)
-            .acquire_timeout(ACQUIRE_MAX)
-            .after_connect(move |connection, _| Box::pin(prepare(connection, backend)))
-            .connect(&url)
-            .await?;
+        let options = |max| {
+            AnyPoolOptions::new()
+                .max_connections(max)
+                .acquire_timeout(ACQUIRE_MAX)
+                .after_connect(move |connection, _| Box::pin(prepare(connection, backend)))
+        };
+        let pool = options(CONNECTIONS_MAX).connect(&url).await?;
         schema::migrate(&pool, backend).await?;
-        Ok(Self { pool, backend })
+        let reserved = options(RESERVED_MAX).connect_lazy(&url)?;
+        Ok(Self { pool, reserved, writes: Arc::new(Semaphore::new(WRITES_MAX)), backend })
     }
 
     /// Which database it is.
     pub fn backend(&self) -> Backend {
         self.backend
+    }
+
+    /// The same database, through connections that requests cannot use up. For short reads.
+    pub(crate) fn reserved(&self) -> Self {
+        Self { pool: self.reserved.clone(), ..self.clone() }
     }
 
     /// Asks the database for an answer.
@@ -115,6 +133,7 @@ impl Store {
     /// Closes all connections.
     pub async fn close(&self) {
         self.pool.close().await;
+        self.reserved.close().await;
     }
 }
 

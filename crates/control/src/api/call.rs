@@ -75,7 +75,7 @@ impl FromRequestParts<Arc<App>> for Caller {
         let token = token.and_then(|(_, token)| Token::parse(token.trim()));
         let unknown = "the token is not known, expired or revoked";
         let token = token.ok_or_else(|| refuse(unknown))?;
-        let row = app.store.token(token.id()).await?;
+        let row = app.store.reserved().token(token.id()).await?;
         row.and_then(|row| token.caller(&row)).ok_or_else(|| refuse(unknown))
     }
 }

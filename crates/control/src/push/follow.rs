@@ -22,6 +22,7 @@ const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Publishes each version to `sender`. `wake` ends the wait for the next poll. It does not return.
 pub async fn follow(store: Store, wake: Arc<Notify>, sender: watch::Sender<Arc<PublishedSet>>) {
+    let store = store.reserved();
     let mut is_away = false;
     loop {
         let known = Arc::clone(&sender.borrow());

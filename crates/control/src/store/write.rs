@@ -1,14 +1,22 @@
 //! A write: one transaction, one number, one author.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use jiff::Timestamp;
 use sqlx::any::AnyArguments;
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Transaction};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
 
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
 
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535.
 const ROWS_MAX: usize = 500;
+
+/// Maximum time that a write waits for those before it.
+const TURN_MAX: Duration = Duration::from_secs(8);
 
 /// Who writes, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,6 +37,8 @@ pub struct Write {
     /// The number of its last change.
     number: i64,
     backend: Backend,
+    /// Held until it ends. Those that wait for it hold no connection.
+    _turn: OwnedSemaphorePermit,
 }
 
 /// A value of a row that is inserted.
@@ -58,9 +68,14 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available, or others write for too long.
     pub async fn begin(&self, author: &Author) -> StoreResult<Write> {
+        let turn = timeout(TURN_MAX, Arc::clone(&self.writes).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let why = format!("other writes took longer than {TURN_MAX:?}");
+            return Err(StoreError::Unavailable(why));
+        };
         let tx = self.pool.begin().await?;
         let (author, at) = (author.clone(), Timestamp::now().as_millisecond());
-        let mut write = Write { tx, author, at, number: 0, backend: self.backend };
+        let mut write = Write { tx, author, at, number: 0, backend: self.backend, _turn: turn };
         write.take_numbers(1).await?;
         Ok(write)
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use ratelease_control::store::{Author, Store};
 use serde_json::json;
 
 use super::support::{Call, Place, SOON, now, places, rule, wait_for};
@@ -35,6 +36,34 @@ async fn while_postgres_is_away_writes_are_refused_and_then_go_on() {
     assert_eq!(list["rules"].as_array().unwrap().len(), 2, "{list}");
     assert_eq!(server.publish().await, 2);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn writes_that_wait_leave_connections_to_reads() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.add(&rule("shop", "user", "1", 5)).await;
+        // A write of another replica that takes long.
+        let other = Store::open(&place.database()).await.unwrap();
+        let held = other.begin(&Author::default()).await.unwrap();
+        let writes = (0..40).map(|at| {
+            let (server, rule) = (&server, rule("shop", "waits", &at.to_string(), 5));
+            async move { server.post("/v1/rules", &rule).await.status }
+        });
+        let reads = async {
+            for _ in 0..100 {
+                let read = server.get("/v1/rules").await;
+                assert_eq!(read.status, 200, "{read:?}");
+            }
+            drop(held);
+        };
+        let (statuses, ()) = tokio::join!(futures_util::future::join_all(writes), reads);
+        let is_expected = |status: &u16| matches!(status, 201 | 503);
+        assert!(statuses.iter().all(is_expected), "{statuses:?}");
+        assert!(statuses.contains(&201), "no write went on: {statuses:?}");
+        other.close().await;
+        server.stop().await;
+    }
 }
 
 #[tokio::test]
