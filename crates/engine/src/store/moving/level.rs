@@ -5,9 +5,9 @@
 //! Times are those of the steps of the stores. Let an ask lend from the old store at `t1`, from the
 //! new one at `t2 > t1`, and debit the difference in the new one afterwards. Suppose that no other
 //! ask lends from the old store after `t1` and from the new one before `t2`, and that at these
-//! times no pod uses one store alone. Let `D1` be the debt of the old bucket after `t1`, `D2` that of the
-//! new one after `t2`, both in the time that earns it back, and `d ≥ D1 − D2` the difference.
-//! Consider any span from `s < t1` to `e > t2`, and a bucket whose largest debt is `B`:
+//! times no pod uses one store alone. Let `D1` be the debt of the old bucket after `t1`, `D2` that
+//! of the new one after `t2`, both in the time that earns it back, and `d ≥ D1 − D2` the
+//! difference. Consider any span from `s < t1` to `e > t2`, and a bucket whose largest debt is `B`:
 //!
 //! - The tokens that the old store debited from `s` to `t1` cost at most `D1 + (t1 − s)`.
 //! - All others were debited by the new store after `t2`. With `d` they cost at most
