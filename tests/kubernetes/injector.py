@@ -104,6 +104,8 @@ class Test:
         container = spec["containers"][0]
         container["args"] = [f"--certificate-lifetime={LIFETIME}s" if "lifetime" in it else it
                              for it in container["args"]]
+        # The API server is of 1.31, where a node may be too old for them.
+        container["args"].append("--default=native-sidecar=true")
         # What the API server adds for the ServiceAccount, and the kubelet for the API server.
         at = self.work / "token"
         at.mkdir()
