@@ -19,6 +19,7 @@ mod publishing;
 mod rules;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod scoped;
+mod serve;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,7 @@ use tokio::time::timeout;
 
 pub use openapi::document as openapi;
 pub use problem::{FieldFault, Problem};
+pub use serve::serve;
 
 use crate::push::{PublishedSet, Streams};
 use crate::store::Store;

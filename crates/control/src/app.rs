@@ -122,16 +122,15 @@ impl Control {
         let ended = ended.map(|_| ()).shared();
         let server = PodServer { published, streams, selection: Arc::new(settings.selection) };
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
-        let http = axum::serve(http_listener, api::router(app)).with_graceful_shutdown(ended);
+        let http = api::serve(http_listener, api::router(app), ended);
         let stopped = async move {
             stop.await;
             drop(end);
         };
-        let (served, http, ()) = tokio::join!(pods, http.into_future(), stopped);
+        let (served, (), ()) = tokio::join!(pods, http, stopped);
         drop(tasks);
         store.close().await;
-        served.map_err(|error| StartError::Serve(error.to_string()))?;
-        http.map_err(|error| StartError::Serve(error.to_string()))
+        served.map_err(|error| StartError::Serve(error.to_string()))
     }
 }
 

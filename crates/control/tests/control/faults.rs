@@ -8,6 +8,10 @@ use std::time::Duration;
 use ratelease_control::store::{Author, Store};
 use serde_json::json;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
 use super::support::{Call, Place, SOON, now, places, rule, wait_for};
 
 /// A write while the database is away is answered within this time.
@@ -64,6 +68,19 @@ async fn writes_that_wait_leave_connections_to_reads() {
         other.close().await;
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_whole_request_is_closed() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    for start in ["", "GET /v1/rules HTTP/1.1\r\nhost: x\r\n"] {
+        let mut stream = TcpStream::connect(server.http).await.unwrap();
+        stream.write_all(start.as_bytes()).await.unwrap();
+        let closed = timeout(SOON, stream.read_to_end(&mut Vec::new())).await;
+        assert!(closed.is_ok(), "still open after {start:?}");
+    }
+    server.stop().await;
 }
 
 #[tokio::test]
@@ -148,7 +165,7 @@ async fn no_write_that_was_acknowledged_is_lost_when_the_process_is_killed() {
             // At a random point of the writes, by the machine's load.
             tokio::time::sleep(Duration::from_millis(150 + 97 * round)).await;
             process.kill();
-            acknowledged.extend(tokio::time::timeout(SOON, writing).await.unwrap().unwrap());
+            acknowledged.extend(timeout(SOON, writing).await.unwrap().unwrap());
         }
         assert!(acknowledged.len() >= 5, "only {acknowledged:?}");
         let server = place.serve().await;

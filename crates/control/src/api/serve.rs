@@ -1,0 +1,121 @@
+//! Serves the API on a listener, within bounds of number and time.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::debug;
+
+use super::LONG_REQUEST_MAX;
+
+/// Maximum number of connections; further ones wait in the backlog of the listener.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// Maximum time until the head of a request is there, and until the next one begins.
+const HEAD_MAX: Duration = Duration::from_secs(10);
+
+/// Age at which a connection takes no further requests.
+const AGE_MAX: Duration = Duration::from_secs(120);
+
+/// Maximum time for the rest of a connection after that, in which its last request is handled and
+/// the answer is read.
+const LAST_MAX: Duration = LONG_REQUEST_MAX.saturating_add(Duration::from_secs(15));
+
+/// Maximum bytes of the head of a request.
+const HEAD_BYTES_MAX: u32 = 32 << 10;
+
+/// Maximum number of requests at a time of an HTTP/2 connection.
+const STREAMS_MAX: u32 = 32;
+
+/// Pause after a connection could not be accepted, such as without file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves until `stop` resolves, and the requests that are under way are answered.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    stop: impl Future<Output = ()> + Clone + Send + 'static,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    let mut stopped = pin!(stop.clone());
+    loop {
+        let (stream, place) = tokio::select! {
+            () = &mut stopped => break,
+            Some(_) = connections.join_next() => continue,
+            Some(accepted) = accept(&listener, &places) => accepted,
+        };
+        connections.spawn(connection(stream, place, routes.clone(), stop.clone()));
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Waits for a place and a connection. `None` if there are no places any more.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.ok()?;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return Some((stream, place)),
+            Err(error) => {
+                debug!("a connection was not accepted: {error}");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    place: OwnedSemaphorePermit,
+    routes: Router,
+    stop: impl Future<Output = ()>,
+) {
+    let _place = place;
+    // The time of the head begins once the version of HTTP is known, so the first byte has its own.
+    if !matches!(timeout(HEAD_MAX, stream.peek(&mut [0])).await, Ok(Ok(1))) {
+        return;
+    }
+    let builder = builder();
+    let serving = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    let mut serving = pin!(serving);
+    let served = tokio::select! {
+        served = serving.as_mut() => Ok(served),
+        () = async { tokio::select! { () = stop => {}, () = sleep(AGE_MAX) => {} } } => {
+            serving.as_mut().graceful_shutdown();
+            timeout(LAST_MAX, serving).await
+        }
+    };
+    match served {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!("a connection failed: {error}"),
+        Err(_) => debug!("a connection was closed: its client did not read the answer"),
+    }
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_MAX)
+        .max_buf_size(HEAD_BYTES_MAX as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HEAD_MAX)
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX);
+    builder
+}
