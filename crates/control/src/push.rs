@@ -11,6 +11,7 @@
 mod follow;
 mod listen;
 mod published;
+mod selection;
 mod server;
 mod streams;
 mod translate;
@@ -20,6 +21,7 @@ pub use follow::follow;
 pub(crate) use follow::listen;
 pub use listen::{PodTls, serve};
 pub use published::PublishedSet;
-pub use server::{PodServer, Selection};
+pub use selection::Selection;
+pub use server::PodServer;
 pub(crate) use streams::LAG_BOUNDS;
 pub use streams::{Lag, Streams, report};

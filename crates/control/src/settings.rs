@@ -109,7 +109,8 @@ pub struct ServeFlags {
     #[arg(long, env = "CONTROL_TOKEN_FILE")]
     token_file: Option<PathBuf>,
     /// The domains that a node may have, as in edge=shop,payments; may be given again for another
-    /// node. A node that is not named may have all
+    /// node. With TLS the name is one of the pod's certificate; else it is the id that the pod
+    /// gives, which is a filter and no access control. A node that is not named may have all
     #[arg(long, env = "CONTROL_NODE_DOMAINS", value_delimiter = ';', value_parser = node_domains)]
     node_domains: Vec<(String, Vec<String>)>,
     /// Maximum bytes of all published rules together, which is what a pod accepts in one message

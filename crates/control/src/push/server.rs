@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use super::published::{PublishedDomain, PublishedSet};
+use super::selection::{CertifiedNodes, Selection};
 use super::streams::{Row, Streams};
 use super::wire::{
     AggregatedDiscoveryService, CONFIG_TYPE, DeltaDiscoveryRequest, DeltaDiscoveryResponse,
@@ -35,10 +36,6 @@ const AGENT: &str = "ratelease";
 /// The metadata of a node that names its domains, separated by commas.
 const DOMAINS_KEY: &str = "domains";
 
-/// Which domains a node gets, by its id; one that is not named gets all.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selection(pub BTreeMap<String, Vec<String>>);
-
 /// The server.
 #[derive(Debug, Clone)]
 pub struct PodServer {
@@ -55,6 +52,8 @@ struct Stream {
     server: PodServer,
     responses: mpsc::Sender<DiscoveryResponse>,
     peer: String,
+    /// The nodes that its certificate is for; none without TLS.
+    certified: CertifiedNodes,
     node: Option<Node>,
     /// By type.
     subscriptions: BTreeMap<&'static str, Subscription>,
@@ -90,11 +89,15 @@ impl AggregatedDiscoveryService for PodServer {
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
         let peer = request.remote_addr().as_ref().map(SocketAddr::to_string);
+        let certificates = request.peer_certs();
+        let certificate = certificates.as_ref().and_then(|it| it.first());
+        let certified = certificate.map(|it| self.selection.certified_by(it)).unwrap_or_default();
         let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
         let stream = Stream {
             server: self.clone(),
             responses,
             peer: peer.unwrap_or_default(),
+            certified,
             node: None,
             subscriptions: BTreeMap::new(),
             grace: None,
@@ -190,7 +193,8 @@ impl Stream {
         } else if row.agent == AGENT && !self.subscriptions.contains_key(RULES_TYPE) {
             self.grace = Some(Box::pin(sleep(GRACE)));
         }
-        info!(node = %row.node, peer = %row.peer, "a pod asks for {type_url}");
+        let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
+        info!(node = %shown, %peer, "a pod asks for {type_url}");
         let row = self.server.streams.add(row);
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
         let subscription = Subscription { row, nonce: 0, open: None, content: None };
@@ -237,10 +241,10 @@ impl Stream {
         Ok(())
     }
 
-    /// The domains of this pod: those that its metadata names, of those that its id may have.
+    /// The domains of this pod: those that its metadata names, of those that it may have.
     fn domains(&self, set: &PublishedSet) -> Vec<(String, Arc<PublishedDomain>)> {
         let node = self.node.as_ref();
-        let allowed = node.and_then(|node| self.server.selection.0.get(&node.id));
+        let id = node.map_or("", |node| &node.id);
         let metadata = node.and_then(|node| node.metadata.as_ref()?.fields.get(DOMAINS_KEY));
         let wanted = metadata.and_then(|value| match &value.kind {
             Some(Kind::StringValue(text)) => Some(text),
@@ -249,7 +253,7 @@ impl Stream {
         let wanted: Option<Vec<_>> = wanted.map(|it| it.split(',').map(str::trim).collect());
         let is_of = |name: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted.contains(&name))
-                && allowed.is_none_or(|allowed| allowed.iter().any(|it| it == name))
+                && self.server.selection.allows(&self.certified, id, name)
         };
         let domains = set.domains.iter().filter(|(name, _)| is_of(name));
         domains.map(|(name, domain)| (name.clone(), Arc::clone(domain))).collect()
@@ -295,7 +299,8 @@ impl Subscription {
         // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
         let fault = faults.join("\n");
         if !fault.is_empty() {
-            warn!(version, "a pod lacks rules: {fault}");
+            let shown = ratelease_rules::excerpt(&fault);
+            warn!(version, "a pod lacks rules: {shown}");
         }
         self.row.change(|row| (row.sent, row.fault) = (version, fault));
         Ok(DiscoveryResponse {

@@ -1,0 +1,76 @@
+//! Which domains a pod may have: by the names of its certificate, and by the id that it gives.
+
+use std::collections::BTreeMap;
+
+use tokio_rustls::rustls::client::verify_server_name;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::server::ParsedCertificate;
+
+/// Which domains a node gets, by its name; one that is not named gets all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selection(pub BTreeMap<String, Vec<String>>);
+
+/// The nodes of a [`Selection`] that a certificate is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct CertifiedNodes(Vec<String>);
+
+// === impl Selection ===
+
+impl Selection {
+    /// The nodes that this certificate is for: those whose names its subject alternative names
+    /// cover, as DNS names or IP addresses. The handshake has verified the certificate.
+    pub(super) fn certified_by(&self, certificate: &CertificateDer<'_>) -> CertifiedNodes {
+        let Ok(certificate) = ParsedCertificate::try_from(certificate) else {
+            return CertifiedNodes::default();
+        };
+        let is_for = |name: &&String| {
+            ServerName::try_from(name.as_str())
+                .is_ok_and(|name| verify_server_name(&certificate, &name).is_ok())
+        };
+        CertifiedNodes(self.0.keys().filter(is_for).cloned().collect())
+    }
+
+    /// Whether a pod may have this domain. The id is what the pod says, so that it only ever takes
+    /// domains away from those that the certificate allows.
+    pub(super) fn allows(&self, nodes: &CertifiedNodes, id: &str, domain: &str) -> bool {
+        let has = |name: &str| self.0.get(name).is_none_or(|it| it.iter().any(|it| it == domain));
+        has(id) && (nodes.0.is_empty() || nodes.0.iter().any(|name| has(name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn certificate(names: &[&str]) -> CertificateDer<'static> {
+        let names: Vec<_> = names.iter().map(|it| (*it).to_owned()).collect();
+        let made = rcgen::generate_simple_self_signed(names).unwrap();
+        made.cert.der().clone()
+    }
+
+    #[test]
+    fn a_pod_cannot_say_another_id_than_its_certificate_has() {
+        let named = |name: &str, domain: &str| (name.to_owned(), vec![domain.to_owned()]);
+        let selection = Selection(BTreeMap::from([
+            named("edge.shop", "shop"),
+            named("edge.bank", "bank"),
+            named("no name of DNS", "bank"),
+        ]));
+        let shop = selection.certified_by(&certificate(&["edge.shop"]));
+        assert_eq!(shop, CertifiedNodes(vec!["edge.shop".into()]));
+        for id in ["edge.shop", "another", ""] {
+            assert!(selection.allows(&shop, id, "shop"), "{id}");
+            assert!(!selection.allows(&shop, id, "bank"), "{id}");
+        }
+        // Another id gives nothing, and takes away.
+        assert!(!selection.allows(&shop, "edge.bank", "bank"));
+        assert!(!selection.allows(&shop, "edge.bank", "shop"));
+        let both = selection.certified_by(&certificate(&["edge.shop", "edge.bank"]));
+        assert!(selection.allows(&both, "", "shop") && selection.allows(&both, "", "bank"));
+        assert!(!selection.allows(&both, "", "other"));
+        // Without a certificate that is named, the id is a filter.
+        let other = selection.certified_by(&certificate(&["other"]));
+        assert!(selection.allows(&other, "other", "bank"));
+        assert!(!selection.allows(&other, "edge.shop", "bank"));
+    }
+}
