@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::support::{Place, SOON, Server, now, places, rule, wait_for};
+use super::support::{Call, Place, SOON, Server, now, places, rule, wait_for};
+use super::tokens::token;
 
 const CONFIG: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
@@ -224,6 +225,23 @@ async fn pods_of_other_programs_get_the_type_that_they_know() {
     let mut odd = Pod::connect(&server, node("d", "x"), &["type.googleapis.com/odd"]).await;
     let refused = timeout(SOON, odd.responses.message()).await.unwrap();
     assert_eq!(refused.unwrap_err().code(), tonic::Code::InvalidArgument);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_of_some_domains_does_not_see_what_a_refusal_quotes() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    server.add(&rule("bank", "card", "", 5)).await;
+    server.publish().await;
+    let set = pod.next().await;
+    pod.refuse(&set, "bank: line 2: 'card'").await;
+    pod_is(&server, json!({"refused": 1, "fault": "bank: line 2: 'card'"})).await;
+    let scoped = token(&place, &["create", "--name", "x", "--domains", "shop"]).await.unwrap();
+    let seen = server.send(Call::new("GET", "/v1/pods").token(&scoped)).await;
+    assert_eq!(seen.json()["pods"][0]["refused"], 1, "{seen:?}");
+    assert!(!seen.text.contains("card"), "{seen:?}");
     server.stop().await;
 }
 

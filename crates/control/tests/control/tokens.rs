@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::support::{Call, Place, Server, places, rule};
 
 /// Runs `ratelease-control token …` on the database of a place.
-async fn token(place: &Place, args: &[&str]) -> Result<String, String> {
+pub(crate) async fn token(place: &Place, args: &[&str]) -> Result<String, String> {
     let file = place.dir.path().join("rules.db");
     let at = match &place.postgres {
         Some(postgres) => ["--database-url".to_owned(), postgres.url()],
