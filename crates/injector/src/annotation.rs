@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::fault::Fault;
+use crate::fault::{Fault, cut, excerpt};
 
 /// What the names of all annotations and labels begin with.
 pub const PREFIX: &str = "ratelease.io/";
@@ -247,22 +247,4 @@ fn text(value: &Value) -> Result<&str, (String, &'static str)> {
         return Err((problem, "make it shorter"));
     }
     Ok(text)
-}
-
-/// Maximum characters that are quoted of what a client sent.
-const SHOWN_MAX: usize = 60;
-
-/// The beginning of a text.
-pub(crate) fn cut(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// The beginning of a value, in quotes.
-pub(crate) fn excerpt(text: &str) -> String {
-    let end = text.char_indices().nth(SHOWN_MAX).map_or(text.len(), |(end, _)| end);
-    let more = if end < text.len() { "…" } else { "" };
-    format!("{:?}{more}", &text[..end])
 }

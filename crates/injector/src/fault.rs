@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// Maximum characters that are quoted of what a client sent.
+const SHOWN_MAX: usize = 60;
+
 /// A reason why a pod cannot be given a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
@@ -30,5 +33,20 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}; {}", self.place, self.problem, self.fix)
+    }
+}
+
+/// The beginning of a value, in quotes.
+pub(crate) fn excerpt(text: &str) -> String {
+    let end = text.char_indices().nth(SHOWN_MAX).map_or(text.len(), |(end, _)| end);
+    let more = if end < text.len() { "…" } else { "" };
+    format!("{:?}{more}", &text[..end])
+}
+
+/// The beginning of a text.
+pub(crate) fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
 }

@@ -8,8 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::annotation::{Defaults, NAMESPACE_LABEL, STATUS, cut, excerpt};
-use crate::fault::Fault;
+use crate::annotation::{Defaults, NAMESPACE_LABEL, STATUS};
+use crate::fault::{Fault, cut, excerpt};
 use crate::inject::{Cluster, Injection, Verdict, inject, refuse};
 
 /// The version of an AdmissionReview that is understood.

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use crate::annotation::excerpt;
+use crate::fault::excerpt;
 
 /// Maximum length of the name of a ConfigMap or a Secret (RFC 1123).
 const NAME_MAX: usize = 253;

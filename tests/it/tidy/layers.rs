@@ -23,8 +23,8 @@ const LAYERS: [(&str, &str); 10] = [
     ),
     (
         "crates/cli/src",
-        "grpc_codes safe awaited_files settings out source fetch target channel check health grammar commands \
-         migration",
+        "grpc_codes safe awaited_files settings out source fetch target channel check health \
+         grammar commands migration",
     ),
     (
         "crates/ctl/src",

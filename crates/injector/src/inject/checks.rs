@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::{CONTAINERS_MAX, Cluster, LISTS, NativeSidecars, containers, is_native, mounts};
-use crate::annotation::{Lookup, cut};
+use crate::annotation::Lookup;
 use crate::environment::{self, SOCKETS};
-use crate::fault::Fault;
+use crate::fault::{Fault, cut};
 use crate::settings::{Listen, NativeSidecar, Settings};
 use crate::sidecar::{self, CONTAINER};
 

@@ -8,8 +8,8 @@ use crate::parsed::Parsed;
 use crate::store::{StoreId, StoreRef};
 
 /// Two stores that count the same requests do not agree on their slots while pods differ.
-const LEAKY_MOVES: &str = "leaky_bucket cannot move with 'store_from', that of its domain included; \
-                           give this limit a 'store' alone";
+const LEAKY_MOVES: &str = "leaky_bucket cannot move with 'store_from', that of its domain \
+                           included; give this limit a 'store' alone";
 
 // === impl Compiler ===
 
