@@ -6,8 +6,9 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 11] = [
+const GRAPH: [(&str, &[&str]); 12] = [
     ("ratelease-tls", &[]),
+    ("ratelease-xds", &[]),
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
@@ -33,9 +34,10 @@ const GRAPH: [(&str, &[&str]); 11] = [
             "ratelease-rules",
             "ratelease-server",
             "ratelease-tls",
+            "ratelease-xds",
         ],
     ),
-    ("ratelease-control", &["ratelease-rules", "ratelease-tls"]),
+    ("ratelease-control", &["ratelease-rules", "ratelease-tls", "ratelease-xds"]),
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
 ];
 

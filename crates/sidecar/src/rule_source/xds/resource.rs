@@ -6,7 +6,7 @@ use ratelease_rules::Source;
 use ratelease_rules::display_safety::alters_display;
 
 use super::translate::text_of;
-use super::wire::{Any, RateLimitConfig, RulesResource};
+use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RateLimitConfig, RulesResource};
 
 /// Maximum number of descriptors in one resource. Each takes some 200 bytes while the resource is
 /// read, and as few as two in the message.
@@ -44,10 +44,8 @@ pub(super) struct Resource {
 impl ResourceType {
     pub(super) const fn url(self) -> &'static str {
         match self {
-            Self::RateLimitConfig => {
-                "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
-            }
-            Self::Rules => "type.googleapis.com/ratelease.config.v1.Rules",
+            Self::RateLimitConfig => CONFIG_TYPE,
+            Self::Rules => RULES_TYPE,
         }
     }
 

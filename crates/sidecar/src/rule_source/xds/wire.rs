@@ -10,17 +10,6 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitRepla
 pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
-use prost::Message;
+pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 
 pub(super) use discovery::{DiscoveryRequest, DiscoveryResponse};
-
-/// A rule file as a resource: `ratelease.config.v1.Rules`.
-#[derive(Clone, PartialEq, Message)]
-pub(super) struct RulesResource {
-    /// The name, unique in the set.
-    #[prost(string, tag = "1")]
-    pub(super) name: String,
-    /// The YAML document.
-    #[prost(string, tag = "2")]
-    pub(super) yaml: String,
-}
