@@ -9,6 +9,10 @@ mod conditions;
 mod faults;
 #[path = "control/files.rs"]
 mod files;
+#[path = "control/kills.rs"]
+mod kills;
+#[path = "control/outages.rs"]
+mod outages;
 #[path = "control/pods.rs"]
 mod pods;
 #[path = "control/publish.rs"]

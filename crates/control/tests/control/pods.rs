@@ -19,7 +19,7 @@ use super::support::{Call, Place, SOON, Server, now, places, rule, wait_for};
 use super::tokens::token;
 
 const CONFIG: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
-const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
+pub(super) const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
 
 /// How long a test waits for what must not happen.
 const NEVER: Duration = Duration::from_millis(700);
@@ -34,7 +34,7 @@ struct Rules {
 }
 
 /// A pod that a test plays.
-struct Pod {
+pub(super) struct Pod {
     requests: mpsc::Sender<DiscoveryRequest>,
     responses: Streaming<DiscoveryResponse>,
 }
@@ -43,7 +43,7 @@ struct Pod {
 
 impl Pod {
     /// Connects as a node and asks for these types.
-    async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
+    pub(super) async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
         let url = format!("http://{}", server.pods);
         let client = AggregatedDiscoveryServiceClient::connect(url).await.unwrap();
         let mut client = client.max_decoding_message_size(64 << 20);
@@ -60,17 +60,17 @@ impl Pod {
     }
 
     /// The next response.
-    async fn next(&mut self) -> DiscoveryResponse {
+    pub(super) async fn next(&mut self) -> DiscoveryResponse {
         let next = timeout(SOON, self.responses.message()).await.expect("a response");
         next.unwrap().expect("the stream goes on")
     }
 
-    async fn gets_nothing(&mut self) {
+    pub(super) async fn gets_nothing(&mut self) {
         let next = timeout(NEVER, self.responses.message()).await;
         assert!(next.is_err(), "{next:?}");
     }
 
-    async fn accept(&self, response: &DiscoveryResponse) {
+    pub(super) async fn accept(&self, response: &DiscoveryResponse) {
         self.answer(response, None).await;
     }
 
@@ -91,7 +91,7 @@ impl Pod {
     }
 }
 
-fn node(id: &str, agent: &str) -> Node {
+pub(super) fn node(id: &str, agent: &str) -> Node {
     let (id, user_agent_name) = (id.to_owned(), agent.to_owned());
     Node { id, user_agent_name, ..Node::default() }
 }

@@ -1,7 +1,17 @@
 //! A control plane on a database of its own, and calls of it.
 
+// Those of `tests/it`, of which these tests use a part.
+#[allow(dead_code)]
+#[path = "../../../../tests/it/support/ports.rs"]
+mod ports;
 #[path = "support/postgres.rs"]
 mod postgres;
+#[allow(dead_code)]
+#[path = "../../../../tests/it/support/proxy.rs"]
+pub(crate) mod proxy;
+#[allow(dead_code)]
+#[path = "../../../../tests/it/support/rng.rs"]
+pub(crate) mod rng;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +29,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-pub(crate) use postgres::Postgres;
+pub(crate) use postgres::{Postgres, url};
 
 /// Maximum time of a call, on a machine that also compiles.
 const CALL_MAX: Duration = Duration::from_secs(90);

@@ -1,7 +1,7 @@
 //! A PostgreSQL server of a test, on a free port.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::now;
+use super::ports::free_port;
+use super::{now, wait_for};
 
 /// Maximum time of a start, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -26,17 +27,13 @@ pub(crate) struct Postgres {
 
 impl Postgres {
     pub(crate) async fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        if is_root() {
-            let status = Command::new("chown").arg("postgres").arg(dir.path()).status();
-            assert!(status.unwrap().success(), "the user postgres is missing: {INSTALL}");
-        }
+        let dir = directory();
         let data = dir.path().join("data");
         let mut init = command("initdb");
         init.args(["--username=postgres", "--auth=trust", "--no-sync", "--encoding=UTF8"]);
         let made = init.args(["--locale=C.UTF-8", "--pgdata"]).arg(&data).output().unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let process = run(dir.path(), port);
         let mut server = Self { dir, port, process };
         server.ready().await;
@@ -44,13 +41,62 @@ impl Postgres {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+        url(self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Starts a standby that follows this server, and from now on has every commit before it is
+    /// acknowledged.
+    pub(crate) async fn synchronous_standby(&self) -> Self {
+        let dir = directory();
+        let data = dir.path().join("data");
+        let mut copy = command("pg_basebackup");
+        copy.args(["--write-recovery-conf", "--no-sync", "--checkpoint=fast", "--pgdata"]);
+        copy.arg(&data).args(["--dbname", &self.url()]);
+        let copied = copy.output().unwrap();
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        let port = free_port();
+        let process = run(dir.path(), port);
+        let mut standby = Self { dir, port, process };
+        standby.ready().await;
+        // After the copy: the standby must not wait for one of its own once it is promoted.
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+        self.sql("SELECT pg_reload_conf()").await;
+        let follows = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        wait_for("a standby that follows", async || (self.sql(follows).await == "1").then_some(()))
+            .await;
+        standby
+    }
+
+    /// Makes a standby the primary.
+    pub(crate) async fn promote(&self) {
+        assert_eq!(self.sql("SELECT pg_promote(true, 60)").await, "t");
+    }
+
+    /// The value that a statement returns, once the server takes it.
+    async fn sql(&self, statement: &str) -> String {
+        let answered = async || {
+            let mut psql = command("psql");
+            psql.args(["--no-psqlrc", "--tuples-only", "--no-align", "--dbname", &self.url()]);
+            let done = psql.args(["--command", statement]).output().unwrap();
+            done.status.success().then(|| String::from_utf8(done.stdout).unwrap())
+        };
+        wait_for(statement, answered).await.trim().to_owned()
     }
 
     /// Ends the server at once, as a crash does.
     pub(crate) fn kill(&mut self) {
         // The first process ends the others when it is told to end at once.
         self.signal("QUIT");
+        self.process.wait().unwrap();
+    }
+
+    /// Kills every process of the server with SIGKILL, and waits for the first one.
+    pub(crate) fn crash(&mut self) {
+        self.signal_all("KILL");
         self.process.wait().unwrap();
     }
 
@@ -95,6 +141,21 @@ impl Drop for Postgres {
 
 /// What to do without PostgreSQL.
 const INSTALL: &str = "apt-get install --no-install-recommends postgresql";
+
+/// The URL of the server on this port.
+pub(crate) fn url(port: u16) -> String {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable")
+}
+
+/// A directory of the user that the server runs as.
+fn directory() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    if is_root() {
+        let status = Command::new("chown").arg("postgres").arg(dir.path()).status();
+        assert!(status.unwrap().success(), "the user postgres is missing: {INSTALL}");
+    }
+    dir
+}
 
 fn run(dir: &Path, port: u16) -> Child {
     let log = fs::File::create(dir.join("log")).unwrap();

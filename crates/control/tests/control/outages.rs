@@ -1,0 +1,144 @@
+//! PostgreSQL that is slow, hangs, or is replaced by its standby: pods keep what they have, writes
+//! are refused in time, and none is half applied.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelease_control::store::Database;
+use serde_json::json;
+use tokio::sync::watch;
+
+use super::faults::REFUSED_WITHIN;
+use super::kills::{Writes, are_whole};
+use super::pods::{Pod, RULES, node};
+use super::support::proxy::{Fault, Proxy};
+use super::support::{Place, Server, now, rule, url, wait_for};
+
+/// A delay of each reply with which a write takes long, and one with which it takes too long.
+const SLOW: Duration = Duration::from_millis(40);
+const TOO_SLOW: Duration = Duration::from_secs(3);
+
+/// Writes of the test of a failover, and how many of them come before it.
+const WRITES: usize = 60;
+const BEFORE: usize = 20;
+
+/// Starts a control plane that reaches the database through a proxy.
+async fn through_proxy(place: &Place) -> (Proxy, Server) {
+    let proxy = Proxy::start().leading_to(place.postgres.as_ref().unwrap().port());
+    let database = Database::Postgres(url(proxy.port()));
+    let server = place.serve_with(|settings| settings.database = database).await;
+    (proxy, server)
+}
+
+/// Adds a rule and publishes it. The status, and how long the answer took.
+async fn publish(server: &Server, value: &str) -> (u16, Duration) {
+    let began = now();
+    let answer = server.post("/v1/rules?publish=true", &rule("shop", "user", value, 5)).await;
+    (answer.status, began.elapsed())
+}
+
+/// Checks that each rule has its version, and that the draft is what is published.
+async fn none_is_half_applied(server: &Server) {
+    let list = server.json("/v1/rules?limit=1000").await;
+    let versions = server.json("/v1/versions?limit=1000").await;
+    let (rules, versions) = (list["rules"].as_array(), versions["versions"].as_array());
+    assert_eq!(rules.unwrap().len(), versions.unwrap().len());
+    assert_eq!(server.post("/v1/check", &json!({})).await.json()["differences"], json!([]));
+}
+
+/// Publishes rules until one succeeds, after a fault has ended.
+async fn goes_on(server: &Server, value: &str) {
+    let is_done = async || (publish(server, value).await.0 == 201).then_some(());
+    wait_for("a write after the fault", is_done).await;
+}
+
+#[tokio::test]
+async fn a_slow_postgres_is_waited_for_and_one_that_is_too_slow_refuses_writes_in_time() {
+    let place = Place::postgres().await;
+    let (proxy, server) = through_proxy(&place).await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    assert_eq!(publish(&server, "first").await.0, 201);
+    let first = pod.next().await;
+    pod.accept(&first).await;
+
+    proxy.set(Fault::Latency { delay: SLOW, jitter: SLOW / 4 });
+    let (status, took) = publish(&server, "slow").await;
+    assert_eq!(status, 201, "after {took:?}");
+    assert!(took > SLOW, "the proxy delays nothing: {took:?}");
+    let second = pod.next().await;
+    assert_eq!(second.version_info, "2");
+    pod.accept(&second).await;
+
+    proxy.set(Fault::Latency { delay: TOO_SLOW, jitter: Duration::ZERO });
+    let values: Vec<_> = (0..20).map(|at| format!("late-{at}")).collect();
+    for (status, took) in join_all(values.iter().map(|value| publish(&server, value))).await {
+        assert_eq!(status, 503);
+        assert!(took < REFUSED_WITHIN, "{took:?}");
+    }
+    pod.gets_nothing().await;
+    proxy.set(Fault::None);
+    goes_on(&server, "after").await;
+    let third = pod.next().await;
+    pod.accept(&third).await;
+    none_is_half_applied(&server).await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn writes_during_a_silence_of_postgres_are_refused_in_time_and_not_half_applied() {
+    let place = Place::postgres().await;
+    let (proxy, server) = through_proxy(&place).await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    assert_eq!(publish(&server, "first").await.0, 201);
+    let first = pod.next().await;
+    pod.accept(&first).await;
+    // Requests arrive and replies do not, requests do not arrive either, and the server hangs.
+    for (at, fault) in [Some(Fault::Deaf), Some(Fault::Hole), None].into_iter().enumerate() {
+        let postgres = place.postgres.as_ref().unwrap();
+        match fault {
+            Some(fault) => proxy.set(fault),
+            None => postgres.signal_all("STOP"),
+        }
+        let values: Vec<_> = (0..5).map(|value| format!("{at}-{value}")).collect();
+        for (status, took) in join_all(values.iter().map(|value| publish(&server, value))).await {
+            assert_eq!(status, 503, "{fault:?}");
+            assert!(took < REFUSED_WITHIN, "{fault:?}: {took:?}");
+        }
+        pod.gets_nothing().await;
+        proxy.set(Fault::None);
+        postgres.signal_all("CONT");
+        goes_on(&server, &format!("after-{at}")).await;
+        let next = pod.next().await;
+        pod.accept(&next).await;
+        none_is_half_applied(&server).await;
+    }
+    server.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_of_postgres_loses_no_acknowledged_write() {
+    let mut place = Place::postgres().await;
+    let standby = place.postgres.as_ref().unwrap().synchronous_standby().await;
+    let (proxy, server) = through_proxy(&place).await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    let (_stays, http) = watch::channel(server.http);
+    let mut writes = Writes::begin(http, &server.token, WRITES);
+    assert!(writes.more_than(BEFORE).await);
+    place.postgres.as_mut().unwrap().crash();
+    let (status, took) = publish(&server, "no-primary").await;
+    assert_eq!(status, 503);
+    assert!(took < REFUSED_WITHIN, "{took:?}");
+    standby.promote().await;
+    proxy.lead_to(standby.port());
+    let count = writes.end().await;
+    are_whole(&server, count).await;
+    // The stream of the pod went on, and ends with the last version.
+    loop {
+        let set = pod.next().await;
+        pod.accept(&set).await;
+        if set.version_info == count.to_string() {
+            break;
+        }
+    }
+    server.stop().await;
+}
