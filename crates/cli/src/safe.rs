@@ -29,6 +29,14 @@ pub fn line(text: &str) -> String {
     text.chars().map(|character| cell(character).0).collect()
 }
 
+/// Returns the first `chars_max` characters of `text`, and then `…` if there are more.
+pub fn cut(text: &str, chars_max: usize) -> String {
+    match text.char_indices().nth(chars_max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 // === impl Safe ===
 
 impl<T: Display> Display for Safe<T> {
@@ -56,6 +64,16 @@ mod tests {
         let text = "\u{1b}[2J é 日本 \u{202e}x\u{200b}\t\r\na";
         let shown = "\\u{1b}[2J é 日本 \\u{202e}x\\u{200b}\\t\\r\na";
         assert_eq!(Safe(text).to_string(), shown);
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters_and_only_if_it_is_longer() {
+        for (chars_max, expected) in
+            [(0, "…"), (1, "日…"), (2, "日本…"), (3, "日本a"), (4, "日本a")]
+        {
+            assert_eq!(cut("日本a", chars_max), expected, "{chars_max}");
+        }
+        assert_eq!(cut("", 0), "");
     }
 
     #[test]

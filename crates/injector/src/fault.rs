@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ratelease_cli::safe;
+
 /// Maximum characters that are quoted of what a client sent.
 const SHOWN_MAX: usize = 60;
 
@@ -36,17 +38,12 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The beginning of a value, in quotes.
+/// The beginning of a value, in quotes and escaped.
 pub(crate) fn excerpt(text: &str) -> String {
-    let end = text.char_indices().nth(SHOWN_MAX).map_or(text.len(), |(end, _)| end);
-    let more = if end < text.len() { "…" } else { "" };
-    format!("{:?}{more}", &text[..end])
+    format!("{:?}", cut(text))
 }
 
 /// The beginning of a text.
 pub(crate) fn cut(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    safe::cut(text, SHOWN_MAX)
 }

@@ -189,10 +189,7 @@ fn shortened(text: &str) -> String {
         return text.to_owned();
     }
     let more = format!("… (annotation {STATUS})");
-    let mut end = WARNING_MAX - more.len();
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
+    let end = text.floor_char_boundary(WARNING_MAX - more.len());
     format!("{}{more}", &text[..end])
 }
 

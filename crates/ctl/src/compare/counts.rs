@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use ratelease_cli::safe;
 use ratelease_engine::time::Time;
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Lookup, Rules, excerpt};
@@ -155,8 +156,8 @@ impl Counts {
         count[index(cause)] += 1;
         examples[index(cause)].get_or_insert_with(|| Example {
             request: shown(request),
-            target: cut(&difference.target),
-            against: cut(&difference.against),
+            target: safe::cut(&difference.target, ANSWER_CHARS_MAX),
+            against: safe::cut(&difference.against, ANSWER_CHARS_MAX),
         });
     }
 }
@@ -179,11 +180,4 @@ fn shown(request: &Request<'_>) -> String {
     });
     let descriptors = descriptors.collect::<Vec<_>>().join(" ");
     format!("{} {descriptors}", excerpt(request.domain))
-}
-
-fn cut(text: &str) -> String {
-    match text.char_indices().nth(ANSWER_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text.to_owned(),
-    }
 }

@@ -1,9 +1,11 @@
 //! The bodies that are arriving, and the memory that all of them may take together. The largest one
-//! has to go when there is too much, so a client that sends half of a body keeps out nobody.
+//! has to go when there is too much, so a client that sends half of a body does not
+//! keep others out.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// All bodies.
@@ -38,7 +40,7 @@ impl Bodies {
     /// Begins a body without any bytes.
     pub(super) fn begin(&self) -> Arriving<'_> {
         let has_to_go = Arc::new(Notify::new());
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let id = state.next;
         state.next += 1;
         state.arriving.insert(id, (0, Arc::clone(&has_to_go)));
@@ -68,7 +70,7 @@ impl Arriving<'_> {
     /// Adds bytes. While all bodies together are too large, the largest one has to go. Returns
     /// whether this one may go on.
     pub(super) fn grow(&self, bytes: usize) -> bool {
-        let mut state = self.bodies.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.bodies.state.lock();
         let Some((of_this, _)) = state.arriving.get_mut(&self.id) else { return false };
         *of_this += bytes;
         state.bytes += bytes;
@@ -89,7 +91,7 @@ impl Arriving<'_> {
 
 impl Drop for Arriving<'_> {
     fn drop(&mut self) {
-        self.bodies.state.lock().unwrap_or_else(PoisonError::into_inner).remove(self.id);
+        self.bodies.state.lock().remove(self.id);
     }
 }
 

@@ -2,8 +2,9 @@
 //! all places are taken, so that idle clients cannot keep others out.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// All open connections.
@@ -40,7 +41,7 @@ impl Connections {
     /// Takes a place; if none is free, that of the connection whose last use is the oldest.
     pub(super) fn open(self: &Arc<Self>) -> Arc<Connection> {
         let (unwanted, is_unwanted) = watch::channel(false);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         while state.open.len() >= self.max {
             let Some((_, oldest)) = state.open.pop_first() else { break };
             // The connection may be ending by itself.
@@ -69,8 +70,8 @@ impl State {
 impl Connection {
     /// Notes that a call has arrived.
     pub(super) fn used(&self) {
-        let mut state = self.all.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.all.state.lock();
+        let mut place = self.place.lock();
         if let Some(unwanted) = state.open.remove(&place) {
             *place = state.insert(unwanted);
         }
@@ -91,9 +92,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut state = self.all.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.open.remove(place);
+        let mut state = self.all.state.lock();
+        state.open.remove(self.place.get_mut());
     }
 }
 

@@ -41,8 +41,8 @@ pub(super) struct Upkeep {
     client: Option<Client>,
     tls: watch::Sender<Arc<ServerConfig>>,
     cluster: watch::Sender<Cluster>,
-    /// The last error, so that each is logged once.
-    last_error: String,
+    /// The last result, so that each error is logged once.
+    last: Result<(), String>,
 }
 
 /// Where the certificate is.
@@ -70,7 +70,7 @@ impl Upkeep {
         };
         info!(?cluster.native_sidecars, "the cluster");
         let (tls, cluster) = (watch::Sender::new(config(&loaded)), watch::Sender::new(cluster));
-        Ok(Self { source, client, tls, cluster, last_error: String::new() })
+        Ok(Self { source, client, tls, cluster, last: Ok(()) })
     }
 
     /// The configuration in force.
@@ -83,7 +83,7 @@ impl Upkeep {
         self.cluster.subscribe()
     }
 
-    /// Looks after both, for ever.
+    /// Keeps both up to date; never returns.
     pub(super) async fn run(mut self) {
         loop {
             sleep(self.source.interval()).await;
@@ -107,11 +107,12 @@ impl Upkeep {
     }
 
     fn note(&mut self, result: Result<(), String>) {
-        let why = result.err().unwrap_or_default();
-        if !why.is_empty() && why != self.last_error {
+        if let Err(why) = &result
+            && result != self.last
+        {
             error!("the former certificate stays in force: {why}");
         }
-        self.last_error = why;
+        self.last = result;
     }
 }
 
