@@ -57,7 +57,8 @@ impl Flood {
             foes.crowd(4, client).await;
         });
         let mut row = attacked.await.row;
-        row.holds(!self.is_ended || row.refused() > 0, "no connection was ended");
+        let refused = row.refused();
+        row.holds(!self.is_ended || refused > 0, "no connection was ended");
         row.end();
     }
 

@@ -2,13 +2,15 @@
 //! bound is broken.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::foe::Meter;
 use crate::neighbour::{End, Sample, percentile};
+use crate::support::table_row::TableRow;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -19,13 +21,8 @@ pub const AFTER_MAX: u64 = 4 * MIB;
 /// Maximum number of bytes that an attacker may receive for each byte that it sends.
 const AMPLIFICATION_MAX: u64 = 10;
 
-/// A row under way. [`Row::end`] prints it; a row that is dropped earlier, by a panic, is printed
-/// as broken.
-pub struct Row {
-    line: Value,
-    broken: Vec<String>,
-    is_over: bool,
-}
+/// A row under way, ended by [`Row::end`].
+pub struct Row(TableRow);
 
 // === impl Row ===
 
@@ -33,7 +30,7 @@ impl Row {
     /// `name` is that of the table, such as `V1a`; `attack` describes the attack.
     pub fn new(name: &str, attack: &str) -> Self {
         let line = json!({ "row": name, "attack": attack, "note": "" });
-        Self { line, broken: Vec::new(), is_over: false }
+        Self(TableRow::new("ATTACK", "note", line))
     }
 
     /// Records the bytes that the attacker's connections carried.
@@ -87,36 +84,28 @@ impl Row {
         self.holds(probes > 0, "no probe was made");
     }
 
-    /// Adds another measurement to the row.
-    pub fn note(&mut self, what: &str) {
-        let before = self.line["note"].as_str().expect("text").to_owned();
-        let comma = if before.is_empty() { "" } else { "; " };
-        self.line["note"] = format!("{before}{comma}{what}").into();
-    }
-
-    /// Checks another bound; `broken` describes the breach.
-    pub fn holds(&mut self, holds: bool, broken: &str) {
-        if !holds && !self.broken.iter().any(|it| it == broken) {
-            self.broken.push(broken.to_owned());
-        }
-    }
-
     /// The streams and connections that the server refused to the attacker.
     pub fn refused(&self) -> u64 {
         self.line["refused"].as_u64().unwrap_or_default()
     }
 
     /// Prints the row, and fails the test if a bound is broken.
-    pub fn end(mut self) {
-        self.print();
-        assert!(self.broken.is_empty(), "{}", self.broken.join("; "));
+    pub fn end(self) {
+        TableRow::end(vec![self.0]);
     }
+}
 
-    fn print(&mut self) {
-        self.is_over = true;
-        self.line["broken"] = json!(self.broken);
-        self.line["ok"] = self.broken.is_empty().into();
-        println!("\nATTACK {}", self.line);
+impl Deref for Row {
+    type Target = TableRow;
+
+    fn deref(&self) -> &TableRow {
+        &self.0
+    }
+}
+
+impl DerefMut for Row {
+    fn deref_mut(&mut self) -> &mut TableRow {
+        &mut self.0
     }
 }
 
@@ -127,13 +116,4 @@ fn failed(samples: &[Sample]) -> (usize, BTreeMap<End, usize>) {
         *failed.entry(sample.end).or_default() += 1;
     }
     (failed.values().sum(), failed)
-}
-
-impl Drop for Row {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.broken.push("the test did not come to its end".to_owned());
-            self.print();
-        }
-    }
 }

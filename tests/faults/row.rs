@@ -1,17 +1,15 @@
 //! One row of the fault table: it is printed as a line for `scripts/faults`, and fails the test if
 //! a promise is broken.
 
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-/// A row under way. [`Row::end`] prints it; a row that is dropped earlier, by a panic, is printed
-/// as broken.
-pub struct Row {
-    line: Value,
-    broken: Vec<String>,
-    is_over: bool,
-}
+use crate::support::table_row::TableRow;
+
+/// A row under way, ended by [`Row::end`].
+pub struct Row(TableRow);
 
 // === impl Row ===
 
@@ -23,7 +21,7 @@ impl Row {
             "row": name, "fault": fault, "errors": null, "admitted": null, "bound": null,
             "recovered_ms": null, "promise": promise, "ours": "",
         });
-        Self { line, broken: Vec::new(), is_over: false }
+        Self(TableRow::new("FAULT", "ours", line))
     }
 
     /// Records errors at Envoy, or failed calls where there is no Envoy; any error breaks the
@@ -47,45 +45,27 @@ impl Row {
         self.holds(took <= within, &format!("recovered in {took:.0?}, not {within:?}"));
     }
 
-    /// Adds another measurement to the row.
-    pub fn note(&mut self, what: &str) {
-        let before = self.line["ours"].as_str().expect("text").to_owned();
-        let comma = if before.is_empty() { "" } else { "; " };
-        self.line["ours"] = format!("{before}{comma}{what}").into();
-    }
-
-    /// Checks another part of the promise; `broken` describes the breach.
-    pub fn holds(&mut self, holds: bool, broken: &str) {
-        if !holds && !self.broken.iter().any(|reported| reported == broken) {
-            self.broken.push(broken.to_owned());
-        }
-    }
-
     /// Prints the row, and fails the test if a promise is broken.
     pub fn end(self) {
         Self::end_all(vec![self]);
     }
 
     /// Prints all rows, and then fails the test if a promise of one is broken.
-    pub fn end_all(mut rows: Vec<Self>) {
-        rows.iter_mut().for_each(Self::print);
-        let broken: Vec<_> = rows.iter().flat_map(|row| &row.broken).cloned().collect();
-        assert!(broken.is_empty(), "{}", broken.join("; "));
-    }
-
-    fn print(&mut self) {
-        self.is_over = true;
-        self.line["broken"] = json!(self.broken);
-        self.line["ok"] = self.broken.is_empty().into();
-        println!("\nFAULT {}", self.line);
+    pub fn end_all(rows: Vec<Self>) {
+        TableRow::end(rows.into_iter().map(|row| row.0).collect());
     }
 }
 
-impl Drop for Row {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.broken.push("the test did not come to its end".to_owned());
-            self.print();
-        }
+impl Deref for Row {
+    type Target = TableRow;
+
+    fn deref(&self) -> &TableRow {
+        &self.0
+    }
+}
+
+impl DerefMut for Row {
+    fn deref_mut(&mut self) -> &mut TableRow {
+        &mut self.0
     }
 }

@@ -31,6 +31,7 @@ pub(crate) mod redis_sentinel;
 pub(crate) mod redis_server;
 pub(crate) mod rng;
 pub(crate) mod shop;
+pub(crate) mod table_row;
 pub(crate) mod terminal;
 pub(crate) mod tls_files;
 pub(crate) mod tls_relay;
