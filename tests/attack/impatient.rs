@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::task::JoinHandle;
@@ -16,8 +16,8 @@ use crate::foe::Foes;
 use crate::messages::message;
 use crate::scene::{Plan, Scene};
 use crate::support::frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, GREETING, HEADERS, RST_STREAM, SETTINGS,
-    WINDOW_UPDATE, block, field, frame, length, settings,
+    ACK, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, GREETING, HEADERS, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, block, field, frame, settings,
 };
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
@@ -122,19 +122,15 @@ impl Envoy {
 /// Records the answers until the connection ends, or until the pod sends GOAWAY.
 async fn read_answers(read: OwnedReadHalf, answered: Answered) -> String {
     let mut read = BufReader::new(read);
-    let (mut head, mut payload) = ([0; 9], Vec::new());
-    while read.read_exact(&mut head).await.is_ok() {
-        payload.resize(length(&head), 0);
-        if read.read_exact(&mut payload).await.is_err() {
-            break;
-        }
-        if head[3] == GOAWAY {
+    let mut frame = Frame::default();
+    while frame.read(&mut read).await {
+        if frame.kind == GOAWAY {
             // The payload is the last stream, the reason, and a readable text.
-            let text = String::from_utf8_lossy(payload.get(8..).unwrap_or_default());
-            return format!("GOAWAY {:?} {text}", payload.get(4..8).unwrap_or_default());
+            let text = String::from_utf8_lossy(frame.payload.get(8..).unwrap_or_default());
+            return format!("GOAWAY {:?} {text}", frame.payload.get(4..8).unwrap_or_default());
         }
-        if head[3] == HEADERS && head[4] & END_STREAM != 0 {
-            answered.lock().insert(u32::from_be_bytes([head[5], head[6], head[7], head[8]]));
+        if frame.kind == HEADERS && frame.flags & END_STREAM != 0 {
+            answered.lock().insert(frame.stream);
         }
     }
     "a closed connection".to_owned()

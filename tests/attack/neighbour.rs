@@ -10,15 +10,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Mutex as AsyncMutex;
 
 use crate::messages::message;
 use crate::support::frames::{
-    ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, GREETING, HEADERS, NO_ERROR, PING, RST_STREAM,
-    SETTINGS, WINDOW_UPDATE, block, field, frame, length, settings,
+    ACK, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, GREETING, HEADERS, NO_ERROR, PING,
+    RST_STREAM, SETTINGS, WINDOW_UPDATE, block, field, frame, settings,
 };
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
@@ -233,22 +233,17 @@ async fn read_answers(
     seen: &Seen,
 ) {
     let mut read = BufReader::new(read);
-    let (mut head, mut payload) = ([0; 9], Vec::new());
-    while read.read_exact(&mut head).await.is_ok() {
-        payload.resize(length(&head), 0);
-        if read.read_exact(&mut payload).await.is_err() {
-            return;
-        }
-        let (kind, flags) = (head[3], head[4]);
-        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-        let end = match kind {
+    let mut received = Frame::default();
+    while received.read(&mut read).await {
+        let Frame { kind, flags, stream, payload } = &received;
+        let end = match *kind {
             // A frame's head, and then `overall_code: OK`.
             DATA if payload.get(5..7) == Some(&[0x08, 1]) => End::Passed,
             DATA if !payload.is_empty() => End::Refused,
             HEADERS if flags & END_STREAM != 0 => End::Refused,
-            RST_STREAM if payload != NO_ERROR.to_be_bytes() => End::Reset,
+            RST_STREAM if *payload != NO_ERROR.to_be_bytes() => End::Reset,
             PING if flags & ACK == 0 => {
-                let pong = frame(PING, ACK, 0, &payload);
+                let pong = frame(PING, ACK, 0, payload);
                 let _ = write.lock().await.write_all(&pong).await;
                 continue;
             }
@@ -256,7 +251,7 @@ async fn read_answers(
             _ => continue,
         };
         // Trailers follow a message, whose arrival has removed the call already.
-        if let Some(due) = under_way.lock().remove(&stream) {
+        if let Some(due) = under_way.lock().remove(stream) {
             seen.note(due, end);
         }
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -50,7 +50,7 @@ pub(crate) struct Raw {
 }
 
 /// A frame that was received.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
@@ -80,15 +80,9 @@ impl Raw {
 
     /// The next frame; `None` at the end of the connection, including a reset.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
-        let read = async {
-            let mut head = [0; 9];
-            self.stream.read_exact(&mut head).await.ok()?;
-            let mut payload = vec![0; length(&head)];
-            self.stream.read_exact(&mut payload).await.ok()?;
-            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-            Some(Frame { kind: head[3], flags: head[4], stream, payload })
-        };
-        timeout(ANSWER_MAX, read).await.expect("a frame or an end in time")
+        let mut frame = Frame::default();
+        let read = timeout(ANSWER_MAX, frame.read(&mut self.stream)).await;
+        read.expect("a frame or an end in time").then_some(frame)
     }
 
     /// The next frame of this type; skips those before it.
@@ -105,6 +99,19 @@ impl Raw {
 // === impl Frame ===
 
 impl Frame {
+    /// Reads the next frame in place of this one, whose memory it uses. Returns whether there was
+    /// one before the end of the connection, including a reset.
+    pub(crate) async fn read(&mut self, from: &mut (impl AsyncRead + Unpin)) -> bool {
+        let mut head = [0; 9];
+        if from.read_exact(&mut head).await.is_err() {
+            return false;
+        }
+        (self.kind, self.flags) = (head[3], head[4]);
+        self.stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        self.payload.resize(length(&head), 0);
+        from.read_exact(&mut self.payload).await.is_ok()
+    }
+
     /// For a GOAWAY: the last stream that was or will be handled.
     pub(crate) fn last_stream(&self) -> u32 {
         assert_eq!(self.kind, GOAWAY);

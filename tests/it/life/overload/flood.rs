@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
 use crate::support::frames::{
-    DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, block, frame,
-    length,
+    DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, block,
+    frame,
 };
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
@@ -175,18 +175,13 @@ impl Pipe {
 /// Counts the answers until the connection ends.
 async fn count(read: OwnedReadHalf, tally: Arc<Tally>) {
     let mut read = BufReader::with_capacity(64 * 1024, read);
-    let (mut head, mut payload) = ([0; 9], Vec::new());
-    while read.read_exact(&mut head).await.is_ok() {
-        payload.resize(length(&head), 0);
-        if read.read_exact(&mut payload).await.is_err() {
-            break;
-        }
-        let (kind, flags) = (head[3], head[4]);
-        match kind {
+    let mut frame = Frame::default();
+    while frame.read(&mut read).await {
+        match frame.kind {
             DATA => tally.messages.fetch_add(1, Ordering::Relaxed),
-            HEADERS if flags & END_STREAM != 0 => tally.ended.fetch_add(1, Ordering::Relaxed),
+            HEADERS if frame.flags & END_STREAM != 0 => tally.ended.fetch_add(1, Ordering::Relaxed),
             // A reset without an error only means that the rest of an answered call is not needed.
-            RST_STREAM if payload != [0; 4] => tally.reset.fetch_add(1, Ordering::Relaxed),
+            RST_STREAM if frame.payload != [0; 4] => tally.reset.fetch_add(1, Ordering::Relaxed),
             GOAWAY => break,
             _ => continue,
         };
