@@ -13,7 +13,6 @@ use criterion::{Criterion, Throughput, criterion_group};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Rules, Source};
@@ -194,11 +193,7 @@ impl Bench {
     fn on(runtime: &mut tokio::runtime::Builder, sources: &[Source]) -> Self {
         let options = Options {
             wait_min: Duration::from_secs(1),
-            buffer_bytes_max: 64 << 20,
-            pod: 0,
             hasher: KeyHasher::new("secret"),
-            modes: Modes::default(),
-            unix_start: Duration::ZERO,
             ..Options::default()
         };
         Self {

@@ -14,7 +14,6 @@ use ratelease_cli::settings::{Identity, Otlp, OtlpCompression, OtlpProtocol, Tra
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::Modes;
 use ratelease_otlp::origin::Origin;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
@@ -47,10 +46,7 @@ fn service() -> DecisionService {
     let options = Options {
         wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1024 * 1024,
-        pod: 0,
         hasher: KeyHasher::new("secret"),
-        modes: Modes::default(),
-        unix_start: Duration::ZERO,
         ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);

@@ -10,8 +10,6 @@ use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::Modes;
-use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::accept::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
@@ -72,9 +70,6 @@ async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
         wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
-        hasher: KeyHasher::new(""),
-        modes: Modes::default(),
-        unix_start: Duration::ZERO,
         ..Options::default()
     };
     let store = Arc::new(Cursed { inner: MemoryStore::system(), armed });

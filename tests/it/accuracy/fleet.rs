@@ -13,7 +13,7 @@ use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::{Code, Modes};
+use ratelease_engine::verdict::Code;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Limit, Lookup, Rules, Source};
@@ -164,11 +164,8 @@ impl Pod {
         let reported = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
         let options = Options {
             wait_min: max_wait,
-            buffer_bytes_max: 64 << 20,
             pod: number,
             hasher: hasher.clone(),
-            modes: Modes::default(),
-            unix_start: Duration::ZERO,
             ..Options::default()
         };
         let store = Arc::clone(&reported) as Arc<dyn Store>;

@@ -7,8 +7,7 @@ use ratelease_engine::counter::{Counter, RedisCounter, RedisFailure};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::{Code, Modes};
-use ratelease_rules::key::KeyHasher;
+use ratelease_engine::verdict::Code;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Rules, Source};
 use smallvec::smallvec;
@@ -40,9 +39,6 @@ fn pod(store: Arc<RedisStore>) -> Limiter {
         wait_min: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
-        hasher: KeyHasher::new(""),
-        modes: Modes::default(),
-        unix_start: Duration::ZERO,
         ..Options::default()
     };
     Limiter::new(store, Clock::start(), options)
