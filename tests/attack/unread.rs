@@ -83,7 +83,7 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v4b_unread_answers_to_calls_are_bounded() {
-    let scene = Scene::start(Plan::new("V4b", "40 × 255 calls whose answers nobody reads")).await;
+    let scene = Scene::start(Plan::new("V4b", "40 × 255 calls whose answers are not read")).await;
     let one = |nth| call(2 * nth + 1, &message("plenty", "unread"));
     let all: Vec<u8> = (0..STREAMS).flat_map(one).collect();
     leave_unread(scene, 40, |foes, _| foes.grpc, &all).await.row.end();
@@ -126,7 +126,7 @@ async fn v4e_unread_answers_of_many_statuses_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v4c_unread_health_watches_are_bounded() {
-    let scene = Scene::start(Plan::new("V4c", "40 × 255 health Watch that nobody reads")).await;
+    let scene = Scene::start(Plan::new("V4c", "40 × 255 health Watch without a reader")).await;
     let watch = |nth: u32| {
         let head = frame(HEADERS, END_HEADERS, 2 * nth + 1, &block("/grpc.health.v1.Health/Watch"));
         [head, frame(DATA, END_STREAM, 2 * nth + 1, &framed(&[]))].concat()

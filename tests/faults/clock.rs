@@ -153,6 +153,6 @@ fn expire(redis: &Server, row: &mut Row) {
     for key in redis.keys() {
         // -2: the key has expired since.
         let ttl: i64 = redis.command(&["PTTL", &key]);
-        row.holds(ttl > 0 || ttl == -2, &format!("{key} lives for ever"));
+        row.holds(ttl > 0 || ttl == -2, &format!("{key} never expires"));
     }
 }

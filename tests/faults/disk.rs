@@ -102,7 +102,7 @@ impl Place {
 
     /// Whether the log eventually contains `what`. A line is written after its event has been
     /// counted.
-    async fn tells(&self, what: &str) -> bool {
+    async fn logs(&self, what: &str) -> bool {
         time_until(SOON, async || self.pod.log().contains(what)).await.is_some()
     }
 
@@ -142,16 +142,16 @@ async fn r13_files_may_not_be_read_or_written() {
     fs::set_permissions(&next, Permissions::from_mode(0o000)).expect("a mode");
     fs::rename(&next, place.rules.path().join("rules.yaml")).expect("a renamed file");
     let refused = "rules.yaml: permission denied; let the user";
-    row.holds(place.tells(refused).await, "an unreadable file is not logged");
+    row.holds(place.logs(refused).await, "an unreadable file is not logged");
     row.holds(place.answers_by(1).await, "the last good rules are gone");
 
     fs::set_permissions(place.dir.path(), Permissions::from_mode(0o555)).expect("a mode");
     place.rules.replace(&version(3, 0));
     row.holds(place.answers_by(3).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells(NOT_KEPT).await, "the failed snapshot is not logged");
+    row.holds(place.logs(NOT_KEPT).await, "the failed snapshot is not logged");
     let way_out = "allow the user of this process to write there";
-    row.holds(place.tells(way_out).await, "nor the way out");
+    row.holds(place.logs(way_out).await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     place.end(&mut row, &[NOT_KEPT, way_out]).await;
     row.end();
@@ -173,8 +173,8 @@ async fn r13_the_disk_is_full() {
     place.rules.replace(&version(2, NO_ROOM));
     row.holds(place.answers_by(2).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells(NOT_KEPT).await, "the failed snapshot is not logged");
-    row.holds(place.tells("free disk space").await, "nor the way out");
+    row.holds(place.logs(NOT_KEPT).await, "the failed snapshot is not logged");
+    row.holds(place.logs("free disk space").await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     let left = fs::read_dir(place.dir()).expect("the directory").count();
     row.holds(left == 1, "a part of a file is left behind");

@@ -240,8 +240,11 @@ async fn r18_hardly_any_processor() {
 async fn r18_the_log_cannot_be_written() {
     let _turn = turn().await;
     let promise = "no exit, no deadlock; what cannot be logged is dropped";
-    let mut row =
-        Row::new("R18", "the log's disk is full; its pipe is full; nobody reads", promise);
+    let mut row = Row::new(
+        "R18",
+        "the log's disk is full; its pipe is full; its pipe has no reader",
+        promise,
+    );
     let rules = Rules::new(&file("r18", &[rule("path", None, 1_000_000)]));
     let fifo = tempfile::TempDir::new().expect("a temporary directory");
     let fifo = fifo.path().join("fifo");

@@ -75,11 +75,11 @@ async fn a_quiet_rule_shows_its_keys_beside_a_loud_one() {
 async fn values_show_only_where_enabled_and_nothing_where_hot_keys_are_off() {
     let (_rules, hashes) = pod(&[("HOT_KEYS_SAMPLE", "1")]).await;
     ask(&hashes, 1, "user", "alice").await;
-    let told_by_hash = reported(&hashes).await;
-    let key = &told_by_hash["rules"][0]["requested"][0];
+    let by_hash = reported(&hashes).await;
+    let key = &by_hash["rules"][0]["requested"][0];
     assert_eq!((&key["values"], &key["count"]), (&Value::Null, &json!(1)));
     assert_eq!(key["key"].as_str().map(str::len), Some(22), "{key}");
-    assert!(!told_by_hash.to_string().contains("alice"), "{told_by_hash}");
+    assert!(!by_hash.to_string().contains("alice"), "{by_hash}");
     let (_rules, off) = pod(&[("HOT_KEYS", "false")]).await;
     ask(&off, 1, "user", "alice").await;
     let nothing = json!({"all": {"requested": [], "denied": []}, "rules": []});

@@ -110,7 +110,7 @@ fn count(store: &dyn Store, counter: impl Into<RedisCounter>) -> u64 {
 async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) -> T {
     let patience = Duration::from_secs(seconds);
     let done = tokio::time::timeout(patience, future).await;
-    done.unwrap_or_else(|_| panic!("waited {patience:?} in vain: {what}"))
+    done.unwrap_or_else(|_| panic!("timed out after {patience:?}: {what}"))
 }
 
 /// Waits until `is_so`, and fails the test after `seconds`.

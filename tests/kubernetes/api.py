@@ -30,7 +30,7 @@ class Api:
         config = json.loads(Path(kubeconfig).read_text())
         self.server = config["clusters"][0]["cluster"]["server"]
         self.token = config["users"][0]["user"]["token"]
-        # The server made its certificate itself, and nobody else is in its network.
+        # The server made its certificate itself, and its network has no other server.
         self.tls = ssl._create_unverified_context()
         https = urllib.request.HTTPSHandler(context=self.tls)
         # No proxy reaches the server's network.

@@ -226,7 +226,7 @@ class Test:
         return act
 
     def faulty(self):
-        """Bad pods are stored as they are, and the client is told why."""
+        """Bad pods are stored as they are, and a warning has the reason."""
         taken = {"containerPort": 8081}
         cases = [
             ({"ratelease.io/rules": "git:shop"}, {}, "unknown source of rules"),
@@ -256,7 +256,7 @@ class Test:
         require("kubectl label namespace plain" in str(warnings), f"{warnings}")
         found, _ = self.create(pod("out", labels={"ratelease.io/inject": "false"}))
         require(not sidecars(found)[0], "opted out")
-        return "untouched without the label; told how to label; opted out"
+        return "untouched without the label; a warning names the command; opted out"
 
     def dry_run(self):
         found, _ = self.create(pod("dry"), "?dryRun=All")
@@ -273,12 +273,14 @@ class Test:
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": objects.meta("web", SHOP),
             "spec": {"selector": {"matchLabels": labels},
                      "template": {"metadata": template["metadata"], "spec": template["spec"]}}}
-        told = run(self.given.injector, "inject", "--default", "redis=redis:6379", "--default",
-                   "rules=shop-rules", "--default", "key-secret=a/b", input=json.dumps(deployment))
+        defaults = ["redis=redis:6379", "rules=shop-rules", "key-secret=a/b"]
+        injected = run(self.given.injector, "inject",
+                       *(word for value in defaults for word in ["--default", value]),
+                       input=json.dumps(deployment))
         path = self.api.path("apps/v1", "Deployment", SHOP, "web")
         query = "?fieldManager=test&force=true&dryRun=All&fieldValidation=Strict"
         kind = "application/apply-patch+yaml"
-        found = self.api.request("PATCH", path + query, told.encode(), kind)
+        found = self.api.request("PATCH", path + query, injected.encode(), kind)
         names = sidecars(found["spec"]["template"])
         require(names == [["ratelease"], ["envoy"]], f"{names}")
         return "a Deployment with the sidecar is taken"

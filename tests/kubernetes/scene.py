@@ -144,7 +144,7 @@ class Scene:
         return until(f"{plural} of {gateway}", lambda: self.api.request("GET", path)["items"])[0]
 
     def set_endpoints_of(self, gateway, addresses):
-        """The pods of a Gateway. Its Envoys wait for them in vain for 15 s otherwise."""
+        """The pods of a Gateway. Without them its Envoys wait until a time-out of 15 s."""
         service = self.made_for(gateway, "/api/v1", "services")
         name, port = service["metadata"]["name"], service["spec"]["ports"][0]
         self.api.apply(objects.endpoints(name, SYSTEM, addresses, HTTP, port["name"]))

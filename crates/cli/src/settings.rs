@@ -167,7 +167,7 @@ impl Settings {
     }
 }
 
-/// Returns a warning if pods share counts under keys that anybody can compute.
+/// Returns a warning if pods share counts under keys that anyone can compute.
 fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String> {
     let is_shared = matches!(store, StoreSettings::Redis { .. });
     (is_shared && leases.key_secret.is_empty()).then(|| {

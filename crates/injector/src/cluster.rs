@@ -31,7 +31,7 @@ pub(crate) struct Keeper {
     webhook: String,
 }
 
-/// Why the API server was of no use.
+/// Why the API server could not be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClusterError {
     #[error("the API server: {0}")]

@@ -55,8 +55,8 @@ fn files_follow_each_other() {
     assert!(text(&ran.stdout).starts_with("kind: Service\n---\napiVersion: v1\n"));
     let missing = run(&[&DEFAULTS[..], &files, &["/nowhere", "/neither"]].concat(), "");
     assert_eq!((missing.status.code(), text(&missing.stdout)), (Some(2), String::new()));
-    let told = text(&missing.stderr);
-    assert!(told.contains("/nowhere: cannot be read") && told.contains("/neither"), "{told}");
+    let errors = text(&missing.stderr);
+    assert!(errors.contains("/nowhere: cannot be read") && errors.contains("/neither"), "{errors}");
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn what_cannot_be_used_ends_with_2() {
         ),
     ] {
         let ran = run(args, input);
-        let told = text(&ran.stderr);
-        assert_eq!((ran.status.code(), text(&ran.stdout)), (Some(2), String::new()), "{told}");
-        assert!(told.contains(expected), "{expected}: {told}");
+        let errors = text(&ran.stderr);
+        assert_eq!((ran.status.code(), text(&ran.stdout)), (Some(2), String::new()), "{errors}");
+        assert!(errors.contains(expected), "{expected}: {errors}");
     }
     assert_eq!(run(&["--help"], "").status.code(), Some(0));
 }

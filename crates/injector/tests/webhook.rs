@@ -1,5 +1,5 @@
 //! The webhook as a process, asked over TLS as an API server does: HTTP/1.1, with a certificate of
-//! an authority that it is told. What needs a real API server is in scripts/test-kubernetes.
+//! an authority that it is given. What needs a real API server is in scripts/test-kubernetes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
@@ -199,7 +199,7 @@ fn a_review_of_3_mb_is_admitted_and_one_of_5_mb_is_not_read() {
 }
 
 #[test]
-fn a_client_that_says_nothing_keeps_nobody_waiting() {
+fn a_silent_client_delays_no_other() {
     let authority = Authority::new();
     let webhook = Webhook::start(authority.dir.path());
     let silent: Vec<_> = (0..20).map(|_| TcpStream::connect(webhook.address).unwrap()).collect();
@@ -241,7 +241,7 @@ fn idle_connections_take_no_place_for_long() {
 }
 
 #[test]
-fn half_sent_bodies_keep_nobody_waiting() {
+fn half_sent_bodies_delay_no_other_call() {
     let authority = Authority::new();
     let webhook = Webhook::start(authority.dir.path());
     let half: Vec<_> = (0..30)

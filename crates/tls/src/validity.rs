@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_while_the_certificate_is_valid() {
+    fn the_end_is_returned_while_the_certificate_is_valid() {
         assert_eq!(check(2025, 2027).unwrap().as_secs(), NOW + 365 * 86_400);
         assert_eq!(check(2025, 9999).unwrap().as_secs(), AFTER_ALL - 365 * 86_400);
         assert_eq!(check(2024, 2025).unwrap_err(), "holds a certificate that has expired");

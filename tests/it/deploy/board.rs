@@ -38,7 +38,7 @@ fn replaced(board: &Value, text: &str) -> String {
         let name = variable["name"].as_str().expect("a name");
         text = text.replace(&format!("${name}"), variable["allValue"].as_str().unwrap_or_default());
     }
-    assert!(!text.contains('$'), "a variable that nobody defines: {text}");
+    assert!(!text.contains('$'), "an undefined variable: {text}");
     text
 }
 

@@ -118,7 +118,7 @@ fn floods() -> Vec<Flood> {
         Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])).closed(),
         // At 2048 a second, which is more than is served: a busy machine may not read 32 MiB, but
         // reads 2 MiB.
-        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 1_024])).closed(),
+        Flood::of("unknown kinds", |_| frame(0xbe, 0, 0, &[0; 1_024])).closed(),
         Flood::of("empty data", |_| frame(DATA, 0, 1, &[])).after(begun(1)).closed(),
         Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0])).after(begun(1)).closed(),
         Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]))

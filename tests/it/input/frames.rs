@@ -68,8 +68,8 @@ async fn frames_of_a_connection() {
     let setting = |name, value| settings(&[(name, value)]);
     let whole = framed(&good());
     check(&[
-        ("a kind that nobody knows", frame(0xbe, 0xff, 0, &[0; 99]), Serves),
-        ("a setting that nobody knows", setting(0xbeef, 7), Serves),
+        ("an unknown kind", frame(0xbe, 0xff, 0, &[0; 99]), Serves),
+        ("an unknown setting", setting(0xbeef, 7), Serves),
         ("priority of a stream to come", frame(PRIORITY, 0, 7, &[0; 5]), Serves),
         ("priority of four bytes", frame(PRIORITY, 0, 1, &[0; 4]), Closes),
         ("a promise", frame(PUSH_PROMISE, END_HEADERS, 1, &[0; 8]), Closes),
@@ -89,7 +89,7 @@ async fn frames_of_a_connection() {
         ("half a push", setting(ENABLE_PUSH, 2), Closes),
         ("a ping of 7 bytes", frame(PING, 0, 0, &[0; 7]), Closes),
         ("a ping of a stream", frame(PING, 0, 1, &[0; 8]), Closes),
-        ("a pong that nobody asked for", frame(PING, ACK, 0, &[7; 8]), Serves),
+        ("a pong without a ping", frame(PING, ACK, 0, &[7; 8]), Serves),
     ])
     .await;
 }
@@ -116,7 +116,7 @@ async fn headers_of_a_call() {
         ("an empty path", head(&[POST, HTTP, &field(":path", "")]), malformed),
         ("a path that is none", head(&[POST, HTTP, &field(":path", "no where")]), malformed),
         ("a status", more(":status", "200"), malformed),
-        ("a pseudo-header that nobody knows", more(":such", "x"), Closes),
+        ("an unknown pseudo-header", more(":such", "x"), Closes),
         ("a pseudo-header after the others", head(&[&ours, POST]), malformed),
         ("a name in capitals", more("X-Any", "x"), Closes),
         ("an empty name", more("", "x"), Closes),

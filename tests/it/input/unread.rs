@@ -207,7 +207,7 @@ async fn the_live_page_is_not_held_by_those_who_do_not_read_it() {
         raw.send(&get(1, "/live/events")).await;
         raw.next_of(HEADERS).await.is_some_and(is_ok)
     };
-    pod.process.until("listening to somebody else", SOON, status).await;
+    pod.process.until("listening to another client", SOON, status).await;
     pod.is_unharmed();
 }
 

@@ -61,11 +61,11 @@ async fn serves_at_once(name: &str, rules: &Path, env: &[(&str, &str)]) {
 async fn it_serves_within_250_ms_whatever_is_missing() {
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let mute = mute.local_addr().unwrap().to_string();
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let closed = format!("127.0.0.1:{}", free_port());
     let (rules, parent) = (rules(RULES), TempDir::new().unwrap());
     serves_at_once("the embedded store", rules.path(), &[]).await;
     for (name, url) in [
-        ("nobody there", nobody.as_str()),
+        ("no server there", closed.as_str()),
         ("never an answer", &mute),
         // .invalid never resolves (RFC 2606).
         ("no such name", "no-such-host.invalid:6379"),

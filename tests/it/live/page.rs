@@ -243,6 +243,6 @@ async fn the_filter_shows_what_it_names_and_the_page_runs_no_script_but_its_own(
     assert_eq!(browser.evaluate(ran).await, true, "no script that the policy does not know");
     let elsewhere = format!("fetch('http://{}/livez', {{mode: 'no-cors'}})", pod.http);
     let asked = format!("{elsewhere}.then(() => 'answered', () => 'refused')");
-    assert_eq!(browser.evaluate(&asked).await, "refused", "it asks nobody but its pod");
+    assert_eq!(browser.evaluate(&asked).await, "refused", "it asks only its pod");
     browser.close().await;
 }

@@ -14,7 +14,7 @@ async fn a_good_pod_is_shown_and_a_refused_load_is_a_finding() {
 
     put(rules.path().join("bad.yaml"), "domain: [");
     let refused = async || run(&["status", "--debug", &debug]).await.status == Some(1);
-    pod.process.until("telling of the fault", super::RUN_MAX, refused).await;
+    pod.process.until("reporting the fault", super::RUN_MAX, refused).await;
     let ran = run(&["status", "--debug", &debug]).await.ended(1);
     assert!(ran.out.starts_with("problem: the last load of the rules was refused: "), "{ran:?}");
     assert!(ran.out.contains(" bad.yaml:2:1: "), "{ran:?}");

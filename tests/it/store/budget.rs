@@ -142,7 +142,7 @@ async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_a
         tokio::time::timeout(Duration::from_secs(20), until(30, "", async || failed())).await;
     drop(store);
     // This releases the readers. An attempt that began before the store was dropped may come later,
-    // and would wait for a writer for ever: it must not find the pipe.
+    // and would wait for a writer without end: it must not find the pipe.
     let both_ends = std::fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
     std::fs::remove_file(&pipe).unwrap();
     drop(both_ends);

@@ -107,7 +107,7 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
     });
     joined.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &old]);
     from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &new]);
-    // The first asks may wait in vain for the list of nodes.
+    // The first asks may time out before the list of nodes is there.
     until_granted(&*store, ask(10, 1, 0), 10).await;
     for reply in store.exchange(&(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
         assert_eq!(reply.unwrap().tokens, 1);

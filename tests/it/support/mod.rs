@@ -48,7 +48,7 @@ pub fn wait_for<T>(what: &str, patience: Duration, mut probe: impl FnMut() -> Op
         if let Some(value) = probe() {
             return value;
         }
-        assert!(now() < end, "waited {patience:?} in vain: {what}");
+        assert!(now() < end, "timed out after {patience:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,5 +1,5 @@
-//! An ADS server that does what a test tells it: it sends sets, ends streams, and keeps what it is
-//! told.
+//! An ADS server that a test controls: it sends sets, ends streams, and keeps the requests that it
+//! receives.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

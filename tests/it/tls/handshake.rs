@@ -90,7 +90,7 @@ async fn a_client_that_does_not_trust_the_certificate_is_named_in_the_log() {
 }
 
 #[tokio::test]
-async fn half_a_handshake_ends_in_time_and_keeps_nobody_waiting() {
+async fn half_a_handshake_ends_in_time_and_delays_no_other() {
     let files = TlsFiles::of(&Papers::new("127.0.0.1"));
     let (pod, _rules) = pod(&files.env()).await;
     // The head of a record of 512 bytes, and the beginning of a ClientHello.

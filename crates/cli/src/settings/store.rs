@@ -157,7 +157,7 @@ impl NamedStoreFlags {
         for (name, values) in &self.stores {
             let is_set = RedisTable::ROWS.iter().any(|row| values.is_changed(row));
             if !has_main {
-                // A tool may be told which names rules may use without any Redis.
+                // A tool may be given the names that rules may use, without any Redis.
                 if is_set {
                     let fix = "set REDIS_URL, or unset this store's settings";
                     let problem = "there is no Redis for limits that name no store";

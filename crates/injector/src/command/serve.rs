@@ -53,7 +53,7 @@ pub struct ServeFlags {
     /// Service that the API server calls: the name in the certificate
     #[arg(long, value_name = "NAME", default_value = "ratelease-injector")]
     service: String,
-    /// MutatingWebhookConfiguration that is told the authority of the certificate
+    /// MutatingWebhookConfiguration that the certificate's authority is written into
     #[arg(long, value_name = "NAME", default_value = "ratelease-injector")]
     webhook: String,
     /// Lifetime of a certificate; it is replaced after two thirds of it

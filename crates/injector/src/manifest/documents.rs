@@ -76,7 +76,7 @@ fn push<'t>(pieces: &mut Vec<Piece<'t>>, text: &'t str, line: usize) {
         pieces.extend(parts.into_iter().map(Piece::Document));
         pieces.push(Piece::Separator(&text[start..]));
     } else {
-        // A map of YAML in braces, or a fault that its parser is to tell.
+        // A map of YAML in braces, or a fault that its parser reports.
         pieces.push(Piece::Document(Document { text, line, format: Format::Yaml }));
     }
 }

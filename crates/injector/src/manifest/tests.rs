@@ -131,7 +131,7 @@ fn a_pod_with_a_fault_stays_as_it_is() {
 }
 
 #[test]
-fn every_document_that_cannot_be_parsed_is_told_with_its_line() {
+fn every_document_that_cannot_be_parsed_is_reported_with_its_line() {
     let faults = run("kind: Pod\na: [\n---\nkind: Job\nb: {\n---\nc: Pod\nc: Pod\n").unwrap_err();
     let places: Vec<_> = faults.iter().map(|fault| fault.place.clone()).collect();
     assert_eq!(places.len(), 3, "{faults:?}");

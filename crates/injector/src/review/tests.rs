@@ -66,7 +66,7 @@ fn a_dry_run_has_the_same_answer() {
 }
 
 #[test]
-fn a_faulty_pod_is_admitted_and_told_why() {
+fn a_faulty_pod_is_admitted_with_the_reason_in_a_warning() {
     let mut pod = pod();
     pod["metadata"]["annotations"] =
         json!({"ratelease.io/rules": "git:x", "ratelease.io/env": "x"});
@@ -83,7 +83,7 @@ fn a_faulty_pod_is_admitted_and_told_why() {
 }
 
 #[test]
-fn a_pod_whose_namespace_has_no_label_is_told_how_to_label_it() {
+fn a_pod_whose_namespace_has_no_label_gets_the_command_that_labels_it() {
     let answer = answered(&asked(pod()), Reason::PodAlone);
     assert_eq!(answer.verdict, Some(Verdict::Refused));
     let expected = "ratelease: not injected: namespace shop: has no label \

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_bad_annotation_is_told_and_the_pod_stays_without() {
+fn a_bad_annotation_is_reported_and_the_pod_stays_without() {
     for (name, value, expected) in [
         (
             "rules",
@@ -48,7 +48,7 @@ fn a_bad_annotation_is_told_and_the_pod_stays_without() {
 }
 
 #[test]
-fn what_does_not_go_with_the_sidecar_is_told() {
+fn what_does_not_go_with_the_sidecar_is_reported() {
     for (field, value, expected) in [
         ("hostNetwork", json!(true), "spec.hostNetwork: the sidecar would listen on the node's"),
         (
@@ -143,7 +143,7 @@ fn a_job_needs_a_native_sidecar() {
 }
 
 #[test]
-fn all_faults_are_told_at_once_and_misspelt_names_too() {
+fn all_faults_are_reported_at_once_and_misspelt_names_too() {
     let pod = pod(&[("listen", "x"), ("env", "A"), ("cpu-limit", "x"), ("memory-limt", "1Gi")]);
     let made = inject(&pod, &Defaults::default(), NEW);
     let places: Vec<_> = made.faults.iter().map(|fault| fault.place.as_str()).collect();
@@ -155,7 +155,7 @@ fn all_faults_are_told_at_once_and_misspelt_names_too() {
 }
 
 #[test]
-fn an_annotation_that_is_too_long_is_told_and_not_parsed() {
+fn an_annotation_that_is_too_long_is_reported_and_not_parsed() {
     let env = "A=\n".repeat(93_000);
     let made = inject(&pod(&[("env", &env)]), &defaults(), NEW);
     let expected = "ratelease.io/env: has 279000 bytes, more than 16384; make it shorter";
@@ -181,7 +181,7 @@ fn the_answer_to_a_pod_with_many_parts_is_bounded() {
 }
 
 #[test]
-fn a_value_that_is_no_text_is_told() {
+fn a_value_that_is_no_text_is_reported() {
     let mut pod = pod(&[]);
     pod["metadata"]["annotations"]["ratelease.io/listen"] = 9081.into();
     let made = inject(&pod, &defaults(), NEW);

@@ -253,7 +253,7 @@ impl Rig {
         let is_met = waited.is_ok();
         drop(waited);
         let (loads, compiled) = (*loads.borrow(), self.compiled());
-        assert!(is_met, "waited in vain for {what}: {loads:?}, {compiled:?}");
+        assert!(is_met, "timed out waiting for {what}: {loads:?}, {compiled:?}");
     }
 
     /// Polls, because a reading publishes nothing to wait for.
@@ -272,6 +272,6 @@ impl Rig {
                 ticks.tick().await;
             }
         };
-        assert!(timeout(PATIENCE, looking).await.is_ok(), "waited in vain for {what}");
+        assert!(timeout(PATIENCE, looking).await.is_ok(), "timed out waiting for {what}");
     }
 }
