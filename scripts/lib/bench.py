@@ -214,13 +214,10 @@ def greeted(stage, name, pattern):
 
 
 def cpu_seconds(pids):
-    """User and system time of processes so far."""
-    ticks = 0
-    for pid in pids:
-        # The name, in parentheses, may contain any characters.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / TICKS
+    """User and system time of the threads of processes so far. /proc/PID/stat says the same in steps
+    of 10 ms, which at 500 requests/s is a tenth of what a run costs."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def machine_seconds():
