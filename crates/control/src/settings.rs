@@ -1,10 +1,13 @@
 //! The command line: flags, each with its environment variable.
 
+mod database;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+pub use database::DatabaseFlags;
 use ratelease_tls::ServerFiles;
 
 use crate::auth::Access;
@@ -65,17 +68,6 @@ pub enum TokenCommand {
         /// The id: the part of the token after `rlc_`
         id: String,
     },
-}
-
-/// Where the database is.
-#[derive(Debug, Clone, Args)]
-pub struct DatabaseFlags {
-    /// PostgreSQL, as in postgres://user@host/name [default: SQLite, in the file below]
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
-    database_url: Option<String>,
-    /// File of the SQLite database, which is made if it is not there
-    #[arg(long, env = "CONTROL_DATABASE_FILE", default_value = "ratelease-control.db")]
-    database_file: PathBuf,
 }
 
 /// Flags of `serve`.
@@ -191,25 +183,6 @@ impl ServeFlags {
     }
 }
 
-// === impl DatabaseFlags ===
-
-impl DatabaseFlags {
-    /// The database.
-    ///
-    /// # Errors
-    /// Fails for a URL that is not one of PostgreSQL.
-    pub fn resolve(self) -> Result<Database, String> {
-        match self.database_url.filter(|url| !url.is_empty()) {
-            None => Ok(Database::Sqlite(self.database_file)),
-            Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
-                Ok(Database::Postgres(url))
-            }
-            // The URL may hold a password.
-            Some(_) => Err("--database-url: expected postgres://…".to_owned()),
-        }
-    }
-}
-
 fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
@@ -254,14 +227,6 @@ mod tests {
         let all = [&key[..], &["--pods-tls-client-ca", "c", "--pods-listen", "0.0.0.0:1"]].concat();
         let files = resolve(&all).unwrap().pods_tls.unwrap();
         assert_eq!(files.client_roots, Some("c".into()));
-    }
-
-    #[test]
-    fn a_password_is_in_no_message() {
-        let fault = resolve(&["--database-url", "mysql://root:secret@db"]).unwrap_err();
-        assert!(!fault.contains("secret"), "{fault}");
-        let settings = resolve(&["--database-url", "postgres://db/x"]).unwrap();
-        assert_eq!(settings.database, Database::Postgres("postgres://db/x".into()));
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod tokens;
 mod versions;
 mod write;
 
+use std::fmt;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ pub enum Backend {
 }
 
 /// Where the database is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Database {
     /// A PostgreSQL URL. It may hold a password, so it is never shown.
     Postgres(String),
@@ -84,6 +85,16 @@ pub struct Store {
     reserved: AnyPool,
     writes: Arc<Semaphore>,
     backend: Backend,
+}
+
+/// Without the URL.
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Postgres(_) => f.write_str("Postgres(…)"),
+            Self::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
+        }
+    }
 }
 
 // === impl Store ===
