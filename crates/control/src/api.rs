@@ -4,6 +4,7 @@
 //! `call` reads requests, `problem` answers refusals; the other modules hold one resource each.
 
 mod call;
+mod change;
 mod domains;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
@@ -30,7 +31,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::StatusCode;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;
 
 pub use openapi::document as openapi;
@@ -60,6 +61,9 @@ pub struct App {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// Held from the compilation of what is published to its commit, so that publishers of this
+    /// process wait for each other, and no other write waits for them.
+    pub publishers: Mutex<()>,
     /// Wakes the task that follows the versions.
     pub follower: Arc<Notify>,
     /// What is pushed.

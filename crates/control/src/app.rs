@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use ratelease_tls::FileFaults;
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Mutex, Notify, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -114,6 +114,7 @@ impl Control {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
             domain_bytes_max: settings.domain_bytes_max,
+            publishers: Mutex::default(),
             follower: wake,
             published: published.clone(),
             streams: streams.clone(),

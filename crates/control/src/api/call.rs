@@ -134,18 +134,18 @@ impl<const MAX: usize> WriteCall<MAX> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
         let mut write = app.store.begin(&author).await?;
         let Some(key) = &self.key else { return Ok(Begun::New(Box::new(write))) };
-        match write.earlier(key).await? {
-            Earlier::New => Ok(Begun::New(Box::new(write))),
-            Earlier::Same(answer) => {
-                let mut response = response(answer);
-                let name = HeaderName::from_static("idempotency-replayed");
-                response.headers_mut().insert(name, HeaderValue::from_static("true"));
-                Ok(Begun::Repeated(Box::new(response)))
-            }
-            Earlier::Other => Err(Problem::faults(
-                "the Idempotency-Key was used for another request; choose a new one",
-                vec![FieldFault::of("Idempotency-Key", "used for another request")],
-            )),
+        Ok(match replay(write.earlier(key).await?)? {
+            None => Begun::New(Box::new(write)),
+            Some(response) => Begun::Repeated(Box::new(response)),
+        })
+    }
+
+    /// The answer that the first request of the key got, if this is a later one. For what is
+    /// costly before the transaction, which asks again.
+    pub(super) async fn repeated(&self, app: &App) -> Result<Option<Response>, Problem> {
+        match &self.key {
+            None => Ok(None),
+            Some(key) => replay(app.store.earlier(&self.caller.name, key).await?),
         }
     }
 
@@ -186,6 +186,23 @@ impl<const MAX: usize> WriteCall<MAX> {
             ));
         };
         Ok(wanted.split(',').map(str::trim).any(|it| it == "*" || it == etag))
+    }
+}
+
+/// The answer to a request that is repeated; `None` for a new one.
+fn replay(earlier: Earlier) -> Result<Option<Response>, Problem> {
+    match earlier {
+        Earlier::New => Ok(None),
+        Earlier::Same(answer) => {
+            let mut response = response(answer);
+            let name = HeaderName::from_static("idempotency-replayed");
+            response.headers_mut().insert(name, HeaderValue::from_static("true"));
+            Ok(Some(response))
+        }
+        Earlier::Other => Err(Problem::faults(
+            "the Idempotency-Key was used for another request; choose a new one",
+            vec![FieldFault::of("Idempotency-Key", "used for another request")],
+        )),
     }
 }
 

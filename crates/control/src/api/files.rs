@@ -13,12 +13,13 @@ use tokio::task::spawn_blocking;
 use utoipa::{IntoParams, ToSchema};
 
 use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
+use super::change::ATTEMPTS_MAX;
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{is_clean, publish_change};
+use super::publishing::{Checked, approve, compile_all, publish_texts, unpublished_changes};
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{Document, check_weights, read, render};
-use crate::store::StoreError;
+use crate::store::{PublishedText, StoreError, Write};
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
 const IMPORT_BYTES_MAX: usize = 32 * MIB;
@@ -84,6 +85,9 @@ pub(super) async fn import(
     headers: http::HeaderMap,
     call: WriteCall<IMPORT_BYTES_MAX>,
 ) -> Result<Response, Problem> {
+    if let Some(response) = call.repeated(&app).await? {
+        return Ok(response);
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let sources = match kind.unwrap_or_default().split(';').next().map(str::trim) {
         Some("application/json") => sources(call.json()?)?,
@@ -96,23 +100,54 @@ pub(super) async fn import(
         call.caller.need_domain(&document.domain)?;
     }
     check_weights(&documents)?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let mut domains = Vec::new();
-    for document in &documents {
-        let was_clean = is_clean(&mut write, &document.domain, call.publishes).await?;
-        let changed = write.replace_domain(document).await?;
-        if call.publishes {
-            publish_change(&app, &mut write, &document.domain, was_clean).await?;
+    if !call.publishes {
+        let mut write = match call.begin(&app).await? {
+            Begun::New(write) => write,
+            Begun::Repeated(response) => return Ok(*response),
+        };
+        let (imported, _) = replace(&mut write, &documents, false).await?;
+        return call.finish(&app, write, StatusCode::OK, None, &imported).await;
+    }
+    let _turn = app.publishers.lock().await;
+    let changed = vec![0; documents.len()];
+    let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
+    for _ in 0..ATTEMPTS_MAX {
+        let approved = approve(&app, &texts).await?;
+        let mut write = match call.begin(&app).await? {
+            Begun::New(write) => write,
+            Begun::Repeated(response) => return Ok(*response),
+        };
+        let (imported, changed) = replace(&mut write, &documents, true).await?;
+        let texts = texts.iter().cloned().zip(changed);
+        let texts: Vec<_> =
+            texts.map(|(text, changed)| PublishedText { changed, ..text }).collect();
+        if publish_texts(&app, &mut write, &texts, None, approved).await?.is_some() {
+            return call.finish(&app, write, StatusCode::OK, None, &imported).await;
         }
-        let (domain, rules) = (document.domain.clone(), document.records.len());
-        domains.push(ImportedDomain { domain, rules, changed });
+    }
+    Err(Problem::raced())
+}
+
+/// Makes these documents the drafts of their domains. Returns the number of the last change of
+/// each draft too.
+async fn replace(
+    write: &mut Write,
+    documents: &[Document],
+    publishes: bool,
+) -> Result<(Imported, Vec<i64>), Problem> {
+    let (mut domains, mut numbers) = (Vec::new(), Vec::new());
+    for document in documents {
+        let domain = document.domain.clone();
+        if publishes && write.draft_state(&domain).await?.0 {
+            return Err(unpublished_changes(&domain));
+        }
+        let changed = write.replace_domain(document).await?;
+        numbers.push(write.draft_state(&domain).await?.1);
+        domains.push(ImportedDomain { domain, rules: document.records.len(), changed });
     }
     let names: Vec<_> = domains.iter().map(|it| it.domain.as_str()).collect();
     write.note_action("rules.import", &names.join(", ")).await?;
-    call.finish(&app, write, StatusCode::OK, None, &Imported { domains }).await
+    Ok((Imported { domains }, numbers))
 }
 
 /// Export rule files

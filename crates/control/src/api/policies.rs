@@ -14,13 +14,13 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{Begun, WriteCall, WriteQuery, check_text};
+use super::call::{WriteCall, WriteQuery, check_text};
+use super::change::{Change, Edit, Reply, make};
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{is_clean, publish_change};
 use super::rules::check;
 use crate::auth::Caller;
 use crate::document::{Entry, Record, check_entries};
-use crate::store::{RuleFilter, StoredRule};
+use crate::store::{RuleFilter, StoredRule, Write};
 
 /// The domain of rules in these forms.
 pub(super) const DOMAIN: &str = "default";
@@ -150,26 +150,35 @@ pub(super) async fn write(
     }
     let record = policy.record(&id)?;
     check(&app, DOMAIN, &record).await?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let was_clean = is_clean(&mut write, DOMAIN, true).await?;
-    let present = write.rules_of_scope(DOMAIN, POLICY, &id).await?;
-    let (same, others): (Vec<_>, Vec<_>) =
-        present.into_iter().partition(|it| it.record.entries == record.entries);
-    // Another key type is another address.
-    for other in &others {
-        write.remove_rule(other).await?;
+    make(&app, &call, DOMAIN, true, &WrittenPolicy { id, record }).await
+}
+
+/// A policy that is made or changed.
+struct WrittenPolicy {
+    id: String,
+    record: Record,
+}
+
+// === impl WrittenPolicy ===
+
+impl Change for WrittenPolicy {
+    async fn edit(&self, write: &mut Write) -> Result<Edit, Problem> {
+        let present = write.rules_of_scope(DOMAIN, POLICY, &self.id).await?;
+        // Another key type is another address.
+        let (same, remove): (Vec<_>, Vec<_>) =
+            present.into_iter().partition(|it| it.record.entries == self.record.entries);
+        let put = Some(self.record.clone());
+        Ok(Edit { remove, present: same.into_iter().next(), put })
     }
-    let rule = match same.first() {
-        Some(present) => write.change_rule(present, record.settings).await?,
-        None => write.add_rule(DOMAIN, &record).await?,
-    };
-    write.note_action("policy.set", &id).await?;
-    publish_change(&app, &mut write, DOMAIN, was_clean).await?;
-    let view = Policy::of(&rule);
-    call.finish(&app, write, StatusCode::OK, None, &view).await
+
+    fn action(&self) -> (&'static str, &str) {
+        ("policy.set", &self.id)
+    }
+
+    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+        let body = json!(rule.as_ref().and_then(Policy::of));
+        Reply { status: StatusCode::OK, etag: None, location: None, body }
+    }
 }
 
 // === impl Policy ===

@@ -139,6 +139,12 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, kind, detail)
     }
 
+    /// A write that others got in the way of again and again.
+    pub(super) fn raced() -> Self {
+        let detail = "others published again and again meanwhile; nothing was written. Try again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+    }
+
     /// Rules that the compiler refuses, or fields that are wrong.
     pub fn faults(detail: &str, faults: Vec<FieldFault>) -> Self {
         let mut problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "faults", detail);

@@ -13,12 +13,13 @@ use utoipa::ToSchema;
 
 use super::App;
 use super::call::{Begun, QueryOf, WriteCall, WriteQuery};
+use super::change::ATTEMPTS_MAX;
 use super::paging::{HistoryQuery, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{Checked, Published, compile_all, publish_texts, read_text};
+use super::publishing::{Checked, Published, approve, compile_all, publish_texts, read_text};
 use crate::auth::Caller;
 use crate::document::{Difference, Document, difference};
-use crate::store::{PublishedText, VersionRow};
+use crate::store::{PublishedText, VersionRow, Write};
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -110,19 +111,29 @@ pub(super) async fn publish(
     State(app): State<Arc<App>>,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    let selection: Selection = body_or_default(&call)?;
-    let checked = check_drafts(&app, &call.caller, selection).await?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    if call.if_match.is_some() && !call.matches(&checked.etag())? {
-        let detail = "the draft changed since it was checked; check it again";
-        let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
-        return Err(problem.with("current", json!(checked.etag())));
+    if let Some(response) = call.repeated(&app).await? {
+        return Ok(response);
     }
-    let published = publish_texts(&app, &mut write, &checked.texts, None).await?;
-    call.finish(&app, write, StatusCode::OK, None, &published).await
+    let selection: Selection = body_or_default(&call)?;
+    let _turn = app.publishers.lock().await;
+    let checked = check_drafts(&app, &call.caller, selection).await?;
+    for _ in 0..ATTEMPTS_MAX {
+        let approved = approve(&app, &checked.texts).await;
+        let mut write = match call.begin(&app).await? {
+            Begun::New(write) => write,
+            Begun::Repeated(response) => return Ok(*response),
+        };
+        if call.if_match.is_some() && !call.matches(&checked.etag())? {
+            let detail = "the draft changed since it was checked; check it again";
+            let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
+            return Err(problem.with("current", json!(checked.etag())));
+        }
+        let published = publish_texts(&app, &mut write, &checked.texts, None, approved?).await?;
+        if let Some(published) = published {
+            return call.finish(&app, write, StatusCode::OK, None, &published).await;
+        }
+    }
+    Err(Problem::raced())
 }
 
 /// Roll back to an earlier version
@@ -135,16 +146,43 @@ pub(super) async fn rollback(
     State(app): State<Arc<App>>,
     call: WriteCall,
 ) -> Result<Response, Problem> {
+    if let Some(response) = call.repeated(&app).await? {
+        return Ok(response);
+    }
     let RollbackInput { version, domains, discard_draft } = call.json()?;
     if !(1..=app.store.last_version().await?).contains(&version) {
         return Err(Problem::not_found(format!("there is no version {version}")));
     }
     let domains = named_domains(&call.caller, domains)?;
+    let _turn = app.publishers.lock().await;
     let documents = former_documents(&app, &call.caller, version, domains).await?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
+    for _ in 0..ATTEMPTS_MAX {
+        let texts: Vec<_> = documents.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
+        let approved = approve(&app, &texts).await;
+        let mut write = match call.begin(&app).await? {
+            Begun::New(write) => write,
+            Begun::Repeated(response) => return Ok(*response),
+        };
+        let texts = restore(&mut write, &documents, discard_draft).await?;
+        let published = publish_texts(&app, &mut write, &texts, Some(version), approved?).await?;
+        if let Some(published) = published {
+            return call.finish(&app, write, StatusCode::OK, None, &published).await;
+        }
+    }
+    Err(Problem::raced())
+}
+
+fn text_of(document: &Document, yaml: Option<String>) -> PublishedText {
+    let (domain, rules) = (document.domain.clone(), document.records.len());
+    PublishedText { domain, changed: 0, yaml, rules }
+}
+
+/// Makes the drafts of these domains what they were in an earlier version.
+async fn restore(
+    write: &mut Write,
+    documents: &[(Document, Option<String>)],
+    discard_draft: bool,
+) -> Result<Vec<PublishedText>, Problem> {
     let mut texts = Vec::new();
     for (document, yaml) in documents {
         let domain = &document.domain;
@@ -156,13 +194,11 @@ pub(super) async fn rollback(
             );
             return Err(Problem::conflict("draft-changed", detail));
         }
-        write.replace_domain(&document).await?;
+        write.replace_domain(document).await?;
         let changed = write.draft_state(domain).await?.1;
-        let (domain, rules) = (domain.clone(), document.records.len());
-        texts.push(PublishedText { domain, changed, yaml, rules });
+        texts.push(PublishedText { changed, ..text_of(document, yaml.clone()) });
     }
-    let published = publish_texts(&app, &mut write, &texts, Some(version)).await?;
-    call.finish(&app, write, StatusCode::OK, None, &published).await
+    Ok(texts)
 }
 
 /// List versions

@@ -1,4 +1,9 @@
 //! Compiles drafts, and makes versions of them in the transaction of a write.
+//!
+//! Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
+//! and [`publish_texts`] commits only if nothing was published since.
+
+use std::collections::BTreeMap;
 
 use ratelease_rules::Source;
 use serde::Serialize;
@@ -18,6 +23,13 @@ pub(super) struct Published {
     version: i64,
     /// The domains that it changes.
     domains: Vec<String>,
+}
+
+/// Texts that pods accept together with all others that are published.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Approved {
+    /// The version that the others are of.
+    version: i64,
 }
 
 /// Drafts that were compiled.
@@ -60,40 +72,62 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
     Ok(documents.pop().unwrap_or_default())
 }
 
-/// Publishes these texts, and notes that in the audit log. Refuses what pods would refuse: they
-/// load all domains at once.
+/// Compiles all that would be published with these texts, as a pod does: it loads all domains at
+/// once. No transaction is open meanwhile.
+///
+/// # Errors
+/// Refuses what pods would refuse.
+pub(super) async fn approve(app: &App, texts: &[PublishedText]) -> Result<Approved, Problem> {
+    check_domain_bytes(app, texts)?;
+    let (version, published) = app.store.published().await?;
+    let approved = Approved { version };
+    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let mut next = published.clone();
+    for text in texts {
+        match &text.yaml {
+            Some(yaml) => next.insert(text.domain.clone(), yaml.clone()),
+            None => next.remove(&text.domain),
+        };
+    }
+    if next == published {
+        return Ok(approved);
+    }
+    let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
+    if after <= max {
+        check_set(next.into_iter().collect()).await?;
+    } else if after >= before {
+        let own: usize = texts.iter().map(bytes_of).sum();
+        let detail = format!(
+            "all published rules together would be {after} bytes, of which the domains of this \
+             request have {own}, and a pod accepts {max} in one message; remove some, or raise \
+             --push-bytes-max and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"
+        );
+        return Err(Problem::conflict("too-many-rules", detail));
+    }
+    // A set that is too large may become smaller.
+    Ok(approved)
+}
+
+/// Publishes texts that were approved, and notes that in the audit log. `None` if another version
+/// was published since: then the set of all domains is not the one that was compiled.
 pub(super) async fn publish_texts(
     app: &App,
     write: &mut Write,
     texts: &[PublishedText],
     restores: Option<i64>,
-) -> Result<Published, Problem> {
-    check_domain_bytes(app, texts)?;
-    let before = write.published_bytes().await?;
-    let version = write.publish(texts, restores).await?;
-    let after = write.published_bytes().await?;
-    let bytes = usize::try_from(after).unwrap_or(usize::MAX);
-    // What makes a set that is too large smaller is let through.
-    if bytes > app.push_bytes_max && after >= before {
-        let own: usize = texts.iter().map(bytes_of).sum();
-        let detail = format!(
-            "all published rules together would be {bytes} bytes, of which the domains of this \
-             request have {own}, and a pod accepts {} in one message; remove some, or raise \
-             --push-bytes-max and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-            app.push_bytes_max
-        );
-        return Err(Problem::conflict("too-many-rules", detail));
-    }
-    if version.is_some() && bytes <= app.push_bytes_max {
-        check_set(write.published_texts().await?).await?;
-    }
-    let Some(VersionRow { number, .. }) = version else {
-        return Ok(Published { version: app.store.last_version().await?, domains: Vec::new() });
+    approved: Approved,
+) -> Result<Option<Published>, Problem> {
+    let Some(VersionRow { number, .. }) = write.publish(texts, restores).await? else {
+        let version = app.store.last_version().await?;
+        return Ok(Some(Published { version, domains: Vec::new() }));
     };
+    if number != approved.version + 1 {
+        return Ok(None);
+    }
     let domains: Vec<_> = texts.iter().map(|it| it.domain.clone()).collect();
     let action = if restores.is_some() { "version.restore" } else { "version.publish" };
     write.note_action(action, &format!("{number}: {}", domains.join(", "))).await?;
-    Ok(Published { version: number, domains })
+    Ok(Some(Published { version: number, domains }))
 }
 
 fn bytes_of(text: &PublishedText) -> usize {
@@ -140,34 +174,14 @@ async fn check_set(texts: Vec<(String, String)>) -> Result<(), Problem> {
     })
 }
 
-/// Whether a change of a domain may be published alone. Only looked at if that is asked for.
-pub(super) async fn is_clean(
-    write: &mut Write,
-    domain: &str,
-    publishes: bool,
-) -> Result<bool, Problem> {
-    Ok(publishes && !write.draft_state(domain).await?.0)
-}
-
-/// Publishes a domain in the transaction that changed it.
-pub(super) async fn publish_change(
-    app: &App,
-    write: &mut Write,
-    domain: &str,
-    was_clean: bool,
-) -> Result<(), Problem> {
-    if !was_clean {
-        let domain = ratelease_rules::excerpt(domain);
-        let detail = format!(
-            "the draft of '{domain}' has other changes that are not published, which would be \
-             published too; leave out 'publish', and publish the draft"
-        );
-        return Err(Problem::conflict("draft-changed", detail));
-    }
-    let document = write.document(domain).await?;
-    let changed = write.draft_state(domain).await?.1;
-    let checked = compile_all(vec![document], vec![changed]).await?;
-    publish_texts(app, write, &checked.texts, None).await.map(|_| ())
+/// Refuses to publish a change of a domain that has other changes.
+pub(super) fn unpublished_changes(domain: &str) -> Problem {
+    let domain = ratelease_rules::excerpt(domain);
+    let detail = format!(
+        "the draft of '{domain}' has other changes that are not published, which would be \
+         published too; leave out 'publish', and publish the draft"
+    );
+    Problem::conflict("draft-changed", detail)
 }
 
 // === impl Checked ===

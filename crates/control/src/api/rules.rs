@@ -14,14 +14,14 @@ use serde_json::{Map, Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain, check_text};
+use super::call::{QueryOf, WriteCall, WriteQuery, check_domain, check_text};
+use super::change::{Change, Edit, Reply, make};
 use super::history::ChangeView;
 use super::paging::{page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{is_clean, publish_change};
 use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
-use crate::store::{RuleFilter, RulePosition, StoredRule};
+use crate::store::{RuleFilter, RulePosition, StoredRule, Write};
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -167,29 +167,8 @@ pub(super) async fn create(
     check_entries(&mut entries)?;
     let record = Record { entries, settings: input.settings };
     check(&app, &domain, &record).await?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let id = record.id(&domain);
-    if let Some(present) = write.rule(id.as_str()).await? {
-        let detail = "there is a rule of this domain and these entries; change it instead";
-        let present = json!(RuleView::from(present));
-        return Err(Problem::conflict("duplicate", detail).with("current", present));
-    }
-    let was_clean = is_clean(&mut write, &domain, call.publishes).await?;
-    let rule = write.add_rule(&domain, &record).await?;
-    write.note_action("rule.add", id.as_str()).await?;
-    if call.publishes {
-        publish_change(&app, &mut write, &domain, was_clean).await?;
-    }
-    let (etag, view) = (etag(&rule), RuleView::from(rule));
-    let status = StatusCode::CREATED;
-    let mut response = call.finish(&app, write, status, Some(etag), &view).await?;
-    if let Ok(location) = HeaderValue::from_str(&format!("/v1/rules/{id}")) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
+    let change = NewRule { id: record.id(&domain), record };
+    make(&app, &call, &domain, call.publishes, &change).await
 }
 
 /// Read a rule of the draft
@@ -230,22 +209,8 @@ pub(super) async fn change(
     keep_address(&known, &input)?;
     let record = Record { entries: known.record.entries, settings: input.settings };
     check(&app, &known.domain, &record).await?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let present = write.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
-    if !call.matches(&etag(&present))? {
-        return Err(changed_meanwhile(&app, present).await);
-    }
-    let was_clean = is_clean(&mut write, &known.domain, call.publishes).await?;
-    let rule = write.change_rule(&present, record.settings).await?;
-    write.note_action("rule.change", &id).await?;
-    if call.publishes {
-        publish_change(&app, &mut write, &known.domain, was_clean).await?;
-    }
-    let (etag, view) = (etag(&rule), RuleView::from(rule));
-    call.finish(&app, write, StatusCode::OK, Some(etag), &view).await
+    let change = ChangedRule { app: &app, call: &call, id: &id, record: Some(record) };
+    make(&app, &call, &known.domain, call.publishes, &change).await
 }
 
 /// Remove a rule from the draft
@@ -260,23 +225,77 @@ pub(super) async fn remove(
     call: WriteCall,
 ) -> Result<Response, Problem> {
     check_text("id", &id)?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let present = write.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
-    let domain = present.domain.clone();
-    call.caller.need_domain(&domain)?;
-    if !call.matches(&etag(&present))? {
-        return Err(changed_meanwhile(&app, present).await);
+    if let Some(response) = call.repeated(&app).await? {
+        return Ok(response);
     }
-    let was_clean = is_clean(&mut write, &domain, call.publishes).await?;
-    write.remove_rule(&present).await?;
-    write.note_action("rule.remove", &id).await?;
-    if call.publishes {
-        publish_change(&app, &mut write, &domain, was_clean).await?;
+    let known = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
+    call.caller.need_domain(&known.domain)?;
+    let change = ChangedRule { app: &app, call: &call, id: &id, record: None };
+    make(&app, &call, &known.domain, call.publishes, &change).await
+}
+
+/// A rule that is added.
+struct NewRule {
+    id: RuleId,
+    record: Record,
+}
+
+/// A rule that is changed, or removed if there is no record.
+struct ChangedRule<'c> {
+    app: &'c App,
+    call: &'c WriteCall,
+    id: &'c str,
+    record: Option<Record>,
+}
+
+// === impl NewRule ===
+
+impl Change for NewRule {
+    async fn edit(&self, write: &mut Write) -> Result<Edit, Problem> {
+        if let Some(present) = write.rule(self.id.as_str()).await? {
+            let detail = "there is a rule of this domain and these entries; change it instead";
+            let present = json!(RuleView::from(present));
+            return Err(Problem::conflict("duplicate", detail).with("current", present));
+        }
+        Ok(Edit { put: Some(self.record.clone()), ..Edit::default() })
     }
-    call.finish(&app, write, StatusCode::NO_CONTENT, None, &()).await
+
+    fn action(&self) -> (&'static str, &str) {
+        ("rule.add", self.id.as_str())
+    }
+
+    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+        let location = Some(format!("/v1/rules/{}", self.id));
+        let etag = rule.as_ref().map(etag);
+        let body = json!(rule.map(RuleView::from));
+        Reply { status: StatusCode::CREATED, etag, location, body }
+    }
+}
+
+// === impl ChangedRule ===
+
+impl Change for ChangedRule<'_> {
+    async fn edit(&self, write: &mut Write) -> Result<Edit, Problem> {
+        let present = write.rule(self.id).await?.ok_or_else(|| Problem::no_rule(self.id))?;
+        if !self.call.matches(&etag(&present))? {
+            return Err(changed_meanwhile(self.app, present).await);
+        }
+        Ok(match &self.record {
+            None => Edit { remove: vec![present], ..Edit::default() },
+            Some(put) => Edit { present: Some(present), put: Some(put.clone()), ..Edit::default() },
+        })
+    }
+
+    fn action(&self) -> (&'static str, &str) {
+        (if self.record.is_some() { "rule.change" } else { "rule.remove" }, self.id)
+    }
+
+    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+        let Some(rule) = rule else { return Reply::removed() };
+        let etag = Some(etag(&rule));
+        let body = json!(RuleView::from(rule));
+        Reply { status: StatusCode::OK, etag, location: None, body }
+    }
 }
 
 fn etag(rule: &StoredRule) -> String {

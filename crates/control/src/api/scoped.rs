@@ -7,18 +7,18 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::Map;
+use serde_json::{Map, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_text};
+use super::call::{QueryOf, WriteCall, WriteQuery, check_text};
+use super::change::{Change, Edit, Reply, make};
 use super::policies::{DOMAIN, algorithm_of, limit, numbers_of, token_bucket};
 use super::problem::{CommonProblems, Problem};
-use super::publishing::{is_clean, publish_change};
 use super::rules::check;
 use crate::auth::Caller;
-use crate::document::{Entry, Record, check_entries};
-use crate::store::{RuleFilter, StoredRule};
+use crate::document::{Entry, Record, RuleId, check_entries};
+use crate::store::{RuleFilter, StoredRule, Write};
 
 /// The key of the entry that names an endpoint.
 const API: &str = "api";
@@ -132,17 +132,7 @@ pub(super) async fn remove(
 ) -> Result<Response, Problem> {
     check_text("id", &id)?;
     call.caller.need_domain(DOMAIN)?;
-    let mut write = match call.begin(&app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let present = write.rule(&id).await?.filter(|it| it.domain == DOMAIN);
-    let present = present.ok_or_else(|| Problem::no_rule(&id))?;
-    let was_clean = is_clean(&mut write, DOMAIN, true).await?;
-    write.remove_rule(&present).await?;
-    write.note_action("rule.remove", &id).await?;
-    publish_change(&app, &mut write, DOMAIN, was_clean).await?;
-    call.finish(&app, write, StatusCode::NO_CONTENT, None, &()).await
+    make(&app, &call, DOMAIN, true, &RemovedRule { id }).await
 }
 
 /// Adds a rule, or changes the one of this id, which may move to another scope or endpoint.
@@ -151,42 +141,74 @@ async fn write(app: &App, call: WriteCall, id: Option<String>) -> Result<Respons
     call.caller.need_domain(DOMAIN)?;
     let record = input.record()?;
     check(app, DOMAIN, &record).await?;
-    let mut write = match call.begin(app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(*response),
-    };
-    let was_clean = is_clean(&mut write, DOMAIN, true).await?;
-    let address = record.id(DOMAIN);
-    let present = match &id {
-        None => None,
-        Some(id) => {
-            let present = write.rule(id).await?.filter(|it| it.domain == DOMAIN);
-            Some(present.ok_or_else(|| Problem::no_rule(id))?)
+    let change = WrittenRule { id, address: record.id(DOMAIN), record };
+    make(app, &call, DOMAIN, true, &change).await
+}
+
+/// A rule that is removed.
+struct RemovedRule {
+    id: String,
+}
+
+/// A rule that is added, or changed if there is an id.
+struct WrittenRule {
+    id: Option<String>,
+    /// The id of its scope and endpoint.
+    address: RuleId,
+    record: Record,
+}
+
+/// The rule of this id.
+async fn known(write: &mut Write, id: &str) -> Result<StoredRule, Problem> {
+    let found = write.rule(id).await?.filter(|it| it.domain == DOMAIN);
+    found.ok_or_else(|| Problem::no_rule(id))
+}
+
+// === impl RemovedRule ===
+
+impl Change for RemovedRule {
+    async fn edit(&self, write: &mut Write) -> Result<Edit, Problem> {
+        Ok(Edit { remove: vec![known(write, &self.id).await?], ..Edit::default() })
+    }
+
+    fn action(&self) -> (&'static str, &str) {
+        ("rule.remove", &self.id)
+    }
+
+    fn reply(&self, _: Option<StoredRule>) -> Reply {
+        Reply::removed()
+    }
+}
+
+// === impl WrittenRule ===
+
+impl Change for WrittenRule {
+    async fn edit(&self, write: &mut Write) -> Result<Edit, Problem> {
+        let present = match &self.id {
+            None => None,
+            Some(id) => Some(known(write, id).await?),
+        };
+        let put = Some(self.record.clone());
+        if present.as_ref().is_some_and(|it| it.id == self.address) {
+            return Ok(Edit { present, put, ..Edit::default() });
         }
-    };
-    let rule = match present {
-        Some(present) if present.id == address => {
-            write.change_rule(&present, record.settings).await?
+        if write.rule(self.address.as_str()).await?.is_some() {
+            let detail = format!("there is a rule of this scope, value and api: {}", self.address);
+            return Err(Problem::conflict("duplicate", detail));
         }
-        moved => {
-            if write.rule(address.as_str()).await?.is_some() {
-                let detail = format!("there is a rule of this scope, value and api: {address}");
-                return Err(Problem::conflict("duplicate", detail));
-            }
-            if let Some(moved) = moved {
-                write.remove_rule(&moved).await?;
-            }
-            write.add_rule(DOMAIN, &record).await?
-        }
-    };
-    let (action, status) = match id {
-        None => ("rule.add", StatusCode::CREATED),
-        Some(_) => ("rule.change", StatusCode::OK),
-    };
-    write.note_action(action, address.as_str()).await?;
-    publish_change(app, &mut write, DOMAIN, was_clean).await?;
-    let view = ScopedRule::of(&rule);
-    call.finish(app, write, status, None, &view).await
+        Ok(Edit { remove: present.into_iter().collect(), put, present: None })
+    }
+
+    fn action(&self) -> (&'static str, &str) {
+        let action = if self.id.is_some() { "rule.change" } else { "rule.add" };
+        (action, self.address.as_str())
+    }
+
+    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+        let status = if self.id.is_some() { StatusCode::OK } else { StatusCode::CREATED };
+        let body = json!(rule.as_ref().and_then(ScopedRule::of));
+        Reply { status, etag: None, location: None, body }
+    }
 }
 
 // === impl ScopedRule ===

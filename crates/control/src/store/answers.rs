@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use sqlx::Row;
+use jiff::Timestamp;
+use sqlx::{Any, Executor, Row};
 
-use super::{StoreResult, Write};
+use super::{Store, StoreResult, Write};
 
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
@@ -40,21 +41,47 @@ pub enum Earlier {
     Other,
 }
 
+// === impl Store ===
+
+impl Store {
+    /// What was answered to a write of this author with this key.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn earlier(&self, author: &str, key: &AnswerKey) -> StoreResult<Earlier> {
+        earlier(&self.pool, author, key, Timestamp::now().as_millisecond()).await
+    }
+}
+
+async fn earlier<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    author: &str,
+    key: &AnswerKey,
+    now: i64,
+) -> StoreResult<Earlier> {
+    let sql = "SELECT request, status, headers, body FROM answers \
+               WHERE author = $1 AND idempotency_key = $2 AND at > $3";
+    let query = sqlx::query(sql).bind(author.to_owned()).bind(key.key.clone());
+    let row = query.bind(kept_since(now)).fetch_optional(executor).await?;
+    let Some(row) = row else { return Ok(Earlier::New) };
+    if row.try_get::<String, _>(0)? != key.request {
+        return Ok(Earlier::Other);
+    }
+    let status = u16::try_from(row.try_get::<i64, _>(1)?).unwrap_or(200);
+    Ok(Earlier::Same(Answer { status, etag: row.try_get(2)?, body: row.try_get(3)? }))
+}
+
+/// The time at which the oldest answer that is kept was given.
+fn kept_since(now: i64) -> i64 {
+    now - i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX)
+}
+
 // === impl Write ===
 
 impl Write {
     /// What was answered to a write of this author with this key.
     pub(crate) async fn earlier(&mut self, key: &AnswerKey) -> StoreResult<Earlier> {
-        let sql = "SELECT request, status, headers, body FROM answers \
-                   WHERE author = $1 AND idempotency_key = $2 AND at > $3";
-        let query = sqlx::query(sql).bind(self.author.name.clone()).bind(key.key.clone());
-        let row = query.bind(self.kept_since()).fetch_optional(&mut *self.tx).await?;
-        let Some(row) = row else { return Ok(Earlier::New) };
-        if row.try_get::<String, _>(0)? != key.request {
-            return Ok(Earlier::Other);
-        }
-        let status = u16::try_from(row.try_get::<i64, _>(1)?).unwrap_or(200);
-        Ok(Earlier::Same(Answer { status, etag: row.try_get(2)?, body: row.try_get(3)? }))
+        earlier(&mut *self.tx, &self.author.name, key, self.at).await
     }
 
     /// Keeps the answer to this write, and drops old ones.
@@ -63,7 +90,7 @@ impl Write {
         key: &AnswerKey,
         answer: &Answer,
     ) -> StoreResult<()> {
-        let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(self.kept_since());
+        let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(kept_since(self.at));
         query.execute(&mut *self.tx).await?;
         let sql = "INSERT INTO answers (author, idempotency_key, request, status, headers, body, \
                    at) VALUES ($1, $2, $3, $4, $5, $6, $7)";
@@ -77,9 +104,5 @@ impl Write {
             .bind(self.at);
         query.execute(&mut *self.tx).await?;
         Ok(())
-    }
-
-    fn kept_since(&self) -> i64 {
-        self.at - i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX)
     }
 }

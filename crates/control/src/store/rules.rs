@@ -256,19 +256,6 @@ impl Write {
         Ok(changes.len())
     }
 
-    /// The draft of a domain, as this write has made it.
-    pub(crate) async fn document(&mut self, domain: &str) -> StoreResult<Document> {
-        let query = sqlx::query_as("SELECT defaults FROM domains WHERE name = $1");
-        let row = query.bind(domain.to_owned()).fetch_optional(&mut *self.tx).await?;
-        let (defaults,): (String,) = row.unwrap_or_else(|| ("{}".to_owned(),));
-        let records = self.rules_of(domain).await?.into_iter().map(|rule| rule.record);
-        Ok(Document {
-            domain: domain.to_owned(),
-            defaults: serde_json::from_str(&defaults)?,
-            records: records.collect(),
-        })
-    }
-
     /// The rules of a domain whose first entry is this one.
     pub(crate) async fn rules_of_scope(
         &mut self,

@@ -1,5 +1,7 @@
 //! Versions: what is published, and was.
 
+use std::collections::BTreeMap;
+
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
@@ -70,6 +72,22 @@ impl Store {
         let sql = "SELECT version FROM counters WHERE id = 1";
         let (version,): (i64,) = sqlx::query_as(sql).fetch_one(&self.pool).await?;
         Ok(version)
+    }
+
+    /// The last version, and the texts of all domains that it has. One statement, so that they are
+    /// of the same version.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn published(&self) -> StoreResult<(i64, BTreeMap<String, String>)> {
+        let sql = "SELECT c.version, d.name, t.yaml FROM counters c \
+                   LEFT JOIN domains d ON d.hash IS NOT NULL \
+                   LEFT JOIN texts t ON t.hash = d.hash WHERE c.id = 1";
+        type Row = (i64, Option<String>, Option<String>);
+        let rows: Vec<Row> = sqlx::query_as(sql).fetch_all(&self.pool).await?;
+        let version = rows.first().map_or(0, |(version, ..)| *version);
+        let texts = rows.into_iter().filter_map(|(_, name, yaml)| name.zip(yaml));
+        Ok((version, texts.collect()))
     }
 
     /// What the versions after `known` change, in their order. One statement, so that no version is
@@ -185,21 +203,6 @@ impl Write {
         let query = query.bind(size(yaml.len())).bind(size(text.rules));
         query.execute(&mut *self.tx).await?;
         Ok(())
-    }
-
-    /// The domains that are published, and their texts. Bounded by what a pod accepts, if the bytes
-    /// of all were checked before.
-    pub(crate) async fn published_texts(&mut self) -> StoreResult<Vec<(String, String)>> {
-        let sql = "SELECT d.name, t.yaml FROM domains d JOIN texts t ON t.hash = d.hash";
-        Ok(sqlx::query_as(sql).fetch_all(&mut *self.tx).await?)
-    }
-
-    /// The bytes of all texts that are published.
-    pub(crate) async fn published_bytes(&mut self) -> StoreResult<i64> {
-        let sql = "SELECT CAST(COALESCE(SUM(t.bytes), 0) AS BIGINT) FROM domains d \
-                   JOIN texts t ON t.hash = d.hash";
-        let (bytes,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *self.tx).await?;
-        Ok(bytes)
     }
 }
 
