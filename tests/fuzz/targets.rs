@@ -7,5 +7,6 @@ mod matcher;
 mod redis;
 mod request;
 mod rules;
+mod scoped;
 mod settings;
 mod xds;

@@ -2,6 +2,7 @@
 //! independent of wire types.
 
 pub mod json;
+pub mod scoped;
 
 use smallvec::SmallVec;
 

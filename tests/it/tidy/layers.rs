@@ -12,8 +12,8 @@ const LAYERS: [(&str, &str); 10] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
-        "duration display_safety char_input scalar nearest attachment failure lease store limit \
-         small_map wildcard rule request key stats tree rules source fault text field parsed \
+        "duration display_safety char_input scalar nearest fault attachment failure lease store \
+         limit small_map wildcard rule request key stats tree rules source text field parsed \
          node reader metadata file yaml locations compile schema directory",
     ),
     (

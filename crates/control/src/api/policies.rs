@@ -9,6 +9,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use http::StatusCode;
+pub(super) use ratelease_rules::request::scoped::DOMAIN;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -21,9 +22,6 @@ use super::rules::check;
 use crate::auth::Caller;
 use crate::document::{Entry, Record, check_entries};
 use crate::store::{RuleFilter, StoredRule, Write};
-
-/// The domain of rules in these forms.
-pub(super) const DOMAIN: &str = "default";
 
 /// The key of the entry that names a policy.
 const POLICY: &str = "policy";

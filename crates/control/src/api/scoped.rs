@@ -1,4 +1,5 @@
-//! `/rules`: rules by who calls and which endpoint, published at once.
+//! `/rules`: rules by who calls and which endpoint, published at once. A pod asks for them at
+//! `/shouldAllow` and `/api/v1/rate_limit`.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use http::StatusCode;
+use ratelease_rules::request::scoped::{self, Scope};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use utoipa::{IntoParams, ToSchema};
@@ -14,14 +16,11 @@ use super::App;
 use super::call::{QueryOf, WriteCall, WriteQuery, check_text};
 use super::change::{Change, Edit, Reply, make};
 use super::policies::{DOMAIN, algorithm_of, limit, numbers_of, token_bucket};
-use super::problem::{CommonProblems, Problem};
+use super::problem::{CommonProblems, FieldFault, Problem};
 use super::rules::check;
 use crate::auth::Caller;
 use crate::document::{Entry, Record, RuleId, check_entries};
 use crate::store::{RuleFilter, StoredRule, Write};
-
-/// The key of the entry that names an endpoint.
-const API: &str = "api";
 
 /// Rules that one list shows.
 const LIST_MAX: usize = 1000;
@@ -33,7 +32,7 @@ pub(super) struct ScopedRule {
     /// The id; of a rule that is written, it is left out.
     #[serde(default)]
     rule_id: String,
-    /// Who calls, as in user, ip, org, api_key or tier: the key of the first entry.
+    /// Who calls, one of user, ip, org, api_key and tier: the key of the first entry.
     #[serde(alias = "scope_type")]
     scope: String,
     /// Which one; without it, each counts apart.
@@ -216,9 +215,12 @@ impl Change for WrittenRule {
 impl ScopedRule {
     /// The rule that it is.
     fn record(&self) -> Result<Record, Problem> {
-        let scope = Entry::new(&*self.scope, &*self.scope_value);
-        let api = (!self.api.is_empty()).then(|| Entry::new(API, &*self.api));
-        let mut entries: Vec<_> = [scope].into_iter().chain(api).collect();
+        let scope = Scope::named(&self.scope).map_err(|message| {
+            let fault = FieldFault::of("scope", message);
+            Problem::faults("the rule has no good scope", vec![fault])
+        })?;
+        let entries = scoped::entries(scope, &self.scope_value, &self.api);
+        let mut entries: Vec<_> = entries.iter().map(|it| Entry::new(it.key, it.value)).collect();
         check_entries(&mut entries)?;
         let limit = limit(&self.algorithm, self.max_requests, self.window_seconds, self.burst);
         let mut settings = Map::new();
@@ -230,7 +232,7 @@ impl ScopedRule {
     fn of(rule: &StoredRule) -> Option<Self> {
         let (scope, api) = match &*rule.record.entries {
             [scope] => (scope, None),
-            [scope, api] if api.key == API => (scope, api.value.clone()),
+            [scope, api] if api.key == scoped::API => (scope, api.value.clone()),
             _ => return None,
         };
         let (max_requests, window_seconds, burst) = numbers_of(rule)?;

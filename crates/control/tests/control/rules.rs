@@ -241,6 +241,11 @@ async fn the_short_forms_are_rules_that_are_published_at_once() {
         let refused = server.post("/rules", &bad).await;
         let field = vec!["rate_limit.algorithm".to_owned()];
         assert_eq!((refused.status, refused.fields()), (422, field), "{refused:?}");
+        // No pod asks for it.
+        let unknown = json!({"scope": "usr", "max_requests": 1, "window_seconds": 1});
+        let refused = server.post("/rules", &unknown).await;
+        assert_eq!((refused.status, refused.fields()), (422, vec!["scope".to_owned()]));
+        assert!(refused.text.contains("did you mean 'user'"), "{refused:?}");
         server.stop().await;
     }
 }

@@ -70,7 +70,7 @@ pub fn parse(body: &[u8]) -> Result<Request, String> {
 }
 
 /// Formats `error` as one line of bounded length.
-fn shown(error: &serde_json::Error) -> String {
+pub(super) fn shown(error: &serde_json::Error) -> String {
     let reported = error.to_string().replace(char::is_control, " ");
     let end = reported.floor_char_boundary(FAULT_BYTES_MAX);
     match reported.get(end..) {
