@@ -22,6 +22,7 @@ mod notation;
 mod overrides;
 mod pod;
 mod replaces;
+mod scoped;
 mod sharing;
 mod statuses;
 mod windows;

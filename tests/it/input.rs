@@ -11,6 +11,7 @@ mod http1;
 mod json;
 mod panic;
 mod random;
+mod scoped;
 mod split;
 mod unfinished;
 mod unread;

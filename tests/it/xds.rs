@@ -5,6 +5,7 @@ mod control_plane;
 mod gateway;
 mod large;
 mod published;
+mod scoped;
 mod stream;
 mod together;
 

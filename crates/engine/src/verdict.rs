@@ -110,6 +110,20 @@ impl<'r> Verdict<'r> {
         let shadowed = modes.shadow && denies(&statuses, modes);
         Self { code: code(&statuses, modes), statuses, tightest, shadowed, metadata }
     }
+
+    /// The status that the rate limit headers show, and its limit; `None` if no limit applies.
+    pub fn tightest_limit(&self) -> Option<(&Status<'r>, AppliedLimit<'r>)> {
+        let tightest = self.statuses.get(self.tightest?)?;
+        Some((tightest, tightest.limit?))
+    }
+
+    /// Seconds, at least one, until every limit that was exceeded has reset; never less than the
+    /// reset of the tightest, which is sent beside it.
+    pub fn retry_after_seconds(&self) -> u64 {
+        let tightest = self.tightest_limit().and_then(|(status, _)| status.reset_seconds());
+        let over = self.statuses.iter().filter(|status| status.is_over());
+        over.filter_map(Status::reset_seconds).fold(tightest.unwrap_or(0).max(1), u64::max)
+    }
 }
 
 /// `OverLimit` if the statuses deny, unless the global shadow mode is on.

@@ -21,7 +21,7 @@
 //! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`samples`] logs some decisions, [`trace`] makes spans of some requests, and [`observe`] passes
 //! each decision to all of them. [`service`] checks and decides a request, for [`grpc`] here and
-//! for `/json` in the sidecar.
+//! for decisions over HTTP in the sidecar.
 
 #![forbid(unsafe_code)]
 

@@ -39,13 +39,13 @@ pub use partial_message::PartialMessage;
 /// take about as much again.
 const GRPC_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The same limit for `/json`, which serves people and small scripts. One connection may use half,
-/// which is more than the longest body.
-const JSON_BYTES_MAX: usize = 3 * 1024 * 1024;
+/// The same limit for requests over HTTP, which serve people and small scripts. One connection may
+/// use half, which is more than the longest body.
+const HTTP_BYTES_MAX: usize = 3 * 1024 * 1024;
 
-/// Maximum number of `/json` requests that wait at once, whatever `MAX_IN_FLIGHT` says. If each
+/// Maximum number of requests over HTTP that wait at once, whatever `MAX_IN_FLIGHT` says. If each
 /// waits 5 ms for a lease, this is 12 800 requests a second.
-pub const JSON_CALLS_MAX: usize = 64;
+pub const HTTP_CALLS_MAX: usize = 64;
 
 /// Checks and decides requests. A cheap handle: clones share all state.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ pub struct DecisionService {
     rules_in_force: Arc<CurrentRules>,
     headers: Option<Arc<Headers>>,
     grpc: TransportLimits,
-    json: TransportLimits,
+    http: TransportLimits,
     observers: Observers,
 }
 
@@ -86,7 +86,7 @@ impl DecisionService {
         headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
-        let json_max = calls_max.min(JSON_CALLS_MAX);
+        let http_max = calls_max.min(HTTP_CALLS_MAX);
         Self {
             limiter,
             rules_in_force,
@@ -95,9 +95,9 @@ impl DecisionService {
                 concurrency: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
                 body_budget: BodyBudget::new(GRPC_BYTES_MAX),
             },
-            json: TransportLimits {
-                concurrency: ConcurrencyLimit::new(json_max, "for /json"),
-                body_budget: BodyBudget::new(JSON_BYTES_MAX),
+            http: TransportLimits {
+                concurrency: ConcurrencyLimit::new(http_max, "over HTTP"),
+                body_budget: BodyBudget::new(HTTP_BYTES_MAX),
             },
             observers: Observers::default(),
         }
@@ -158,8 +158,8 @@ impl DecisionService {
 
     /// Event counts since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
-        let Self { grpc, json, .. } = self;
-        let sum = |of: fn(&TransportLimits) -> u64| of(grpc) + of(json);
+        let Self { grpc, http, .. } = self;
+        let sum = |of: fn(&TransportLimits) -> u64| of(grpc) + of(http);
         vec![
             (Counter::CallsUnderWay, sum(|it| it.concurrency.waiting())),
             (Counter::MessageBytes, sum(|it| it.body_budget.bytes())),
@@ -171,7 +171,7 @@ impl DecisionService {
     fn limits(&self, transport: Transport) -> &TransportLimits {
         match transport {
             Transport::Grpc => &self.grpc,
-            Transport::Json => &self.json,
+            Transport::Http(_) => &self.http,
         }
     }
 

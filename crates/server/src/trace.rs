@@ -131,11 +131,12 @@ impl Shared {
                 // CANCELLED.
                 (builder, Outcome::Grpc(1))
             }
-            Transport::Json => {
-                let builder = SpanBuilder::from_name("POST /json").with_attributes([
-                    KeyValue::new("http.request.method", "POST"),
-                    KeyValue::new("http.route", "/json"),
-                    KeyValue::new("url.path", "/json"),
+            Transport::Http(route) => {
+                let (method, path) = (route.method(), route.path());
+                let builder = SpanBuilder::from_name(format!("{method} {path}")).with_attributes([
+                    KeyValue::new("http.request.method", method),
+                    KeyValue::new("http.route", path),
+                    KeyValue::new("url.path", path),
                     KeyValue::new("url.scheme", "http"),
                 ]);
                 // No client receives this status; nginx uses it in its log.

@@ -2,7 +2,7 @@
 //! health, and who may ask.
 //!
 //! May use the rules in force, the counters of `metrics` and `hot_keys`, and the engine's state.
-//! `http` answers probes from [`health`] and protects `/json` by [`guard`]; `grpc` answers health
+//! `http` answers probes from [`health`] and protects decisions by [`guard`]; `grpc` answers health
 //! checks; `app` binds the ports.
 
 pub mod guard;

@@ -31,7 +31,7 @@ use crate::admin::live::Live;
 use crate::admin::status::Start;
 use crate::certificates::CertificateWatch;
 use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
-use crate::http::{self, JsonOptions};
+use crate::http::{self, DecisionOptions};
 use crate::rule_source::RuleWatch;
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
@@ -64,7 +64,7 @@ pub struct App {
     debug: TcpListener,
     /// The listener and the routes of its page.
     metrics: Option<(TcpListener, Router)>,
-    json: JsonOptions,
+    decisions: DecisionOptions,
     age: ConnectionAge,
     tls: Option<CertificateWatch>,
     admin: Router,
@@ -180,7 +180,7 @@ impl App {
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
         }
         let mut http_servers = Background::new(&supervisor);
-        let routes = http::routes(service.clone(), health.clone(), self.json);
+        let routes = http::routes(service.clone(), health.clone(), self.decisions);
         let unread = UnreadPages::default();
         let server = |routes, open, order| {
             let (streams_max, cores, runtime) = match order {

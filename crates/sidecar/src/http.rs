@@ -1,9 +1,13 @@
-//! The HTTP server: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes. Uses
-//! [`service`](ratelease_server::service) to decide, and [`admin`](crate::admin) for health and for
-//! who may ask; `app` runs it, and serves the pages of the debug port by [`serve`].
+//! The HTTP server: `/json`, `/shouldAllow` and `/api/v1/rate_limit` decide, `/healthcheck`,
+//! `/livez` and `/readyz` answer probes. Uses [`service`](ratelease_server::service) to decide, and
+//! [`admin`](crate::admin) for health and for who may ask; `app` runs it, and serves the pages of
+//! the debug port by [`serve`].
 
+mod body;
 mod decide;
 mod json;
+mod refusal;
+mod scoped;
 pub mod serve;
 mod unread_pages;
 
@@ -17,17 +21,17 @@ use crate::admin::guard;
 use crate::admin::health::Health;
 use ratelease_server::service::DecisionService;
 
-pub use decide::JsonOptions;
+pub use decide::DecisionOptions;
 
 /// The routes of `PORT`.
-pub fn routes(service: DecisionService, health: Health, json: JsonOptions) -> Router {
+pub fn routes(service: DecisionService, health: Health, options: DecisionOptions) -> Router {
     let probes = Router::new()
         // These two accept any method, as in the reference implementation.
         .route("/healthcheck", any(healthcheck))
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
         .with_state(health);
-    guard::with_headers(decide::routes(service, json)).merge(probes)
+    guard::with_headers(decide::routes(service, options)).merge(probes)
 }
 
 /// The reference implementation's health check: 200 and `OK`, or 500 and an empty body.

@@ -17,7 +17,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 23] = [
+const NOT_RUN: [(&str, &str, &str); 24] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     (
@@ -42,6 +42,11 @@ const NOT_RUN: [(&str, &str, &str); 23] = [
     ),
     ("faults.md", "$ scripts/faults", "takes minutes; cargo test --test faults is the small scale"),
     ("hot-keys.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
+    (
+        "http.md",
+        "$ curl -H 'content-type: application/json' http://localhost:8080/shouldAllow",
+        "needs a pod on the fixed port 8080; contract::scoped",
+    ),
     ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),
     ("injection.md", "$ ratelease-injector inject", "needs a Kubernetes cluster to apply to"),
     ("live.md", "$ ratelease serve", "serves until a signal"),

@@ -106,6 +106,11 @@ impl Pod {
         self.door.ask(notation::request(domain, text)).await
     }
 
+    /// The address of its HTTP port.
+    pub(crate) fn http(&self) -> std::net::SocketAddr {
+        self.ratelease.http
+    }
+
     /// Creates or replaces a rule file atomically.
     pub(crate) fn write(&self, name: &str, text: &str) {
         put(self.path(name), text);

@@ -16,7 +16,7 @@ use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
 use ratelease_sidecar::admin::health::{Health, WithoutRules};
 use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
-use ratelease_sidecar::http::{self as pages, JsonOptions};
+use ratelease_sidecar::http::{self as pages, DecisionOptions};
 use tokio::net::TcpListener;
 use tonic::Code;
 
@@ -89,7 +89,7 @@ impl Doors {
         let routes = pages::routes(
             service.clone(),
             Health::new(published, WithoutRules::Healthy),
-            JsonOptions::default(),
+            DecisionOptions::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();

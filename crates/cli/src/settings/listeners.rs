@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ratelease_engine::secret::Secret;
+use ratelease_rules::request::scoped;
 
 use super::fault::{Expected, Faults};
 use super::group::{Flags, Values};
@@ -25,16 +26,18 @@ const THREADS_MAX: usize = 1024;
 /// All addresses to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
-    /// `/json`, `/healthcheck`, `/livez`, `/readyz`.
+    /// `/json`, `/shouldAllow`, `/api/v1/rate_limit`, `/healthcheck`, `/livez`, `/readyz`.
     pub http: HostPort,
     /// Rate limit requests of Envoy.
     pub grpc: GrpcListen,
     /// `/status`, `/metrics`, `/rlconfig`, `/hotkeys` and their index.
     pub debug: HostPort,
-    /// Host names under which `/json` may be called, besides the built-in ones.
+    /// Host names under which decisions may be asked for over HTTP, besides the built-in ones.
     pub allowed_hosts: Vec<String>,
     /// Whether `/json` may give back hits.
     pub json_refunds: bool,
+    /// The domain of the rules by who calls which endpoint; never empty.
+    pub scoped_domain: String,
     /// Host names under which the debug and metrics listeners may be called, besides the built-in
     /// ones.
     pub debug_allowed_hosts: Vec<String>,
@@ -77,13 +80,18 @@ settings! {
     /// Interface of the HTTP listener; all interfaces by default, because the kubelet's probes come
     /// from outside the pod
     pub(super) HOST: Setting<String> = setting("HOST", "0.0.0.0", value::host);
-    /// Port of the HTTP listener: /json, /healthcheck, /livez, /readyz
+    /// Port of the HTTP listener: /json, /shouldAllow, /api/v1/rate_limit, /healthcheck, /livez,
+    /// /readyz
     pub(super) PORT: Setting<u16> = setting("PORT", "8080", value::port);
-    /// Host names under which /json may be called, in addition to IP addresses and cluster-internal
-    /// names; * allows any
+    /// Host names under which /json, /shouldAllow and /api/v1/rate_limit may be called, in addition
+    /// to IP addresses and cluster-internal names; * allows any
     ALLOWED_HOSTS: OptionalSetting<Vec<String>> = optional("NAMES", names);
     /// Let /json give hits back (is_negative_hits); gRPC calls always may
     JSON_REFUNDS: Setting<bool> = switch(false);
+    /// Domain of the rules that /shouldAllow and /api/v1/rate_limit apply, as the control plane
+    /// writes them at /rules
+    SCOPED_RULES_DOMAIN: Setting<String> =
+        setting("DOMAIN", scoped::DOMAIN, |text| Ok(text.to_owned()));
     /// Interface of the gRPC listener
     pub(super) GRPC_HOST: Setting<String> =
         setting("HOST", "127.0.0.1", value::host).reference_default("0.0.0.0");
@@ -135,6 +143,7 @@ impl ListenerFlags {
         let debug = host_port(self, (&DEBUG_HOST, &DEBUG_PORT), faults);
         let allowed_hosts = self.optional(&ALLOWED_HOSTS, faults);
         let json_refunds = self.get(&JSON_REFUNDS, faults);
+        let scoped_domain = self.get(&SCOPED_RULES_DOMAIN, faults);
         let debug_allowed_hosts = self.optional(&DEBUG_ALLOWED_HOSTS, faults);
         let debug_token = self.secret(&DEBUG_TOKEN, faults);
         let max_connection_age = self.get(&GRPC_MAX_CONNECTION_AGE, faults);
@@ -150,6 +159,7 @@ impl ListenerFlags {
             debug: debug?,
             allowed_hosts: allowed_hosts?.unwrap_or_default(),
             json_refunds: json_refunds?,
+            scoped_domain: scoped_domain?,
             debug_allowed_hosts: debug_allowed_hosts?.unwrap_or_default(),
             debug_token: debug_token?.unwrap_or_default(),
             max_connection_age: max_connection_age?,

@@ -26,10 +26,7 @@ struct Item<'a> {
 /// The headers for `verdict`; empty if no limit applies.
 pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
     let mut written = Vec::new();
-    let tightest = verdict.tightest.and_then(|at| verdict.statuses.get(at));
-    let Some((status, applied)) = tightest.and_then(|it| Some((it, it.limit?))) else {
-        return written;
-    };
+    let Some((status, applied)) = verdict.tightest_limit() else { return written };
     let requests = applied.limit.requests_per_unit;
     let reset = status.reset_seconds().unwrap_or_default();
     let mut write = |name: &str, value: String| written.push((name.to_owned(), value));
@@ -49,7 +46,7 @@ pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, Strin
         write("RateLimit", list(items.iter().map(Item::remaining)));
     }
     if headers.retry_after && verdict.code == Code::OverLimit {
-        write("Retry-After", retry_after(reset, verdict).to_string());
+        write("Retry-After", verdict.retry_after_seconds().to_string());
     }
     written
 }
@@ -65,13 +62,6 @@ fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
         }
     });
     list(std::iter::once(requests.to_string()).chain(limits))
-}
-
-/// Seconds, at least one, until every limit that was exceeded has reset; never less than `reset`,
-/// which is sent in another header.
-fn retry_after(reset: u64, verdict: &Verdict<'_>) -> u64 {
-    let over = verdict.statuses.iter().filter(|status| status.code == Code::OverLimit);
-    over.filter_map(Status::reset_seconds).fold(reset.max(1), u64::max)
 }
 
 /// One item for each policy, the tightest first, then by remaining, fewest first.

@@ -1,10 +1,10 @@
-//! Who may read the debug port and call `/json`: any client that reaches it, but no foreign page
-//! open in a browser there.
+//! Who may read the debug port and ask for decisions: any client that reaches it, but no foreign
+//! page open in a browser there.
 //!
 //! The ports ask for no password unless one was set, so that an operator's browser can reach them
 //! through a port-forward; every page open in that browser can then reach them too. Nothing on the
 //! debug port changes anything, but its content (names of rules, settings, values of hot keys) must
-//! not be readable by such pages, and they must not charge limits through `/json`.
+//! not be readable by such pages, and they must not charge limits.
 //!
 //! - A page of another origin cannot read an answer: none allows it. What such a page *loads* (an
 //!   image, a frame, a stream that takes the place of a listener) is refused by `Sec-Fetch-Site`

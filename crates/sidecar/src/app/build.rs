@@ -32,7 +32,7 @@ use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::pages;
 use crate::admin::status::Start;
 use crate::certificates::CertificateWatch;
-use crate::http::JsonOptions;
+use crate::http::DecisionOptions;
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
@@ -119,7 +119,7 @@ impl App {
             http: bound.http,
             debug: bound.debug,
             metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
-            json: json_options(&listeners),
+            decisions: decision_options(&listeners),
             age: age(&listeners),
             tls,
             live,
@@ -190,9 +190,10 @@ fn guard_of(listeners: &Listeners) -> Guard {
     Guard::new(&listeners.debug_allowed_hosts, "DEBUG_ALLOWED_HOSTS")
 }
 
-fn json_options(listeners: &Listeners) -> JsonOptions {
+fn decision_options(listeners: &Listeners) -> DecisionOptions {
     let guard = Guard::new(&listeners.allowed_hosts, "ALLOWED_HOSTS");
-    JsonOptions { guard, refunds: listeners.json_refunds }
+    let scoped_domain = listeners.scoped_domain.clone();
+    DecisionOptions { guard, refunds: listeners.json_refunds, scoped_domain }
 }
 
 fn age(listeners: &Listeners) -> ConnectionAge {

@@ -1,13 +1,26 @@
 //! The proto3 JSON form of the rate limit response: follows protobuf's mapping, with default values
 //! left out.
 
+use ::http::StatusCode;
+use ::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use ratelease_engine::verdict::{Code, Status};
 use serde_json::{Map, Value, json};
 
 use ratelease_server::service::Answer;
 
+/// The answer: 200 or 429.
+pub(super) fn respond(answer: &Answer<'_>) -> Response {
+    let status = match answer.verdict.code {
+        Code::Ok => StatusCode::OK,
+        Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+    };
+    let content_type = [(CONTENT_TYPE, "application/json")];
+    (status, content_type, print(answer).to_string()).into_response()
+}
+
 /// The response in JSON.
-pub(super) fn print(answer: &Answer<'_>) -> Value {
+fn print(answer: &Answer<'_>) -> Value {
     let Answer { verdict, headers } = answer;
     let mut response = json!({
         "overallCode": code(verdict.code),
