@@ -8,11 +8,11 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_ctl::exact_limiter::ExactLimiter;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes, Verdict};
+use ratelease_replay::exact_limiter::ExactLimiter;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};

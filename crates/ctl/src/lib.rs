@@ -14,10 +14,7 @@ mod check;
 mod compare;
 mod descriptor;
 pub mod diff;
-pub mod exact_limiter;
 pub mod explain;
-#[doc(hidden)]
-pub mod fuzzing;
 mod manual;
 mod migrate;
 mod plan;

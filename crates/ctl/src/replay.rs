@@ -4,14 +4,9 @@
 //! Lines are read one by one and decided at their logged times, with the matcher and the arithmetic
 //! of the sidecar. Memory is bounded for any log.
 
-mod counts;
-mod envoy;
 mod line_request;
 mod lines;
-mod mapping;
-mod record;
 mod report;
-mod timestamp;
 
 use std::fs;
 use std::time::Duration;
@@ -22,25 +17,15 @@ use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, RulesDirFlags};
 use ratelease_cli::source::{self, STDIN, STDIN_NAME};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::Modes;
+use ratelease_replay::{LINE_BYTES_MAX, Replay, ReplayCounts};
 use ratelease_rules::Rules;
-use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
 
-use super::exact_limiter::ExactLimiter;
 use super::progress_line::{ProgressLine, bar};
 use super::signals::Signals;
-use counts::ReplayCounts;
 pub(crate) use line_request::LineFlags;
-use lines::LINE_BYTES_MAX;
 pub(crate) use lines::{Lines, Next};
-use mapping::Mapping;
-use record::Record;
 use report::Report;
-
-/// Maximum number of keys that are counted at once, about 100 bytes each; keys whose windows have
-/// ended are evicted.
-const KEYS_MAX: usize = 1 << 20;
 
 /// Maximum number of rules and keys that may be asked for.
 const TOP_MAX: u64 = 100_000;
@@ -50,14 +35,16 @@ const LINES_PER_CHECK: u64 = 1024;
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const NOTES: &str = "\
-A line has one of three forms, which is recognised:
+A line has one of four forms, which is recognised:
   - Envoy's default text format (the older one, the newer one, or Istio's), whose fields are method,
     path, path_without_query, protocol, status, response_flags, bytes_received, bytes_sent,
     duration, upstream_service_time, x_forwarded_for, remote_address (the last of x_forwarded_for),
     user_agent, request_id, authority, upstream_host; and with Istio upstream_cluster,
     downstream_remote_address, route_name and others;
   - a JSON object, with fields of any name; dots select inner fields, as in %http.path%;
-  - such an object with a field \"descriptors\": a request as /json takes it, and a time.
+  - such an object with a field \"descriptors\": a request as /json takes it, and a time;
+  - a decision sample of a pod, logged with LOG_FORMAT=json and LOG_VALUES=true: it stands for a
+    request with its one descriptor.
 
 Each --descriptor makes one descriptor of a line: KEY=VALUE, separated by commas, where %field% in
 VALUE stands for a field. If a field is missing, that descriptor is left out, as Envoy does.
@@ -95,12 +82,10 @@ pub struct ReplayFlags {
     out: OutFlags,
 }
 
-/// The state of a replay.
-struct Replay<'a> {
+/// Reads logs, and replays them.
+struct LogReplay<'a> {
     flags: &'a ReplayFlags,
-    rules: &'a Rules,
-    exact: ExactLimiter,
-    counts: ReplayCounts,
+    replay: Replay<'a>,
     progress: Progress,
     signals: &'a Signals,
 }
@@ -124,18 +109,16 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
     check_domain(&rules, flags.lines.domain.as_deref())?;
     let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)?;
-    let mut replay = Replay {
+    let mut logs = LogReplay {
         flags,
-        rules: &rules,
-        exact: ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
-        counts: ReplayCounts::default(),
+        replay: Replay::new(&rules),
         progress: Progress::new(&flags.logs),
         signals: &signals,
     };
-    let read = flags.logs.iter().try_for_each(|log| replay.log(log));
-    replay.progress.line.clear();
+    let read = flags.logs.iter().try_for_each(|log| logs.log(log));
+    logs.progress.line.clear();
     read?;
-    let Replay { counts, .. } = replay;
+    let Replay { counts, .. } = logs.replay;
     let interrupted = signals.first();
     drop(signals);
     if interrupted.is_none() && counts.requests == 0 {
@@ -149,19 +132,6 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
         report.print(out)?;
     }
     Ok(interrupted.map_or(Completion::clean_if(counts.over_limit == 0), Completion::Interrupted))
-}
-
-/// Parses a line of a log under a `--descriptor`, if both can be parsed. Returns the line's time,
-/// and the number of entries of the descriptor or, if the line is a request itself, its number of
-/// descriptors. For `tests/fuzz`.
-pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
-    let mapping = Mapping::parse(mapping);
-    let record = Record::parse(line).ok()?;
-    let time = record.time(None).ok();
-    let request = record.request().and_then(Result::ok);
-    let of_request = request.map(|request| request.borrow().descriptors.len());
-    let mapped = mapping.ok().and_then(|mapping| mapping.apply(&record).map(|it| it.len()));
-    Some((time, of_request.or(mapped).unwrap_or_default()))
 }
 
 /// Refuses a domain without rules: every request would pass, which is seldom what the user wants to
@@ -193,9 +163,9 @@ fn nothing_replayed(counts: &ReplayCounts) -> CliError {
     }
 }
 
-// === impl Replay ===
+// === impl LogReplay ===
 
-impl Replay<'_> {
+impl LogReplay<'_> {
     fn log(&mut self, name: &str) -> Result<(), CliError> {
         let shown = if name == STDIN { STDIN_NAME } else { name };
         let failed = |error| CliError::new(format_args!("{shown}: cannot be read: {error}"));
@@ -212,7 +182,7 @@ impl Replay<'_> {
                 }
             }
             if number % LINES_PER_CHECK == 0 {
-                self.progress.update(lines.bytes(), &self.counts);
+                self.progress.update(lines.bytes(), &self.replay.counts);
             }
         }
         self.progress.bytes_before += lines.bytes();
@@ -220,8 +190,7 @@ impl Replay<'_> {
     }
 
     fn unreadable(&mut self, log: &str, number: u64, why: impl FnOnce() -> String) {
-        self.counts.lines += 1;
-        self.counts.note_unreadable(log, number, why);
+        self.replay.counts.note_unreadable(log, number, why);
     }
 
     /// Replays one line.
@@ -230,30 +199,13 @@ impl Replay<'_> {
     /// The flags do not say which request the line stands for.
     fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), CliError> {
         let flags = self.flags;
-        let decide = |at, request: &Request<'_>| self.request(at, request);
+        let decide = |at, request: &Request<'_>| {
+            self.replay.request(at, request);
+        };
         if let Err(why) = flags.lines.request((log, number), line, true, decide)? {
             self.unreadable(log, number, || why);
         }
         Ok(())
-    }
-
-    /// Decides `request` at the time `at`, and counts the result.
-    fn request(&mut self, at: u64, request: &Request<'_>) {
-        self.counts.lines += 1;
-        self.counts.note_time(at);
-        if request.descriptors.is_empty() {
-            self.counts.without_descriptor += 1;
-            return;
-        }
-        self.exact.advance(at);
-        match self.exact.decide(self.rules, request) {
-            Ok(verdict) => self.counts.note(request, &verdict),
-            Err(_) => {
-                self.counts.requests += 1;
-                self.counts.ok += 1;
-                self.counts.uncounted += 1;
-            }
-        }
     }
 }
 

@@ -25,7 +25,7 @@ fn any_line_is_read_or_refused() {
     run::mutated("logs", &WORDS, 20_000, |input| {
         let text = String::from_utf8_lossy(input);
         let (mapping, log) = text.split_once('\n').unwrap_or(("path=%path%", &text));
-        let read = log.lines().map(|line| ratelease_ctl::fuzzing::log_line(line.trim(), mapping));
+        let read = log.lines().map(|line| ratelease_replay::read_line(line.trim(), mapping));
         read.flatten().count() > 0
     });
 }

@@ -12,7 +12,17 @@ const GRAPH: [(&str, &[&str]); 12] = [
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
-    ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules", "ratelease-tls"]),
+    ("ratelease-replay", &["ratelease-engine", "ratelease-rules"]),
+    (
+        "ratelease-ctl",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-replay",
+            "ratelease-rules",
+            "ratelease-tls",
+        ],
+    ),
     ("ratelease-injector", &["ratelease-cli", "ratelease-tls"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (

@@ -8,7 +8,7 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 10] = [
+const LAYERS: [(&str, &str); 11] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
@@ -28,9 +28,13 @@ const LAYERS: [(&str, &str); 10] = [
     ),
     (
         "crates/ctl/src",
-        "signals skew progress_line yaml_documents descriptor rule exact_limiter status_client \
+        "signals skew progress_line yaml_documents descriptor rule status_client \
          bench rule_tests check diff explain migrate plan query replay compare schema status top \
-         manual fuzzing",
+         manual",
+    ),
+    (
+        "crates/replay/src",
+        "timestamp envoy decision_sample record mapping exact_limiter counts line_format replayed",
     ),
     (
         "crates/injector/src",

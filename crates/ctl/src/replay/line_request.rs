@@ -1,14 +1,9 @@
-//! What a line of a log asks for: the flags that say so, and the request that results. `replay`
-//! and `compare` share it.
+//! The flags that say what a line of a log asks for. `replay` and `compare` share them.
 
 use clap::Args;
 use ratelease_cli::out::CliError;
-use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, Entry, Request};
-use smallvec::SmallVec;
-
-use super::envoy;
-use super::mapping::{Entries, Mapping};
-use super::record::Record;
+use ratelease_replay::{FormatFault, LineFormat, LineResult, Mapping};
+use ratelease_rules::request::{DESCRIPTORS_MAX, Request};
 
 /// Flags that say how lines of logs become requests.
 #[derive(Debug, Args)]
@@ -49,80 +44,27 @@ impl LineFlags {
     /// The flags do not say which request the line stands for.
     pub(crate) fn request<R>(
         &self,
-        place: (&str, u64),
+        (log, number): (&str, u64),
         line: &str,
         needs_time: bool,
         take: impl FnOnce(u64, &Request<'_>) -> R,
-    ) -> Result<Result<R, String>, CliError> {
-        let record = match Record::parse(line) {
-            Ok(record) => record,
-            Err(why) => return Ok(Err(why)),
+    ) -> Result<LineResult<R>, CliError> {
+        let format = LineFormat {
+            domain: self.domain.as_deref(),
+            descriptors: &self.descriptors,
+            time_field: self.time_field.as_deref(),
+            needs_time,
         };
-        let at = match record.time(self.time_field.as_deref()) {
-            Ok(at) => at,
-            Err(why) if needs_time => return Ok(Err(why)),
-            Err(_) => 0,
-        };
-        match record.request() {
-            None => self.mapped(&record, place, |request| take(at, request)).map(Ok),
-            Some(Ok(request)) => {
-                let mut request = request.borrow();
-                if request.domain.is_empty() {
-                    request.domain = self.domain.as_deref().unwrap_or_default();
+        format.request(line, take).map_err(|fault| {
+            let what = match fault {
+                FormatFault::NoDescriptor => {
+                    "is of an access log and needs a descriptor, as in --descriptor path=%path%"
+                        .to_owned()
                 }
-                with_domain(&request, place)?;
-                Ok(Ok(take(at, &request)))
-            }
-            Some(Err(why)) => Ok(Err(why)),
-        }
+                FormatFault::NoDomain => "has no domain: set --domain".to_owned(),
+                fault => fault.to_string(),
+            };
+            CliError::new(format_args!("{log}:{number}: {what}"))
+        })
     }
-
-    /// Makes the request of a line by the flags.
-    fn mapped<R>(
-        &self,
-        record: &Record<'_>,
-        place: (&str, u64),
-        take: impl FnOnce(&Request<'_>) -> R,
-    ) -> Result<R, CliError> {
-        if self.descriptors.is_empty() {
-            return Err(line_error(
-                place,
-                "is of an access log and needs a descriptor, as in \
-                --descriptor path=%path%",
-            ));
-        }
-        if matches!(record, Record::Envoy(_))
-            && let Some(field) = self.descriptors.iter().find_map(Mapping::unknown_to_envoy)
-        {
-            let known: Vec<_> = envoy::names().collect();
-            let known = known.join(", ");
-            return Err(line_error(
-                place,
-                format!("is of Envoy's text format, which has no field {field}, but {known}"),
-            ));
-        }
-        let descriptors: Vec<_> =
-            self.descriptors.iter().filter_map(|mapping| mapping.apply(record)).collect();
-        let descriptors: SmallVec<_> = descriptors.iter().map(descriptor).collect();
-        let domain = self.domain.as_deref().unwrap_or_default();
-        let request = Request { domain, descriptors, hits_addend: 0 };
-        with_domain(&request, place)?;
-        Ok(take(&request))
-    }
-}
-
-fn with_domain(request: &Request<'_>, place: (&str, u64)) -> Result<(), CliError> {
-    if request.domain.is_empty() {
-        return Err(line_error(place, "has no domain: set --domain"));
-    }
-    Ok(())
-}
-
-fn descriptor<'a>(entries: &'a Entries<'_>) -> Descriptor<'a> {
-    let entries = entries.iter().map(|(key, value)| Entry { key, value });
-    Descriptor { entries: entries.collect(), ..Descriptor::default() }
-}
-
-fn line_error((log, number): (&str, u64), what: impl std::fmt::Display) -> CliError {
-    CliError::new(format_args!("{log}:{number}: {what}"))
 }

@@ -5,13 +5,11 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsFd;
 
 use ratelease_cli::source::STDIN;
+use ratelease_replay::LINE_BYTES_MAX;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::signals::Signals;
-
-/// Maximum bytes of a line. Envoy's headers take 60 KiB at most, and a line has several of them.
-pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes per read.
 const BUFFER_BYTES: usize = 1 << 18;

@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe;
+use ratelease_replay::{ReplayCounts, RuleCounts, show_time};
 use serde_json::{Value, json};
-
-use super::counts::{ReplayCounts, RuleCounts};
-use super::timestamp;
 
 /// The rules and keys to show.
 #[derive(Debug, Clone, Copy)]
@@ -33,8 +31,8 @@ impl Report<'_> {
         report["rules"] = rules.collect();
         report["keys"] = json!(counts.keys(*top));
         report["interrupted"] = (*is_interrupted).into();
-        report["from"] = counts.span.map(|(from, _)| timestamp::show(from)).into();
-        report["to"] = counts.span.map(|(_, to)| timestamp::show(to)).into();
+        report["from"] = counts.span.map(|(from, _)| show_time(from)).into();
+        report["to"] = counts.span.map(|(_, to)| show_time(to)).into();
         report
     }
 
@@ -52,7 +50,7 @@ impl Report<'_> {
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         if let Some((from, to)) = counts.span {
-            let (span, from, to) = (to - from, timestamp::show(from), timestamp::show(to));
+            let (span, from, to) = (to - from, show_time(from), show_time(to));
             let span = Duration::from_secs(span / 1_000_000);
             out.line(format_args!("from {from} to {to}, {span:?}"))?;
         }

@@ -1,12 +1,12 @@
 //! Runs a case and compares the answers with the expected ones.
 
 use ratelease_engine::verdict::{Modes, Verdict};
+use ratelease_replay::exact_limiter::ExactLimiter;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Lookup, Place, Rules};
 
 use super::{Case, NO_RULE, Status, Step};
-use crate::exact_limiter::ExactLimiter;
 
 /// Maximum number of keys in a case: a file cannot name more descriptors.
 const KEYS_MAX: usize = 1 << 22;

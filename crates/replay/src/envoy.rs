@@ -9,7 +9,7 @@
 //! "%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"
 //! ```
 
-use super::timestamp;
+use crate::timestamp;
 
 /// Fields in order, without the three that only newer versions write. A line may end earlier.
 const IN_ORDER: [&str; 17] = [
@@ -44,7 +44,7 @@ const NEWER_COUNT: usize = 3;
 
 /// One line, split into its fields.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line<'a> {
+pub(crate) struct Line<'a> {
     time: &'a str,
     /// Method, path, protocol.
     request: &'a str,
@@ -53,7 +53,7 @@ pub(super) struct Line<'a> {
 }
 
 /// Returns the names that [`Line::field`] accepts.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     MADE.into_iter().chain(IN_ORDER)
 }
 
@@ -61,7 +61,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 
 impl<'a> Line<'a> {
     /// Parses a line; the error says what does not match the format.
-    pub(super) fn parse(line: &'a str) -> Result<Self, &'static str> {
+    pub(crate) fn parse(line: &'a str) -> Result<Self, &'static str> {
         let rest = line.strip_prefix('[').ok_or("does not begin with [ or {")?;
         let (time, rest) = rest.split_once("] ").ok_or("has no ] behind its time")?;
         let (request, mut rest) = quoted(rest).ok_or("has no quoted request behind its time")?;
@@ -86,12 +86,12 @@ impl<'a> Line<'a> {
     }
 
     /// Returns the time in microseconds since the Unix epoch.
-    pub(super) fn time(&self) -> Option<u64> {
+    pub(crate) fn time(&self) -> Option<u64> {
         timestamp::parse(self.time)
     }
 
     /// Returns the field of this name; `None` if it is `-` or missing.
-    pub(super) fn field(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn field(&self, name: &str) -> Option<&'a str> {
         let at = |name: &str| {
             let at = IN_ORDER.iter().position(|known| *known == name)?;
             self.fields.get(at).copied()

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use ratelease_rules::request::json;
 use serde_json::{Map, Value};
 
-use super::envoy;
-use super::timestamp;
+use crate::decision_sample;
+use crate::envoy;
+use crate::timestamp;
 
 /// Names that loggers use for the time; tried if no field is given.
 const TIME_FIELDS: [&str; 6] = ["start_time", "time", "timestamp", "@timestamp", "ts", "date"];
@@ -16,7 +17,7 @@ const REQUEST_FIELDS: [&str; 4] = ["domain", "descriptors", "hitsAddend", "hits_
 
 /// A parsed line.
 #[derive(Debug)]
-pub(super) enum Record<'a> {
+pub(crate) enum Record<'a> {
     /// A line in Envoy's default text format.
     Envoy(envoy::Line<'a>),
     /// A JSON object with any fields.
@@ -27,7 +28,7 @@ pub(super) enum Record<'a> {
 
 impl<'a> Record<'a> {
     /// Parses a line; the error says why it cannot be read.
-    pub(super) fn parse(line: &'a str) -> Result<Self, String> {
+    pub(crate) fn parse(line: &'a str) -> Result<Self, String> {
         if !line.starts_with('{') {
             let line = envoy::Line::parse(line);
             return line.map(Self::Envoy).map_err(|why| format!("not Envoy's text format: {why}"));
@@ -37,7 +38,7 @@ impl<'a> Record<'a> {
 
     /// Returns the time in microseconds since the Unix epoch; for a JSON line, from the field
     /// `named` or else from one of [`TIME_FIELDS`].
-    pub(super) fn time(&self, named: Option<&str>) -> Result<u64, String> {
+    pub(crate) fn time(&self, named: Option<&str>) -> Result<u64, String> {
         let fields = match self {
             Self::Envoy(line) => return line.time().ok_or_else(|| "its time is none".to_owned()),
             Self::Json(fields) => fields,
@@ -54,7 +55,7 @@ impl<'a> Record<'a> {
     }
 
     /// Returns a field as text; `None` if it is missing or empty.
-    pub(super) fn field(&self, name: &str) -> Option<Cow<'_, str>> {
+    pub(crate) fn field(&self, name: &str) -> Option<Cow<'_, str>> {
         match self {
             Self::Envoy(line) => line.field(name).map(Cow::Borrowed),
             Self::Json(fields) => match find(fields, name)? {
@@ -66,13 +67,16 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Returns the rate limit request if the line itself is one, in the form that `/json` takes.
-    pub(super) fn request(&self) -> Option<Result<json::Request, String>> {
+    /// Returns the rate limit request if the line itself is one: in the form that `/json` takes, or
+    /// a decision sample of a pod.
+    pub(crate) fn request(&self) -> Option<Result<json::Request, String>> {
         let Self::Json(fields) = self else { return None };
-        fields.contains_key("descriptors").then(|| {
-            let known = REQUEST_FIELDS.into_iter().filter_map(|name| fields.get_key_value(name));
-            json::from_object(known.map(|(name, value)| (name.clone(), value.clone())).collect())
-        })
+        if !fields.contains_key("descriptors") {
+            return decision_sample::request(fields);
+        }
+        let known = REQUEST_FIELDS.into_iter().filter_map(|name| fields.get_key_value(name));
+        let known = known.map(|(name, value)| (name.clone(), value.clone()));
+        Some(json::from_object(known.collect()))
     }
 }
 

@@ -2,12 +2,12 @@
 
 use ratelease_rules::request::ENTRIES_MAX;
 
-use super::envoy;
-use super::record::Record;
+use crate::envoy;
+use crate::record::Record;
 
 /// A descriptor built from fields of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub struct Mapping {
     entries: Vec<(String, Template)>,
 }
 
@@ -22,14 +22,17 @@ enum Piece {
 }
 
 /// The entries of one descriptor; values are owned.
-pub(super) type Entries<'m> = Vec<(&'m str, String)>;
+pub(crate) type Entries<'m> = Vec<(&'m str, String)>;
 
 // === impl Mapping ===
 
 impl Mapping {
     /// Parses `key=value,key=value`, where `%field%` in a value stands for a field of the line and
     /// `%%` for a per cent sign.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// What is wrong with the text, and what was expected.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let entries: Vec<_> = text.split(',').map(entry).collect::<Result<_, _>>()?;
         if entries.len() > ENTRIES_MAX {
             return Err(format!("{} entries are more than {ENTRIES_MAX}", entries.len()));
@@ -39,13 +42,13 @@ impl Mapping {
 
     /// Returns the entries for `record`; `None` if a field is missing, because Envoy sends no
     /// descriptor then.
-    pub(super) fn apply(&self, record: &Record<'_>) -> Option<Entries<'_>> {
+    pub(crate) fn apply(&self, record: &Record<'_>) -> Option<Entries<'_>> {
         let entries = self.entries.iter();
         entries.map(|(key, template)| Some((key.as_str(), template.fill(record)?))).collect()
     }
 
     /// Returns the first field that Envoy's text format does not have.
-    pub(super) fn unknown_to_envoy(&self) -> Option<&str> {
+    pub(crate) fn unknown_to_envoy(&self) -> Option<&str> {
         let pieces = self.entries.iter().flat_map(|(_, Template(pieces))| pieces);
         let fields = pieces.filter_map(|piece| match piece {
             Piece::Field(name) => Some(name.as_str()),

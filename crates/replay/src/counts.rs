@@ -8,67 +8,78 @@ use serde::Serialize;
 
 /// Maximum number of keys whose denials are counted at once. Beyond it, the keys with the fewest
 /// denials are dropped.
-pub(super) const KEYS_MAX: usize = 100_000;
+const KEYS_MAX: usize = 100_000;
 
 /// Number of unreadable lines for which the reason is shown.
 const UNREADABLE_SHOWN: usize = 5;
 
 /// Counts of a whole replay.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct ReplayCounts {
+pub struct ReplayCounts {
     /// Lines read, without blank ones.
-    pub(super) lines: u64,
+    pub lines: u64,
     /// Requests decided.
-    pub(super) requests: u64,
-    pub(super) ok: u64,
-    pub(super) over_limit: u64,
+    pub requests: u64,
+    /// Requests that passed.
+    pub ok: u64,
+    /// Requests that were denied.
+    pub over_limit: u64,
     /// Requests that no rule limits.
-    pub(super) unlimited: u64,
+    pub unlimited: u64,
     /// Lines that produce no descriptor.
-    pub(super) without_descriptor: u64,
+    pub without_descriptor: u64,
     /// Requests that could not be counted for lack of memory; they count as passed.
-    pub(super) uncounted: u64,
-    pub(super) unreadable: u64,
-    pub(super) first_unreadable: Vec<Unreadable>,
+    pub uncounted: u64,
+    /// Lines that could not be read.
+    pub unreadable: u64,
+    /// The first of them.
+    pub first_unreadable: Vec<Unreadable>,
     /// Lines that are older than one before them.
-    pub(super) out_of_order: u64,
+    pub out_of_order: u64,
     /// Maximum lateness of such a line, in microseconds.
-    pub(super) late_us_max: u64,
+    pub late_us_max: u64,
     /// Times of the first and the last request, in microseconds since the Unix epoch.
     #[serde(skip)]
-    pub(super) span: Option<(u64, u64)>,
+    pub span: Option<(u64, u64)>,
     #[serde(skip)]
     by_rule: HashMap<Box<str>, RuleCounts>,
     #[serde(skip)]
     by_key: HashMap<Key, KeyDenials>,
     /// Maximum number of denials that a key may have had before it was dropped.
-    pub(super) key_counts_low_by: u64,
+    pub key_counts_low_by: u64,
 }
 
 /// A line that could not be read.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Unreadable {
-    pub(super) file: String,
+pub struct Unreadable {
+    /// Name of the log.
+    pub file: String,
     /// Line number, from 1.
-    pub(super) line: u64,
-    pub(super) why: String,
+    pub line: u64,
+    /// What is wrong with it.
+    pub why: String,
 }
 
 /// Counts of one rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(super) struct RuleCounts {
-    pub(super) ok: u64,
-    pub(super) over_limit: u64,
+pub struct RuleCounts {
+    /// Descriptors within the limit.
+    pub ok: u64,
+    /// Descriptors that were denied.
+    pub over_limit: u64,
     /// Over the limit, but passed because of shadow mode.
-    pub(super) shadow: u64,
+    pub shadow: u64,
 }
 
 /// Denials of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct KeyDenials {
-    pub(super) rule: Box<str>,
-    pub(super) entries: Box<str>,
-    pub(super) over_limit: u64,
+pub struct KeyDenials {
+    /// Path of the rule.
+    pub rule: Box<str>,
+    /// The entries of the first descriptor that was denied.
+    pub entries: Box<str>,
+    /// Number of denials.
+    pub over_limit: u64,
 }
 
 // === impl ReplayCounts ===
@@ -76,7 +87,7 @@ pub(super) struct KeyDenials {
 impl ReplayCounts {
     /// Records a request's time. Decision time does not run backwards: a late line is decided as if
     /// it came now.
-    pub(super) fn note_time(&mut self, unix_us: u64) {
+    pub(crate) fn note_time(&mut self, unix_us: u64) {
         let (first, last) = self.span.unwrap_or((unix_us, unix_us));
         if unix_us < last {
             self.out_of_order += 1;
@@ -85,8 +96,9 @@ impl ReplayCounts {
         self.span = Some((first.min(unix_us), last.max(unix_us)));
     }
 
-    /// Records a line that could not be read.
-    pub(super) fn note_unreadable(&mut self, file: &str, line: u64, why: impl FnOnce() -> String) {
+    /// Counts a line that could not be read.
+    pub fn note_unreadable(&mut self, file: &str, line: u64, why: impl FnOnce() -> String) {
+        self.lines += 1;
         self.unreadable += 1;
         if self.first_unreadable.len() < UNREADABLE_SHOWN {
             let (file, why) = (file.to_owned(), why());
@@ -95,7 +107,7 @@ impl ReplayCounts {
     }
 
     /// Counts the verdict on `request`.
-    pub(super) fn note(&mut self, request: &Request<'_>, verdict: &Verdict<'_>) {
+    pub(crate) fn note(&mut self, request: &Request<'_>, verdict: &Verdict<'_>) {
         self.requests += 1;
         match verdict.code {
             Code::Ok => self.ok += 1,
@@ -117,8 +129,15 @@ impl ReplayCounts {
         }
     }
 
+    /// Counts a request that could not be counted for lack of memory.
+    pub(crate) fn note_uncounted(&mut self) {
+        self.requests += 1;
+        self.ok += 1;
+        self.uncounted += 1;
+    }
+
     /// Returns the rules that limited a request, those with the most denials first.
-    pub(super) fn rules(&self) -> Vec<(&str, &RuleCounts)> {
+    pub fn rules(&self) -> Vec<(&str, &RuleCounts)> {
         let mut rules: Vec<_> =
             self.by_rule.iter().map(|(path, counts)| (&**path, counts)).collect();
         rules.sort_by_key(|(path, counts)| {
@@ -129,7 +148,7 @@ impl ReplayCounts {
     }
 
     /// Returns the `most` keys with the most denials.
-    pub(super) fn keys(&self, most: usize) -> Vec<&KeyDenials> {
+    pub fn keys(&self, most: usize) -> Vec<&KeyDenials> {
         let mut keys: Vec<_> = self.by_key.values().collect();
         keys.sort_by(|a, b| {
             let order = b.over_limit.cmp(&a.over_limit);
