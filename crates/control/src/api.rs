@@ -5,17 +5,22 @@
 
 mod call;
 mod change;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
+mod differences;
 mod domains;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
 mod history;
 mod observe;
 mod openapi;
+mod own_token;
 mod paging;
 mod policies;
 mod problem;
 mod publish;
 mod publishing;
+mod replay;
+mod replay_report;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
@@ -99,12 +104,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/domains", get(domains::list))
         .route("/v1/versions", get(publish::versions))
         .route("/v1/pods", get(observe::pods))
+        .route("/v1/token", get(own_token::read))
         .route("/v1/audit", get(observe::audit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
     let long = Router::new()
         .route("/v1/import", post(files::import))
         .route("/v1/export", get(files::export))
         .route("/v1/check", post(publish::check))
+        .route("/v1/differences", get(differences::read))
+        .route("/v1/replay", post(replay::replay))
         .route("/v1/publish", post(publish::publish))
         .route("/v1/rollback", post(publish::rollback))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));

@@ -164,6 +164,11 @@ impl Caller {
         self.access >= access
     }
 
+    /// What the caller may do.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
     /// Whether the caller may do something with this domain.
     pub fn may_use(&self, domain: &str) -> bool {
         self.domains.as_ref().is_none_or(|domains| domains.iter().any(|it| it == domain))

@@ -5,8 +5,8 @@
 //! api ─▶ store: draft, versions ─▶ push ─▶ pods
 //!  └──── document: records ⇄ rule files ────┘
 //! ```
-//! It uses the compiler of `ratelease-rules` and nothing else that decides requests: what a pod
-//! does with rules is the pod's own. A version is one transaction, and is acknowledged after its
+//! It uses the compiler of `ratelease-rules`. It decides no requests, but for a dry run, which
+//! `ratelease-replay` does: what a pod does with rules is the pod's own. A version is one transaction, and is acknowledged after its
 //! commit.
 //!
 //! # Modules

@@ -5,6 +5,8 @@
 
 #[path = "control/conditions.rs"]
 mod conditions;
+#[path = "control/dry_run.rs"]
+mod dry_run;
 #[path = "control/faults.rs"]
 mod faults;
 #[path = "control/files.rs"]

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 12] = [
+const GRAPH: [(&str, &[&str]); 13] = [
     ("ratelease-tls", &[]),
     ("ratelease-xds", &[]),
     ("ratelease-rules", &[]),
@@ -47,7 +47,10 @@ const GRAPH: [(&str, &[&str]); 12] = [
             "ratelease-xds",
         ],
     ),
-    ("ratelease-control", &["ratelease-rules", "ratelease-tls", "ratelease-xds"]),
+    (
+        "ratelease-control",
+        &["ratelease-replay", "ratelease-rules", "ratelease-tls", "ratelease-xds"],
+    ),
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
 ];
 

@@ -5,7 +5,10 @@ use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
 use super::problem::{FieldFault, Problem};
-use super::{domains, files, history, observe, policies, publish, rules, scoped};
+use super::{
+    differences, domains, files, history, observe, own_token, policies, publish, replay, rules,
+    scoped,
+};
 
 /// All calls.
 #[derive(OpenApi)]
@@ -35,6 +38,9 @@ use super::{domains, files, history, observe, policies, publish, rules, scoped};
         publish::publish,
         publish::rollback,
         publish::versions,
+        differences::read,
+        replay::replay,
+        own_token::read,
         observe::pods,
         observe::audit,
         observe::health,
