@@ -10,6 +10,7 @@
 //! that do not fit are counted as `folded`. Every label has a maximum length: a longer value is cut
 //! and ends in a hash. `docs/metrics.md` says what each metric means.
 
+mod by_domain;
 pub mod counter;
 pub mod family;
 mod hits;
@@ -38,6 +39,7 @@ use ratelease_rules::{Rule, Rules};
 
 use crate::request_error::RequestError;
 
+pub use by_domain::DomainHits;
 use hits::Hits;
 use registry::Registry;
 pub use report::{Calls, RuleTotals};

@@ -352,3 +352,16 @@ fn series_by_value_are_bounded() {
     let folded = ("folded folded".to_owned(), values - MAX as u64);
     assert!(hits.contains(&folded), "{:?}", hits.last());
 }
+
+#[test]
+fn hits_of_a_domain_are_those_of_all_its_rules_with_shadow_apart() {
+    let (meters, rules) = (meters(100), rules());
+    note(&meters, &rules, &[("plain", "")], 9, false);
+    note(&meters, &rules, &[("plain", "")], 0, true);
+    note(&meters, &rules, &[("dark", "")], 0, true);
+    note(&meters, &rules, &[("by_value", "x"), ("deep", "y")], 0, true);
+    note(&meters, &rules, &[("nothing", "")], 0, false);
+    let found = meters.hits_of(&["other".into(), "d".into()]);
+    let expected = DomainHits { total: 4, denied: 2, shadow: 1 };
+    assert_eq!(found, [DomainHits::default(), expected]);
+}

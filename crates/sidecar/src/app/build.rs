@@ -83,7 +83,13 @@ impl App {
         let tls = grpc_tls.map(|files| certificates(files, clock)).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
-        let rule_parts = RuleParts { published: &published, snapshot: snapshot.clone(), clock };
+        let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
+        let rule_parts = RuleParts {
+            published: &published,
+            snapshot: snapshot.clone(),
+            clock,
+            meters: meters.clone(),
+        };
         let watcher = rule_parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
@@ -92,7 +98,7 @@ impl App {
         load_pods(snapshot.clone(), &limiter).await;
         let banner = banner(&bound, &store.describe(), &published)?;
         let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
-        let stats = stats(hot_keys, &responses, &metrics, &limiter);
+        let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let service = service(&limiter, &published, &listeners, responses, &observers);
         let (supervisor, start) = (Supervisor::default(), Start::new(clock));
@@ -224,16 +230,6 @@ fn service(
     let (limiter, published) = (limiter.clone(), Arc::clone(published));
     DecisionService::new(limiter, published, responses.headers, listeners.calls_max)
         .observed_by(observers.clone())
-}
-
-fn stats(
-    hot_keys: HotKeys,
-    responses: &ResponseSettings,
-    metrics: &Metrics,
-    limiter: &Limiter,
-) -> StatsSources {
-    let meters = metrics.counts_decisions.then(|| meters(responses, metrics));
-    StatsSources { meters, hot_keys, limiter: limiter.clone() }
 }
 
 fn pusher(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ratelease_cli::settings::{RulesSource, Xds};
 use ratelease_engine::time::Clock;
 use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::metrics::Meters;
 use tokio::runtime::Handle;
 use tracing::error;
 
@@ -20,6 +21,8 @@ pub(super) struct RuleParts<'a> {
     pub(super) published: &'a Arc<CurrentRules>,
     pub(super) snapshot: Option<Arc<Snapshot>>,
     pub(super) clock: Clock,
+    /// The hits that an xDS server may ask for.
+    pub(super) meters: Option<Meters>,
 }
 
 // === impl RuleParts ===
@@ -79,9 +82,9 @@ impl RuleParts<'_> {
         source: &RulesSource,
         runtime: &Handle,
     ) -> Result<RuleWatch, BuildError> {
-        let Self { published, snapshot, clock } = self;
+        let Self { published, snapshot, clock, meters } = self;
         let options = source.options.clone();
-        let watch = XdsWatch::start(xds, options, published, snapshot, clock, runtime);
+        let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
         let watch = watch
             .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;
         if !source.force_start {

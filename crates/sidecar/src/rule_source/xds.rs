@@ -5,13 +5,14 @@
 //! stream ─▶ response, resource, translate: text ─▶ rule_set ─▶ pushed ─▶ watch: compile, publish
 //!    └◀─────────── subscription: accepted, or all faults ◀────────┘
 //! ```
-//! The stream runs on the thread of pages, and a thread that may block reads responses. Rules are
+//! `load_report` tells the server how often domains were limited, if it asks. The stream runs on the thread of pages, and a thread that may block reads responses. Rules are
 //! compiled on the thread of rules, as those of files are.
 
 mod connect;
 mod discovery;
 #[doc(hidden)]
 pub mod fuzzing;
+mod load_report;
 mod pushed;
 mod resource;
 mod response;
@@ -32,15 +33,17 @@ use ratelease_cli::settings::Xds;
 use ratelease_engine::time::Clock;
 use ratelease_rules::{Options, Source};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 use tracing::info;
 
 use super::snapshot::Snapshot;
 use super::watch::Watcher;
+use load_report::LoadReporter;
 use pushed::pushed;
 use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::metrics::Meters;
 use resource::ResourceType;
 use rule_set::RuleSet;
 pub use status::XdsStatus;
@@ -61,7 +64,8 @@ pub struct XdsWatch {
 
 impl XdsWatch {
     /// Puts the rules of `snapshot` in force, if it has any, and starts to follow the server, on
-    /// `runtime`.
+    /// `runtime`. The server may ask for the hits that `meters` count, if it serves rules of
+    /// ratelease's own type.
     ///
     /// # Errors
     /// Fails if the thread that compiles the rules cannot be started.
@@ -71,6 +75,7 @@ impl XdsWatch {
         published: &Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
         clock: Clock,
+        meters: Option<Meters>,
         runtime: &Handle,
     ) -> io::Result<Self> {
         let status = XdsStatus::new(&settings.server.to_string(), clock);
@@ -80,7 +85,9 @@ impl XdsWatch {
         let mut types = vec![ResourceType::RateLimitConfig];
         types.extend(settings.own_rules.then_some(ResourceType::Rules));
         let rules = RuleSet::new(&types, merges_domains, pusher(wake), status.clone(), clock);
-        let client = Client { settings: Arc::new(settings), rules, status: status.clone() };
+        let meters = meters.filter(|_| settings.own_rules);
+        let loads = meters.map(|it| Arc::new(Mutex::new(LoadReporter::new(it, clock))));
+        let client = Client { settings: Arc::new(settings), rules, status: status.clone(), loads };
         let stream = runtime.spawn(follow(client, kept)).abort_handle();
         Ok(Self { watcher, stream, status })
     }

@@ -9,7 +9,7 @@ use futures_util::stream;
 use ratelease_cli::settings::{Xds, XdsRetry};
 use ratelease_engine::rng::{fraction, next_u64};
 use ratelease_rules::excerpt;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::sleep;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use super::connect::{connect, innermost, with_hint};
 use super::discovery::stream_aggregated_resources;
+use super::load_report::{LoadReporter, Reporting, report};
 use super::rule_set::{Answer, AnswerKind, RuleSet};
 use super::status::XdsStatus;
 use super::wire::{self, DiscoveryRequest, DiscoveryResponse, Kind, Node, Struct};
@@ -41,6 +42,8 @@ pub(super) struct Client {
     pub(super) settings: Arc<Xds>,
     pub(super) rules: RuleSet,
     pub(super) status: XdsStatus,
+    /// What the server may ask for.
+    pub(super) loads: Option<Arc<Mutex<LoadReporter>>>,
 }
 
 /// Why a stream ended.
@@ -104,16 +107,25 @@ impl Client {
         Ok(channel)
     }
 
+    /// Reports hits on this channel until the result is dropped, if the server asks for them.
+    fn report(&self, channel: Channel) -> Option<Reporting> {
+        let (settings, node) = (Arc::clone(&self.settings), node(&self.settings));
+        let reporter = Arc::clone(self.loads.as_ref()?);
+        let task = tokio::spawn(report(channel, settings, node, reporter));
+        Some(Reporting(task.abort_handle()))
+    }
+
     /// Follows the server until the stream ends.
     async fn follow(&mut self, channel: Channel) -> Ended {
         let mut was_useful = false;
         let requests = self.rules.begin(&node(&self.settings));
-        let opening = open(channel, requests, Arc::clone(&self.settings));
+        let opening = open(channel.clone(), requests, Arc::clone(&self.settings));
         // Many servers send nothing, headers included, before their first set.
         let mut open = match self.meanwhile(opening).await {
             Ok(open) => open,
             Err(why) => return Ended { why: with_hint(why, &self.settings), was_useful },
         };
+        let _reporting = self.report(channel);
         loop {
             let response = self.meanwhile(open.responses.message()).await;
             let why = match response {

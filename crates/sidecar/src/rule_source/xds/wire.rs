@@ -1,9 +1,14 @@
 //! The messages of xDS (Envoy's protocol buffers), and that of rule files as resources.
 
 pub(super) use envoy_types::pb::envoy::config::core::v3::Node;
+pub(super) use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+pub(super) use envoy_types::pb::envoy::config::endpoint::v3::{
+    ClusterStats, UpstreamLocalityStats,
+};
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
+use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 pub(super) use envoy_types::pb::google::protobuf::value::Kind;
-pub(super) use envoy_types::pb::google::protobuf::{Any, Struct, Value};
+pub(super) use envoy_types::pb::google::protobuf::{Any, Duration, Struct, Value};
 pub(super) use envoy_types::pb::google::rpc::Status;
 #[cfg(test)]
 pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitReplace;
@@ -13,3 +18,5 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
 pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 
 pub(super) use discovery::{DiscoveryRequest, DiscoveryResponse};
+pub(super) use load_stats::load_reporting_service_client::LoadReportingServiceClient;
+pub(super) use load_stats::{LoadStatsRequest, LoadStatsResponse};
