@@ -17,11 +17,13 @@ import ssl
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 import bootstrap
 import objects
+import quota
 from api import Api, Failed, until
 from chart import documents
 from istio import Istio
@@ -34,6 +36,8 @@ NAME = "ratelease-injector"
 ADDRESSES = {"injector": "10.77.0.10", "tcp": "10.77.0.11", "uds": "10.77.0.12"}
 LIFETIME = 90  # seconds of a certificate, which is replaced after two thirds of them
 STATUS = "ratelease.io/status"
+# A busy machine must not look like a Redis that is away: the failure mode would answer.
+PATIENT = "LEASE_MAX_WAIT=1s\nLEASE_WAIT_LIMIT=1s"
 
 RULES = """\
 domain: shop
@@ -143,8 +147,11 @@ class Test:
         path = f"{self.api.server}/api/v1/namespaces/{of['metadata']['namespace']}/pods{query}"
         headers = {"Authorization": f"Bearer {self.api.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(path, json.dumps(of).encode(), headers, method="POST")
-        with self.api.opener.open(request, timeout=20) as reply:
-            return json.loads(reply.read()), reply.headers.get_all("Warning") or []
+        try:
+            with self.api.opener.open(request, timeout=20) as reply:
+                return json.loads(reply.read()), reply.headers.get_all("Warning") or []
+        except urllib.error.HTTPError as error:
+            raise Failed(f"{error.code} {error.read().decode(errors='replace')[:2000]}") from None
 
     def is_injected(self, of):
         return of["metadata"].get("annotations", {}).get(STATUS) == "injected"
@@ -187,7 +194,8 @@ class Test:
 
     def limited(self, name, limit, annotations):
         def act():
-            self.start_pod(name, {"ratelease.io/redis": "redis:6379", **annotations})
+            self.start_pod(name, {"ratelease.io/redis": "redis:6379", "ratelease.io/env": PATIENT,
+                                  **annotations})
             got = self.admitted(name, f"/{name}", limit + 3)
             require(got == limit, f"{got} of {limit + 3} pass")
             sidecar = self.pods[name][0]
@@ -353,6 +361,7 @@ class Test:
             ("before a stand-in of Istio's injector", self.beside_istio("z-istio")),
             ("after it", self.beside_istio("a-istio")),
             ("pods with faults", self.faulty),
+            ("a quota of limits of CPU", lambda: quota.check(self.api, pod, self.create)),
             ("labels", self.namespaces),
             ("dry run", self.dry_run),
             ("inject of files", self.files),

@@ -56,7 +56,7 @@ pub const KEYS: [Key; 20] = [
     key("image", concat!("ratelease:", env!("CARGO_PKG_VERSION")), "Image of the sidecar"),
     key("image-pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
     key("cpu-request", "20m", "CPU that is reserved"),
-    key("cpu-limit", "", "Limit of CPU"),
+    key("cpu-limit", "auto", "Limit of CPU; none; or auto: one if all other containers have one"),
     key("memory-request", "32Mi", "Memory that is reserved"),
     key("memory-limit", "64Mi", "Limit of memory"),
     key("native-sidecar", "auto", "auto, true or false: as an init container that goes on running"),

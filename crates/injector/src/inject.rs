@@ -2,6 +2,7 @@
 //! the same defaults give the same patch, and the pod that results is left as it is.
 
 mod checks;
+mod limits;
 
 use std::collections::HashSet;
 
@@ -157,8 +158,9 @@ impl Draft {
             self.converge(&from).map_err(|fault| vec![fault])?;
             return Ok(Verdict::Kept);
         }
-        let settings = Settings::read(&from, &mut faults);
-        if let Some(settings) = &settings {
+        let mut settings = Settings::read(&from, &mut faults);
+        if let Some(settings) = &mut settings {
+            settings.resources.resolve_cpu_limit(limits::largest_cpu_limit(pod));
             environment::check(settings, &from, &mut faults);
         }
         let is_native = checks::check(pod, settings.as_ref(), &from, cluster, &mut faults);

@@ -45,6 +45,11 @@ impl Quantity {
         let nanos = nanos(text).filter(|nanos| *nanos > 0).ok_or_else(expected)?;
         Ok(Self { text: text.to_owned(), nanos })
     }
+
+    /// A number of thousandths, above zero.
+    pub(crate) fn of_millis(millis: u32) -> Self {
+        Self { text: format!("{millis}m"), nanos: u128::from(millis) * (NANOS / 1000) }
+    }
 }
 
 fn nanos(text: &str) -> Option<u128> {
@@ -83,6 +88,12 @@ mod tests {
         ] {
             assert_eq!(Quantity::parse(text).unwrap().nanos, expected, "{text}");
         }
+    }
+
+    #[test]
+    fn thousandths_are_written_as_kubernetes_reads_them() {
+        let quantity = Quantity::of_millis(200);
+        assert_eq!(Quantity::parse(&quantity.text), Ok(quantity));
     }
 
     #[test]

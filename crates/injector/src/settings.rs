@@ -1,5 +1,7 @@
 //! The settings of one pod's sidecar, of its annotations and the defaults.
 
+use std::cmp::{max_by_key, min_by_key};
+
 use crate::annotation::Lookup;
 use crate::fault::Fault;
 use crate::quantity::Quantity;
@@ -79,7 +81,17 @@ pub(crate) enum NativeSidecar {
 pub(crate) struct Resources {
     pub(crate) cpu: [Option<Quantity>; 2],
     pub(crate) memory: [Option<Quantity>; 2],
+    /// Whether the limit of CPU depends on the other containers.
+    is_cpu_limit_auto: bool,
 }
+
+/// What a limit may be beside a quantity.
+const AUTO: &str = "auto";
+const NONE: &str = "none";
+
+/// The limit of CPU in a pod whose other containers have one, in thousandths. With it a pod answers
+/// 2000 requests a second and is not throttled (docs/performance.md, In 64 MiB and 0.2 CPU).
+const CPU_LIMIT_MILLIS: u32 = 200;
 
 /// The problem of a setting that has to be set.
 pub(crate) const MISSING: &str = "missing";
@@ -200,11 +212,14 @@ fn native(text: &str) -> Result<NativeSidecar, String> {
     }
 }
 
+/// Parses a limit; `None` stands for no quantity.
+type ParseLimit = fn(&str) -> Result<Option<Quantity>, String>;
+
 fn resources(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Resources> {
-    let mut pair = |request: &str, limit: &str| {
+    let mut pair = |request: &str, limit: &str, parse: ParseLimit| {
         let low = from.parse(request, faults, Quantity::parse);
-        let high = from.parse(limit, faults, Quantity::parse);
-        let (low, high) = (low?, high?);
+        let high = from.parse(limit, faults, parse);
+        let (low, high) = (low?, high?.flatten());
         if let (Some(low), Some(high)) = (&low, &high)
             && low.nanos > high.nanos
         {
@@ -215,7 +230,37 @@ fn resources(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Resources> {
         }
         Some([low, high])
     };
-    let cpu = pair("cpu-request", "cpu-limit");
-    let memory = pair("memory-request", "memory-limit");
-    Some(Resources { cpu: cpu?, memory: memory? })
+    let cpu = pair("cpu-request", "cpu-limit", cpu_limit);
+    let memory = pair("memory-request", "memory-limit", |text| Quantity::parse(text).map(Some));
+    let is_cpu_limit_auto = from.get("cpu-limit") == AUTO;
+    Some(Resources { cpu: cpu?, memory: memory?, is_cpu_limit_auto })
+}
+
+fn cpu_limit(text: &str) -> Result<Option<Quantity>, String> {
+    match text {
+        AUTO | NONE => Ok(None),
+        text => Quantity::parse(text)
+            .map(Some)
+            .map_err(|expected| format!("{expected}, {AUTO} or {NONE}")),
+    }
+}
+
+// === impl Resources ===
+
+impl Resources {
+    /// Sets the limit of CPU that `auto` stands for: none, unless all other containers have a
+    /// limit, of which `largest_other` is the largest. A ResourceQuota of limits refuses a pod with
+    /// a container that has none, and a LimitRange one with a container that has too large a limit.
+    pub(crate) fn resolve_cpu_limit(&mut self, largest_other: Option<Quantity>) {
+        let Some(largest_other) = largest_other.filter(|_| self.is_cpu_limit_auto) else { return };
+        let nanos = |quantity: &Quantity| quantity.nanos;
+        let own = Quantity::of_millis(CPU_LIMIT_MILLIS);
+        let own = min_by_key(own, largest_other, nanos);
+        let [request, limit] = &mut self.cpu;
+        // A limit below the request would be refused.
+        *limit = Some(match request {
+            Some(request) => max_by_key(own, request.clone(), nanos),
+            None => own,
+        });
+    }
 }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod idempotence;
+mod limits;
 
 use serde_json::{Value, json};
 
