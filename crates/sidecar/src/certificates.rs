@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use ratelease_engine::time::Clock;
@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{dispatcher, error, info};
 
 use crate::file_watch::timing::WATCHED;
-use crate::file_watch::{Cause, FsWatch, WatchSet, settle};
+use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
 
 /// Maximum number of times that the files are read until two readings agree: between the reading of
 /// the certificate and that of its key, both may be replaced.
@@ -129,16 +129,10 @@ impl Watch {
         loop {
             // After a panic, which the log shows, the files must still be read again.
             let _ = catch_unwind(AssertUnwindSafe(|| self.reload(cause)));
-            cause = match self.wake.recv_timeout(WATCHED.poll) {
-                Ok(()) => Cause::Event,
-                Err(RecvTimeoutError::Timeout) => Cause::Poll,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            if cause == Cause::Event {
-                settle(&self.wake, WATCHED, &self.is_stopping);
-            }
-            if self.is_stopping.load(Ordering::Relaxed) {
-                return;
+            let waited = self.wake.recv_timeout(WATCHED.poll);
+            match next_cause(waited, &self.wake, WATCHED, &self.is_stopping) {
+                Some(next) => cause = next,
+                None => return,
             }
         }
     }
@@ -151,7 +145,7 @@ impl Watch {
             return self.note_expiry();
         }
         if cause == Cause::Poll {
-            // No event told of this change, so a watch may have ended.
+            // No event reported this change, so a watch may have ended.
             self.arm(Cause::Event);
         }
         let (pems, loaded) = load(&self.files);

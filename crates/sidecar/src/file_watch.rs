@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Instant;
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
@@ -47,16 +47,35 @@ pub(crate) struct FsWatch {
     watch_set: Arc<Mutex<WatchSet>>,
     /// Each watched directory and its identity: another directory may have replaced it since.
     watched: HashMap<PathBuf, Identity>,
-    /// The last error logged, so that each is logged once.
-    last_error: String,
+    /// The result of the last call of [`FsWatch::arm`], so that each error is logged once.
+    last: Result<(), String>,
     /// Set by tests, to watch nothing.
     is_disabled: bool,
+}
+
+/// Returns why files are read again, after a wait for `wake` with this result. After an event it
+/// returns once the change is complete. `None` if the watch is to end.
+pub(crate) fn next_cause(
+    waited: Result<(), RecvTimeoutError>,
+    wake: &Receiver<()>,
+    timing: Timing,
+    is_stopping: &AtomicBool,
+) -> Option<Cause> {
+    let cause = match waited {
+        Ok(()) => Cause::Event,
+        Err(RecvTimeoutError::Timeout) => Cause::Poll,
+        Err(RecvTimeoutError::Disconnected) => return None,
+    };
+    if cause == Cause::Event {
+        settle(wake, timing, is_stopping);
+    }
+    Some(cause).filter(|_| !is_stopping.load(Ordering::Relaxed))
 }
 
 /// Waits until a change is complete: until no wake-up has come for the quiet time, at most the
 /// longest time in all, or until `is_stopping`.
 #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
-pub(crate) fn settle(wake: &Receiver<()>, timing: Timing, is_stopping: &AtomicBool) {
+fn settle(wake: &Receiver<()>, timing: Timing, is_stopping: &AtomicBool) {
     let start = Instant::now();
     while !is_stopping.load(Ordering::Relaxed) {
         let left = timing.settle_max.saturating_sub(start.elapsed());
@@ -78,7 +97,7 @@ impl FsWatch {
             watcher: None,
             watch_set: Arc::default(),
             watched: HashMap::new(),
-            last_error: String::new(),
+            last: Ok(()),
             is_disabled: false,
         }
     }
@@ -100,24 +119,24 @@ impl FsWatch {
             return;
         }
         // `notify` panics once its own thread has ended.
-        let error =
+        let result =
             catch_unwind(AssertUnwindSafe(|| self.try_arm(cause, scan))).unwrap_or_else(|_| {
                 // Dropping the watcher would panic as well.
                 mem::forget(self.watcher.take());
                 self.watched.clear();
                 Err("the file watcher panicked".to_owned())
             });
-        let error = error.err().unwrap_or_default();
-        if !error.is_empty() && error != self.last_error {
+        if let Err(error) = &result
+            && result != self.last
+        {
             warn!("{error}; changes are still found by reading every 30 s");
         }
-        self.last_error = error;
+        self.last = result;
     }
 
     fn try_arm(&mut self, cause: Cause, scan: impl Fn() -> WatchSet) -> Result<(), String> {
         self.open().map_err(|error| format!("the file watcher cannot start: {error}"))?;
-        let last_error = Some(self.last_error.clone()).filter(|error| !error.is_empty());
-        let mut result = last_error.map_or(Ok(()), Err);
+        let mut result = self.last.clone();
         for attempt in 0..SCANS_MAX {
             let watch_set = scan();
             // A path that appeared after the first scan and before its watch was set has caused no

@@ -32,7 +32,7 @@ use tracing::{dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
 use crate::file_watch::timing::{self, Timing};
-use crate::file_watch::{Cause, FsWatch, WatchSet, settle};
+use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
 use change_times::ChangeTimes;
 pub use load::{Compiled, Load};
 use load::{Digest, LoadError, LoadOutcome};
@@ -251,17 +251,9 @@ impl<L: Load> Watch<L> {
     /// Loads whenever something may have changed, until it is stopped.
     fn follow(mut self) {
         loop {
-            let cause = match self.wait() {
-                Ok(()) => Cause::Event,
-                Err(RecvTimeoutError::Timeout) => Cause::Poll,
-                Err(RecvTimeoutError::Disconnected) => return,
-            };
-            if cause == Cause::Event {
-                settle(&self.wake, self.timing, &self.is_stopping);
-            }
-            if self.is_stopping.load(Ordering::Relaxed) {
-                return;
-            }
+            let waited = self.wait();
+            let next = next_cause(waited, &self.wake, self.timing, &self.is_stopping);
+            let Some(cause) = next else { return };
             let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, log_faults)));
             if result.is_err() {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
@@ -304,7 +296,7 @@ impl<L: Load> Watch<L> {
         };
         self.known = Some(digest);
         if cause == Cause::Poll {
-            // No event told of this change, so a watch may have ended.
+            // No event reported this change, so a watch may have ended.
             self.arm(Cause::Event);
         }
         let compiled = match result {
