@@ -1,8 +1,11 @@
 //! Compiles parsed files to `Rules`. A load succeeds as a whole or reports every fault of every
 //! file.
 
+mod cache;
+mod layout;
 mod limit;
 mod limit_options;
+mod patch;
 mod path;
 mod rule;
 mod store;
@@ -16,12 +19,13 @@ use crate::node::{self, Document};
 use crate::parsed::Parsed;
 use crate::reader::Reader;
 use crate::rule::{Level, LevelMatch, Rule};
-use crate::rules::{Rules, StoresOfDomains};
+use crate::rules::{DomainRules, RuleList, Rules};
 use crate::small_map::TextMap;
 use crate::source::Source;
 use crate::store::{DomainStores, StoreNames, StoreRef};
 use crate::text;
 use crate::tree::{Branch, Node, composite};
+pub use cache::{Compilation, Keeps, RulesCache};
 use limit_options::LimitOptions;
 use path::{Paths, RulePath};
 
@@ -58,7 +62,7 @@ const PATH_BYTES_MAX: usize = 256 << 20;
 /// # Errors
 /// Every fault of every source, with its place.
 pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
-    compile(sources, options, None).map(|(loaded, _)| loaded)
+    compile(&in_order(sources), options, None).map(|(loaded, _)| loaded)
 }
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
@@ -67,34 +71,32 @@ pub fn load_with_locations(
     sources: &[Source],
     options: Options,
 ) -> Result<(Loaded, RuleLocations), Faults> {
-    let (loaded, places) = compile(sources, options, Some(RuleLocations::default()))?;
+    let (loaded, places) = compile(&in_order(sources), options, Some(RuleLocations::default()))?;
     Ok((loaded, places.unwrap_or_default()))
 }
 
+fn in_order(sources: &[Source]) -> Vec<&Source> {
+    let mut sorted: Vec<&Source> = sources.iter().collect();
+    sorted.sort_by(|a, b| a.name.cmp(&b.name));
+    sorted
+}
+
+/// Compiles sources, which are in order of their names.
 fn compile(
-    sources: &[Source],
+    sorted: &[&Source],
     options: Options,
     places: Option<RuleLocations>,
 ) -> Result<(Loaded, Option<RuleLocations>), Faults> {
-    let mut sorted: Vec<&Source> = sources.iter().collect();
-    sorted.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::default();
-    let version = version(&sorted, &options);
+    let version = version(sorted, &options);
     let mut compiler = Compiler::new(options, &findings, places);
-    for source in &sorted {
+    for source in sorted {
         compiler.source(source);
     }
-    let Compiler { mut rules, domains, places, options, .. } = compiler;
+    let Compiler { domains, places, options, .. } = compiler;
     let warnings = findings.finish()?;
-    rules.sort_by(|a, b| a.path.cmp(&b.path));
-    let named = domains.iter().filter(|(_, domain)| domain.store != StoreRef::DEFAULT);
-    let stores = StoresOfDomains {
-        by_domain: named.map(|(name, domain)| (name.clone(), domain.store)).collect(),
-        names: options.stores,
-    };
-    let domains =
-        domains.into_iter().map(|(name, domain)| (name, domain.branch.finish())).collect();
-    let rules = Rules::new(version, domains, rules, stores);
+    let domains = domains.into_iter().map(|(name, domain)| Arc::new(domain.finish(name)));
+    let rules = Rules::new(version, domains.collect(), options.stores);
     Ok((Loaded { rules, warnings }, places))
 }
 
@@ -129,6 +131,7 @@ struct Compiler<'f> {
     /// The store of the domain being compiled.
     store: StoreRef,
     domains: TextMap<Domain>,
+    /// The rules of the domain being compiled.
     rules: Vec<Arc<Rule>>,
     /// Where each rule is written, if the caller asked for it.
     places: Option<RuleLocations>,
@@ -144,10 +147,20 @@ struct Compiler<'f> {
 
 struct Domain {
     branch: Branch,
+    rules: Vec<Arc<Rule>>,
     file: String,
     line: u32,
     /// The store of every limit of the domain that names none, and of overrides.
     store: StoreRef,
+}
+
+// === impl Domain ===
+
+impl Domain {
+    fn finish(self, name: Box<str>) -> DomainRules {
+        let Self { branch, rules, store, .. } = self;
+        DomainRules { name, branch: branch.finish(), rules: RuleList::new(rules), store }
+    }
 }
 
 // === impl Compiler ===
@@ -194,17 +207,20 @@ impl<'f> Compiler<'f> {
         let is_new = merged.is_none();
         let mut domain = merged.unwrap_or_else(|| Domain {
             branch: Branch::default(),
+            rules: Vec::new(),
             file: self.findings.file(),
             line: file.domain.place_or(file.place).line,
             store: self.options.domain_stores.find(name),
         });
         domain.store = self.store_of_file(&file, is_new, &domain);
         self.store = domain.store;
+        self.rules = std::mem::take(&mut domain.rules);
         self.defaults = self.options(&file.defaults);
         let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
             self.branch(reader, list, &mut domain.branch, &mut rule_path);
         }
+        domain.rules = std::mem::take(&mut self.rules);
         self.domains.insert(name.into(), domain);
     }
 
@@ -276,7 +292,7 @@ impl<'f> Compiler<'f> {
         if let Some(list) = descriptor.descriptors {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, rule_path);
-            node.children = (!children.is_empty()).then(|| Box::new(children.finish()));
+            node.children = (!children.is_empty()).then(|| Arc::new(children.finish()));
         }
         rule_path.levels.pop();
         rule_path.path.truncate(up);

@@ -60,7 +60,7 @@ struct List {
 const FAULTS_PRINTED_MAX: usize = 100;
 /// Maximum number of faults, and of warnings, that are kept: a broken generator can produce
 /// millions.
-const FINDINGS_KEPT_MAX: usize = 10_000;
+pub(crate) const FINDINGS_KEPT_MAX: usize = 10_000;
 /// Maximum number of names for which a suggestion is searched. A search costs as much as reading a
 /// long line; a broken generator misspells one name everywhere, and a few suggestions are enough to
 /// fix it.
@@ -178,6 +178,11 @@ impl Findings {
         self.suggested.set(suggested + 1);
         let meant = lists.iter().find_map(|names| nearest(name, names));
         meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
+    }
+
+    /// Whether there are neither faults nor warnings.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.faults.borrow().kept.is_empty() && self.warnings.borrow().kept.is_empty()
     }
 
     /// Returns the faults as an error if there are any, else the warnings; both in order of file

@@ -57,7 +57,7 @@ mod wildcard;
 pub mod yaml;
 
 pub use attachment::Attachment;
-pub use compile::{Loaded, Options, load, load_with_locations};
+pub use compile::{Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations};
 pub use directory::{Dotfiles, ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults, Place, excerpt};

@@ -18,6 +18,7 @@ pub(crate) struct Document<'s> {
     nodes: Vec<Node<'s>>,
     root: Option<NodeId>,
     cost: usize,
+    has_anchors: bool,
 }
 
 /// A scalar, list, map or alias.
@@ -46,7 +47,7 @@ pub(crate) struct NodeId(u32);
 /// Maximum depth of nested lists and maps. 64 levels hold 31 levels of descriptors.
 pub(crate) const DEPTH_MAX: usize = 64;
 /// Maximum number of nodes in one file: about 300 000 rules.
-const NODES_MAX: usize = 3_000_000;
+pub(crate) const NODES_MAX: usize = 3_000_000;
 
 /// Builds a document from parser events.
 struct Builder<'s> {
@@ -84,12 +85,31 @@ impl<'s> Document<'s> {
             builder.accept(event, span.start)?;
         }
         let cost = builder.nodes.iter().map(Node::cost).sum();
-        Ok(Document { nodes: builder.nodes, root: builder.root, cost })
+        let has_anchors = !builder.anchors.is_empty();
+        Ok(Document { nodes: builder.nodes, root: builder.root, cost, has_anchors })
     }
 
     /// The outermost node; `None` if the file holds nothing but comments.
     pub(crate) fn root(&self) -> Option<NodeId> {
         self.root
+    }
+
+    /// Number of nodes.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Number of pairs of the outermost node, if it is a map.
+    pub(crate) fn root_len(&self) -> Option<usize> {
+        match &self.node(self.root?)?.0.kind {
+            Kind::Map(pairs) => Some(pairs.len()),
+            _ => None,
+        }
+    }
+
+    /// Whether a node has an anchor, so that others may stand for it.
+    pub(crate) fn has_anchors(&self) -> bool {
+        self.has_anchors
     }
 
     /// Returns the cost of reading every node once.

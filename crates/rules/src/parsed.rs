@@ -3,7 +3,7 @@
 use crate::fault::Place;
 
 /// A value that may be absent, or faulty in a way that has been reported.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) enum Parsed<T> {
     #[default]
     Absent,

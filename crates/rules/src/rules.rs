@@ -1,30 +1,42 @@
 //! All rules of one version, and the lookup of the rule for a descriptor.
 
+mod rule_list;
+
 use std::sync::Arc;
+
+use memchr::memchr_iter;
 
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::SmallMap;
 use crate::store::{StoreNames, StoreRef};
 use crate::tree::{Branch, Trace};
+pub(crate) use rule_list::RuleList;
 
 /// All rules of one version. Lookups do not allocate, except among many patterns.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: SmallMap<Branch>,
-    /// In order of their paths.
-    rules: Vec<Arc<Rule>>,
+    domains: SmallMap<Arc<DomainRules>>,
+    /// The domains in order of the paths of their rules, of which each begins with its domain and a
+    /// dot.
+    in_order: Vec<Arc<DomainRules>>,
+    /// Whether the paths of one domain may lie between those of another, as those of `a.b` lie
+    /// between those of `a`.
+    has_nested: bool,
+    len: usize,
     /// Boxed, since only overrides and pages read it.
-    stores: Box<StoresOfDomains>,
+    stores: Box<StoreNames>,
 }
 
-/// The stores that the rules may name, and those that domains name.
-#[derive(Debug, Default)]
-pub(crate) struct StoresOfDomains {
-    pub(crate) names: StoreNames,
-    /// Domains that name another store than the default one.
-    pub(crate) by_domain: SmallMap<StoreRef>,
+/// The rules of one domain. Versions share those that did not change.
+#[derive(Debug, Clone)]
+pub(crate) struct DomainRules {
+    pub(crate) name: Box<str>,
+    pub(crate) branch: Branch,
+    pub(crate) rules: RuleList,
+    /// The store of every limit of the domain that names none, and of overrides.
+    pub(crate) store: StoreRef,
 }
 
 /// The result of looking up one descriptor.
@@ -41,24 +53,29 @@ pub enum Lookup<'r> {
 // === impl Rules ===
 
 impl Rules {
-    /// `rules` must be in order of their paths; `domains` holds the tree of each domain.
-    pub(crate) fn new(
-        version: u64,
-        domains: SmallMap<Branch>,
-        rules: Vec<Arc<Rule>>,
-        stores: StoresOfDomains,
-    ) -> Self {
-        Self { version, domains, rules, stores: Box::new(stores) }
+    /// The names of `domains` must differ, and the paths of all their rules.
+    pub(crate) fn new(version: u64, domains: Vec<Arc<DomainRules>>, stores: StoreNames) -> Self {
+        let len = domains.iter().map(|domain| domain.rules.len()).sum();
+        let named = domains.iter().map(|domain| (domain.name.clone(), Arc::clone(domain)));
+        let domains_by_name = named.collect::<SmallMap<_>>();
+        let has_nested = domains.iter().any(|domain| {
+            let outer = |name| domains_by_name.get(name).is_some();
+            prefixes(&domain.name).any(outer)
+        });
+        let mut in_order = domains;
+        in_order.sort_by(|a, b| dotted(&a.name).cmp(dotted(&b.name)));
+        let (domains, stores) = (domains_by_name, Box::new(stores));
+        Self { version, domains, in_order, has_nested, len, stores }
     }
 
     /// Returns the names of the stores that the rules may name.
     pub fn stores(&self) -> &StoreNames {
-        &self.stores.names
+        &self.stores
     }
 
     /// Returns the store that counts the overrides of `domain` for which there is no rule.
     pub fn store_of_domain(&self, domain: &str) -> StoreRef {
-        self.stores.by_domain.get(domain).copied().unwrap_or(StoreRef::DEFAULT)
+        self.domains.get(domain).map_or(StoreRef::DEFAULT, |domain| domain.store)
     }
 
     /// Returns the rule for `entries` of `domain`.
@@ -68,8 +85,8 @@ impl Rules {
     /// node of the last entry.
     #[inline]
     pub fn find(&self, domain: &str, entries: &[Entry<'_>]) -> Lookup<'_> {
-        let Some(branch) = self.domains.get(domain) else { return Lookup::UnknownDomain };
-        match branch.find(entries).and_then(|node| node.rule.as_ref()) {
+        let Some(domain) = self.domains.get(domain) else { return Lookup::UnknownDomain };
+        match domain.branch.find(entries).and_then(|node| node.rule.as_ref()) {
             Some(rule) => Lookup::Rule(rule),
             None => Lookup::NoRule,
         }
@@ -79,7 +96,7 @@ impl Rules {
     /// file configures the domain. It allocates and tries every pattern of a level, so it is for
     /// tools, not for requests.
     pub fn trace(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Trace<'_>> {
-        Some(self.domains.get(domain)?.trace(entries))
+        Some(self.domains.get(domain)?.branch.trace(entries))
     }
 
     /// Returns the rules that entries with these keys may find, in order of their paths, when the
@@ -92,7 +109,7 @@ impl Rules {
         domain: &str,
         entries: &[(&str, Option<&str>)],
     ) -> Option<Vec<&Arc<Rule>>> {
-        let mut rules = self.domains.get(domain)?.reachable(entries);
+        let mut rules = self.domains.get(domain)?.branch.reachable(entries);
         rules.sort_by(|a, b| a.path.cmp(&b.path));
         Some(rules)
     }
@@ -101,8 +118,8 @@ impl Rules {
     /// the path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
-        for (domain, branch) in self.domains.iter() {
-            branch.patterns(domain, &mut found);
+        for domain in &self.in_order {
+            domain.branch.patterns(&domain.name, &mut found);
         }
         found.sort();
         found
@@ -116,23 +133,26 @@ impl Rules {
 
     /// Returns the rules in order of their paths.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.rules.iter()
+        let rules = || self.in_order.iter().flat_map(|domain| domain.rules.iter());
+        let mut sorted: Vec<_> = rules().filter(|_| self.has_nested).collect();
+        sorted.sort_by(|a, b| a.path.cmp(&b.path));
+        let in_order = (!self.has_nested).then(rules);
+        sorted.into_iter().chain(in_order.into_iter().flatten())
     }
 
     /// Returns the number of rules.
     pub fn len(&self) -> usize {
-        self.rules.len()
+        self.len
     }
 
     /// Returns whether there is no rule; there may still be domains.
     pub fn is_empty(&self) -> bool {
-        self.rules.is_empty()
+        self.len == 0
     }
 
     /// Returns the rule of this path.
     pub fn by_path(&self, path: &str) -> Option<&Arc<Rule>> {
-        let index = self.rules.binary_search_by(|rule| (*rule.path).cmp(path)).ok()?;
-        self.rules.get(index)
+        prefixes(path).find_map(|domain| self.domains.get(domain)?.rules.find(path))
     }
 
     /// Returns the domains, in order of their names.
@@ -141,4 +161,14 @@ impl Rules {
         names.sort_unstable();
         names.into_iter()
     }
+}
+
+/// What the paths of the rules of a domain begin with.
+fn dotted(domain: &str) -> impl Iterator<Item = u8> {
+    domain.bytes().chain([b'.'])
+}
+
+/// The parts of `path` that end before a dot, which may be its domain.
+fn prefixes(path: &str) -> impl Iterator<Item = &str> {
+    memchr_iter(b'.', path.as_bytes()).filter_map(|at| path.get(..at))
 }

@@ -7,6 +7,7 @@ use super::*;
 use crate::request::Entry;
 
 mod beyond;
+mod cache;
 mod faults;
 mod fields;
 mod hostile;

@@ -6,7 +6,9 @@
 //! two different pairs of key and value are never confused. A lookup allocates only for the search
 //! among many patterns, and for a long value if a key is a pattern.
 
+mod nodes;
 mod reach;
+mod replace;
 mod trace;
 
 use std::sync::Arc;
@@ -17,29 +19,37 @@ use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
 use crate::wildcard::Patterns;
+use nodes::Nodes;
+pub(crate) use replace::is_pattern;
 pub use trace::{Candidate, MatchKind, Step, Trace};
 
 /// The node that one level of a rule file configures, to which an entry leads.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Node {
     /// The rule for descriptors that end here.
     pub(crate) rule: Option<Arc<Rule>>,
     /// The nodes for the next entry.
-    pub(crate) children: Option<Box<Branch>>,
+    pub(crate) children: Option<Arc<Branch>>,
 }
 
 /// The children of a node, or of a domain.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Branch {
+    index: Arc<Index>,
+    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
+    nodes: Nodes,
+}
+
+/// The index of each child, by what leads to it.
+#[derive(Debug, Default, Clone)]
+struct Index {
     keys: SmallMap<KeyNodes>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Patterns,
-    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
-    nodes: Vec<Node>,
 }
 
 /// The children of one key.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct KeyNodes {
     values: TextMap<u32>,
     wild_values: Patterns,
@@ -68,55 +78,52 @@ impl Branch {
 
     #[inline]
     fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
-        self.nodes.get(self.choose(entry)? as usize)
+        self.nodes.get(self.choose(entry)?)
     }
 
     /// Returns the node for the value itself, else for the first wildcard that matches, else for
     /// the key alone.
     #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
-        let key_nodes = self.keys.get(entry.key);
+        let Index { keys, wild_keys } = &*self.index;
+        let key_nodes = keys.get(entry.key);
         key_nodes
             .and_then(|key_nodes| key_nodes.values.get(entry.value).copied())
-            .or_else(|| self.first_wild(key_nodes, entry))
+            .or_else(|| first_wild(wild_keys, key_nodes, entry))
             .or_else(|| key_nodes?.key_only)
-    }
-
-    fn first_wild(&self, key_nodes: Option<&KeyNodes>, entry: &Entry<'_>) -> Option<u32> {
-        let by_value =
-            key_nodes.and_then(|key_nodes| key_nodes.wild_values.find(entry.value.as_bytes()));
-        let by_key = match self.wild_keys.is_empty() {
-            true => None,
-            false => self.wild_keys.find(&joined(entry)),
-        };
-        match (by_value, by_key) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
     }
 
     /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
     pub(crate) fn finish(mut self) -> Branch {
-        self.keys.shrink();
-        self.keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index());
-        self.wild_keys.index();
-        self.nodes.shrink_to_fit();
+        let Index { keys, wild_keys } = Arc::make_mut(&mut self.index);
+        keys.shrink();
+        keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index());
+        wild_keys.index();
+        self.nodes.finish();
         self
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.nodes.len() == 0
     }
 
     /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
-    /// already.
+    /// already. Not for a finished branch.
     pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
+        self.reserve(key, value)?;
+        self.nodes.push(Node::default());
+        self.nodes.last_mut()
+    }
+
+    /// Gives the next index to `key` and `value`; `None` if they have one already.
+    fn reserve(&mut self, key: &str, value: &str) -> Option<u32> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
         let index = u32::try_from(self.nodes.len()).ok()?;
-        if self.keys.get(key).is_none() {
-            self.keys.insert(key.into(), KeyNodes::default());
+        let Index { keys, wild_keys } = Arc::make_mut(&mut self.index);
+        if keys.get(key).is_none() {
+            keys.insert(key.into(), KeyNodes::default());
         }
-        let key_nodes = self.keys.get_mut(key)?;
+        let key_nodes = keys.get_mut(key)?;
         match value {
             "" if key_nodes.key_only.is_some() => return None,
             "" => key_nodes.key_only = Some(index),
@@ -124,12 +131,28 @@ impl Branch {
             _ => drop(key_nodes.values.insert(value.into(), index)),
         }
         if key.contains('*') {
-            self.wild_keys.push(&composite(key, value), index);
+            wild_keys.push(&composite(key, value), index);
         } else {
             key_nodes.wild_values.push(value, index);
         }
-        self.nodes.push(Node::default());
-        self.nodes.last_mut()
+        Some(index)
+    }
+}
+
+fn first_wild(
+    wild_keys: &Patterns,
+    key_nodes: Option<&KeyNodes>,
+    entry: &Entry<'_>,
+) -> Option<u32> {
+    let by_value =
+        key_nodes.and_then(|key_nodes| key_nodes.wild_values.find(entry.value.as_bytes()));
+    let by_key = match wild_keys.is_empty() {
+        true => None,
+        false => wild_keys.find(&joined(entry)),
+    };
+    match (by_value, by_key) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
     }
 }
 

@@ -17,7 +17,7 @@ use prefixes::Prefixes;
 
 /// Patterns in the order of the file, each with its node. Call [`Patterns::index`] after the last
 /// pattern has been added and before the first lookup.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
     /// The node of each pattern, in the same order, and increasing.
@@ -25,7 +25,7 @@ pub(crate) struct Patterns {
     index: Option<Box<Index>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Index {
     prefixes: Prefixes,
     /// `None` if no pattern has pieces, or if the pieces are too long to build an automaton.

@@ -12,7 +12,7 @@ use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX};
 use crate::parsed::Parsed;
 
 /// The options of a limit, from a rule or from its file's `defaults`.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(super) struct LimitOptions {
     /// The amounts are not filled in yet.
     pub(super) algorithm: Parsed<Algorithm>,

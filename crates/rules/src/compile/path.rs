@@ -68,6 +68,11 @@ impl Paths {
         other.into()
     }
 
+    /// Whether several rules wanted one path.
+    pub(super) fn has_repeats(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
     /// Marks the path of `rule` as taken.
     pub(super) fn take(&mut self, rule: Arc<Rule>) {
         self.taken.insert(ByPath(rule));

@@ -35,10 +35,11 @@ impl Branch {
             beginning.starts_with(fixed) || fixed.starts_with(&beginning)
         };
         let keys = self
+            .index
             .keys
             .iter()
             .filter(|(other, _)| *other == key || other.contains('*') && may_match(other));
         let nodes = keys.flat_map(|(key, key_nodes): (&str, &KeyNodes)| key_nodes.nodes(key));
-        nodes.filter_map(|(index, _, _)| self.nodes.get(index as usize)).collect()
+        nodes.filter_map(|(index, _, _)| self.nodes.get(index)).collect()
     }
 }

@@ -89,7 +89,7 @@ impl Branch {
     /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
     /// recursion is at most as deep as a file.
     pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
-        let texts = self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let texts = self.index.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
         texts.sort_unstable();
         let is_pattern =
@@ -100,7 +100,7 @@ impl Branch {
             found.push((path.to_owned(), patterns));
         }
         for (index, key, value) in texts {
-            let node = self.nodes.get(index as usize);
+            let node = self.nodes.get(index);
             if let Some(children) = node.and_then(|node| node.children.as_deref()) {
                 children.patterns(&format!("{path}.{}", composite(key, value)), found);
             }
@@ -109,7 +109,7 @@ impl Branch {
 
     fn step(&self, entry: &Entry<'_>) -> Step<'_> {
         let chosen = self.choose(entry);
-        let node = chosen.and_then(|index| self.nodes.get(index as usize));
+        let node = chosen.and_then(|index| self.nodes.get(index));
         let mut listed = self.listed(entry);
         let mut unlisted = 0;
         let mut misses = 0;
@@ -123,8 +123,8 @@ impl Branch {
             chosen: listed.iter().position(|(index, _)| Some(*index) == chosen),
             candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
             unlisted,
-            keys: first_of(self.keys.keys()),
-            values: self.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
+            keys: first_of(self.index.keys.keys()),
+            values: self.index.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
             rule: node.and_then(|node| node.rule.as_ref()),
             has_children: node.is_some_and(|node| node.children.is_some()),
         }
@@ -132,7 +132,7 @@ impl Branch {
 
     /// Returns every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
-        let key_nodes = self.keys.iter().find(|(key, _)| *key == entry.key);
+        let key_nodes = self.index.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = key_nodes.and_then(|(key, key_nodes)| {
             let (value, index) = key_nodes.values.get_key_value(entry.value)?;
             Some((*index, Candidate { key, value, kind: MatchKind::Value, matches_entry: true }))
@@ -140,9 +140,9 @@ impl Branch {
         let wild_values = key_nodes.into_iter().map(|(_, key_nodes)| &key_nodes.wild_values);
         let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
         let text = joined(entry);
-        let by_key = self.wild_keys.matches(&text);
+        let by_key = self.index.wild_keys.matches(&text);
         // Wildcards are tried in the order of the files, which is the order of their indices.
-        let wild_keys_nodes = self.keys.iter().filter(|(key, _)| key.contains('*'));
+        let wild_keys_nodes = self.index.keys.iter().filter(|(key, _)| key.contains('*'));
         let nodes = key_nodes
             .into_iter()
             .chain(wild_keys_nodes)

@@ -14,7 +14,7 @@ use aho_corasick::{Anchored, PatternID};
 use super::pattern::Pattern;
 
 /// The pieces of all patterns of a level.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Pieces {
     /// Finds the distinct pieces.
     automaton: NFA,

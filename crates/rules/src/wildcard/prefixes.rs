@@ -7,7 +7,7 @@
 use super::pattern::Pattern;
 
 /// Patterns, grouped by prefix.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Prefixes {
     /// Numbers of patterns, ordered by prefix, then by number.
     numbers: Box<[u32]>,
