@@ -102,17 +102,18 @@ async fn code(connection: &Connection, key: u32) -> tonic::Code {
 struct Reader(std::path::PathBuf);
 
 impl Load for Reader {
-    fn read(&mut self) -> Result<Vec<Source>, String> {
+    fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
         let text = std::fs::read(self.0.join("rules.yaml")).map_err(|error| error.to_string())?;
-        Ok(vec![Source { name: "rules.yaml".to_owned(), text }])
+        Ok(vec![Arc::new(Source { name: "rules.yaml".to_owned(), text })])
     }
 
-    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
+    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         let cursed = sources.iter().any(|source| source.text.starts_with(b"# panic"));
         assert!(!cursed, "panics on purpose in the watcher");
-        let loaded = rules::load(sources, rules::Options::default());
+        let sources: Vec<Source> = sources.iter().map(|source| Source::clone(source)).collect();
+        let loaded = rules::load(&sources, rules::Options::default());
         let rules = loaded.map_err(|_| vec!["faulty".to_owned()])?.rules;
-        Ok(Compiled { rules, warnings: Vec::new() })
+        Ok(Compiled { rules, ..Compiled::default() })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Rules from an xDS server: one that a test scripts, and one of go-control-plane.
 
 mod bad;
+mod change;
 mod control_plane;
 mod gateway;
 mod large;

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+use bytes::Bytes;
 use prost::Message;
 
 /// The type of envoyproxy/ratelimit, which cannot express all that a rule file can.
@@ -19,9 +20,9 @@ pub struct RulesResource {
     /// The name, unique in the set.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// The YAML document.
-    #[prost(string, tag = "2")]
-    pub yaml: String,
+    /// The YAML document: a `string`, which a pod checks only if it differs from the last one.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub yaml: Bytes,
 }
 
 #[cfg(test)]

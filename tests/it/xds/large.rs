@@ -37,12 +37,13 @@ fn large() -> Vec<envoy_types::pb::google::protobuf::Any> {
     vec![load_rules(), any(CONFIG_TYPE, &large)]
 }
 
-fn load_rules() -> envoy_types::pb::google::protobuf::Any {
+/// The rules of [`load`].
+pub(super) fn load_rules() -> envoy_types::pb::google::protobuf::Any {
     config("shop", "shop", &[("user_id", 4_000_000_000)])
 }
 
 /// The report of a load of one entry, for so long.
-async fn load(target: &str, seconds: u64) -> Value {
+pub(super) async fn load(target: &str, seconds: u64) -> Value {
     let lasts = format!("{seconds}s");
     let mut command = Command::new(ratectl());
     command.args(["bench", "load", "--target", target, "--rate", RATE, "--entries", "1"]);

@@ -36,7 +36,7 @@ pub struct PublishedDomain {
 impl PublishedDomain {
     /// The rules of `domain`, as the text of a rule file.
     pub fn new(domain: &str, hash: String, yaml: String) -> Self {
-        let resource = RulesResource { name: domain.to_owned(), yaml: yaml.clone() };
+        let resource = RulesResource { name: domain.to_owned(), yaml: yaml.clone().into() };
         let rules = any(RULES_TYPE, &resource);
         Self { hash, rules, config: OnceLock::new(), yaml }
     }

@@ -13,6 +13,7 @@ use ratelease_engine::counter as engine;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardSnapshot};
 use ratelease_engine::time::Clock;
+use ratelease_rules::Compilation;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -85,6 +86,7 @@ impl Status {
     pub fn json(&self) -> Value {
         let rules = self.published.current();
         let version = rules.as_ref().map(|rules| format!("{:016x}", rules.version()));
+        let Compilation { compiled, patched, reused } = self.published.compilation();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.start.uptime().as_secs_f64(),
@@ -96,6 +98,11 @@ impl Status {
                 "count": rules.map_or(0, |rules| rules.len()),
                 "loads_ok": self.published.loads_ok(),
                 "loads_failed": self.published.loads_failed(),
+                "compiled": {
+                    "whole": compiled,
+                    "patched": patched,
+                    "reused": reused,
+                },
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
                 "source": self.source(),

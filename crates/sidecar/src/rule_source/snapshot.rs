@@ -47,11 +47,14 @@ pub struct Snapshot {
     failed: AtomicU64,
 }
 
+/// The sources of a set.
+type SharedSources = Arc<Vec<Arc<Source>>>;
+
 /// Data to be written. Newer data replaces it, so that a disk that hangs delays nothing else.
 #[derive(Debug, Default)]
 struct Pending {
     /// `None` if the sources in the file are to stay.
-    sources: Option<Arc<Vec<Source>>>,
+    sources: Option<SharedSources>,
     /// The latest counts, written or not.
     pods: Arc<Pods>,
     has_new_pods: bool,
@@ -60,7 +63,7 @@ struct Pending {
 /// The data of one write.
 #[derive(Debug, Clone)]
 struct PendingWrite {
-    sources: Option<Arc<Vec<Source>>>,
+    sources: Option<SharedSources>,
     pods: Arc<Pods>,
 }
 
@@ -136,7 +139,7 @@ impl Snapshot {
 
     /// Sets `sources` as the rules to be written from now on; [`Snapshot::run`] writes them. Never
     /// waits.
-    pub fn set_sources(&self, sources: Vec<Source>) {
+    pub fn set_sources(&self, sources: Vec<Arc<Source>>) {
         self.pending.lock().sources = Some(Arc::new(sources));
         self.wake.notify_one();
     }

@@ -26,9 +26,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 
-use ratelease_rules::Source;
+use ratelease_rules::{Compilation, Source};
 use tokio::sync::oneshot;
-use tracing::{dispatcher, error, info, warn};
+use tracing::{debug, dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
 use crate::file_watch::timing::{self, Timing};
@@ -155,7 +155,7 @@ impl Watcher {
         load: L,
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
-    ) -> io::Result<(Self, SyncSender<()>, oneshot::Receiver<Vec<Source>>)> {
+    ) -> io::Result<(Self, SyncSender<()>, oneshot::Receiver<Vec<Arc<Source>>>)> {
         let (waker, wake) = sync_channel(1);
         let fs_watch = FsWatch::new(waker.clone());
         let watch = Watch::new(None, load, published, snapshot, timing::PUSHED, fs_watch, wake);
@@ -224,7 +224,7 @@ impl<L: Load> Watch<L> {
     }
 
     /// Begins with the snapshot: nothing was pushed yet.
-    fn run_pushed(mut self, keep: oneshot::Sender<Vec<Source>>) {
+    fn run_pushed(mut self, keep: oneshot::Sender<Vec<Arc<Source>>>) {
         // An error means that the start was cancelled.
         let _ = keep.send(self.use_snapshot());
         self.follow();
@@ -323,7 +323,10 @@ impl<L: Load> Watch<L> {
             self.published.restore();
         } else {
             let version = format_args!("{:016x}", compiled.rules.version());
+            let Compilation { compiled: whole, patched, reused } = compiled.compilation;
             info!(files, warnings, version, "rules loaded");
+            debug!(whole, patched, reused, "files compiled");
+            self.published.note_compilation(compiled.compilation);
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
             self.old_rules.add(self.published.publish(Arc::new(compiled.rules)));
@@ -346,11 +349,11 @@ impl<L: Load> Watch<L> {
 
     /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
     /// Returns its sources then.
-    fn use_snapshot(&mut self) -> Vec<Source> {
+    fn use_snapshot(&mut self) -> Vec<Arc<Source>> {
         let Some(snapshot) = self.snapshot.clone() else { return Vec::new() };
         let path = snapshot.path().display();
         let sources = match snapshot.read() {
-            Ok(sources) => sources,
+            Ok(sources) => sources.into_iter().map(Arc::new).collect::<Vec<_>>(),
             Err(error) => {
                 warn!("the snapshot of the rules is not used: {path}: {error}");
                 return Vec::new();

@@ -21,6 +21,7 @@ mod status;
 mod stream;
 mod subscription;
 mod translate;
+mod translated;
 mod wire;
 
 use std::io;
@@ -120,7 +121,7 @@ impl XdsWatch {
 
 /// Follows the server until the task is aborted. `kept` are the rules of the snapshot that are in
 /// force.
-async fn follow(mut client: Client, kept: oneshot::Receiver<Vec<Source>>) {
+async fn follow(mut client: Client, kept: oneshot::Receiver<Vec<Arc<Source>>>) {
     // An error means that the thread of rules has ended, and with it the process.
     client.rules.seed(&kept.await.unwrap_or_default());
     loop {

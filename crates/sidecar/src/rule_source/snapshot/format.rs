@@ -1,5 +1,7 @@
 //! The byte format of a snapshot.
 
+use std::borrow::Borrow;
+
 use ratelease_rules::Source;
 
 use super::pods::{DOMAINS_MAX, Pods, is_valid};
@@ -26,9 +28,9 @@ pub(super) struct SnapshotContent {
 }
 
 /// Hash of names and texts with their lengths, so that different lists hash differently.
-pub(in crate::rule_source) fn digest(sources: &[Source]) -> blake3::Hash {
+pub(in crate::rule_source) fn digest<S: Borrow<Source>>(sources: &[S]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
-    for part in sources.iter().flat_map(parts) {
+    for part in sources.iter().flat_map(|source| parts(source.borrow())) {
         hasher.update(&length(part));
         hasher.update(part);
     }
@@ -36,12 +38,12 @@ pub(in crate::rule_source) fn digest(sources: &[Source]) -> blake3::Hash {
 }
 
 /// Returns the bytes of a snapshot that holds `sources` and, if there is room left, `pods`.
-pub(super) fn encode(
-    sources: &[Source],
+pub(super) fn encode<S: Borrow<Source>>(
+    sources: &[S],
     pods: &[(Box<str>, u32)],
 ) -> Result<Vec<u8>, SnapshotError> {
     let hash = digest(sources).to_hex();
-    let parts = || sources.iter().flat_map(parts);
+    let parts = || sources.iter().flat_map(|source| parts(source.borrow()));
     let body: usize = parts().map(|part| LENGTH_BYTES + part.len()).sum();
     let mut bytes = [MAGIC, format!("{FORMAT} {hash} {body}\n").as_bytes()].concat();
     if bytes.len() + body > SNAPSHOT_BYTES_MAX {

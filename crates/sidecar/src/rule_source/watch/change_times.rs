@@ -1,6 +1,7 @@
 //! When rule files were changed, and how long it took until the change was in force.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ratelease_rules::Source;
@@ -20,7 +21,11 @@ impl ChangeTimes {
     /// Notes that the rules of `sources` are in force. Returns the age of the newest change that
     /// this put in force; `None` at the start, which follows no change, and if no file has a time.
     #[allow(clippy::disallowed_methods, reason = "files tell the time of day; only to be shown")]
-    pub(super) fn note<L: Load>(&mut self, load: &mut L, sources: &[Source]) -> Option<Duration> {
+    pub(super) fn note<L: Load>(
+        &mut self,
+        load: &mut L,
+        sources: &[Arc<Source>],
+    ) -> Option<Duration> {
         let change_times = sources.iter().filter_map(|source| {
             let changed = load.changed_at(source)?;
             Some((source.name.clone(), changed))
@@ -44,11 +49,11 @@ mod tests {
     struct Files(HashMap<String, u64>);
 
     impl Load for Files {
-        fn read(&mut self) -> Result<Vec<Source>, String> {
+        fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
             Ok(Vec::new())
         }
 
-        fn compile(&mut self, _: &[Source]) -> Result<Compiled, Vec<String>> {
+        fn compile(&mut self, _: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
             Ok(Compiled::default())
         }
 
@@ -60,7 +65,7 @@ mod tests {
 
     #[test]
     fn only_files_changed_since_the_last_load_count() {
-        let source = |name: &str| Source { name: name.to_owned(), text: Vec::new() };
+        let source = |name: &str| Arc::new(Source { name: name.to_owned(), text: Vec::new() });
         let sources = [source("a.yaml"), source("b.yaml")];
         let mut change_times = ChangeTimes::default();
         let files = |a, b| Files([("a.yaml".into(), a), ("b.yaml".into(), b)].into());

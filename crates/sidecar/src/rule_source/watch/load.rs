@@ -1,9 +1,10 @@
 //! One load: read, check whether there are changes, compile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use ratelease_rules::{Rules, Source};
+use ratelease_rules::{Compilation, Rules, Source};
 
 use crate::rule_source::snapshot::digest;
 
@@ -17,13 +18,19 @@ pub trait Load: Send + 'static {
     ///
     /// # Errors
     /// The source that could not be read, and why: a line for each.
-    fn read(&mut self) -> Result<Vec<Source>, String>;
+    fn read(&mut self) -> Result<Vec<Arc<Source>>, String>;
 
     /// Compiles the rules of `sources`.
     ///
     /// # Errors
     /// Every fault, one line each with its place; at least one.
-    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
+    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>>;
+
+    /// Whether the sources of one reading are always of one version, so that no second reading has
+    /// to agree with it.
+    fn is_atomic(&self) -> bool {
+        false
+    }
 
     /// Receives the outcome of the last reading: success if its rules are in force, otherwise all
     /// its faults; `None` if nothing had changed.
@@ -42,6 +49,8 @@ pub struct Compiled {
     pub rules: Rules,
     /// One line for each warning, with its place.
     pub warnings: Vec<String>,
+    /// How much of it was compiled.
+    pub compilation: Compilation,
 }
 
 /// Identifies a state of the directory.
@@ -52,7 +61,7 @@ pub(super) enum LoadOutcome {
     /// The state is the known one.
     Unchanged,
     /// Another state, with its rules or its faults.
-    Changed { digest: Digest, sources: Vec<Source>, result: Result<Compiled, LoadError> },
+    Changed { digest: Digest, sources: Vec<Arc<Source>>, result: Result<Compiled, LoadError> },
 }
 
 /// Why a load found no usable rules.
@@ -73,7 +82,10 @@ pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome 
 }
 
 /// Compiles `sources` that do not come from a reading. Here too a panic is a fault.
-pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compiled, LoadError> {
+pub(super) fn compile<L: Load>(
+    load: &mut L,
+    sources: &[Arc<Source>],
+) -> Result<Compiled, LoadError> {
     let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources)));
     compiled.map_err(|_| LoadError::Panicked)?.map_err(LoadError::Faults)
 }
@@ -90,7 +102,7 @@ fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
         if known == Some(digest) {
             return LoadOutcome::Unchanged;
         }
-        if last == Some(digest) || reading == READINGS_MAX {
+        if last == Some(digest) || reading == READINGS_MAX || load.is_atomic() {
             return match read {
                 Ok(sources) => {
                     let result = load.compile(&sources).map_err(LoadError::Faults);
@@ -148,20 +160,20 @@ mod tests {
     }
 
     impl Load for Script {
-        fn read(&mut self) -> Result<Vec<Source>, String> {
+        fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
             let text = self.readings.pop_front().filter(|text| *text != GONE);
             text.map(|text| vec![source(text)]).ok_or("gone".to_owned())
         }
 
-        fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
+        fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
             let texts = sources.iter().map(|it| String::from_utf8(it.text.clone()).unwrap());
             self.compiled.extend(texts);
             Ok(Compiled::default())
         }
     }
 
-    fn source(text: &str) -> Source {
-        Source { name: "a.yaml".to_owned(), text: text.into() }
+    fn source(text: &str) -> Arc<Source> {
+        Arc::new(Source { name: "a.yaml".to_owned(), text: text.into() })
     }
 
     /// Checks what is compiled from these readings while `known` is known; `None` if nothing new

@@ -1,7 +1,7 @@
 //! The call of ADS, with bounds on a response that are checked before it is decoded: a resource
 //! takes fifty bytes in memory, and as few as two in the message.
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use futures_util::stream::Stream;
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -71,12 +71,12 @@ impl Decoder for DiscoveryCodec {
     type Error = Status;
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<DiscoveryResponse>, Status> {
-        read(&buf.copy_to_bytes(buf.remaining())).map(Some)
+        read(buf.copy_to_bytes(buf.remaining())).map(Some)
     }
 }
 
-fn read(message: &[u8]) -> Result<DiscoveryResponse, Status> {
-    if resources(message) > RESOURCES_MAX {
+fn read(message: Bytes) -> Result<DiscoveryResponse, Status> {
+    if resources(&message) > RESOURCES_MAX {
         return Err(Status::out_of_range(format!("more than {RESOURCES_MAX} resources")));
     }
     let response = DiscoveryResponse::decode(message)
@@ -109,15 +109,18 @@ mod tests {
     #[test]
     fn a_response_of_too_many_resources_is_refused_before_it_is_decoded() {
         let of = |count: usize| [0x12, 0].repeat(count);
-        assert_eq!(read(&of(3)).unwrap().resources, vec![Any::default(); 3]);
-        assert_eq!(read(&of(RESOURCES_MAX + 1)).unwrap_err().code(), tonic::Code::OutOfRange);
-        assert_eq!(read(&[0x12, 9, 1]).unwrap_err().code(), tonic::Code::DataLoss);
+        assert_eq!(read(of(3).into()).unwrap().resources, vec![Any::default(); 3]);
+        assert_eq!(read(of(RESOURCES_MAX + 1).into()).unwrap_err().code(), tonic::Code::OutOfRange);
+        assert_eq!(
+            read(Bytes::from_static(&[0x12, 9, 1])).unwrap_err().code(),
+            tonic::Code::DataLoss
+        );
     }
 
     #[test]
     fn a_version_that_is_a_book_is_refused() {
         let version_info = "x".repeat(TEXT_BYTES_MAX + 1);
         let message = DiscoveryResponse { version_info, ..Default::default() }.encode_to_vec();
-        assert_eq!(read(&message).unwrap_err().code(), tonic::Code::OutOfRange);
+        assert_eq!(read(message.into()).unwrap_err().code(), tonic::Code::OutOfRange);
     }
 }

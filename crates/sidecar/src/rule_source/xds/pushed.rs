@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use parking_lot::Mutex;
-use ratelease_rules::{Faults, Options, Source, load};
+use ratelease_rules::{Faults, Keeps, Options, RulesCache, Source};
 use tokio::sync::oneshot;
 
 use super::translate::path_of;
@@ -26,7 +26,7 @@ pub(super) struct Pusher {
 /// The side of the thread.
 pub(super) struct Pushed {
     set: Arc<Mutex<PushedSet>>,
-    options: Options,
+    cache: RulesCache,
     /// The push that was read last.
     number: u64,
     /// The outcome of the last set, which may be sent again.
@@ -38,14 +38,15 @@ struct PushedSet {
     /// Which push this is.
     number: u64,
     /// `None` once they are in force or refused: text takes memory.
-    sources: Option<Result<Vec<Source>, Vec<String>>>,
+    sources: Option<Result<Vec<Arc<Source>>, Vec<String>>>,
     reply: Option<oneshot::Sender<Outcome>>,
 }
 
 /// Creates the thread's side, and what makes the stream's side of it.
 pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
     let set = Arc::<Mutex<PushedSet>>::default();
-    let pushed = Pushed { set: Arc::clone(&set), options, number: 0, last: Ok(()) };
+    let cache = RulesCache::new(options, Keeps::Texts);
+    let pushed = Pushed { set: Arc::clone(&set), cache, number: 0, last: Ok(()) };
     (pushed, |wake| Pusher { set, wake })
 }
 
@@ -54,7 +55,7 @@ pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -
 impl Pusher {
     /// Puts the rules of `sources` in force, or returns their faults. The faults of a set that
     /// could not even be read are pushed too, so that they are shown and logged as those of rules.
-    pub(super) async fn push(&self, sources: Result<Vec<Source>, Vec<String>>) -> Outcome {
+    pub(super) async fn push(&self, sources: Result<Vec<Arc<Source>>, Vec<String>>) -> Outcome {
         let (reply, replied) = oneshot::channel();
         let sources = sources.map(|mut sources| {
             // The order depends only on their names, not on which type came last.
@@ -75,7 +76,7 @@ impl Pusher {
 // === impl Pushed ===
 
 impl Load for Pushed {
-    fn read(&mut self) -> Result<Vec<Source>, String> {
+    fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
         let set = self.set.lock();
         self.number = set.number;
         match &set.sources {
@@ -85,14 +86,19 @@ impl Load for Pushed {
         }
     }
 
-    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
-        match load(sources, self.options.clone()) {
-            Ok(loaded) => {
+    fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+        match self.cache.load(sources) {
+            Ok((loaded, compilation)) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-                Ok(Compiled { rules: loaded.rules, warnings })
+                Ok(Compiled { rules: loaded.rules, warnings, compilation })
             }
             Err(faults) => Err(placed(&faults, sources)),
         }
+    }
+
+    /// A set is pushed as a whole.
+    fn is_atomic(&self) -> bool {
+        true
     }
 
     fn note_outcome(&mut self, outcome: Option<Outcome>) {
@@ -113,7 +119,7 @@ impl Load for Pushed {
 
 /// The faults, with the field of the resource instead of the line of its text. Those of YAML keep
 /// theirs.
-fn placed(faults: &Faults, sources: &[Source]) -> Vec<String> {
+fn placed(faults: &Faults, sources: &[Arc<Source>]) -> Vec<String> {
     let lines = faults.to_string();
     let further = lines.lines().skip(FAULTS_SHOWN_MAX).map(str::to_owned);
     let shown = faults.iter().take(FAULTS_SHOWN_MAX).map(|fault| {

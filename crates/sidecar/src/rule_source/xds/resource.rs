@@ -1,12 +1,17 @@
 //! A resource as the text of a rule file.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use bytes::Bytes;
 use prost::Message;
 use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
 use ratelease_rules::Source;
 use ratelease_rules::display_safety::alters_display;
 
-use super::translate::text_of;
-use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RateLimitConfig, RulesResource};
+use super::translated::Translated;
+use super::wire::{Any, RulesResource};
 
 /// Maximum number of descriptors in one resource. Each takes some 200 bytes while the resource is
 /// read, and as few as two in the message.
@@ -32,12 +37,19 @@ pub(super) enum ResourceType {
 }
 
 /// A resource as the text of a rule file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Resource {
     /// Its domain; empty if that is not known.
     pub(super) domain: String,
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
+    /// What the text was made of: the message of the last set, since it shares the memory of the
+    /// whole set; empty if the text was sent as it is.
+    message: Bytes,
+    translated: Option<Arc<Translated>>,
 }
+
+/// Resources by their names.
+pub(super) type Resources = BTreeMap<String, Resource>;
 
 // === impl ResourceType ===
 
@@ -57,39 +69,71 @@ impl ResourceType {
         }
     }
 
-    /// Reads a resource, with its name. The error follows the place of the resource.
-    pub(super) fn read(self, resource: &Any) -> Result<(String, Resource), String> {
+    /// Reads a resource, with its name. What equals the `known` resource of that name is shared with
+    /// it. The error follows the place of the resource.
+    pub(super) fn read(
+        self,
+        resource: &Any,
+        known: &Resources,
+    ) -> Result<(String, Resource), String> {
         if resource.type_url != self.url() {
             return Err(format!("a resource of another type, {}", shown(&resource.type_url)));
         }
-        let unreadable = |error| format!("a resource that cannot be decoded: {error}");
-        let (name, domain, text) = match self {
+        match self {
             Self::RateLimitConfig => {
                 if descriptors(&resource.value, DESCRIPTORS_OF_CONFIG, 0) > DESCRIPTORS_MAX {
                     return Err(format!("more than {DESCRIPTORS_MAX} descriptors"));
                 }
-                let config = RateLimitConfig::decode(&*resource.value).map_err(unreadable)?;
-                let text = text_of(&config);
-                (config.name, config.domain, text)
+                let message = resource.value.clone();
+                let known = Translated::name_of(&message).and_then(|name| known.get(name));
+                let known = known.and_then(|it| Some((it, it.translated.as_ref()?)));
+                if let Some((resource, translated)) = known
+                    && resource.message == message
+                {
+                    return Ok((translated.name.clone(), Resource { message, ..resource.clone() }));
+                }
+                let known =
+                    known.map(|(it, translated)| (&**translated, &*it.message, &*it.source));
+                let (translated, text) = Translated::new(&message, known).map_err(unreadable)?;
+                let (name, domain) = (translated.name.clone(), translated.domain.clone());
+                let resource = self.resource(&name, domain, text);
+                let translated = Some(Arc::new(translated));
+                Ok((name, Resource { message, translated, ..resource }))
             }
             Self::Rules => {
-                let rules = RulesResource::decode(&*resource.value).map_err(unreadable)?;
-                let domain = domain_of(&rules.yaml).to_owned();
-                (rules.name, domain, rules.yaml)
+                let rules = RulesResource::decode(resource.value.clone()).map_err(unreadable)?;
+                let RulesResource { name, yaml } = rules;
+                if let Some(known) = known.get(&name).filter(|it| it.source.text == yaml) {
+                    return Ok((name, known.clone()));
+                }
+                let text = std::str::from_utf8(&yaml).map_err(unreadable)?;
+                let resource = self.resource(&name, domain_of(text).to_owned(), text.to_owned());
+                Ok((name, resource))
             }
-        };
-        let source =
-            Source { name: format!("{}{}", self.prefix(), shown(&name)), text: text.into_bytes() };
-        Ok((name, Resource { domain, source }))
+        }
+    }
+
+    fn resource(self, name: &str, domain: String, text: String) -> Resource {
+        let name = format!("{}{}", self.prefix(), shown(name));
+        let source = Arc::new(Source { name, text: text.into_bytes() });
+        Resource { domain, source, message: Bytes::new(), translated: None }
     }
 
     /// Returns the name and the resource that became this source; `None` if another type did.
-    pub(super) fn of_source(self, source: &Source) -> Option<(String, Resource)> {
+    pub(super) fn of_source(self, source: &Arc<Source>) -> Option<(String, Resource)> {
         let name = source.name.strip_prefix(self.prefix())?;
         let text = std::str::from_utf8(&source.text).unwrap_or_default();
         let domain = domain_of(text).to_owned();
-        Some((name.to_owned(), Resource { domain, source: source.clone() }))
+        let source = Arc::clone(source);
+        Some((
+            name.to_owned(),
+            Resource { domain, source, message: Bytes::new(), translated: None },
+        ))
     }
+}
+
+fn unreadable(error: impl Display) -> String {
+    format!("a resource that cannot be decoded: {error}")
 }
 
 /// The domain of a rule file, if it has a line of its own, as files usually have.
@@ -138,7 +182,7 @@ fn descriptors(mut message: &[u8], field: u32, depth: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::RateLimitDescriptor;
+    use super::super::wire::{RateLimitConfig, RateLimitDescriptor};
     use super::*;
 
     #[test]
@@ -156,8 +200,9 @@ mod tests {
             assert!(descriptors(&bytes[..cut], DESCRIPTORS_OF_CONFIG, 0) <= 4);
         }
         let empty = [0x1a, 0].repeat(DESCRIPTORS_MAX + 1);
-        let resource = Any { type_url: ResourceType::RateLimitConfig.url().into(), value: empty };
-        let refused = ResourceType::RateLimitConfig.read(&resource).map(|_| ());
+        let resource =
+            Any { type_url: ResourceType::RateLimitConfig.url().into(), value: empty.into() };
+        let refused = ResourceType::RateLimitConfig.read(&resource, &Resources::new()).map(|_| ());
         assert_eq!(refused, Err("more than 500000 descriptors".to_owned()));
     }
 

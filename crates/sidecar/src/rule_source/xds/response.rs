@@ -1,11 +1,12 @@
 //! Reads a response: its resources, or all faults of them. It takes a while for large ones, and
 //! runs on a thread that may block.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ratelease_rules::Source;
 
-use super::resource::{Resource, ResourceType};
+use super::resource::{Resource, ResourceType, Resources};
 use super::wire::DiscoveryResponse;
 
 /// Maximum number of faults that are kept; of further ones only the number is known.
@@ -13,9 +14,6 @@ const FAULTS_MAX: usize = 1000;
 
 /// Identifies what a response holds.
 pub(super) type Digest = blake3::Hash;
-
-/// Resources by their names.
-pub(super) type Resources = BTreeMap<String, Resource>;
 
 /// A set of resources that was received and is not accepted yet.
 #[derive(Debug)]
@@ -26,21 +24,21 @@ pub(super) struct Received {
     domains: BTreeSet<String>,
 }
 
-/// Reads a response of this type, unless it holds what was `refused` last. The error is all faults
-/// of its resources.
+/// Reads a response of this type, of which `known` resources were accepted, unless it holds what
+/// was `refused` last. The error is all faults of its resources.
 pub(super) fn read(
     of: ResourceType,
-    response: DiscoveryResponse,
+    response: &DiscoveryResponse,
     merges_domains: bool,
     refused: Option<Digest>,
-) -> (Digest, Option<Result<Received, Vec<String>>>) {
-    let digest = digest(&response);
-    if refused == Some(digest) {
-        return (digest, None);
+    known: &Resources,
+) -> Option<Result<Received, Vec<String>>> {
+    if refused.is_some_and(|refused| refused == digest(response)) {
+        return None;
     }
     let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
     for (at, resource) in response.resources.iter().enumerate() {
-        let fault = match of.read(resource) {
+        let fault = match of.read(resource, known) {
             Err(fault) => Some(fault),
             Ok((name, resource)) => {
                 let former = resources.insert(name, resource);
@@ -59,15 +57,16 @@ pub(super) fn read(
         faults.push(format!("and {more} more"));
     }
     if !faults.is_empty() {
-        return (digest, Some(Err(faults)));
+        return Some(Err(faults));
     }
     let domains = resources.values().map(|it| it.domain.clone());
     let domains = domains.filter(|domain| !merges_domains && !domain.is_empty()).collect();
-    let version = response.version_info;
-    (digest, Some(Ok(Received { version, resources, domains })))
+    let version = response.version_info.clone();
+    Some(Ok(Received { version, resources, domains }))
 }
 
-fn digest(response: &DiscoveryResponse) -> Digest {
+/// Identifies what `response` holds.
+pub(super) fn digest(response: &DiscoveryResponse) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for resource in &response.resources {
         for part in [resource.type_url.as_bytes(), &resource.value] {
@@ -82,7 +81,7 @@ fn digest(response: &DiscoveryResponse) -> Digest {
 
 impl Received {
     /// The sources of the set.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &Source> {
+    pub(super) fn sources(&self) -> impl Iterator<Item = &Arc<Source>> {
         self.resources.values().map(|resource| &resource.source)
     }
 

@@ -1,6 +1,8 @@
 //! The resources of all types together: which sources are in force, and how each response is
 //! answered.
 
+use std::sync::Arc;
+
 use ratelease_engine::time::Clock;
 use ratelease_rules::{Source, excerpt};
 use tokio::task::spawn_blocking;
@@ -9,7 +11,7 @@ use tracing::{debug, warn};
 
 use super::pushed::Pusher;
 use super::resource::ResourceType;
-use super::response::{Received, read};
+use super::response::{Received, digest, read};
 use super::status::XdsStatus;
 use super::subscription::Subscription;
 use super::wire::{DiscoveryRequest, DiscoveryResponse, Node};
@@ -65,7 +67,7 @@ impl RuleSet {
 
     /// Takes the sources of a snapshot, which are in force, as accepted: those that the server does
     /// not send are removed after the same wait as others.
-    pub(super) fn seed(&mut self, sources: &[Source]) {
+    pub(super) fn seed(&mut self, sources: &[Arc<Source>]) {
         self.subscriptions.iter_mut().for_each(|it| it.seed(sources));
     }
 
@@ -86,12 +88,15 @@ impl RuleSet {
         let subscription = self.subscriptions.get_mut(at)?;
         subscription.note_nonce(&response);
         let (of, refused) = (subscription.of(), subscription.refused());
-        let merges_domains = self.merges_domains;
+        let (merges_domains, known) = (self.merges_domains, subscription.accepted_resources());
+        let response = Arc::new(response);
+        let to_read = Arc::clone(&response);
         // Decoding a large set takes a while, and this thread serves pages too.
-        let read = spawn_blocking(move || read(of, response, merges_domains, refused)).await;
-        let (digest, read) = match read {
-            Ok((digest, Some(read))) => (digest, read),
-            Ok((_, None)) => {
+        let read =
+            spawn_blocking(move || read(of, &to_read, merges_domains, refused, &known)).await;
+        let read = match read {
+            Ok(Some(read)) => read,
+            Ok(None) => {
                 let request = self.subscriptions.get(at)?.refuse_again();
                 return Some(Answer { request, kind: AnswerKind::RefusedAgain });
             }
@@ -112,6 +117,7 @@ impl RuleSet {
             }
             Err(faults) => {
                 self.status.note_refused(&faults);
+                let digest = spawn_blocking(move || digest(&response)).await.ok()?;
                 let request = self.subscriptions.get_mut(at)?.refuse(digest, faults);
                 Some(Answer { request, kind: AnswerKind::Refused })
             }
@@ -147,8 +153,13 @@ impl RuleSet {
     }
 
     /// The sources of a set and of all other types, and whether any of them are leaving.
-    fn sources_with(&self, at: usize, received: &Received, others: Others) -> (Vec<Source>, bool) {
-        let mut sources: Vec<Source> = received.sources().cloned().collect();
+    fn sources_with(
+        &self,
+        at: usize,
+        received: &Received,
+        others: Others,
+    ) -> (Vec<Arc<Source>>, bool) {
+        let mut sources: Vec<Arc<Source>> = received.sources().cloned().collect();
         let mut has_leaving = false;
         for (other, subscription) in self.subscriptions.iter().enumerate() {
             if other != at {

@@ -2,13 +2,14 @@
 //! requests that answer the server. No I/O.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
 use ratelease_rules::Source;
 
-use super::resource::{Resource, ResourceType};
-use super::response::{Digest, Received, Resources};
+use super::resource::{Resource, ResourceType, Resources};
+use super::response::{Digest, Received};
 use super::wire::{DiscoveryRequest, DiscoveryResponse, Node, Status};
 
 /// How long resources stay in force that the server no longer sends. Envoy Gateway sends the set of
@@ -30,7 +31,7 @@ pub(super) struct Subscription {
     /// The number of the last response.
     nonce: String,
     /// The accepted resources, by name.
-    accepted: Resources,
+    accepted: Arc<Resources>,
     /// Resources that the server sends no longer, and that are in force until then.
     leaving: BTreeMap<String, (Resource, Time)>,
     /// What was refused last, unless something was accepted since, and its faults.
@@ -45,7 +46,7 @@ impl Subscription {
             of,
             version: String::new(),
             nonce: String::new(),
-            accepted: Resources::new(),
+            accepted: Arc::default(),
             leaving: BTreeMap::new(),
             refused: None,
         }
@@ -56,8 +57,9 @@ impl Subscription {
     }
 
     /// Takes those of these sources that came from this type as accepted ones.
-    pub(super) fn seed(&mut self, sources: &[Source]) {
-        self.accepted.extend(sources.iter().filter_map(|source| self.of.of_source(source)));
+    pub(super) fn seed(&mut self, sources: &[Arc<Source>]) {
+        let resources = sources.iter().filter_map(|source| self.of.of_source(source));
+        Arc::make_mut(&mut self.accepted).extend(resources);
     }
 
     /// The first request of a stream. It names no version: the versions of a server that was
@@ -77,13 +79,18 @@ impl Subscription {
         self.nonce.clone_from(&response.nonce);
     }
 
+    /// The accepted resources.
+    pub(super) fn accepted_resources(&self) -> Arc<Resources> {
+        Arc::clone(&self.accepted)
+    }
+
     /// The accepted sources.
-    pub(super) fn accepted(&self) -> impl Iterator<Item = &Source> {
+    pub(super) fn accepted(&self) -> impl Iterator<Item = &Arc<Source>> {
         self.accepted.values().map(|resource| &resource.source)
     }
 
     /// The sources that the server sends no longer, and that are still in force.
-    pub(super) fn leaving(&self) -> impl Iterator<Item = &Source> {
+    pub(super) fn leaving(&self) -> impl Iterator<Item = &Arc<Source>> {
         self.leaving.values().map(|(resource, _)| &resource.source)
     }
 
@@ -92,7 +99,7 @@ impl Subscription {
     pub(super) fn leaving_beside<'s>(
         &'s self,
         received: &'s Received,
-    ) -> impl Iterator<Item = &'s Source> {
+    ) -> impl Iterator<Item = &'s Arc<Source>> {
         let leaving = self.leaving.iter().map(|(name, (resource, _))| (name, resource));
         let former = self.accepted.iter().chain(leaving);
         former.filter(|(name, it)| received.lacks(name, it)).map(|(_, resource)| &resource.source)
@@ -101,14 +108,15 @@ impl Subscription {
     /// Takes a set whose rules are in force, and returns the request that says so. Those of
     /// [`Subscription::leaving_beside`] stay for a while from `now`, if that is given.
     pub(super) fn accept(&mut self, received: Received, now: Option<Time>) -> DiscoveryRequest {
-        let former = std::mem::take(&mut self.accepted);
         if let Some(now) = now {
-            let leaving = former.into_iter().map(|(name, it)| (name, (it, now + REMOVAL_WAIT)));
+            let missing = self.accepted.iter().filter(|(name, it)| received.lacks(name, it));
+            let leaving =
+                missing.map(|(name, it)| (name.clone(), (it.clone(), now + REMOVAL_WAIT)));
             self.leaving.extend(leaving);
         }
         self.leaving.retain(|name, (it, _)| received.lacks(name, it));
         self.version = received.version;
-        self.accepted = received.resources;
+        self.accepted = Arc::new(received.resources);
         self.refused = None;
         self.request()
     }

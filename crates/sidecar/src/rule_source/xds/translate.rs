@@ -20,24 +20,36 @@ use super::wire::{
 };
 
 /// Text above this length is not written: a source may have 16 MiB.
-const TEXT_BYTES_MAX: usize = 16 << 20;
+pub(super) const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// The text of a resource's rules.
 pub(super) fn text_of(config: &RateLimitConfig) -> String {
-    let mut text = format!("domain: {}\n", json!(config.domain));
-    descriptors(&config.descriptors, 0, &mut text);
-    text
+    text_with_starts(config).0
 }
 
-fn descriptors(list: &[RateLimitDescriptor], depth: usize, text: &mut String) {
-    if list.is_empty() {
-        return;
+/// The text of a resource's rules, and where each descriptor of the first level begins in it.
+pub(super) fn text_with_starts(config: &RateLimitConfig) -> (String, Vec<usize>) {
+    let mut text = format!("domain: {}\n", json!(config.domain));
+    let mut starts = Vec::with_capacity(config.descriptors.len());
+    if !config.descriptors.is_empty() {
+        line(&mut text, 0, "", "descriptors", &"");
+        items(&config.descriptors, 0, &mut text, &mut |at| starts.push(at));
     }
-    line(text, depth, "", "descriptors", &"");
+    (text, starts)
+}
+
+/// Adds the text of descriptors of the first level, each of which begins where `starts` is told.
+pub(super) fn items(
+    list: &[RateLimitDescriptor],
+    depth: usize,
+    text: &mut String,
+    starts: &mut dyn FnMut(usize),
+) {
     for descriptor in list {
         if text.len() > TEXT_BYTES_MAX {
             return; // the compiler refuses texts of this length
         }
+        starts(text.len());
         let RateLimitDescriptor { key, value, rate_limit, descriptors: below, .. } = descriptor;
         let mut field = |name: &str, value: Value| line(text, depth, "  ", name, &value);
         field("key", json!(key));
@@ -58,7 +70,10 @@ fn descriptors(list: &[RateLimitDescriptor], depth: usize, text: &mut String) {
         if let Some(metadata) = &descriptor.metadata {
             field("metadata", object(metadata));
         }
-        descriptors(below, depth + 1, text);
+        if !below.is_empty() {
+            line(text, depth + 1, "", "descriptors", &"");
+            items(below, depth + 1, text, &mut |_| {});
+        }
     }
 }
 

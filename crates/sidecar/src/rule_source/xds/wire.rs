@@ -1,5 +1,8 @@
 //! The messages of xDS (Envoy's protocol buffers), and that of rule files as resources.
 
+use bytes::Bytes;
+use prost::Message;
+
 pub(super) use envoy_types::pb::envoy::config::core::v3::Node;
 pub(super) use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
 pub(super) use envoy_types::pb::envoy::config::endpoint::v3::{
@@ -8,7 +11,7 @@ pub(super) use envoy_types::pb::envoy::config::endpoint::v3::{
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
 use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 pub(super) use envoy_types::pb::google::protobuf::value::Kind;
-pub(super) use envoy_types::pb::google::protobuf::{Any, Duration, Struct, Value};
+pub(super) use envoy_types::pb::google::protobuf::{Duration, Struct, Value};
 pub(super) use envoy_types::pb::google::rpc::Status;
 #[cfg(test)]
 pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitReplace;
@@ -17,6 +20,29 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
 };
 pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 
-pub(super) use discovery::{DiscoveryRequest, DiscoveryResponse};
+pub(super) use discovery::DiscoveryRequest;
 pub(super) use load_stats::load_reporting_service_client::LoadReportingServiceClient;
 pub(super) use load_stats::{LoadStatsRequest, LoadStatsResponse};
+
+/// The fields of a `DiscoveryResponse` that are read. Decoded from `Bytes`, its resources share
+/// them.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DiscoveryResponse {
+    #[prost(string, tag = "1")]
+    pub(super) version_info: String,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) resources: Vec<Any>,
+    #[prost(string, tag = "4")]
+    pub(super) type_url: String,
+    #[prost(string, tag = "5")]
+    pub(super) nonce: String,
+}
+
+/// A message of any type.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Any {
+    #[prost(string, tag = "1")]
+    pub(super) type_url: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(super) value: Bytes,
+}

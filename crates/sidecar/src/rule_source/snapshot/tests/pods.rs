@@ -87,7 +87,7 @@ fn invalid_counts_are_refused_even_with_a_correct_hash() {
 #[test]
 fn counts_beyond_the_maximum_size_are_not_written() {
     let counts = pods(&[("none", 0), ("good", 2), ("many", 10_001)]);
-    let whole = format::encode(&[], &counts).unwrap();
+    let whole = format::encode::<Source>(&[], &counts).unwrap();
     assert_eq!(format::decode(&whole).unwrap().pods, Some(pods(&[("good", 2)])));
     // Rules that leave no room are written without counts.
     let text = vec![b'a'; SNAPSHOT_BYTES_MAX - encode(&[source("a", b"")]).len() - 7];
@@ -103,14 +103,14 @@ async fn changed_counts_are_written_beside_the_rules_of_the_file() {
     let running = tokio::spawn(Arc::clone(&snapshot).run());
     // Without rules there is no file to add them to.
     snapshot.set_pods(pods(&[("shop", 3)]));
-    snapshot.set_sources(vec![source("a", b"1")]);
+    snapshot.set_sources(vec![Arc::new(source("a", b"1"))]);
     split_at_byte(&snapshot, |kept| kept.pods == Some(pods(&[("shop", 3)]))).await;
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
     snapshot.set_pods(pods(&[("shop", 4), ("chat", 2)]));
     split_at_byte(&snapshot, |kept| kept.pods == Some(pods(&[("chat", 2), ("shop", 4)]))).await;
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
     // The next rules are written with the counts.
-    snapshot.set_sources(vec![source("a", b"2")]);
+    snapshot.set_sources(vec![Arc::new(source("a", b"2"))]);
     split_at_byte(&snapshot, |kept| kept.sources == [source("a", b"2")]).await;
     assert_eq!(snapshot.read_all().unwrap().pods, Some(pods(&[("chat", 2), ("shop", 4)])));
     running.abort();
@@ -124,7 +124,7 @@ async fn a_restart_loads_the_counts_and_keeps_them_with_new_rules() {
     snapshot(&dir).write(&written).unwrap();
     let restarted = Arc::new(snapshot(&dir));
     assert_eq!(restarted.load_pods(), counts);
-    restarted.set_sources(vec![source("a", b"2")]);
+    restarted.set_sources(vec![Arc::new(source("a", b"2"))]);
     let running = tokio::spawn(Arc::clone(&restarted).run());
     split_at_byte(&restarted, |kept| kept.sources == [source("a", b"2")]).await;
     assert_eq!(restarted.read_all().unwrap().pods, Some(counts));

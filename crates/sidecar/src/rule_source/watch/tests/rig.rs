@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease_rules::{Rules, Source};
+use ratelease_rules::Source;
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tracing::subscriber::DefaultGuard;
@@ -54,17 +54,17 @@ pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
 // === impl Files ===
 
 impl Load for Files {
-    fn read(&mut self) -> Result<Vec<Source>, String> {
+    fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
         self.seen.lock().readings += 1;
         let mut files = Vec::new();
         read_below(&self.dir, "", &mut files)
             .map_err(|error| format!("{}: {error}", self.dir.display()))?;
         files.sort();
-        Ok(files.into_iter().map(|(name, text)| Source { name, text }).collect())
+        Ok(files.into_iter().map(|(name, text)| Arc::new(Source { name, text })).collect())
     }
 
-    fn compile(&mut self, files: &[Source]) -> Result<Compiled, Vec<String>> {
-        let text = |file: &Source| String::from_utf8_lossy(&file.text).into_owned();
+    fn compile(&mut self, files: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
+        let text = |file: &Arc<Source>| String::from_utf8_lossy(&file.text).into_owned();
         assert!(!files.iter().any(|file| text(file) == PANIC), "deliberate");
         let is_bad = |text: &str| text == BAD || text.ends_with("trunc");
         let bad = files.iter().filter(|file| is_bad(&text(file)));
@@ -77,7 +77,7 @@ impl Load for Files {
         let all: Vec<_> =
             files.iter().map(|file| format!("{}={}", file.name, text(file))).collect();
         self.seen.lock().compiled.push(all.join(" "));
-        Ok(Compiled { rules: Rules::default(), warnings })
+        Ok(Compiled { warnings, ..Compiled::default() })
     }
 }
 

@@ -11,7 +11,7 @@ async fn rig(text: &str, kept: &str) -> Rig {
     let snapshot = Arc::new(Snapshot::new(rig.above("snapshot")));
     rig.snapshot = Some(Arc::clone(&snapshot));
     let source = ratelease_rules::Source { name: "a.yaml".to_owned(), text: kept.into() };
-    snapshot.set_sources(vec![source]);
+    snapshot.set_sources(vec![Arc::new(source)]);
     let writing = tokio::spawn(Arc::clone(&snapshot).run());
     while snapshot.read().is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;

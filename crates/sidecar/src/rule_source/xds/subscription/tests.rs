@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use super::super::response::read;
+use super::super::response::{digest, read};
 use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor};
 use super::*;
 
@@ -12,7 +12,7 @@ fn resource(name: &str, domain: &str) -> Any {
     let descriptor = RateLimitDescriptor { key: "a".into(), ..Default::default() };
     let (name, domain) = (name.into(), domain.into());
     let config = RateLimitConfig { name, domain, descriptors: vec![descriptor] };
-    Any { type_url: OF.url().to_owned(), value: config.encode_to_vec() }
+    Any { type_url: OF.url().to_owned(), value: config.encode_to_vec().into() }
 }
 
 fn response(version: &str, resources: Vec<Any>) -> DiscoveryResponse {
@@ -21,7 +21,6 @@ fn response(version: &str, resources: Vec<Any>) -> DiscoveryResponse {
         type_url: OF.url().into(),
         nonce: format!("n{version}"),
         resources,
-        ..Default::default()
     }
 }
 
@@ -36,7 +35,8 @@ fn receive(
 ) -> Result<Received, Vec<String>> {
     let response = response(version, resources);
     subscription.note_nonce(&response);
-    read(OF, response, false, subscription.refused()).1.expect("not what was refused")
+    let (refused, known) = (subscription.refused(), subscription.accepted_resources());
+    read(OF, &response, false, refused, &known).expect("not what was refused")
 }
 
 /// Receives and accepts a set; returns the names of all that is in force then.
@@ -70,7 +70,7 @@ fn a_stream_begins_with_the_node_and_neither_version_nor_nonce() {
 fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() {
     let mut subscription = Subscription::new(OF);
     take(&mut subscription, "1", &["a"], 0);
-    let garbage = Any { value: vec![0xff; 9], ..resource("b", "b") };
+    let garbage = Any { value: vec![0xff; 9].into(), ..resource("b", "b") };
     let stranger = Any { type_url: "type.googleapis.com/other".into(), ..resource("c", "c") };
     let all = vec![resource("d", "d"), garbage, stranger, resource("d", "d")];
     let faults = receive(&mut subscription, "2", all).expect_err("faults");
@@ -91,10 +91,13 @@ fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() 
 #[test]
 fn what_was_refused_is_not_read_again_until_something_is_accepted() {
     let mut subscription = Subscription::new(OF);
-    let bad = || vec![Any { value: vec![0xff; 9], ..resource("b", "b") }];
-    let (digest, faults) = read(OF, response("1", bad()), false, None);
-    subscription.refuse(digest, faults.expect("read").expect_err("faults"));
-    assert!(read(OF, response("2", bad()), false, subscription.refused()).1.is_none());
+    let bad = || vec![Any { value: vec![0xff; 9].into(), ..resource("b", "b") }];
+    let none = Resources::new();
+    let first = response("1", bad());
+    let faults = read(OF, &first, false, None, &none).expect("read").expect_err("faults");
+    subscription.refuse(digest(&first), faults);
+    let refused = subscription.refused();
+    assert!(read(OF, &response("2", bad()), false, refused, &none).is_none());
     assert!(subscription.refuse_again().error_detail.is_some());
     take(&mut subscription, "3", &["a"], 0);
     assert_eq!((subscription.refused(), subscription.refused_faults()), (None, None));
@@ -103,7 +106,7 @@ fn what_was_refused_is_not_read_again_until_something_is_accepted() {
 #[test]
 fn faults_without_number_are_counted_and_not_kept() {
     let all = vec![Any::default(); 5000];
-    let (_, read) = read(OF, response("1", all), false, None);
+    let read = read(OF, &response("1", all), false, None, &Resources::new());
     let faults = read.expect("read").expect_err("faults");
     assert_eq!(faults.len(), 1001);
     assert_eq!(faults[1000], "and 4000 more");
@@ -133,7 +136,8 @@ fn a_resource_goes_at_once_if_another_one_has_its_domain_unless_domains_are_merg
     let mut subscription = Subscription::new(OF);
     take(&mut subscription, "1", &["a"], 0);
     let renamed = || response("2", vec![resource("z", "a")]);
-    let read = |merges| read(OF, renamed(), merges, None).1.expect("read").expect("good");
+    let none = Resources::new();
+    let read = |merges| read(OF, &renamed(), merges, None, &none).expect("read").expect("good");
     assert_eq!(subscription.leaving_beside(&read(true)).count(), 1);
     assert_eq!(subscription.leaving_beside(&read(false)).count(), 0);
     subscription.accept(read(false), Some(at(10)));
@@ -143,10 +147,8 @@ fn a_resource_goes_at_once_if_another_one_has_its_domain_unless_domains_are_merg
 #[test]
 fn what_a_snapshot_held_stays_until_the_server_sends_a_set_and_a_while_longer() {
     let mut subscription = Subscription::new(OF);
-    let source = |name: &str| Source {
-        name: name.to_owned(),
-        text: b"domain: \"a\"\ndescriptors:\n".to_vec(),
-    };
+    let text = b"domain: \"a\"\ndescriptors:\n".to_vec();
+    let source = |name: &str| Arc::new(Source { name: name.to_owned(), text: text.clone() });
     subscription.seed(&[source("xds:a"), source("xds-yaml:b"), source("c.yaml")]);
     assert_eq!(names(&subscription), ["xds:a"], "those of its type");
     assert_eq!(take(&mut subscription, "1", &["b"], 0), ["xds:b", "xds:a"]);
