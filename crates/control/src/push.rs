@@ -13,6 +13,7 @@ mod listen;
 mod published;
 mod selection;
 mod server;
+mod service;
 mod streams;
 mod translate;
 mod wire;

@@ -18,13 +18,7 @@ use tonic::transport::Server;
 use tracing::{debug, warn};
 
 use super::server::PodServer;
-use super::wire::AggregatedDiscoveryServiceServer;
-
-/// Maximum bytes of a request: a node, and the faults of a refusal.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
-
-/// Maximum bytes of a response.
-const RESPONSE_BYTES_MAX: usize = 256 << 20;
+use super::service::DiscoveryService;
 
 /// A pod that is gone without a word is noticed within the sum of these.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -83,14 +77,11 @@ pub async fn serve(
     server: PodServer,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let service = AggregatedDiscoveryServiceServer::new(server)
-        .max_decoding_message_size(REQUEST_BYTES_MAX)
-        .max_encoding_message_size(RESPONSE_BYTES_MAX);
     let router = Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_MAX))
         .tcp_nodelay(true)
-        .add_service(service);
+        .add_service(DiscoveryService(server));
     let serving = async move {
         match tls {
             None => router.serve_with_incoming(TcpListenerStream::new(listener)).await,

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use ratelease_rules::Source;
 
 use super::translate::config_of;
-use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource, any};
+use super::wire::{CONFIG_TYPE, RULES_TYPE, RulesResource, any};
 use crate::document::read;
 
 /// All that is published, of one version.
@@ -25,9 +26,9 @@ pub struct PublishedSet {
 pub struct PublishedDomain {
     /// The hash of the text.
     pub hash: String,
-    rules: Any,
+    rules: Bytes,
     /// Made when a pod first needs it.
-    config: OnceLock<Result<Any, String>>,
+    config: OnceLock<Result<Bytes, String>>,
     yaml: String,
 }
 
@@ -42,13 +43,13 @@ impl PublishedDomain {
     }
 
     /// The resource for pods that take rule files.
-    pub(super) fn rules(&self) -> &Any {
+    pub(super) fn rules(&self) -> &Bytes {
         &self.rules
     }
 
     /// The resource for others; the error names what their type cannot say. Blocks at its first
     /// call.
-    pub(super) fn config(&self) -> Result<&Any, &str> {
+    pub(super) fn config(&self) -> Result<&Bytes, &str> {
         let made = self.config.get_or_init(|| {
             let source = Source { name: "published".into(), text: self.yaml.clone().into_bytes() };
             let documents = read(&[source]).map_err(|_| "the rules are refused".to_owned())?;

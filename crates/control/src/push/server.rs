@@ -11,16 +11,13 @@ use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{Sleep, sleep};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Status, Streaming};
 use tracing::{info, warn};
 
 use super::published::{PublishedDomain, PublishedSet};
 use super::selection::{CertifiedNodes, Selection};
 use super::streams::{Row, Streams};
-use super::wire::{
-    AggregatedDiscoveryService, CONFIG_TYPE, DeltaDiscoveryRequest, DeltaDiscoveryResponse,
-    DiscoveryRequest, DiscoveryResponse, Kind, Node, RULES_TYPE,
-};
+use super::wire::{CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, Kind, Node, RULES_TYPE};
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -78,16 +75,14 @@ struct Sent {
     at: i64,
 }
 
-#[tonic::async_trait]
-impl AggregatedDiscoveryService for PodServer {
-    type StreamAggregatedResourcesStream = BoxStream<'static, Result<DiscoveryResponse, Status>>;
-    type DeltaAggregatedResourcesStream =
-        BoxStream<'static, Result<DeltaDiscoveryResponse, Status>>;
+// === impl PodServer ===
 
-    async fn stream_aggregated_resources(
+impl PodServer {
+    /// Serves a stream, and returns its responses.
+    pub(super) fn open(
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
-    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+    ) -> BoxStream<'static, Result<DiscoveryResponse, Status>> {
         let peer = request.remote_addr().as_ref().map(SocketAddr::to_string);
         let certificates = request.peer_certs();
         let certificate = certificates.as_ref().and_then(|it| it.first());
@@ -114,14 +109,7 @@ impl AggregatedDiscoveryService for PodServer {
         let ends = stream::unfold(refused, |mut refused| async move {
             refused.recv().await.map(|status| (Err(status), refused))
         });
-        Ok(Response::new(sent.chain(ends).boxed()))
-    }
-
-    async fn delta_aggregated_resources(
-        &self,
-        _: Request<Streaming<DeltaDiscoveryRequest>>,
-    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        Err(Status::unimplemented("state of the world only"))
+        sent.chain(ends).boxed()
     }
 }
 
@@ -308,7 +296,6 @@ impl Subscription {
             resources,
             type_url: type_url.to_owned(),
             nonce: self.nonce.to_string(),
-            ..DiscoveryResponse::default()
         })
     }
 }
