@@ -50,9 +50,20 @@ async fn v5_long_values_in_labels_take_little_memory() {
 
 /// A POST of `/json` with these headers.
 async fn post(foes: &Foes, headers: &[(&str, &str)], body: &str) -> Option<http::Answer> {
+    send(foes, "POST", "/json", headers, body).await
+}
+
+/// A request over HTTP.
+async fn send(
+    foes: &Foes,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Option<http::Answer> {
     let mut client = Client::connect(foes.http).await.ok()?;
-    foes.note_sent(body.len() + 100);
-    let answer = client.send("POST", "/json", headers, body).await.ok()?;
+    foes.note_sent(path.len() + body.len() + 100);
+    let answer = client.send(method, path, headers, body).await.ok()?;
     if answer.status >= 400 {
         foes.note_refused();
     }
@@ -129,5 +140,41 @@ async fn v7b_faulty_bodies_are_not_quoted_in_answers() {
     let mut row = attacked.await.row;
     row.note(&format!("the longest answer has {longest} bytes"));
     row.holds(longest <= 2_048, &format!("an answer of {longest} bytes"));
+    row.end();
+}
+
+/// Long bodies of names that are all wrong, and queries that a page of another site has a browser
+/// send.
+#[tokio::test(flavor = "multi_thread")]
+async fn v7c_faulty_scoped_requests_are_short_and_charge_nothing() {
+    let plan = Plan::new("V7c", "/shouldAllow with a MiB of wrong names; queries of other sites");
+    let scene = Scene::start(plan).await;
+    let wrong: Vec<_> = (0..58_000).map(|nth| format!(r#""scpoe{nth}":[{{}}]"#)).collect();
+    let wrong = format!("{{{}}}", wrong.join(","));
+    assert!((900_000..1 << 20).contains(&wrong.len()), "nearly the longest body");
+    let query = "/api/v1/rate_limit?user_id=v&endpoint=/";
+    let (mut longest, mut broken) = (0, Vec::new());
+    let attacked = scene.attack(async |foes, _| {
+        while !foes.is_over() {
+            for (method, path, header, body, expected) in [
+                ("POST", "/shouldAllow", ("content-type", "application/json"), &*wrong, 400),
+                ("POST", "/shouldAllow", ("content-type", "text/plain"), "{}", 415),
+                ("GET", query, ("user-agent", "Mozilla/5.0"), "", 403),
+                ("GET", query, ("origin", "https://evil.example"), "", 403),
+            ] {
+                let answer = send(foes, method, path, &[header], body).await;
+                longest = longest.max(answer.as_ref().map_or(0, |answer| answer.body.len()));
+                // No answer: the room for bodies was taken by others.
+                let status = answer.map(|answer| answer.status).filter(|it| *it != 503);
+                if status.is_some_and(|it| it != expected) {
+                    broken.push(format!("{method} {path} was answered with {status:?}"));
+                }
+            }
+        }
+    });
+    let mut row = attacked.await.row;
+    row.note(&format!("the longest answer has {longest} bytes"));
+    row.holds(longest > 0 && longest <= 8_192, &format!("an answer of {longest} bytes"));
+    broken.iter().take(5).for_each(|what| row.holds(false, what));
     row.end();
 }
