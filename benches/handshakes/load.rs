@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::support::now;
-use crate::support::process::Process;
+use crate::support::process::{Process, cpu_time};
 use crate::support::raw_grpc::tls;
 
 /// Load before each measurement.
@@ -96,15 +96,4 @@ async fn visit(addr: SocketAddr, config: &Arc<ClientConfig>) -> io::Result<()> {
         _ => {}
     }
     stream.get_mut().0.set_zero_linger()
-}
-
-/// Time that the threads of a process have run so far (proc(5), `schedstat`).
-fn cpu_time(pid: u32) -> Duration {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a running process");
-    let stats = tasks.map(|task| {
-        let file = task.expect("a thread").path().join("schedstat");
-        std::fs::read_to_string(file).expect("a running thread")
-    });
-    let ran = |stat: String| stat.split_whitespace().next().and_then(|it| it.parse().ok());
-    Duration::from_nanos(stats.map(|stat| ran(stat).unwrap_or(0_u64)).sum())
 }

@@ -187,6 +187,17 @@ pub(crate) fn memory(pid: u32, line: &str) -> u64 {
     1024 * kib.unwrap_or_else(|| panic!("no {line} in {status}"))
 }
 
+/// Time that the threads of a process have run so far (proc(5), `schedstat`).
+pub(crate) fn cpu_time(pid: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a running process");
+    let stats = tasks.map(|task| {
+        let file = task.expect("a thread").path().join("schedstat");
+        std::fs::read_to_string(file).expect("a running thread")
+    });
+    let ran = |stat: String| stat.split_whitespace().next().and_then(|it| it.parse().ok());
+    Duration::from_nanos(stats.map(|stat| ran(stat).unwrap_or(0_u64)).sum())
+}
+
 fn reap(mut shell: Child, exited: &watch::Sender<Option<i32>>) {
     let code = |status: ExitStatus| status.code().or_else(|| status.signal().map(|n| 128 + n));
     let status = shell.wait().expect("a child of ours can be waited for");
