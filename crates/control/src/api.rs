@@ -3,6 +3,7 @@
 //!
 //! `call` reads requests, `problem` answers refusals; the other modules hold one resource each.
 
+mod admission;
 mod call;
 mod change;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
@@ -11,6 +12,7 @@ mod domains;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
 mod history;
+#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
 mod openapi;
 mod own_token;
@@ -36,6 +38,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::StatusCode;
+use jiff::Timestamp;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;
 
@@ -44,6 +47,7 @@ pub use problem::{FieldFault, Problem};
 pub use serve::serve;
 
 use crate::push::{PublishedSet, Streams};
+use crate::rates::Rates;
 use crate::store::Store;
 
 const MIB: usize = 1 << 20;
@@ -57,6 +61,9 @@ const LONG_REQUEST_MAX: Duration = Duration::from_secs(60);
 /// Maximum time until the database answers a question about nothing.
 const PING_MAX: Duration = Duration::from_secs(1);
 
+/// Minimum time between two such questions.
+const PING_INTERVAL: Duration = Duration::from_millis(500);
+
 /// What the calls share.
 #[derive(Debug)]
 pub struct App {
@@ -66,6 +73,10 @@ pub struct App {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// How many requests there may be.
+    pub rates: Rates,
+    /// Whether the database answered, and when it was asked.
+    pub database_up: Mutex<Option<(Timestamp, bool)>>,
     /// Held from the compilation of what is published to its commit, so that publishers of this
     /// process wait for each other, and no other write waits for them.
     pub publishers: Mutex<()>,
@@ -80,9 +91,19 @@ pub struct App {
 // === impl App ===
 
 impl App {
-    /// Whether the database answers soon.
+    /// Whether the database answers soon. It is asked at most twice a second, because those who
+    /// ask for this need no token.
     async fn has_database(&self) -> bool {
-        matches!(timeout(PING_MAX, self.store.ping()).await, Ok(Ok(())))
+        let mut last = self.database_up.lock().await;
+        let now = Timestamp::now();
+        if let Some((at, is_up)) = *last
+            && now.duration_since(at).unsigned_abs() < PING_INTERVAL
+        {
+            return is_up;
+        }
+        let is_up = matches!(timeout(PING_MAX, self.store.reserved().ping()).await, Ok(Ok(())));
+        *last = Some((now, is_up));
+        is_up
     }
 
     /// Has a version that was just committed be pushed at once.
@@ -106,6 +127,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/pods", get(observe::pods))
         .route("/v1/token", get(own_token::read))
         .route("/v1/audit", get(observe::audit))
+        .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
     let long = Router::new()
         .route("/v1/import", post(files::import))
@@ -115,6 +137,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/replay", post(replay::replay))
         .route("/v1/publish", post(publish::publish))
         .route("/v1/rollback", post(publish::rollback))
+        .layer(from_fn_with_state(Arc::clone(&app), admission::admit_long))
+        .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
     Router::new()
         .merge(short)

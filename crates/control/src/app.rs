@@ -20,6 +20,7 @@ use tracing::warn;
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
 use crate::push::{self, PodServer, PodTls, PublishedSet, Streams};
+use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
 
@@ -114,6 +115,8 @@ impl Control {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
             domain_bytes_max: settings.domain_bytes_max,
+            rates: Rates::new(settings.rates),
+            database_up: Mutex::default(),
             publishers: Mutex::default(),
             follower: wake,
             published: published.clone(),
@@ -121,7 +124,7 @@ impl Control {
         });
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
-        let server = PodServer { published, streams, selection: Arc::new(settings.selection) };
+        let server = PodServer::new(published, streams, settings.selection);
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
         let http = api::serve(http_listener, api::router(app), ended);
         let stopped = async move {

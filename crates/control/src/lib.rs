@@ -5,15 +5,16 @@
 //! api ─▶ store: draft, versions ─▶ push ─▶ pods
 //!  └──── document: records ⇄ rule files ────┘
 //! ```
-//! It uses the compiler of `ratelease-rules`. It decides no requests, but for a dry run, which
-//! `ratelease-replay` does: what a pod does with rules is the pod's own. A version is one transaction, and is acknowledged after its
-//! commit.
+//! It uses the compiler of `ratelease-rules`, and the engine to bound the rate of its own callers.
+//! It decides no requests, but for a dry run, which `ratelease-replay` does: what a pod does with
+//! rules is the pod's own. A version is one transaction, and is acknowledged after its commit.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`document`] is
-//! pure; [`store`] holds all SQL, and [`auth`] knows tokens. [`push`] serves pods, [`metrics`] and
-//! [`api`] serve people; [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
+//! pure; [`store`] holds all SQL, [`auth`] knows tokens, and [`rates`] counts requests. [`push`]
+//! serves pods, [`metrics`] and [`api`] serve people; [`settings`] is the command line, [`tokens`]
+//! and [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
 
@@ -21,8 +22,10 @@ pub mod api;
 pub mod app;
 pub mod auth;
 pub mod document;
+mod log_limit;
 pub mod metrics;
 pub mod push;
+pub mod rates;
 pub mod settings;
 pub mod store;
 pub mod tokens;

@@ -8,8 +8,11 @@
 //! A pod gets a set when what it would get differs from what it has, and the next one when it has
 //! answered the last. While the database is away pods have what was published last.
 
+mod connections;
+mod delivery;
 mod follow;
 mod listen;
+mod node;
 mod published;
 mod selection;
 mod server;

@@ -4,6 +4,7 @@ mod database;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -12,6 +13,7 @@ use ratelease_tls::ServerFiles;
 
 use crate::auth::Access;
 use crate::push::Selection;
+use crate::rates::RateSettings;
 use crate::store::Database;
 
 /// Keeps the rules of a fleet in one database, and pushes each published version to every pod.
@@ -111,6 +113,15 @@ pub struct ServeFlags {
     /// Maximum bytes of the published rules of one domain [default: a quarter of --push-bytes-max]
     #[arg(long, env = "CONTROL_DOMAIN_BYTES_MAX")]
     domain_bytes_max: Option<usize>,
+    /// Requests a minute that a token may make, of which a sixth may come at once
+    #[arg(long, env = "CONTROL_TOKEN_REQUESTS_PER_MINUTE",
+        default_value_t = RateSettings::default().token_requests)]
+    token_requests_per_minute: NonZeroU32,
+    /// Requests a minute of an address whose token is not valid. Further ones are refused, except
+    /// for tokens that were valid before
+    #[arg(long, env = "CONTROL_FAILED_TOKENS_PER_MINUTE",
+        default_value_t = RateSettings::default().failed_tokens)]
+    failed_tokens_per_minute: NonZeroU32,
 }
 
 /// Settings of `serve`.
@@ -132,6 +143,8 @@ pub struct Settings {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// How many requests there may be.
+    pub rates: RateSettings,
 }
 
 // === impl ServeFlags ===
@@ -153,7 +166,7 @@ impl ServeFlags {
         }
         if is_open(self.pods_listen) && self.pods_tls_cert.is_none() && !self.pods_plaintext {
             faults.push(format!(
-                "--pods-listen {}: anybody could read the rules. Give --pods-tls-cert, \
+                "--pods-listen {}: any client could read the rules. Give --pods-tls-cert, \
                  --pods-tls-key and --pods-tls-client-ca, or --pods-plaintext",
                 self.pods_listen
             ));
@@ -179,6 +192,10 @@ impl ServeFlags {
             selection: Selection(selection),
             push_bytes_max: self.push_bytes_max,
             domain_bytes_max: self.domain_bytes_max.unwrap_or(self.push_bytes_max / 4),
+            rates: RateSettings {
+                token_requests: self.token_requests_per_minute,
+                failed_tokens: self.failed_tokens_per_minute,
+            },
         })
     }
 }

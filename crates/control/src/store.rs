@@ -12,9 +12,11 @@
 
 mod answers;
 mod audit;
+mod ceiling;
 mod drafts;
 mod error;
 mod history;
+mod page;
 mod pods;
 mod rules;
 mod schema;
@@ -56,7 +58,7 @@ const WRITES_MAX: usize = 2;
 /// Maximum time that a request waits for a connection.
 const ACQUIRE_MAX: Duration = Duration::from_secs(3);
 
-/// The channel on which PostgreSQL tells of new versions.
+/// The channel on which PostgreSQL announces new versions.
 pub(crate) const CHANNEL: &str = "ratelease_control";
 
 /// Which database it is.

@@ -11,8 +11,12 @@ mod dry_run;
 mod faults;
 #[path = "control/files.rs"]
 mod files;
+#[path = "control/hostile.rs"]
+mod hostile;
 #[path = "control/kills.rs"]
 mod kills;
+#[path = "control/limits.rs"]
+mod limits;
 #[path = "control/outages.rs"]
 mod outages;
 #[path = "control/pods.rs"]
@@ -21,6 +25,8 @@ mod pods;
 mod publish;
 #[path = "control/rules.rs"]
 mod rules;
+#[path = "control/strangers.rs"]
+mod strangers;
 #[path = "control/support.rs"]
 mod support;
 #[path = "control/tokens.rs"]

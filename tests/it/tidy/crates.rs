@@ -49,7 +49,14 @@ const GRAPH: [(&str, &[&str]); 13] = [
     ),
     (
         "ratelease-control",
-        &["ratelease-replay", "ratelease-rules", "ratelease-tls", "ratelease-xds"],
+        &[
+            "ratelease-engine",
+            "ratelease-replay",
+            "ratelease-rules",
+            "ratelease-server",
+            "ratelease-tls",
+            "ratelease-xds",
+        ],
     ),
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
 ];

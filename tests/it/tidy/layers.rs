@@ -47,7 +47,10 @@ const LAYERS: [(&str, &str); 11] = [
         "accept tls transport request_error current_rules metrics hot_keys samples trace observe \
          service grpc",
     ),
-    ("crates/control/src", "document store auth push metrics api settings tokens app"),
+    (
+        "crates/control/src",
+        "document log_limit store auth rates push metrics api settings tokens app",
+    ),
     (
         "crates/sidecar/src",
         "supervise telemetry file_watch certificates rule_source admin http app",

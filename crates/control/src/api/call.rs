@@ -1,19 +1,21 @@
 //! What a request says of itself: who calls, the body, and what a write is conditional on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::response::Response;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use utoipa::IntoParams;
 
 use super::problem::{FieldFault, Problem};
 use super::{App, MIB};
-use crate::auth::{Access, Caller, Token};
+use crate::auth::{Access, Caller};
 use crate::store::{Answer, AnswerKey, Author, Earlier, Write};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -23,10 +25,14 @@ pub(super) const BODY_BYTES_MAX: usize = MIB;
 const REASON_BYTES_MAX: usize = 1024;
 const KEY_BYTES_MAX: usize = 128;
 
+/// Maximum time until a body has arrived, which leaves time to handle it; and of an import.
+const BODY_MAX: Duration = Duration::from_secs(7);
+const LONG_BODY_MAX: Duration = Duration::from_secs(40);
+
 /// Maximum bytes of a domain's name.
 const DOMAIN_BYTES_MAX: usize = 1024;
 
-/// What every write may be told.
+/// The query of every write.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WriteQuery {
@@ -38,8 +44,8 @@ pub(super) struct WriteQuery {
     publish: bool,
 }
 
-/// A write: who, why, on what condition, and the body. Reading it checks the token first, so that
-/// nobody else's body is read.
+/// A write: who, why, on what condition, and the body. Reading it checks the token first: without a
+/// valid one, the body is not read.
 #[derive(Debug)]
 pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     pub(super) caller: Caller,
@@ -58,45 +64,6 @@ pub(super) enum Begun {
     New(Box<Write>),
     /// The answer that the first request of its key got.
     Repeated(Box<Response>),
-}
-
-// === impl Caller ===
-
-impl FromRequestParts<Arc<App>> for Caller {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        let refuse = |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
-        let Some(header) = parts.headers.get(header::AUTHORIZATION) else {
-            return Err(refuse("no token; send 'Authorization: Bearer rlc_…'"));
-        };
-        let token = header.to_str().ok().and_then(|it| it.split_once(' '));
-        let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-        let token = token.and_then(|(_, token)| Token::parse(token.trim()));
-        let unknown = "the token is not known, expired or revoked";
-        let token = token.ok_or_else(|| refuse(unknown))?;
-        let row = app.store.reserved().token(token.id()).await?;
-        row.and_then(|row| token.caller(&row)).ok_or_else(|| refuse(unknown))
-    }
-}
-
-impl Caller {
-    /// Refuses a caller without this access.
-    pub(super) fn need(&self, access: Access) -> Result<(), Problem> {
-        if self.has(access) {
-            return Ok(());
-        }
-        Err(Problem::forbidden(format!("the token lacks the access '{}'", access.name())))
-    }
-
-    /// Refuses a caller who may not use this domain.
-    pub(super) fn need_domain(&self, domain: &str) -> Result<(), Problem> {
-        if self.may_use(domain) {
-            return Ok(());
-        }
-        let domain = ratelease_rules::excerpt(domain);
-        Err(Problem::forbidden(format!("the token is not for the domain '{domain}'")))
-    }
 }
 
 // === impl WriteCall ===
@@ -251,7 +218,12 @@ pub(super) async fn read_body(
     if length.and_then(|it| it.parse::<usize>().ok()).is_some_and(|length| length > max) {
         return Err(too_large());
     }
-    to_bytes(body, max).await.map_err(|error| {
+    let time_max = if max > BODY_BYTES_MAX { LONG_BODY_MAX } else { BODY_MAX };
+    let Ok(read) = timeout(time_max, to_bytes(body, max)).await else {
+        let detail = format!("the body did not arrive within {time_max:?}; send it again");
+        return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail));
+    };
+    read.map_err(|error| {
         let is_limit = std::error::Error::source(&error)
             .is_some_and(|it| it.is::<http_body_util::LengthLimitError>());
         if is_limit { too_large() } else { Problem::malformed(format!("the body: {error}")) }
@@ -288,6 +260,20 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<App>> for QueryOf<T> {
         let query = Query::<T>::try_from_uri(&parts.uri);
         let query = query.map_err(|error| Problem::malformed(format!("the query: {error}")))?;
         Ok(Self(query.0))
+    }
+}
+
+/// The part of a path that names a thing.
+pub(super) struct IdOf(pub(super) String);
+
+impl FromRequestParts<Arc<App>> for IdOf {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        let id = Path::<String>::from_request_parts(parts, app).await;
+        let Path(id) = id.map_err(|error| Problem::malformed(format!("the path: {error}")))?;
+        check_text("id", &id)?;
+        Ok(Self(id))
     }
 }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{QueryOf, check_text};
+use super::call::{IdOf, QueryOf};
 use super::paging::{HistoryQuery, page_size, time};
 use super::problem::{CommonProblems, Problem};
 use crate::auth::Caller;
@@ -20,7 +20,7 @@ use crate::store::ChangeRow;
 pub(super) struct History {
     /// The changes, the latest first.
     changes: Vec<ChangeView>,
-    /// `before` of the next page, if there may be one.
+    /// `before` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<i64>,
 }
@@ -54,15 +54,14 @@ pub(super) struct ChangeView {
 pub(super) async fn history(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<History>, Problem> {
-    check_text("id", &id)?;
     let limit = page_size(query.limit)?;
-    let found = app.store.changes(&id, query.before.unwrap_or(i64::MAX), limit).await?;
+    let (found, has_more) = app.store.changes(&id, query.before.unwrap_or(i64::MAX), limit).await?;
     let (domain, _) = found.first().ok_or_else(|| Problem::no_rule(&id))?;
     caller.need_domain(domain)?;
-    let next = found.last().filter(|_| found.len() == limit).map(|(_, last)| last.number);
+    let next = found.last().filter(|_| has_more).map(|(_, last)| last.number);
     let changes = found.into_iter().map(|(_, change)| ChangeView::from(change)).collect();
     Ok(Json(History { changes, next }))
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::QueryOf;
-use super::paging::{HistoryQuery, page_size, time};
+use super::call::{QueryOf, check_text};
+use super::paging::{HistoryQuery, PAGE_MAX, page_size, time};
 use super::problem::{CommonProblems, Problem};
 use crate::auth::{Access, Caller};
 use crate::metrics;
@@ -22,6 +22,19 @@ pub(super) struct PodList {
     version: i64,
     /// The streams of pods that are open, by node.
     pods: Vec<PodView>,
+    /// `after` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// Which pods to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct PodQuery {
+    /// After this place: `next` of the page before.
+    after: Option<String>,
+    /// At most so many, up to 1000, which is the default.
+    limit: Option<usize>,
 }
 
 /// The stream of a pod for one type of resources.
@@ -59,6 +72,9 @@ pub(super) struct PodView {
 pub(super) struct AuditList {
     /// The actions, the latest first.
     actions: Vec<ActionView>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<i64>,
 }
 
 /// An action.
@@ -89,19 +105,25 @@ pub(super) struct Health {
 }
 
 /// List pods
-#[utoipa::path(get, path = "/v1/pods", responses(
+#[utoipa::path(get, path = "/v1/pods", params(PodQuery), responses(
     (status = 200, description = "The pods that are connected to any replica", body = PodList),
     CommonProblems))]
 pub(super) async fn pods(
     State(app): State<Arc<App>>,
     caller: Caller,
+    QueryOf(query): QueryOf<PodQuery>,
 ) -> Result<Json<PodList>, Problem> {
+    let limit = page_size(query.limit.or(Some(PAGE_MAX)))?;
+    let after = query.after.unwrap_or_default();
+    check_text("after", &after)?;
     let version = app.store.last_version().await?;
-    let mut pods: Vec<_> = app.store.pods().await?.into_iter().map(PodView::from).collect();
+    let (pods, has_more) = app.store.pods(&after, limit).await?;
+    let next = pods.last().filter(|_| has_more).map(PodRow::place);
+    let mut pods: Vec<_> = pods.into_iter().map(PodView::from).collect();
     if caller.domains().is_some() {
         pods.iter_mut().for_each(|pod| pod.fault = None);
     }
-    Ok(Json(PodList { version, pods }))
+    Ok(Json(PodList { version, pods, next }))
 }
 
 /// Read the audit log
@@ -115,8 +137,9 @@ pub(super) async fn audit(
 ) -> Result<Json<AuditList>, Problem> {
     caller.need(Access::Admin)?;
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
-    let actions = app.store.audit(before, limit).await?;
-    Ok(Json(AuditList { actions: actions.into_iter().map(ActionView::from).collect() }))
+    let (actions, has_more) = app.store.audit(before, limit).await?;
+    let next = actions.last().filter(|_| has_more).map(|last| last.number);
+    Ok(Json(AuditList { actions: actions.into_iter().map(ActionView::from).collect(), next }))
 }
 
 /// Ask whether the process serves
@@ -133,7 +156,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> String {
     let set = Arc::clone(&app.published.borrow());
     let has_database = app.has_database().await;
-    metrics::render(&set, &app.streams.rows(), &app.streams.lag(), has_database)
+    metrics::render(&set, app.streams.states(set.version), &app.streams.lag(), has_database)
 }
 
 impl From<PodRow> for PodView {

@@ -1,6 +1,10 @@
 //! The OpenAPI document, made of the descriptions of the calls.
 
-use axum::Json;
+use std::sync::LazyLock;
+
+use axum::body::Bytes;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 
@@ -60,7 +64,10 @@ pub fn document() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// Serves it.
-pub(super) async fn serve() -> Json<utoipa::openapi::OpenApi> {
-    Json(document())
+/// Serves it. It is made once, because those who ask for it need no token.
+pub(super) async fn serve() -> Response {
+    static TEXT: LazyLock<Bytes> =
+        LazyLock::new(|| serde_json::to_vec(&document()).unwrap_or_default().into());
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], TEXT.clone()).into_response()
 }

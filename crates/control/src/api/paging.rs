@@ -8,7 +8,7 @@ use super::problem::Problem;
 
 /// Items of a page, if the query names no number, and at most.
 const PAGE: usize = 100;
-const PAGE_MAX: usize = 1000;
+pub(super) const PAGE_MAX: usize = 1000;
 
 /// Which changes to list.
 #[derive(Debug, Deserialize, IntoParams)]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 pub(super) use ratelease_rules::request::scoped::DOMAIN;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{WriteCall, WriteQuery, check_text};
+use super::call::{IdOf, WriteCall, WriteQuery};
 use super::change::{Change, Edit, Reply, make};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::rules::check;
@@ -115,9 +115,8 @@ fn window_seconds() -> u32 {
 pub(super) async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
 ) -> Result<Json<Policy>, Problem> {
-    check_text("id", &id)?;
     caller.need_domain(DOMAIN)?;
     let filter = RuleFilter {
         domains: Some(vec![DOMAIN.to_owned()]),
@@ -137,7 +136,7 @@ pub(super) async fn read(
     (status = 200, description = "Published, and committed", body = Policy), CommonProblems))]
 pub(super) async fn write(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
     let policy: Policy = call.json()?;

@@ -1,5 +1,7 @@
 //! Errors as `application/problem+json` (RFC 9457).
 
+use std::sync::LazyLock;
+
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
@@ -9,13 +11,18 @@ use tracing::{error, warn};
 use utoipa::{IntoResponses, ToSchema};
 
 use crate::document::{EntryFault, Finding, ReadFaults};
+use crate::log_limit::LogLimit;
+use crate::rates::Quota;
 use crate::store::StoreError;
 
 /// Faults that one answer lists; of further ones it has the number.
 const FAULTS_MAX: usize = 100;
 
-/// Seconds after which a client may ask again that was told that the database is away.
+/// Seconds after which a client may repeat a request that was refused because the database is away.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// Bounds the log of requests that fail while the database is away.
+static LOG: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -40,6 +47,10 @@ pub struct Problem {
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub more: Map<String, Value>,
+    /// The rate that the request exceeds, for the headers.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub(super) quota: Option<Box<Quota>>,
 }
 
 /// A fault at a field of a request.
@@ -73,6 +84,9 @@ pub(super) enum CommonProblems {
     /// There is no such thing
     #[response(status = 404, content_type = "application/problem+json")]
     NotFound(Problem),
+    /// The body did not arrive in time
+    #[response(status = 408, content_type = "application/problem+json")]
+    BodyTimeout(Problem),
     /// The request contradicts the present state
     #[response(status = 409, content_type = "application/problem+json")]
     Conflict(Problem),
@@ -88,6 +102,10 @@ pub(super) enum CommonProblems {
     /// `If-Match` is missing
     #[response(status = 428, content_type = "application/problem+json")]
     NoPrecondition(Problem),
+    /// More requests than the token or the address may send
+    #[response(status = 429, content_type = "application/problem+json",
+        headers(("Retry-After" = u64, description = "Seconds until a request is allowed")))]
+    TooManyRequests(Problem),
     /// The database is not available
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(Problem),
@@ -111,6 +129,7 @@ impl Problem {
             errors: Vec::new(),
             error_count: None,
             more: Map::new(),
+            quota: None,
         }
     }
 
@@ -155,6 +174,11 @@ impl Problem {
         problem
     }
 
+    /// Adds the headers of a rate limit.
+    pub(super) fn with_quota(self, quota: Quota) -> Self {
+        Self { quota: Some(Box::new(quota)), ..self }
+    }
+
     /// Adds a member.
     pub fn with(mut self, name: &str, value: Value) -> Self {
         self.more.insert(name.to_owned(), value);
@@ -196,7 +220,9 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unavailable(_) | StoreError::File(..) => {
-                warn!("a request was refused: {error}");
+                if LOG.admits() {
+                    warn!("a request was refused: {error}");
+                }
                 let detail = match &error {
                     StoreError::Unavailable(why) if why.contains("Idempotency-Key") => {
                         "the database was lost at the commit: the write may have been done. A \
@@ -205,6 +231,10 @@ impl From<StoreError> for Problem {
                     _ => "the database is not available; nothing was written. Try again",
                 };
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+            }
+            StoreError::TooLarge(why) => {
+                let detail = format!("{why}. Nothing was written; remove rules first");
+                Self::conflict("draft-too-large", detail)
             }
             StoreError::Duplicate => Self::conflict("duplicate", "there is one already"),
             StoreError::Moved(domain) => Self::conflict(
@@ -229,6 +259,9 @@ impl IntoResponse for Problem {
         let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, json);
+        if let Some(quota) = self.quota {
+            quota.write(headers);
+        }
         match self.status {
             401 => {
                 let scheme = HeaderValue::from_static("Bearer realm=\"ratelease-control\"");

@@ -203,15 +203,16 @@ async fn restore(
 
 /// List versions
 #[utoipa::path(get, path = "/v1/versions", params(HistoryQuery), responses(
-    (status = 200, description = "Versions, the latest first", body = VersionList),
+    (status = 200, description = "Versions that change a domain of the token, the latest first",
+        body = VersionList),
     CommonProblems))]
 pub(super) async fn versions(
     State(app): State<Arc<App>>,
-    _: Caller,
+    caller: Caller,
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<VersionList>, Problem> {
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
-    let versions = app.store.versions(before, limit).await?;
+    let versions = app.store.versions(caller.domains(), before, limit).await?;
     Ok(Json(VersionList { versions: versions.into_iter().map(VersionView::from).collect() }))
 }
 

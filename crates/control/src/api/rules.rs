@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{QueryOf, WriteCall, WriteQuery, check_domain, check_text};
+use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, check_domain, check_text};
 use super::change::{Change, Edit, Reply, make};
 use super::history::ChangeView;
 use super::paging::{page_size, time};
@@ -177,9 +177,8 @@ pub(super) async fn create(
 pub(super) async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
 ) -> Result<Response, Problem> {
-    check_text("id", &id)?;
     let rule = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
     caller.need_domain(&rule.domain)?;
     let etag = HeaderValue::from_str(&etag(&rule));
@@ -199,10 +198,9 @@ pub(super) async fn read(
     (status = 200, description = "Changed", body = RuleView, headers(("ETag"))), CommonProblems))]
 pub(super) async fn change(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    check_text("id", &id)?;
     let input: RuleInput = call.json()?;
     let known = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
     call.caller.need_domain(&known.domain)?;
@@ -221,10 +219,9 @@ pub(super) async fn change(
     responses((status = 204, description = "Removed"), CommonProblems))]
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    check_text("id", &id)?;
     if let Some(response) = call.repeated(&app).await? {
         return Ok(response);
     }
@@ -364,7 +361,7 @@ async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
     let id = present.id.to_string();
     let problem = problem.with("current", json!(RuleView::from(present)));
     match app.store.changes(&id, i64::MAX, 1).await {
-        Ok(changes) => {
+        Ok((changes, _)) => {
             let last = changes.into_iter().next().map(|(_, change)| ChangeView::from(change));
             problem.with("last_change", json!(last))
         }

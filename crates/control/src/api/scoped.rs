@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use ratelease_rules::request::scoped::{self, Scope};
@@ -13,7 +13,7 @@ use serde_json::{Map, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{QueryOf, WriteCall, WriteQuery, check_text};
+use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, check_text};
 use super::change::{Change, Edit, Reply, make};
 use super::policies::{DOMAIN, algorithm_of, limit, numbers_of, token_bucket};
 use super::problem::{CommonProblems, FieldFault, Problem};
@@ -90,9 +90,8 @@ pub(super) async fn list(
 pub(super) async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
 ) -> Result<Json<ScopedRule>, Problem> {
-    check_text("id", &id)?;
     caller.need_domain(DOMAIN)?;
     let found = app.store.rule(&id).await?.filter(|it| it.domain == DOMAIN);
     found.as_ref().and_then(ScopedRule::of).map(Json).ok_or_else(|| Problem::no_rule(&id))
@@ -114,10 +113,9 @@ pub(super) async fn create(
     (status = 200, description = "Published, and committed", body = ScopedRule), CommonProblems))]
 pub(super) async fn change(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    check_text("id", &id)?;
     write(&app, call, Some(id)).await
 }
 
@@ -126,10 +124,9 @@ pub(super) async fn change(
     responses((status = 204, description = "Published, and committed"), CommonProblems))]
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    check_text("id", &id)?;
     call.caller.need_domain(DOMAIN)?;
     make(&app, &call, DOMAIN, true, &RemovedRule { id }).await
 }

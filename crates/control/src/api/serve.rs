@@ -1,10 +1,11 @@
 //! Serves the API on a listener, within bounds of number and time.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -15,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use tracing::debug;
 
 use super::LONG_REQUEST_MAX;
+use super::admission::ClientAddress;
 
 /// Maximum number of connections; further ones wait in the backlog of the listener.
 const CONNECTIONS_MAX: usize = 1024;
@@ -48,12 +50,13 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     let mut stopped = pin!(stop.clone());
     loop {
-        let (stream, place) = tokio::select! {
+        let (stream, address, place) = tokio::select! {
             () = &mut stopped => break,
             Some(_) = connections.join_next() => continue,
             Some(accepted) = accept(&listener, &places) => accepted,
         };
-        connections.spawn(connection(stream, place, routes.clone(), stop.clone()));
+        let routes = routes.clone().layer(Extension(ClientAddress(address.ip())));
+        connections.spawn(connection(stream, place, routes, stop.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -63,11 +66,11 @@ pub async fn serve(
 async fn accept(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
     let place = Arc::clone(places).acquire_owned().await.ok()?;
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return Some((stream, place)),
+            Ok((stream, address)) => return Some((stream, address, place)),
             Err(error) => {
                 debug!("a connection was not accepted: {error}");
                 sleep(ACCEPT_PAUSE).await;

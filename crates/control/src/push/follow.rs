@@ -1,4 +1,5 @@
-//! Follows the versions of the database: told by it, or by this process, and by a poll behind both.
+//! Follows the versions of the database. A notice of PostgreSQL or of this process wakes the
+//! follower at once; a poll finds what notices miss.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,22 +1,24 @@
 //! The listener for pods: plaintext, or TLS with certificates that are read again when they change.
 
 use std::io;
-use std::sync::Arc;
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use ratelease_engine::time::Clock;
+use ratelease_server::accept::Peer;
+use ratelease_server::tls::TlsAcceptor;
 use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::UnixTime;
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::server::TlsStream;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tracing::{debug, warn};
 
+use super::connections::{Connections, PodConnection};
 use super::server::PodServer;
 use super::service::DiscoveryService;
 
@@ -24,9 +26,18 @@ use super::service::DiscoveryService;
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 const PING_MAX: Duration = Duration::from_secs(20);
 
-/// Maximum number of handshakes at a time, and the maximum time of one.
-const HANDSHAKES_MAX: usize = 256;
+/// Maximum time of a handshake. Of too many at a time, the slow ones and those of the client that
+/// has the most are given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
+
+/// Maximum number of streams of a connection; a pod has one.
+const STREAMS_MAX: u32 = 4;
+
+/// Bytes that a pod may send before they are read, of a stream and of a connection.
+const WINDOW_BYTES: u32 = 64 << 10;
+
+/// Maximum bytes of the headers of a call.
+const HEAD_BYTES_MAX: u32 = 16 << 10;
 
 /// Interval at which the files are looked at.
 const FILES_INTERVAL: Duration = Duration::from_secs(5);
@@ -54,15 +65,22 @@ impl PodTls {
         Ok(Self { files, pems, loaded })
     }
 
-    /// Reads the files again if they changed. Bad ones leave the former configuration. Blocks.
-    fn refresh(&mut self) {
+    /// Reads the files again, and returns whether the configuration is a new one. Bad files leave
+    /// the former one. Blocks.
+    fn refresh(&mut self) -> bool {
         let pems = self.files.read();
         if pems == self.pems {
-            return;
+            return false;
         }
         match self.files.load(&pems, UnixTime::now()) {
-            Ok(loaded) => (self.pems, self.loaded) = (pems, loaded),
-            Err(faults) => warn!("the certificates for pods are not replaced: {faults}"),
+            Ok(loaded) => {
+                (self.pems, self.loaded) = (pems, loaded);
+                true
+            }
+            Err(faults) => {
+                warn!("the certificates for pods are not replaced: {faults}");
+                false
+            }
         }
     }
 }
@@ -81,18 +99,28 @@ pub async fn serve(
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_MAX))
         .tcp_nodelay(true)
+        .http2_max_header_list_size(HEAD_BYTES_MAX)
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
         .add_service(DiscoveryService(server));
+    let connections = Connections::default();
     let serving = async move {
         match tls {
-            None => router.serve_with_incoming(TcpListenerStream::new(listener)).await,
-            Some(tls) => {
-                let (sender, secured) = mpsc::channel(HANDSHAKES_MAX);
-                let (changes, config) = watch::channel(Arc::clone(&tls.loaded.config));
-                let serving = router.serve_with_incoming(ReceiverStream::new(secured));
+            None => {
+                let (sender, ready) = mpsc::channel(1);
                 tokio::select! {
-                    served = serving => served,
-                    () = refresh(tls, changes) => Ok(()),
-                    () = accept(listener, config, sender) => Ok(()),
+                    served = router.serve_with_incoming(ReceiverStream::new(ready)) => served,
+                    () = accept(listener, connections, sender) => Ok(()),
+                }
+            }
+            Some(tls) => {
+                let (sender, ready) = mpsc::channel(1);
+                let acceptor = TlsAcceptor::new(tls.loaded.clone(), Clock::start());
+                tokio::select! {
+                    served = router.serve_with_incoming(ReceiverStream::new(ready)) => served,
+                    () = refresh(tls, acceptor.clone()) => Ok(()),
+                    () = accept_secured(listener, connections, acceptor, sender) => Ok(()),
                 }
             }
         }
@@ -105,48 +133,73 @@ pub async fn serve(
 }
 
 /// Reads the files again now and then. It does not return.
-async fn refresh(mut tls: PodTls, config: watch::Sender<Arc<ServerConfig>>) {
+async fn refresh(mut tls: PodTls, acceptor: TlsAcceptor) {
     loop {
         sleep(FILES_INTERVAL).await;
         let refreshed = spawn_blocking(move || {
-            tls.refresh();
-            tls
+            let is_new = tls.refresh();
+            (tls, is_new)
         });
-        let Ok(refreshed) = refreshed.await else { return };
+        let Ok((refreshed, is_new)) = refreshed.await else { return };
         tls = refreshed;
-        config.send_replace(Arc::clone(&tls.loaded.config));
+        if is_new {
+            acceptor.replace(tls.loaded.clone());
+        }
+    }
+}
+
+/// Accepts connections without TLS. It does not return.
+async fn accept(
+    listener: TcpListener,
+    connections: Connections,
+    ready: mpsc::Sender<io::Result<PodConnection<TcpStream>>>,
+) {
+    loop {
+        let (stream, address) = next(&listener).await;
+        if let Some(place) = connections.admit(address) {
+            // An error means that the process ends.
+            let _ = ready.send(Ok(PodConnection::new(stream, address, None, place))).await;
+        }
     }
 }
 
 /// Accepts connections and secures them; a peer that is slow holds no other one up. It does not
 /// return.
-async fn accept(
+async fn accept_secured(
     listener: TcpListener,
-    config: watch::Receiver<Arc<ServerConfig>>,
-    secured: mpsc::Sender<io::Result<TlsStream<TcpStream>>>,
+    connections: Connections,
+    acceptor: TlsAcceptor,
+    ready: mpsc::Sender<io::Result<PodConnection<TlsStream<TcpStream>>>>,
 ) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+    loop {
+        let (stream, address) = next(&listener).await;
+        let Some(place) = connections.admit(address) else { continue };
+        let (acceptor, ready) = (acceptor.clone(), ready.clone());
+        tokio::spawn(async move {
+            let handshake = acceptor.accept(stream, Peer::of(Some(address.ip())));
+            // The acceptor logs and counts failures.
+            let Ok(Ok(stream)) = timeout(HANDSHAKE_MAX, handshake).await else { return };
+            let certificates = stream.get_ref().1.peer_certificates();
+            let certificate = certificates.and_then(|it| it.first()).cloned();
+            let certificate = certificate.map(CertificateDer::into_owned);
+            let _ = ready.send(Ok(PodConnection::new(stream, address, certificate, place))).await;
+        });
+    }
+}
+
+/// Waits for the next connection.
+async fn next(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, address)) => {
+                // Fails only if the connection is broken already; the next read reports that.
+                let _ = stream.set_nodelay(true);
+                return (stream, address);
+            }
             Err(error) => {
                 debug!("a connection of a pod was not accepted: {error}");
                 sleep(ACCEPT_PAUSE).await;
-                continue;
             }
-        };
-        let acceptor = TlsAcceptor::from(Arc::clone(&config.borrow()));
-        let secured = secured.clone();
-        tokio::spawn(async move {
-            let _place = place;
-            match timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => {
-                    // An error means that the process ends.
-                    let _ = secured.send(Ok(stream)).await;
-                }
-                Ok(Err(error)) => debug!("a handshake with a pod failed: {error}"),
-                Err(_) => debug!("a handshake with a pod took too long"),
-            }
-        });
+        }
     }
 }

@@ -42,6 +42,11 @@ impl PublishedDomain {
         Self { hash, rules, config: OnceLock::new(), yaml }
     }
 
+    /// The bytes of the rules, as far as a bound needs them.
+    pub(super) fn bytes(&self) -> usize {
+        self.yaml.len()
+    }
+
     /// The resource for pods that take rule files.
     pub(super) fn rules(&self) -> &Bytes {
         &self.rules

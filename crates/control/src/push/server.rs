@@ -1,7 +1,6 @@
 //! The calls of ADS: a task for each stream.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +13,14 @@ use tokio::time::{Sleep, sleep};
 use tonic::{Request, Status, Streaming};
 use tracing::{info, warn};
 
+use super::connections::ConnectedPod;
+use super::delivery::{Deliveries, Room, Unanswered};
+use super::node::NodeInfo;
 use super::published::{PublishedDomain, PublishedSet};
 use super::selection::{CertifiedNodes, Selection};
 use super::streams::{Row, Streams};
-use super::wire::{CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, Kind, Node, RULES_TYPE};
+use super::wire::{CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, RULES_TYPE};
+use crate::log_limit::LogLimit;
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -30,28 +33,29 @@ const GRACE: Duration = Duration::from_millis(200);
 /// The name of ratelease in its node.
 const AGENT: &str = "ratelease";
 
-/// The metadata of a node that names its domains, separated by commas.
-const DOMAINS_KEY: &str = "domains";
-
 /// The server.
 #[derive(Debug, Clone)]
 pub struct PodServer {
     /// What is published.
-    pub published: watch::Receiver<Arc<PublishedSet>>,
+    published: watch::Receiver<Arc<PublishedSet>>,
     /// The streams that are open.
-    pub streams: Streams,
+    streams: Streams,
     /// Which node gets what.
-    pub selection: Arc<Selection>,
+    selection: Arc<Selection>,
+    /// Responses that are on their way to pods.
+    deliveries: Deliveries,
+    /// Bounds the log.
+    log: Arc<LogLimit>,
 }
 
 /// A stream.
 struct Stream {
     server: PodServer,
     responses: mpsc::Sender<DiscoveryResponse>,
-    peer: String,
+    pod: ConnectedPod,
     /// The nodes that its certificate is for; none without TLS.
     certified: CertifiedNodes,
-    node: Option<Node>,
+    node: Option<NodeInfo>,
     /// By type.
     subscriptions: BTreeMap<&'static str, Subscription>,
     /// While the type that says less waits for the other one.
@@ -69,29 +73,51 @@ struct Subscription {
     content: Option<Vec<(String, String)>>,
 }
 
-#[derive(Clone, Copy)]
+/// What a response needs on its way.
+struct Way<'w> {
+    room: Room,
+    pod: &'w ConnectedPod,
+    log: &'w LogLimit,
+}
+
 struct Sent {
     version: i64,
     at: i64,
+    unanswered: Unanswered,
 }
 
 // === impl PodServer ===
 
 impl PodServer {
+    /// Serves what is published, to each node what is selected for it.
+    pub fn new(
+        published: watch::Receiver<Arc<PublishedSet>>,
+        streams: Streams,
+        selection: Selection,
+    ) -> Self {
+        let (deliveries, log) = (Deliveries::default(), Arc::default());
+        Self { published, streams, selection: Arc::new(selection), deliveries, log }
+    }
+
     /// Serves a stream, and returns its responses.
+    ///
+    /// # Errors
+    /// Fails if the request names no connection, which does not happen.
     pub(super) fn open(
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
-    ) -> BoxStream<'static, Result<DiscoveryResponse, Status>> {
-        let peer = request.remote_addr().as_ref().map(SocketAddr::to_string);
-        let certificates = request.peer_certs();
-        let certificate = certificates.as_ref().and_then(|it| it.first());
+    ) -> Result<BoxStream<'static, Result<DiscoveryResponse, Status>>, Status> {
+        let Some(pod) = request.extensions().get::<ConnectedPod>().cloned() else {
+            return Err(Status::internal("a stream without a connection"));
+        };
+        let certificate = pod.certificate.as_ref();
         let certified = certificate.map(|it| self.selection.certified_by(it)).unwrap_or_default();
-        let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
+        let (sender, waiting) = mpsc::channel(RESPONSES_MAX);
+        let guard = pod.begin_stream();
         let stream = Stream {
             server: self.clone(),
-            responses,
-            peer: peer.unwrap_or_default(),
+            responses: sender,
+            pod,
             certified,
             node: None,
             subscriptions: BTreeMap::new(),
@@ -99,6 +125,7 @@ impl PodServer {
         };
         let (refusal, refused) = mpsc::channel(1);
         tokio::spawn(async move {
+            let _guard = guard;
             if let Err(status) = stream.run(request.into_inner()).await {
                 let _ = refusal.try_send(status);
             }
@@ -109,7 +136,7 @@ impl PodServer {
         let ends = stream::unfold(refused, |mut refused| async move {
             refused.recv().await.map(|status| (Err(status), refused))
         });
-        sent.chain(ends).boxed()
+        Ok(sent.chain(ends).boxed())
     }
 }
 
@@ -135,8 +162,8 @@ impl Stream {
 
     /// Takes a request: a subscription, or the answer to a response.
     fn take(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
-        if let Some(node) = request.node {
-            self.node.get_or_insert(node);
+        if let (Some(node), None) = (request.node, &self.node) {
+            self.node = Some(NodeInfo::of(node)?);
         }
         let known = [CONFIG_TYPE, RULES_TYPE].into_iter().find(|url| *url == request.type_url);
         let type_url = known.ok_or_else(|| {
@@ -149,7 +176,10 @@ impl Stream {
         if request.response_nonce != subscription.nonce.to_string() {
             return Ok(()); // the answer to an earlier response
         }
-        let Some(Sent { version, at }) = subscription.open.take() else { return Ok(()) };
+        let Some(Sent { version, at, unanswered }) = subscription.open.take() else {
+            return Ok(());
+        };
+        unanswered.answered();
         match request.error_detail {
             None => {
                 self.server.streams.note_lag(at);
@@ -157,8 +187,10 @@ impl Stream {
             }
             Some(error) => {
                 self.server.streams.note_refusal();
-                let shown = ratelease_rules::excerpt(&error.message);
-                warn!(version, peer = %self.peer, "a pod refused a version: {shown}");
+                if self.server.log.admits() {
+                    let shown = ratelease_rules::excerpt(&error.message);
+                    warn!(version, peer = %self.pod.address, "a pod refused a version: {shown}");
+                }
                 let fault = error.message;
                 subscription.row.change(|row| (row.refused, row.fault) = (version, fault));
             }
@@ -170,8 +202,8 @@ impl Stream {
         let node = self.node.clone().unwrap_or_default();
         let row = PodRow {
             node: node.id,
-            agent: node.user_agent_name,
-            peer: self.peer.clone(),
+            agent: node.agent,
+            peer: self.pod.address.to_string(),
             type_url: type_url.to_owned(),
             connected_at: Timestamp::now().as_millisecond(),
             ..PodRow::default()
@@ -181,9 +213,11 @@ impl Stream {
         } else if row.agent == AGENT && !self.subscriptions.contains_key(RULES_TYPE) {
             self.grace = Some(Box::pin(sleep(GRACE)));
         }
-        let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
-        info!(node = %shown, %peer, "a pod asks for {type_url}");
-        let row = self.server.streams.add(row);
+        if self.server.log.admits() {
+            let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
+            info!(node = %shown, %peer, "a pod asks for {type_url}");
+        }
+        let row = self.server.streams.add(row, self.pod.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
         let subscription = Subscription { row, nonce: 0, open: None, content: None };
         self.subscriptions.insert(type_url, subscription);
@@ -220,7 +254,11 @@ impl Stream {
                 });
                 continue;
             }
-            let response = subscription.response(type_url, &set, domains.to_vec()).await?;
+            let bytes = domains.iter().map(|(_, it)| it.bytes()).sum();
+            let room = self.server.deliveries.room(bytes, self.responses.closed()).await;
+            let room = room.ok_or_else(|| Status::cancelled("the pod is gone"))?;
+            let way = Way { room, pod: &self.pod, log: &self.server.log };
+            let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;
             subscription.content = Some(content);
             // There is room: at most one response of each type is on its way.
             let sent = self.responses.try_send(response);
@@ -233,14 +271,8 @@ impl Stream {
     fn domains(&self, set: &PublishedSet) -> Vec<(String, Arc<PublishedDomain>)> {
         let node = self.node.as_ref();
         let id = node.map_or("", |node| &node.id);
-        let metadata = node.and_then(|node| node.metadata.as_ref()?.fields.get(DOMAINS_KEY));
-        let wanted = metadata.and_then(|value| match &value.kind {
-            Some(Kind::StringValue(text)) => Some(text),
-            _ => None,
-        });
-        let wanted: Option<Vec<_>> = wanted.map(|it| it.split(',').map(str::trim).collect());
         let is_of = |name: &str| {
-            wanted.as_ref().is_none_or(|wanted| wanted.contains(&name))
+            node.is_none_or(|node| node.wants(name))
                 && self.server.selection.allows(&self.certified, id, name)
         };
         let domains = set.domains.iter().filter(|(name, _)| is_of(name));
@@ -264,6 +296,7 @@ impl Subscription {
         type_url: &'static str,
         set: &PublishedSet,
         domains: Vec<(String, Arc<PublishedDomain>)>,
+        way: Way<'_>,
     ) -> Result<DiscoveryResponse, Status> {
         let made = spawn_blocking(move || {
             let (mut resources, mut faults) = (Vec::new(), Vec::new());
@@ -283,19 +316,21 @@ impl Subscription {
             made.await.map_err(|error| Status::internal(error.to_string()))?;
         self.nonce += 1;
         let PublishedSet { version, at, .. } = *set;
-        self.open = Some(Sent { version, at });
         // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
         let fault = faults.join("\n");
-        if !fault.is_empty() {
+        if !fault.is_empty() && way.log.admits() {
             let shown = ratelease_rules::excerpt(&fault);
             warn!(version, "a pod lacks rules: {shown}");
         }
         self.row.change(|row| (row.sent, row.fault) = (version, fault));
-        Ok(DiscoveryResponse {
+        let response = DiscoveryResponse {
             version_info: version.to_string(),
             resources,
             type_url: type_url.to_owned(),
             nonce: self.nonce.to_string(),
-        })
+        };
+        let unanswered = way.room.deliver(&response, way.pod);
+        self.open = Some(Sent { version, at, unanswered });
+        Ok(response)
     }
 }

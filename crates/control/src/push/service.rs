@@ -21,7 +21,7 @@ const PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 
 /// Maximum bytes of a request: a node, and the faults of a refusal.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
+const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum bytes of a response.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
@@ -74,8 +74,8 @@ impl StreamingService<DiscoveryRequest> for DiscoveryService {
     type Future = BoxFuture<'static, Result<Response<Responses>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<DiscoveryRequest>>) -> Self::Future {
-        let responses = self.0.open(request);
-        Box::pin(async move { Ok(Response::new(responses)) })
+        let opened = self.0.open(request).map(Response::new);
+        Box::pin(async move { opened })
     }
 }
 

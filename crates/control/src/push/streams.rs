@@ -1,11 +1,13 @@
 //! What the pods of this replica run, and how long it took them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use ratelease_server::accept::Peer;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -15,8 +17,12 @@ use crate::store::{PodRow, Store};
 /// Maximum number of streams of this process, of all types of resources.
 pub(super) const STREAMS_MAX: usize = 20_000;
 
-/// Maximum bytes of a text that a pod sends, of which the rest is cut.
-const TEXT_BYTES_MAX: usize = 8192;
+/// Maximum number of streams of one client: other clients have room beside a hostile one.
+const STREAMS_OF_PEER_MAX: usize = STREAMS_MAX / 4;
+
+/// Maximum bytes of a text that a pod sends, of which the rest is cut. All rows together are bounded
+/// by three times this for each stream: 120 MB.
+const TEXT_BYTES_MAX: usize = 2048;
 
 /// Pause between reports, and the longest one, so that the rows stay fresh.
 const REPORT_PAUSE: Duration = Duration::from_millis(500);
@@ -39,6 +45,7 @@ struct Shared {
 struct State {
     next: i64,
     rows: BTreeMap<i64, PodRow>,
+    peers: HashMap<Peer, usize>,
     lag: Lag,
 }
 
@@ -58,24 +65,28 @@ pub struct Lag {
 pub(super) struct Row {
     streams: Streams,
     number: i64,
+    peer: Peer,
 }
 
 // === impl Streams ===
 
 impl Streams {
-    /// Adds a row; `None` if there are too many.
-    pub(super) fn add(&self, row: PodRow) -> Option<Row> {
+    /// Adds a row of a pod at this address; `None` if there are too many, or too many of it.
+    pub(super) fn add(&self, row: PodRow, address: IpAddr) -> Option<Row> {
+        let peer = Peer::of(Some(address));
         let mut state = self.0.state.lock();
-        if state.rows.len() >= STREAMS_MAX {
+        let of_peer = state.peers.get(&peer).copied().unwrap_or_default();
+        if state.rows.len() >= STREAMS_MAX || of_peer >= STREAMS_OF_PEER_MAX {
             return None;
         }
+        state.peers.insert(peer, of_peer + 1);
         state.next += 1;
         let number = state.next;
         let row = PodRow { stream: number, node: cut(&row.node), agent: cut(&row.agent), ..row };
         state.rows.insert(number, row);
         drop(state);
         self.0.changed.notify_one();
-        Some(Row { streams: self.clone(), number })
+        Some(Row { streams: self.clone(), number, peer })
     }
 
     /// Notes that a pod accepted a version that was published at `published`.
@@ -98,6 +109,16 @@ impl Streams {
         self.0.state.lock().rows.values().cloned().collect()
     }
 
+    /// Number of streams whose pods run `version`, run an earlier one, and refused one. Copies no
+    /// row, because those who ask need no token.
+    pub fn states(&self, version: i64) -> [usize; 3] {
+        let mut counts = [0; 3];
+        for row in self.0.state.lock().rows.values() {
+            counts[if row.refused > 0 { 2 } else { usize::from(row.accepted < version) }] += 1;
+        }
+        counts
+    }
+
     /// Times from commits to acceptances so far.
     pub fn lag(&self) -> Lag {
         self.0.state.lock().lag.clone()
@@ -109,7 +130,7 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
     let mut is_away = false;
     loop {
         let rows = streams.rows();
-        match store.report_pods(&replica, &rows).await {
+        match store.report_pods(&replica, rows).await {
             Ok(()) => is_away = false,
             Err(error) if !is_away => {
                 is_away = true;
@@ -137,7 +158,15 @@ impl Row {
 
 impl Drop for Row {
     fn drop(&mut self) {
-        self.streams.0.state.lock().rows.remove(&self.number);
+        let mut state = self.streams.0.state.lock();
+        state.rows.remove(&self.number);
+        if let Some(count) = state.peers.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                state.peers.remove(&self.peer);
+            }
+        }
+        drop(state);
         self.streams.0.changed.notify_one();
     }
 }

@@ -1,8 +1,10 @@
-//! The audit log, which the database lets nobody edit.
+//! The audit log. The database refuses to edit it.
 
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::page::PageQuery;
+use super::write::Cell;
 use super::{Store, StoreResult, Write};
 
 /// One action.
@@ -25,16 +27,22 @@ pub struct AuditRow {
 // === impl Store ===
 
 impl Store {
-    /// At most `limit` actions before the number `before`, the latest first.
+    /// At most `limit` actions before the number `before`, the latest first, and whether there are
+    /// more.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn audit(&self, before: i64, limit: usize) -> StoreResult<Vec<AuditRow>> {
-        let sql = "SELECT number, at, author, action, subject, reason FROM audit \
-                   WHERE number < $1 ORDER BY number DESC LIMIT $2";
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = sqlx::query(sql).bind(before).bind(limit).fetch_all(&self.pool).await?;
-        rows.iter().map(AuditRow::read).collect()
+    pub async fn audit(&self, before: i64, limit: usize) -> StoreResult<(Vec<AuditRow>, bool)> {
+        let query = PageQuery {
+            columns: "number, at, author, action, subject, reason",
+            from: "audit WHERE number < $1".to_owned(),
+            order: "number DESC",
+            texts: &["subject", "reason"],
+            cells: vec![Cell::Int(before)],
+            limit,
+        };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
+        Ok((rows.iter().map(AuditRow::read).collect::<StoreResult<_>>()?, has_more))
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{RuleFilter, Store, StoreResult, Write};
+use super::{Store, StoreResult, Write};
 use crate::document::Document;
 
 /// A domain of the draft.
@@ -28,7 +28,7 @@ pub struct Draft {
     pub changed: i64,
 }
 
-/// Attempts to read a draft that nobody changes meanwhile.
+/// Attempts to read a draft that does not change meanwhile.
 const ATTEMPTS_MAX: usize = 5;
 
 // === impl Store ===
@@ -39,9 +39,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let sql = "SELECT d.name, d.changed, d.published, COUNT(r.id) FROM domains d \
-                   LEFT JOIN rules r ON r.domain = d.name \
-                   GROUP BY d.name, d.changed, d.published ORDER BY d.name";
+        let sql = "SELECT name, changed, published, rules FROM domains ORDER BY name";
         let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await?;
         let domain = |(name, changed, published, rules)| DraftDomain {
             name,
@@ -59,9 +57,7 @@ impl Store {
     pub async fn draft(&self, domain: &str) -> StoreResult<Draft> {
         for _ in 0..ATTEMPTS_MAX {
             let (before, defaults) = self.draft_head(domain).await?;
-            let filter =
-                RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
-            let rules = self.rules(&filter, None, usize::MAX >> 1).await?.rules;
+            let rules = self.rules_of(domain).await?;
             if self.draft_head(domain).await?.0 == before {
                 let records = rules.into_iter().map(|rule| rule.record).collect();
                 let document = Document { domain: domain.to_owned(), defaults, records };

@@ -24,6 +24,9 @@ pub enum StoreError {
     /// The draft changed between the check and the write.
     #[error("the draft of {0} changed meanwhile")]
     Moved(String),
+    /// A draft would exceed a ceiling.
+    #[error("{0}")]
+    TooLarge(String),
     /// A fault of this program or of the database's content.
     #[error("internal error: {0}")]
     Internal(String),

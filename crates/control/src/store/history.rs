@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::page::PageQuery;
 use super::write::Cell;
 use super::{Store, StoreResult, Write};
 use crate::document::{RuleChange, RuleId};
@@ -28,7 +29,8 @@ pub struct ChangeRow {
 // === impl Store ===
 
 impl Store {
-    /// At most `limit` changes of a rule that are before the number `before`, the latest first.
+    /// At most `limit` changes of a rule that are before the number `before`, the latest first, and
+    /// whether there are more.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -37,14 +39,16 @@ impl Store {
         id: &str,
         before: i64,
         limit: usize,
-    ) -> StoreResult<Vec<(String, ChangeRow)>> {
-        let sql = "SELECT number, before, after, at, author, reason, domain FROM changes \
-                   WHERE rule = $1 AND number < $2 ORDER BY number DESC LIMIT $3";
-        let query = sqlx::query(sql)
-            .bind(id.to_owned())
-            .bind(before)
-            .bind(i64::try_from(limit).unwrap_or(i64::MAX));
-        let rows = query.fetch_all(&self.pool).await?;
+    ) -> StoreResult<(Vec<(String, ChangeRow)>, bool)> {
+        let query = PageQuery {
+            columns: "number, before, after, at, author, reason, domain",
+            from: "changes WHERE rule = $1 AND number < $2".to_owned(),
+            order: "number DESC",
+            texts: &["before", "after", "reason"],
+            cells: vec![Cell::Text(id.to_owned()), Cell::Int(before)],
+            limit,
+        };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
         let json = |text: Option<String>| text.map(|it| serde_json::from_str(&it)).transpose();
         let read = |row: &AnyRow| {
             let change = ChangeRow {
@@ -57,7 +61,8 @@ impl Store {
             };
             Ok((row.try_get(6)?, change))
         };
-        rows.iter().map(read).collect()
+        let changes = rows.iter().map(read).collect::<StoreResult<_>>()?;
+        Ok((changes, has_more))
     }
 }
 

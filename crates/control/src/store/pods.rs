@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
+use super::page::PageQuery;
+use super::write::{Cell, insert};
 use super::{Store, StoreResult};
 
 /// A stream that no replica has reported for so long is gone.
@@ -43,20 +45,29 @@ pub struct PodRow {
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
                        accepted, refused, fault";
 
+/// A text by which streams are ordered: node, replica and number.
+const PLACE: &str = "node || '\n' || replica || '\n' || SUBSTR('00000000000000000000' || \
+                     CAST(stream AS TEXT), LENGTH(CAST(stream AS TEXT)) + 1)";
+
 // === impl Store ===
 
 impl Store {
-    /// All streams that are open, by node.
+    /// At most `limit` streams that are open, by node, after the place `after`; and whether there
+    /// are more.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn pods(&self) -> StoreResult<Vec<PodRow>> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM pods WHERE seen_at > $1 ORDER BY node, peer, replica, stream"
-        );
-        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(gone_before());
-        let rows = query.fetch_all(&self.pool).await?;
-        rows.iter().map(PodRow::read).collect()
+    pub async fn pods(&self, after: &str, limit: usize) -> StoreResult<(Vec<PodRow>, bool)> {
+        let query = PageQuery {
+            columns: COLUMNS,
+            from: format!("pods WHERE seen_at > $1 AND {PLACE} > $2"),
+            order: PLACE,
+            texts: &["node", "peer", "agent", "fault"],
+            cells: vec![Cell::Int(gone_before()), Cell::Text(after.to_owned())],
+            limit,
+        };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
+        Ok((rows.iter().map(PodRow::read).collect::<StoreResult<_>>()?, has_more))
     }
 
     /// Makes what `replica` reports exactly these streams, and forgets those of replicas that are
@@ -64,31 +75,14 @@ impl Store {
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn report_pods(&self, replica: &str, pods: &[PodRow]) -> StoreResult<()> {
+    pub async fn report_pods(&self, replica: &str, pods: Vec<PodRow>) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
         let sql = "DELETE FROM pods WHERE replica = $1 OR seen_at <= $2";
         let query = sqlx::query(sql).bind(replica.to_owned()).bind(gone_before());
         query.execute(&mut *tx).await?;
-        let sql = format!(
-            "INSERT INTO pods ({COLUMNS}) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
-        );
-        for pod in pods {
-            let query = sqlx::query(sqlx::AssertSqlSafe(sql.clone()))
-                .bind(replica.to_owned())
-                .bind(pod.stream)
-                .bind(pod.node.clone())
-                .bind(pod.peer.clone())
-                .bind(pod.agent.clone())
-                .bind(pod.type_url.clone())
-                .bind(pod.connected_at)
-                .bind(Timestamp::now().as_millisecond())
-                .bind(pod.sent)
-                .bind(pod.accepted)
-                .bind(pod.refused)
-                .bind(pod.fault.clone());
-            query.execute(&mut *tx).await?;
-        }
+        let now = Timestamp::now().as_millisecond();
+        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
+        insert(&mut tx, &format!("pods ({COLUMNS})"), rows).await?;
         tx.commit().await?;
         Ok(())
     }
@@ -102,6 +96,29 @@ fn gone_before() -> i64 {
 // === impl PodRow ===
 
 impl PodRow {
+    /// Its place in the order of lists.
+    pub(crate) fn place(&self) -> String {
+        let Self { node, replica, stream, .. } = self;
+        format!("{node}\n{replica}\n{stream:020}")
+    }
+
+    fn cells(self, replica: &str, now: i64) -> Vec<Cell> {
+        vec![
+            Cell::Text(replica.to_owned()),
+            Cell::Int(self.stream),
+            Cell::Text(self.node),
+            Cell::Text(self.peer),
+            Cell::Text(self.agent),
+            Cell::Text(self.type_url),
+            Cell::Int(self.connected_at),
+            Cell::Int(now),
+            Cell::Int(self.sent),
+            Cell::Int(self.accepted),
+            Cell::Int(self.refused),
+            Cell::Text(self.fault),
+        ]
+    }
+
     fn read(row: &AnyRow) -> StoreResult<Self> {
         Ok(Self {
             replica: row.try_get(0)?,

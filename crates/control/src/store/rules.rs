@@ -2,14 +2,18 @@
 
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{Any, AssertSqlSafe, Executor, Row};
 
+use super::page::PageQuery;
 use super::write::{Cell, bound};
 use super::{Store, StoreResult, Write};
 use crate::document::{Document, Entry, Record, RuleId, difference};
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
 const COLUMNS: &str = "id, domain, entries, settings, position, revision, updated_at, updated_by";
+
+/// The order of rules.
+const ORDER: &str = "domain, position, id";
 
 /// A rule of the draft.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,11 +90,11 @@ impl Store {
         after: Option<&RulePosition>,
         limit: usize,
     ) -> StoreResult<RulePage> {
-        let (sql, cells) = list_query(filter, after, limit);
-        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
-        let mut rules = rows.iter().map(StoredRule::read).collect::<StoreResult<Vec<_>>>()?;
-        let has_more = rules.len() > limit;
-        rules.truncate(limit);
+        let (from, cells) = list_query(filter, after);
+        let texts = &["entries", "settings"];
+        let query = PageQuery { columns: COLUMNS, from, order: ORDER, texts, cells, limit };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
+        let rules = rows.iter().map(StoredRule::read).collect::<StoreResult<Vec<_>>>()?;
         let next = rules.last().filter(|_| has_more).map(|last| RulePosition {
             domain: last.domain.clone(),
             position: last.position,
@@ -98,14 +102,27 @@ impl Store {
         });
         Ok(RulePage { rules, next })
     }
+
+    /// All rules of the draft of a domain, which a ceiling bounds.
+    pub(super) async fn rules_of(&self, domain: &str) -> StoreResult<Vec<StoredRule>> {
+        let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
+        select(&self.pool, &filter).await
+    }
 }
 
-/// The query of a list, and its parameters.
-fn list_query(
+/// The rules that a filter finds.
+async fn select<'e>(
+    executor: impl Executor<'e, Database = Any>,
     filter: &RuleFilter,
-    after: Option<&RulePosition>,
-    limit: usize,
-) -> (String, Vec<Cell>) {
+) -> StoreResult<Vec<StoredRule>> {
+    let (from, cells) = list_query(filter, None);
+    let sql = format!("SELECT {COLUMNS} FROM {from} ORDER BY {ORDER}");
+    let rows = bound(&sql, cells).fetch_all(executor).await?;
+    rows.iter().map(StoredRule::read).collect()
+}
+
+/// The table and the condition of a list, and its parameters.
+fn list_query(filter: &RuleFilter, after: Option<&RulePosition>) -> (String, Vec<Cell>) {
     let mut cells = Vec::new();
     let mut place = |cell: Cell| {
         cells.push(cell);
@@ -133,15 +150,7 @@ fn list_query(
         let (position, id) = (place(Cell::Int(*position)), place(Cell::Text(id.clone())));
         all.push(format!("(domain, position, id) > ({domain}, {position}, {id})"));
     }
-    // One more than wanted tells whether there is a next page.
-    let limit = place(Cell::Int(limit_of(limit).saturating_add(1)));
-    let all = all.join(" AND ");
-    let order = "ORDER BY domain, position, id";
-    (format!("SELECT {COLUMNS} FROM rules WHERE {all} {order} LIMIT {limit}"), cells)
-}
-
-fn limit_of(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
+    (format!("rules WHERE {}", all.join(" AND ")), cells)
 }
 
 // === impl Write ===
@@ -173,6 +182,7 @@ impl Write {
             updated_at: self.at,
             updated_by: self.author.name.clone(),
         };
+        self.resize(domain, 1, rule.bytes()).await?;
         self.insert(StoredRule::INTO, vec![rule.cells()]).await?;
         self.note_change(domain, &rule.id, None, Some(&record.settings)).await?;
         Ok(rule)
@@ -193,6 +203,7 @@ impl Write {
             updated_by: self.author.name.clone(),
             ..rule.clone()
         };
+        self.resize(&rule.domain, 0, changed.bytes() - rule.bytes()).await?;
         let sql = "UPDATE rules SET settings = $1, revision = $2, updated_at = $3, \
                    updated_by = $4 WHERE id = $5";
         let query = sqlx::query(sql)
@@ -210,6 +221,7 @@ impl Write {
     /// Removes a rule.
     pub(crate) async fn remove_rule(&mut self, rule: &StoredRule) -> StoreResult<()> {
         self.touch_domain(&rule.domain).await?;
+        self.resize(&rule.domain, -1, -rule.bytes()).await?;
         let query = sqlx::query("DELETE FROM rules WHERE id = $1").bind(rule.id.to_string());
         query.execute(&mut *self.tx).await?;
         self.note_change(&rule.domain, &rule.id, Some(&rule.record.settings), None).await
@@ -224,7 +236,10 @@ impl Write {
         let defaults = json!(document.defaults).to_string();
         let query = sqlx::query(sql).bind(defaults).bind(domain.clone());
         query.execute(&mut *self.tx).await?;
-        let former = self.rules_of(domain).await?;
+        let filter = RuleFilter { domains: Some(vec![domain.clone()]), ..RuleFilter::default() };
+        let former = select(&mut *self.tx, &filter).await?;
+        let (rules, bytes) = (former.len(), former.iter().map(StoredRule::bytes).sum::<i64>());
+        let rules = i64::try_from(rules).unwrap_or(i64::MAX);
         let records = former.iter().map(|rule| rule.record.clone()).collect();
         let before = Document { domain: domain.clone(), records, ..Document::default() };
         let changes = difference(&before, document).rules;
@@ -250,6 +265,9 @@ impl Write {
             rule.cells()
         });
         let cells: Vec<_> = cells.collect();
+        let size = |cells: &Vec<Cell>| StoredRule::bytes_of(cells);
+        let bytes = cells.iter().map(size).sum::<i64>() - bytes;
+        self.resize(domain, count - rules, bytes).await?;
         let query = sqlx::query("DELETE FROM rules WHERE domain = $1").bind(domain.clone());
         query.execute(&mut *self.tx).await?;
         self.insert(StoredRule::INTO, cells).await?;
@@ -269,19 +287,7 @@ impl Write {
             scope_value: Some(value.to_owned()),
             text: None,
         };
-        self.select(&filter).await
-    }
-
-    /// All rules of a domain, in order.
-    async fn rules_of(&mut self, domain: &str) -> StoreResult<Vec<StoredRule>> {
-        let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
-        self.select(&filter).await
-    }
-
-    async fn select(&mut self, filter: &RuleFilter) -> StoreResult<Vec<StoredRule>> {
-        let (sql, cells) = list_query(filter, None, usize::MAX);
-        let rows = bound(&sql, cells).fetch_all(&mut *self.tx).await?;
-        rows.iter().map(StoredRule::read).collect()
+        select(&mut *self.tx, &filter).await
     }
 }
 
@@ -306,6 +312,20 @@ impl StoredRule {
             updated_at: row.try_get(6)?,
             updated_by: row.try_get(7)?,
         })
+    }
+
+    /// The bytes that count for the ceilings of drafts.
+    fn bytes(&self) -> i64 {
+        Self::bytes_of(&self.cells())
+    }
+
+    /// The same of a row: its entries and settings.
+    fn bytes_of(cells: &[Cell]) -> i64 {
+        let bytes = cells.get(2..4).into_iter().flatten().map(|cell| match cell {
+            Cell::Text(text) => text.len(),
+            Cell::Int(_) | Cell::Nullable(_) => 0,
+        });
+        i64::try_from(bytes.sum::<usize>()).unwrap_or(i64::MAX)
     }
 
     fn cells(&self) -> Vec<Cell> {

@@ -7,24 +7,32 @@ use sqlx::{AnyPool, SqlSafeStr};
 
 use super::{Backend, StoreError, StoreResult};
 
-/// What each migration is called, and its SQL for PostgreSQL and SQLite. One that was released is
+/// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that was released is
 /// never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(&str, &str, &str); 2] = [
+const MIGRATIONS: [(i64, &str, &str, &str); 3] = [
     (
+        1,
         "schema",
         include_str!("../../migrations/0001_schema.sql"),
         include_str!("../../migrations/0001_schema.sql"),
     ),
     (
+        2,
         "append only",
         include_str!("../../migrations/0002_append_only.postgres.sql"),
         include_str!("../../migrations/0002_append_only.sqlite.sql"),
+    ),
+    (
+        4,
+        "draft sizes",
+        include_str!("../../migrations/0004_draft_sizes.sql"),
+        include_str!("../../migrations/0004_draft_sizes.sql"),
     ),
 ];
 
 /// Runs the migrations that the database has not run, each in a transaction.
 pub(super) async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
-    let migrations = (1..).zip(MIGRATIONS).map(|(version, (name, postgres, sqlite))| {
+    let migrations = MIGRATIONS.into_iter().map(|(version, name, postgres, sqlite)| {
         let sql = if backend == Backend::Postgres { postgres } else { sqlite };
         let kind = MigrationType::Simple;
         Migration::new(version, Cow::Borrowed(name), kind, sql.into_sql_str(), false)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::write::Cell;
+use super::write::{Cell, bound};
 use super::{Store, StoreError, StoreResult, Write};
 
 /// A version.
@@ -52,15 +52,37 @@ pub struct PublishedText {
 // === impl Store ===
 
 impl Store {
-    /// At most `limit` versions before the number `before`, the latest first.
+    /// At most `limit` versions before the number `before` that change one of these domains, the
+    /// latest first; `None` for any domain.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn versions(&self, before: i64, limit: usize) -> StoreResult<Vec<VersionRow>> {
-        let sql = "SELECT number, at, author, reason, restores FROM versions WHERE number < $1 \
-                   ORDER BY number DESC LIMIT $2";
+    pub async fn versions(
+        &self,
+        domains: Option<&[String]>,
+        before: i64,
+        limit: usize,
+    ) -> StoreResult<Vec<VersionRow>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = sqlx::query(sql).bind(before).bind(limit).fetch_all(&self.pool).await?;
+        let mut cells = vec![Cell::Int(before), Cell::Int(limit)];
+        let of_domains = match domains {
+            None => String::new(),
+            Some([]) => "AND 1 = 0".to_owned(),
+            Some(domains) => {
+                let places = (3..).take(domains.len()).map(|place| format!("${place}"));
+                cells.extend(domains.iter().cloned().map(Cell::Text));
+                format!(
+                    "AND EXISTS (SELECT 1 FROM version_domains d WHERE d.version = versions.number \
+                     AND d.domain IN ({}))",
+                    places.collect::<Vec<_>>().join(",")
+                )
+            }
+        };
+        let sql = format!(
+            "SELECT number, at, author, reason, restores FROM versions WHERE number < $1 \
+             {of_domains} ORDER BY number DESC LIMIT $2"
+        );
+        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(VersionRow::read).collect()
     }
 

@@ -121,25 +121,34 @@ impl Write {
         Ok(())
     }
 
-    /// Inserts rows, many with each statement. `into` is a table with the names of its columns, of
-    /// which each row has one cell.
+    /// Inserts rows, as [`insert`] does.
     pub(super) async fn insert(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
-        let mut rows = rows.into_iter().peekable();
-        while rows.peek().is_some() {
-            let chunk: Vec<_> = rows.by_ref().take(ROWS_MAX).collect();
-            let mut next = 0;
-            let places = chunk.iter().map(|row| {
-                let places = row.iter().map(|_| {
-                    next += 1;
-                    format!("${next}")
-                });
-                format!("({})", places.collect::<Vec<_>>().join(","))
-            });
-            let places = places.collect::<Vec<_>>().join(",");
-            let sql = format!("INSERT INTO {into} VALUES {places}");
-            let cells = chunk.into_iter().flatten().collect();
-            bound(&sql, cells).execute(&mut *self.tx).await?;
-        }
-        Ok(())
+        insert(&mut self.tx, into, rows).await
     }
+}
+
+/// Inserts rows, many with each statement. `into` is a table with the names of its columns, of which
+/// each row has one cell.
+pub(super) async fn insert(
+    tx: &mut Transaction<'static, Any>,
+    into: &str,
+    rows: Vec<Vec<Cell>>,
+) -> StoreResult<()> {
+    let mut rows = rows.into_iter().peekable();
+    while rows.peek().is_some() {
+        let chunk: Vec<_> = rows.by_ref().take(ROWS_MAX).collect();
+        let mut next = 0;
+        let places = chunk.iter().map(|row| {
+            let places = row.iter().map(|_| {
+                next += 1;
+                format!("${next}")
+            });
+            format!("({})", places.collect::<Vec<_>>().join(","))
+        });
+        let places = places.collect::<Vec<_>>().join(",");
+        let sql = format!("INSERT INTO {into} VALUES {places}");
+        let cells = chunk.into_iter().flatten().collect();
+        bound(&sql, cells).execute(&mut **tx).await?;
+    }
+    Ok(())
 }

@@ -106,6 +106,33 @@ async fn a_postgres_that_hangs_holds_a_write_up_for_a_bounded_time() {
     server.stop().await;
 }
 
+#[test]
+fn no_output_holds_the_password_of_the_database() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("url");
+    let bad = "postgres://user:s3cret@localhost:99999/rules";
+    std::fs::write(&file, bad).unwrap();
+    let serve = |args: &[&str], variable: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
+        command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
+        command.args(args).env_remove("DATABASE_URL").current_dir(dir.path());
+        command.envs(variable.map(|url| ("DATABASE_URL", url))).output().unwrap()
+    };
+    let file = ["--database-url-file", file.to_str().unwrap()];
+    for output in [
+        serve(&["--database-url", bad], None),
+        serve(&[], Some(bad)),
+        serve(&file, None),
+        serve(&file, Some(bad)),
+        serve(&["--no-such-flag"], Some(bad)),
+    ] {
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(!text.is_empty() && !text.contains("s3cret"), "{text}");
+    }
+}
+
 /// A control plane as a process.
 pub(super) struct Process {
     child: Child,

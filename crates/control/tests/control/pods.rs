@@ -14,12 +14,13 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
 use super::support::{Call, Place, SOON, Server, now, places, rule, wait_for};
 use super::tokens::token;
 
 const CONFIG: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
-pub(super) const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
+pub(crate) const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
 
 /// How long a test waits for what must not happen.
 const NEVER: Duration = Duration::from_millis(700);
@@ -34,18 +35,23 @@ struct Rules {
 }
 
 /// A pod that a test plays.
-pub(super) struct Pod {
+pub(crate) struct Pod {
     requests: mpsc::Sender<DiscoveryRequest>,
-    responses: Streaming<DiscoveryResponse>,
+    pub(crate) responses: Streaming<DiscoveryResponse>,
 }
 
 // === impl Pod ===
 
 impl Pod {
     /// Connects as a node and asks for these types.
-    pub(super) async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
-        let url = format!("http://{}", server.pods);
-        let client = AggregatedDiscoveryServiceClient::connect(url).await.unwrap();
+    pub(crate) async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
+        let channel = Channel::from_shared(format!("http://{}", server.pods)).unwrap();
+        Self::over(channel.connect().await.unwrap(), node, types).await
+    }
+
+    /// The same over a connection.
+    pub(crate) async fn over(channel: Channel, node: Node, types: &[&str]) -> Self {
+        let client = AggregatedDiscoveryServiceClient::new(channel);
         let mut client = client.max_decoding_message_size(64 << 20);
         let (requests, waiting) = mpsc::channel(8);
         for type_url in types {
@@ -60,7 +66,7 @@ impl Pod {
     }
 
     /// The next response.
-    pub(super) async fn next(&mut self) -> DiscoveryResponse {
+    pub(crate) async fn next(&mut self) -> DiscoveryResponse {
         let next = timeout(SOON, self.responses.message()).await.expect("a response");
         next.unwrap().expect("the stream goes on")
     }
@@ -70,7 +76,7 @@ impl Pod {
         assert!(next.is_err(), "{next:?}");
     }
 
-    pub(super) async fn accept(&self, response: &DiscoveryResponse) {
+    pub(crate) async fn accept(&self, response: &DiscoveryResponse) {
         self.answer(response, None).await;
     }
 
@@ -91,7 +97,7 @@ impl Pod {
     }
 }
 
-pub(super) fn node(id: &str, agent: &str) -> Node {
+pub(crate) fn node(id: &str, agent: &str) -> Node {
     let (id, user_agent_name) = (id.to_owned(), agent.to_owned());
     Node { id, user_agent_name, ..Node::default() }
 }

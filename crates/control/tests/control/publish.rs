@@ -94,7 +94,7 @@ async fn a_change_is_published_at_once_if_it_would_be_the_only_one() {
         assert_eq!(server.json("/v1/versions").await["versions"][0]["version"], 2);
         let text = server.get("/v1/export?domain=shop&version=2").await.text;
         assert_eq!(text.matches("- key: user").count(), 2, "{text}");
-        // Somebody else's draft is not published with it, and the change is not kept.
+        // The draft of another editor is not published with it, and the change is not kept.
         server.add(&rule("shop", "user", "3", 5)).await;
         let refused = post(rule("shop", "user", "4", 5)).await;
         assert_eq!(refused.status, 409, "{refused:?}");

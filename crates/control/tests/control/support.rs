@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use ratelease_control::app::Control;
 use ratelease_control::push::Selection;
+use ratelease_control::rates::RateSettings;
 use ratelease_control::settings::Settings;
 use ratelease_control::store::Database;
 use serde_json::{Value, json};
@@ -99,7 +100,7 @@ pub(crate) async fn wait_for<T>(what: &str, mut probe: impl AsyncFnMut() -> Opti
         if let Some(value) = probe().await {
             return value;
         }
-        assert!(now() < end, "waited {SOON:?} in vain: {what}");
+        assert!(now() < end, "after {SOON:?}, there is still no {what}");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -143,6 +144,7 @@ impl Place {
             selection: Selection::default(),
             push_bytes_max: 15 << 20,
             domain_bytes_max: 4 << 20,
+            rates: RateSettings::default(),
         };
         change(&mut settings);
         let control = Control::start(settings).await.unwrap_or_else(|error| panic!("{error}"));

@@ -89,7 +89,7 @@ impl Postgres {
 
     /// Ends the server at once, as a crash does.
     pub(crate) fn kill(&mut self) {
-        // The first process ends the others when it is told to end at once.
+        // The first process ends the others when it has to end at once.
         self.signal("QUIT");
         self.process.wait().unwrap();
     }

@@ -1,0 +1,152 @@
+//! Who may call, and how often: the token, its rate, and a place among the requests at a time.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+
+use super::App;
+use super::problem::Problem;
+use crate::auth::{Access, Caller, Token};
+use crate::rates::Quota;
+
+/// The headers of draft-ietf-httpapi-ratelimit-headers-03, as envoyproxy/ratelimit has them.
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+
+/// The address of the client of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ClientAddress(pub(super) IpAddr);
+
+/// A caller, and what is left of its rate.
+#[derive(Debug, Clone)]
+struct Admitted {
+    caller: Caller,
+    quota: Quota,
+}
+
+/// Lets in requests with a valid token, at the rate of that token.
+pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let admitted = match authenticate(&app, &parts).await {
+        Ok(admitted) => admitted,
+        Err(problem) => return problem.into_response(),
+    };
+    let _place = app.rates.requests.take(&admitted.caller.name).await;
+    let quota = admitted.quota;
+    parts.extensions.insert(admitted);
+    let mut response = next.run(Request::from_parts(parts, body)).await;
+    quota.write(response.headers_mut());
+    response
+}
+
+/// Lets in a few requests at a time: those that read or compile whole domains.
+pub(super) async fn admit_long(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Response {
+    let _place = app.rates.long.take(&caller.name).await;
+    next.run(request).await
+}
+
+async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Problem> {
+    let unauthorized =
+        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'"));
+    };
+    let address = parts.extensions.get::<ClientAddress>();
+    let address = address.map_or(Ipv4Addr::UNSPECIFIED.into(), |ClientAddress(address)| *address);
+    let text = value.to_str().unwrap_or_default();
+    app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, &quota))?;
+    let token = text.split_once(' ');
+    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+    let caller = match &token {
+        None => None,
+        Some(token) => {
+            let row = app.store.reserved().token(token.id()).await?;
+            row.and_then(|row| token.caller(&row))
+        }
+    };
+    let Some((token, caller)) = token.zip(caller) else {
+        app.rates.take_failure(address);
+        return Err(unauthorized("the token is not known, expired or revoked"));
+    };
+    app.rates.note_valid(text);
+    let quota = app.rates.take_request(token.id());
+    if quota.retry_after.is_some() {
+        return Err(limited(LIMITED_TOKEN, &quota));
+    }
+    Ok(Admitted { caller, quota })
+}
+
+const LIMITED_TOKEN: &str = "the token made too many requests (--token-requests-per-minute); \
+                             repeat this one after the seconds of 'Retry-After'";
+const LIMITED_ADDRESS: &str = "too many tokens of this address were not valid \
+                               (--failed-tokens-per-minute); repeat this request with a valid one \
+                               after the seconds of 'Retry-After'";
+
+fn limited(detail: &str, quota: &Quota) -> Problem {
+    let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);
+    problem.with_quota(*quota)
+}
+
+/// A time in whole seconds that is not shorter.
+pub(super) fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+// === impl Caller ===
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        match parts.extensions.get::<Admitted>() {
+            Some(admitted) => Ok(admitted.caller.clone()),
+            None => Ok(authenticate(app, parts).await?.caller),
+        }
+    }
+}
+
+impl Caller {
+    /// Refuses a caller without this access.
+    pub(super) fn need(&self, access: Access) -> Result<(), Problem> {
+        if self.has(access) {
+            return Ok(());
+        }
+        Err(Problem::forbidden(format!("the token lacks the access '{}'", access.name())))
+    }
+
+    /// Refuses a caller who may not use this domain.
+    pub(super) fn need_domain(&self, domain: &str) -> Result<(), Problem> {
+        if self.may_use(domain) {
+            return Ok(());
+        }
+        let domain = ratelease_rules::excerpt(domain);
+        Err(Problem::forbidden(format!("the token is not for the domain '{domain}'")))
+    }
+}
+
+// === impl Quota ===
+
+impl Quota {
+    /// Writes the headers of a rate limit.
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(LIMIT, HeaderValue::from(self.limit));
+        headers.insert(REMAINING, HeaderValue::from(self.remaining));
+        headers.insert(RESET, HeaderValue::from(seconds(self.reset_after)));
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(wait).max(1)));
+        }
+    }
+}

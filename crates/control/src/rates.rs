@@ -1,0 +1,269 @@
+//! **Rates**: how many requests a token may make, and how many tokens that are not valid an address
+//! may send.
+//!
+//! The engine counts them: token buckets in its in-memory store. Each store holds a bounded number
+//! of keys, because addresses are chosen by strangers; a full one drops the key that expires
+//! soonest.
+
+mod places;
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use ratelease_engine::ask::Ask;
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_rules::key::{KeyHasher, KeyPart};
+use ratelease_rules::{Algorithm, Limit, StoreRef, Unit};
+
+pub use places::{Place, Places};
+
+/// Maximum number of tokens, and of addresses, that are counted at a time.
+const KEYS_MAX: usize = 1 << 14;
+
+/// Maximum number of tokens that are remembered as valid.
+const KNOWN_MAX: usize = 4096;
+
+/// Maximum number of requests at a time of one token. Further ones wait.
+const REQUESTS_MAX: usize = 64;
+
+/// Maximum number of requests at a time that read or compile whole domains, each of which may take
+/// some 100 MiB: of all tokens, and of one.
+const LONG_MAX: usize = 4;
+const LONG_OF_TOKEN_MAX: usize = 3;
+
+/// How many requests there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateSettings {
+    /// Requests a minute of one token. A sixth of it may come at once.
+    pub token_requests: NonZeroU32,
+    /// Requests a minute of one address whose token is not valid. All of them may come at once.
+    pub failed_tokens: NonZeroU32,
+}
+
+/// Counts requests. Bounded in memory.
+pub struct Rates {
+    hasher: KeyHasher,
+    tokens: MemoryStore,
+    token_limit: Limit,
+    addresses: MemoryStore,
+    address_limit: Limit,
+    known: Mutex<KnownTokens>,
+    /// Requests that are handled at a time.
+    pub requests: Places,
+    /// Those of them that are about whole domains.
+    pub long: Places,
+}
+
+/// Tokens that were valid when they were last used, the oldest first. Only valid ones enter, so
+/// that a stranger cannot displace them.
+#[derive(Default)]
+struct KnownTokens {
+    all: HashSet<blake3::Hash>,
+    order: VecDeque<blake3::Hash>,
+}
+
+/// What is left of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    /// Requests that may come at once.
+    pub limit: u32,
+    /// Requests that are left.
+    pub remaining: u64,
+    /// Time until the whole limit is there again.
+    pub reset_after: Duration,
+    /// Time until one more request is allowed; `None` if this one is.
+    pub retry_after: Option<Duration>,
+}
+
+// === impl RateSettings ===
+
+impl Default for RateSettings {
+    fn default() -> Self {
+        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        Self { token_requests: number(6000), failed_tokens: number(60) }
+    }
+}
+
+// === impl Rates ===
+
+impl Rates {
+    /// Counts from now on.
+    pub fn new(settings: RateSettings) -> Self {
+        let store = || {
+            let now = || {
+                let now = Timestamp::now().as_microsecond();
+                Duration::from_micros(u64::try_from(now).unwrap_or_default())
+            };
+            MemoryStore::new(Arc::new(now), KEYS_MAX).giving_way()
+        };
+        let RateSettings { token_requests, failed_tokens } = settings;
+        Self {
+            hasher: KeyHasher::new(""),
+            tokens: store(),
+            token_limit: a_minute(token_requests, (token_requests.get() / 6).max(1)),
+            addresses: store(),
+            address_limit: a_minute(failed_tokens, failed_tokens.get()),
+            known: Mutex::default(),
+            requests: Places::new(usize::MAX, REQUESTS_MAX),
+            long: Places::new(LONG_MAX, LONG_OF_TOKEN_MAX),
+        }
+    }
+
+    /// Counts a request of the token of this id.
+    pub fn take_request(&self, token: &str) -> Quota {
+        self.take(&self.tokens, self.token_limit, token, 1)
+    }
+
+    /// Counts a token of this address that is not valid.
+    pub fn take_failure(&self, address: IpAddr) -> Quota {
+        self.take(&self.addresses, self.address_limit, &client(address), 1)
+    }
+
+    /// Whether a token of this address is to be looked at: one that was valid before always is, so
+    /// that no stranger behind the same proxy keeps others out. The quota says how long to wait.
+    pub fn admits(&self, address: IpAddr, token: &str) -> Result<(), Quota> {
+        let quota = self.take(&self.addresses, self.address_limit, &client(address), 0);
+        let is_admitted = quota.remaining > 0 || self.known.lock().all.contains(&hash(token));
+        if is_admitted { Ok(()) } else { Err(quota) }
+    }
+
+    /// Notes that a token is valid.
+    pub fn note_valid(&self, token: &str) {
+        self.known.lock().add(hash(token));
+    }
+
+    fn take(&self, store: &MemoryStore, limit: Limit, name: &str, hits: u64) -> Quota {
+        let parts = [("of", KeyPart::Value(name))].into_iter();
+        let key = self.hasher.key("control", limit.identity(), parts);
+        let ask = Ask { want: hits, need: hits, ..Ask::look(key, limit) };
+        let most = u32::try_from(limit.capacity()).unwrap_or(u32::MAX);
+        let Ok(grant) = store.take(&ask) else {
+            // It gives way when it is full, so that it never refuses.
+            return Quota {
+                limit: most,
+                remaining: 0,
+                reset_after: Duration::ZERO,
+                retry_after: None,
+            };
+        };
+        let is_denied = grant.tokens < hits || hits == 0 && grant.left == 0;
+        Quota {
+            limit: most,
+            remaining: grant.left,
+            reset_after: grant.reset_after,
+            retry_after: is_denied.then_some(grant.retry_after),
+        }
+    }
+}
+
+impl fmt::Debug for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tokens, addresses) = (self.tokens.keys(), self.addresses.keys());
+        f.debug_struct("Rates").field("tokens", &tokens).field("addresses", &addresses).finish()
+    }
+}
+
+fn a_minute(requests: NonZeroU32, burst: u32) -> Limit {
+    Limit {
+        requests_per_unit: requests.get(),
+        unit: Unit::Minute,
+        unit_multiplier: NonZeroU32::MIN,
+        algorithm: Algorithm::TokenBucket { burst },
+        store: StoreRef::DEFAULT,
+    }
+}
+
+/// The client of an address: of IPv6, the network, because a host may use any address in it.
+pub fn client(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            format!("{a:x}:{b:x}:{c:x}:{d:x}::/64")
+        }
+    }
+}
+
+fn hash(token: &str) -> blake3::Hash {
+    blake3::hash(token.as_bytes())
+}
+
+// === impl KnownTokens ===
+
+impl KnownTokens {
+    fn add(&mut self, token: blake3::Hash) {
+        if !self.all.insert(token) {
+            return;
+        }
+        self.order.push_back(token);
+        if self.order.len() > KNOWN_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.all.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    fn rates(token_requests: u32, failed_tokens: u32) -> Rates {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        let (token_requests, failed_tokens) = (number(token_requests), number(failed_tokens));
+        Rates::new(RateSettings { token_requests, failed_tokens })
+    }
+
+    #[test]
+    fn each_token_has_a_count_of_its_own() {
+        let rates = rates(12, 1);
+        let taken: Vec<_> = (0..3).map(|_| rates.take_request("a").retry_after.is_none()).collect();
+        assert_eq!(taken, [true, true, false], "a sixth may come at once");
+        let other = rates.take_request("b");
+        assert_eq!((other.limit, other.remaining, other.retry_after), (2, 1, None));
+        let wait = rates.take_request("a").retry_after.unwrap();
+        assert!(wait > Duration::ZERO && wait <= Duration::from_secs(5), "{wait:?}");
+    }
+
+    #[test]
+    fn an_address_with_too_many_failures_is_refused_except_for_known_tokens() {
+        let (rates, here) = (rates(1, 2), IpAddr::from(Ipv4Addr::LOCALHOST));
+        rates.note_valid("known");
+        for _ in 0..2 {
+            assert_eq!(rates.admits(here, "guess"), Ok(()));
+            rates.take_failure(here);
+        }
+        let quota = rates.admits(here, "guess").unwrap_err();
+        assert!(quota.retry_after.unwrap() > Duration::from_secs(20), "{quota:?}");
+        assert_eq!(rates.admits(here, "known"), Ok(()));
+        assert_eq!(rates.admits(Ipv4Addr::new(10, 0, 0, 1).into(), "guess"), Ok(()));
+    }
+
+    #[test]
+    fn addresses_that_a_stranger_chooses_take_bounded_memory() {
+        let rates = rates(1, 1);
+        for at in 0..3 * u32::try_from(KEYS_MAX).unwrap() {
+            rates.take_failure(Ipv4Addr::from(at).into());
+        }
+        assert!(rates.addresses.keys() <= KEYS_MAX, "{rates:?}");
+        for at in 0..2 * KNOWN_MAX {
+            rates.note_valid(&at.to_string());
+        }
+        assert_eq!(rates.known.lock().all.len(), KNOWN_MAX);
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let address = |last| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 1, 2, 3, 4, 5, last));
+        assert_eq!(client(address(1)), client(address(2)));
+        assert_eq!(client(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()), "127.0.0.1");
+    }
+}

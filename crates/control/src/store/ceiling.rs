@@ -1,0 +1,54 @@
+//! The ceilings of drafts. A token that may write could otherwise fill the database, and the memory
+//! of the process that reads drafts.
+
+use sqlx::Row;
+
+use super::{StoreError, StoreResult, Write};
+
+/// Maximum number of rules of the draft of a domain, which is what a pod loads of one, and of the
+/// bytes of their entries and settings.
+const DOMAIN_RULES_MAX: i64 = 500_000;
+const DOMAIN_BYTES_MAX: i64 = 32 << 20;
+
+/// The same for all drafts together.
+const RULES_MAX: i64 = 1_000_000;
+const BYTES_MAX: i64 = 128 << 20;
+
+/// Maximum number of domains.
+const DOMAINS_MAX: i64 = 10_000;
+
+// === impl Write ===
+
+impl Write {
+    /// Notes that the draft of a domain has so many more rules and bytes, or fewer.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`] if it grows above a ceiling. One that is too large may shrink.
+    pub(super) async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
+        let sql = "UPDATE domains SET rules = rules + $1, bytes = bytes + $2 WHERE name = $3 \
+                   RETURNING rules, bytes";
+        let query = sqlx::query(sql).bind(rules).bind(bytes).bind(domain.to_owned());
+        let row = query.fetch_one(&mut *self.tx).await?;
+        if rules <= 0 && bytes <= 0 {
+            return Ok(());
+        }
+        let shown = ratelease_rules::excerpt(domain);
+        let of_domain = format!("the draft of '{shown}'");
+        within(&of_domain, "rules", row.try_get(0)?, DOMAIN_RULES_MAX)?;
+        within(&of_domain, "bytes", row.try_get(1)?, DOMAIN_BYTES_MAX)?;
+        let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(rules), 0) AS BIGINT), \
+                   CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM domains";
+        let row = sqlx::query(sql).fetch_one(&mut *self.tx).await?;
+        let all = "all drafts together";
+        within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;
+        within(all, "rules", row.try_get(1)?, RULES_MAX)?;
+        within(all, "bytes", row.try_get(2)?, BYTES_MAX)
+    }
+}
+
+fn within(what: &str, unit: &str, found: i64, max: i64) -> StoreResult<()> {
+    if found <= max {
+        return Ok(());
+    }
+    Err(StoreError::TooLarge(format!("{what} would have {found} {unit}; expected at most {max}")))
+}

@@ -1,0 +1,141 @@
+//! What one client may take from others: rates, places, sizes.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use ratelease_control::rates::RateSettings;
+use serde_json::{Value, json};
+
+use super::files::large;
+use super::support::{Answer, Call, Place, now, places, rule};
+use super::tokens::token;
+
+/// Rates that a test reaches.
+fn rates(token_requests: u32, failed_tokens: u32) -> RateSettings {
+    let number = |number| NonZeroU32::new(number).unwrap();
+    RateSettings { token_requests: number(token_requests), failed_tokens: number(failed_tokens) }
+}
+
+fn number(answer: &Answer, header: &str) -> u64 {
+    let value = answer.header(header).unwrap_or_else(|| panic!("no {header}: {answer:?}"));
+    value.parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_token_that_asks_too_often_waits_and_others_do_not() {
+    let place = Place::sqlite();
+    // A sixth of 30 may come at once, and one every two seconds after that.
+    let server = place.serve_with(|settings| settings.rates = rates(30, 10)).await;
+    let other = token(&place, &["create", "--name", "other"]).await.unwrap();
+    let first = server.get("/v1/domains").await;
+    assert_eq!((first.status, number(&first, "ratelimit-limit")), (200, 5), "{first:?}");
+    assert_eq!(number(&first, "ratelimit-remaining"), 4, "{first:?}");
+    let mut refused = server.get("/v1/domains").await;
+    for _ in 0..20 {
+        if refused.status == 429 {
+            break;
+        }
+        refused = server.get("/v1/domains").await;
+    }
+    assert_eq!((refused.status, refused.fields()), (429, vec![]), "{refused:?}");
+    assert!((1..=2).contains(&number(&refused, "retry-after")), "{refused:?}");
+    assert_eq!(number(&refused, "ratelimit-remaining"), 0);
+    assert_eq!(refused.json()["type"], "urn:ratelease:problem:too-many-requests");
+    // A write that is refused is not done.
+    assert_eq!(server.post("/v1/rules", &rule("shop", "user", "1", 5)).await.status, 429);
+    let call = Call::new("GET", "/v1/rules").token(&other);
+    let list = server.send(call).await;
+    assert_eq!((list.status, &list.json()["rules"]), (200, &json!([])), "{list:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_address_that_guesses_tokens_is_refused_and_those_who_have_one_are_not() {
+    for place in places().await {
+        let server = place.serve_with(|settings| settings.rates = rates(6000, 3)).await;
+        assert_eq!(server.get("/v1/domains").await.status, 200);
+        let late = token(&place, &["create", "--name", "late"]).await.unwrap();
+        let guess = |at: usize| {
+            let mut guess = server.token.clone();
+            guess.replace_range(16..20, &format!("{at:04}"));
+            Call::new("GET", "/v1/domains").token(&guess)
+        };
+        for at in 0..3 {
+            assert_eq!(server.send(guess(at)).await.status, 401);
+        }
+        let refused = server.send(guess(3)).await;
+        assert_eq!((refused.status, refused.fields()), (429, vec![]), "{refused:?}");
+        assert!((1..=20).contains(&number(&refused, "retry-after")), "{refused:?}");
+        // Not even a valid one, which would tell it from the others. One that was used before is.
+        let call = Call::new("GET", "/v1/domains").token(&late);
+        assert_eq!(server.send(call).await.status, 429);
+        assert_eq!(server.get("/v1/domains").await.status, 200);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn publishers_of_two_replicas_lose_nothing() {
+    let place = Place::postgres().await;
+    let servers = [place.serve().await, place.serve().await];
+    let publish = async |at: usize, number: usize| {
+        let rule = rule(&format!("domain{at}"), "user", &number.to_string(), 5);
+        servers[at].post("/v1/rules?publish=true", &rule).await
+    };
+    let both = async |at: usize| {
+        for number in 0..10 {
+            let done = publish(at, number).await;
+            assert_eq!(done.status, 201, "{done:?}");
+        }
+    };
+    tokio::join!(both(0), both(1));
+    let versions = servers[0].json("/v1/versions").await;
+    assert_eq!(versions["versions"][0]["version"], 20, "{versions}");
+    let export = servers[1].json("/v1/export?version=20").await;
+    let texts: Vec<_> = export["files"].as_array().unwrap().iter().map(|it| &it["yaml"]).collect();
+    assert_eq!(texts.len(), 2);
+    for text in texts {
+        assert_eq!(text.as_str().unwrap().matches("- key: user").count(), 10, "{text}");
+    }
+    let checked = servers[0].post("/v1/check", &Value::Null).await;
+    assert_eq!(checked.json()["differences"], json!([]), "what is published is not the draft");
+    let [first, second] = servers;
+    first.stop().await;
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn writes_do_not_wait_for_what_is_compiled() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    let mut rounds = Vec::new();
+    // A busy machine may delay a write in one round; a write that waits for the compiler does so in
+    // each.
+    for round in 0..3 {
+        server.import(&large("large", 20_000 + round)).await;
+        let (done, began) = (Cell::new(false), now());
+        let publish = async {
+            let published = server.post("/v1/publish", &json!({"domains": ["large"]})).await;
+            assert_eq!(published.status, 200, "{published:?}");
+            done.set(true);
+            began.elapsed()
+        };
+        let writes = async {
+            let mut slowest = Duration::ZERO;
+            while !done.get() {
+                let began = now();
+                let value = format!("{began:?}");
+                server.add(&rule("shop", "user", &value, 5)).await;
+                slowest = slowest.max(began.elapsed());
+            }
+            slowest
+        };
+        let (took, slowest) = tokio::join!(publish, writes);
+        rounds.push((took, slowest));
+        if slowest < took / 3 {
+            return server.stop().await;
+        }
+    }
+    panic!("publications, and the slowest write of each: {rounds:?}");
+}

@@ -1,0 +1,154 @@
+//! Strangers at the port of pods: they hold no place for long, and pods are served beside them.
+
+#[allow(dead_code)] // other tests use more of it
+#[path = "../../../../tests/it/support/papers.rs"]
+mod papers;
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
+use ratelease_tls::ServerFiles;
+use serde_json::json;
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::Code;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Identity};
+
+use super::files::large;
+use super::pods::{Pod, RULES, node};
+use super::support::{Place, now, rule, wait_for};
+
+/// More than the time that a connection may be silent, on a machine that also compiles.
+const GIVEN_UP: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn handshakes_that_do_not_go_on_leave_places_to_pods() {
+    let place = Place::sqlite();
+    let papers = papers::Papers::new("localhost");
+    let file = |name: &str, text: &str| {
+        let path = place.dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let files = ServerFiles {
+        certificate: file("cert", &papers.server.cert),
+        key: file("key", &papers.server.key),
+        client_roots: Some(file("ca", &papers.root)),
+        client_name: None,
+    };
+    let server = place.serve_with(|settings| settings.pods_tls = Some(files)).await;
+    server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    let began = now();
+    let mut strangers = Vec::new();
+    for _ in 0..400 {
+        strangers.push(TcpStream::connect(server.pods).await.unwrap());
+    }
+    let tls = ClientTlsConfig::new()
+        .domain_name("localhost")
+        .ca_certificate(Certificate::from_pem(&papers.root))
+        .identity(Identity::from_pem(&papers.client.cert, &papers.client.key));
+    let channel = Channel::from_shared(format!("https://{}", server.pods)).unwrap();
+    let channel = channel.tls_config(tls).unwrap().connect().await.unwrap();
+    let mut honest = Pod::over(channel, node("edge", "test"), &[RULES]).await;
+    honest.next().await;
+    // A stranger's handshake may take 5 s, and this pod waited for none.
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    for mut stranger in strangers {
+        let ended = timeout(GIVEN_UP, stranger.read(&mut [0; 64])).await;
+        assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_stream_is_closed_and_one_with_a_stream_is_not() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    let mut silent = TcpStream::connect(server.pods).await.unwrap();
+    let closed = timeout(GIVEN_UP, async {
+        while silent.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {}
+    });
+    assert!(closed.await.is_ok(), "it is still open");
+    // The pod is older, and is sent what is published.
+    server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    pod.next().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_answer_is_disconnected_and_others_are_served() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.import(&large("shop", 20_000)).await;
+    server.publish().await;
+    // The response is more than a megabyte, and its client takes 64 KiB before it is read.
+    let channel = Channel::from_shared(format!("http://{}", server.pods)).unwrap();
+    let channel = channel.initial_stream_window_size(65_535).connect().await.unwrap();
+    let deaf = Pod::over(channel, node("deaf", "test"), &[RULES]).await;
+    let is_known = async || {
+        let pods = server.json("/v1/pods").await;
+        (pods["pods"][0]["node"] == "deaf").then_some(())
+    };
+    wait_for("pod that does not read", is_known).await;
+    let mut honest = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    let response = honest.next().await;
+    honest.accept(&response).await;
+    // A pod may take a minute and more for its answer.
+    let end = now() + 2 * GIVEN_UP;
+    loop {
+        let pods = server.json("/v1/pods").await;
+        let nodes: Vec<_> = pods["pods"].as_array().unwrap().iter().map(|it| &it["node"]).collect();
+        if nodes == [&json!("edge")] {
+            break;
+        }
+        assert!(now() < end, "still there: {pods}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    drop(deaf);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_says_too_much_is_refused() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let kind = Some(Kind::StringValue("x,".repeat(40_000)));
+    let fields = [("domains".to_owned(), Field { kind })].into_iter().collect();
+    let many = Node { metadata: Some(Struct { fields }), ..node("edge", "test") };
+    for node in [node(&"i".repeat(5000), "test"), many] {
+        let mut pod = Pod::connect(&server, node, &[RULES]).await;
+        let refused = timeout(GIVEN_UP, pod.responses.message()).await.unwrap().unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    }
+    assert_eq!(server.json("/v1/pods").await["pods"], json!([]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn pods_are_listed_in_pages() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    let mut pods = Vec::new();
+    for at in 0..5 {
+        pods.push(Pod::connect(&server, node(&format!("pod-{at}"), "test"), &[RULES]).await);
+    }
+    let all = async || {
+        let pods = server.json("/v1/pods").await;
+        (pods["pods"].as_array().unwrap().len() == 5).then_some(())
+    };
+    wait_for("list of five pods", all).await;
+    let (mut path, mut found) = ("/v1/pods?limit=2".to_owned(), Vec::new());
+    loop {
+        let page = server.json(&path).await;
+        found.extend(page["pods"].as_array().unwrap().iter().map(|it| it["node"].clone()));
+        let Some(next) = page["next"].as_str() else { break };
+        path = format!("/v1/pods?limit=2&after={}", next.replace('\n', "%0A"));
+    }
+    assert_eq!(json!(found), json!(["pod-0", "pod-1", "pod-2", "pod-3", "pod-4"]));
+    server.stop().await;
+}
