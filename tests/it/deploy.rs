@@ -3,6 +3,7 @@
 //! real pod.
 
 mod board;
+mod control;
 mod images;
 mod live;
 mod prometheus;

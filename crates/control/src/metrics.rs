@@ -33,11 +33,19 @@ pub fn render(set: &PublishedSet, streams: [usize; 3], lag: &Lag, has_database: 
             ("{state=\"refused\"}", refused),
         ],
     );
-    let age = Timestamp::now().as_millisecond().saturating_sub(set.at).max(0);
-    let waiting = if behind + refused > 0.0 { number(age) / 1000.0 } else { 0.0 };
+    // From the version that a pod was sent and has not answered: further ones wait for the answer.
+    // A pod that connects later is late from then on.
+    let late = rows.iter().filter(|row| row.refused > 0 || row.accepted < set.version);
+    let since = late.map(|row| match row.unanswered_at {
+        0 => row.connected_at.max(set.at),
+        at => row.connected_at.max(at),
+    });
+    let since = since.min();
+    let age = since.map(|since| Timestamp::now().as_millisecond().saturating_sub(since));
+    let waiting = number(age.unwrap_or_default().max(0)) / 1000.0;
     gauge(
         "ratelease_control_push_lag_seconds",
-        "Age of the version that a connected pod does not run yet; 0 if all do.",
+        "Time for which a connected pod has not run the version; 0 if all run it.",
         &[("", waiting)],
     );
     histogram(&mut text, lag);
@@ -85,5 +93,30 @@ mod tests {
         assert!(!text.contains("push_lag_seconds 0\n"), "{text}");
         let text = render(&set, [1, 0, 0], &lag, true);
         assert!(text.contains("push_lag_seconds 0\n"), "{text}");
+    }
+
+    #[test]
+    fn a_pod_that_has_just_come_is_not_late_by_the_age_of_the_version() {
+        let set = PublishedSet { version: 3, at: 0, ..PublishedSet::default() };
+        let connected_at = Timestamp::now().as_millisecond() - 2000;
+        let row = PodRow { connected_at, ..PodRow::default() };
+        let text = render(&set, &[row], &Lag::default(), true);
+        assert!((2.0..60.0).contains(&lag_of(&text)), "{text}");
+    }
+
+    #[test]
+    fn a_pod_that_answers_nothing_is_late_however_new_the_last_version_is() {
+        let at = Timestamp::now().as_millisecond();
+        let set = PublishedSet { version: 9, at, ..PublishedSet::default() };
+        let row = PodRow { unanswered_at: at - 5000, accepted: 2, ..PodRow::default() };
+        let text = render(&set, &[row], &Lag::default(), true);
+        assert!((5.0..60.0).contains(&lag_of(&text)), "{text}");
+    }
+
+    /// The lag of a page, in seconds.
+    fn lag_of(text: &str) -> f64 {
+        let name = "ratelease_control_push_lag_seconds ";
+        let value = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        value.parse().unwrap()
     }
 }

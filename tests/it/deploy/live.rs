@@ -16,6 +16,9 @@ async fn every_query_of_the_dashboards_and_the_rules_finds_data() {
     ours(&scene).await;
     envoy_gateways(&scene).await;
     alerts(&scene).await;
+    // A pod of the control plane that answers nothing.
+    scene.publishing.pod.process.signal("STOP");
+    scene.finds(&raised("RateleaseControlLagging")).await;
     scene.pod.is_unharmed();
 }
 

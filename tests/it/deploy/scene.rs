@@ -7,6 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
+use super::control::Publishing;
 use super::prometheus::Prometheus;
 use crate::support::files::{dir_of, put};
 use crate::support::now;
@@ -14,12 +15,13 @@ use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{self, Connection, descriptor};
 
-/// A pod, with its load and its Prometheus.
+/// A pod, with its load and its Prometheus, and a control plane beside them.
 pub(super) struct Scene {
     /// Dropped before the pod.
     _load: JoinSet<()>,
     pub(super) prometheus: Prometheus,
     pub(super) pod: Ratelease,
+    pub(super) publishing: Publishing,
     rules: TempDir,
 }
 
@@ -58,8 +60,10 @@ impl Scene {
         let own = [("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", metrics.as_str())];
         let pod = Ratelease::start(rules.path(), redis, &[&own, env].concat()).await;
         let load = load(pod.grpc);
-        let prometheus = Prometheus::start(&configuration(&metrics)).await;
-        let scene = Self { _load: load, prometheus, pod, rules };
+        let publishing = Publishing::start().await;
+        let configuration = configuration(&metrics, publishing.control.http);
+        let prometheus = Prometheus::start(&configuration).await;
+        let scene = Self { _load: load, prometheus, pod, publishing, rules };
         // The duration of a change is known only after one.
         let more = "  - {key: more, rate_limit: {unit: day, requests_per_unit: 9}}\n";
         scene.write_rules(&format!("{SHOP}{more}"));
@@ -112,7 +116,7 @@ impl Scene {
 
 /// The configuration shown in deploy/README.md, except for the interval. The label is that of Envoy
 /// Gateway's pods.
-fn configuration(metrics: &str) -> String {
+fn configuration(metrics: &str, control: SocketAddr) -> String {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join(super::RULES);
     format!(
         "
@@ -123,6 +127,8 @@ scrape_configs:
     static_configs:
       - targets: ['{metrics}']
         labels: {{app_kubernetes_io_component: ratelimit}}
+  - job_name: ratelease-control
+    static_configs: [{{targets: ['{control}']}}]
 ",
         rules.display()
     )

@@ -1,7 +1,7 @@
 //! `ratelease-control` as a process of its own, on SQLite in a directory of the test.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -24,10 +24,23 @@ const START_MAX: Duration = Duration::from_secs(20);
 /// A control plane. Killed when dropped.
 pub(crate) struct Control {
     pub(crate) process: Process,
-    http: SocketAddr,
+    /// Where the API is.
+    pub(crate) http: SocketAddr,
     /// Where pods connect.
     pub(crate) pods: SocketAddr,
     dir: TempDir,
+}
+
+/// A control plane that was killed.
+pub(crate) struct Gone {
+    http: SocketAddr,
+    pods: SocketAddr,
+    dir: TempDir,
+}
+
+/// The path of the program.
+pub(crate) fn binary() -> &'static Path {
+    &BINARY
 }
 
 // === impl Control ===
@@ -74,9 +87,14 @@ impl Control {
 
     /// Kills it, and starts it again on the same ports and database.
     pub(crate) async fn restart(self) -> Self {
+        self.gone().back().await
+    }
+
+    /// Kills it.
+    pub(crate) fn gone(self) -> Gone {
         let Self { process, http, pods, dir } = self;
         drop(process);
-        Self::start_in(dir, http, pods, &[]).await
+        Gone { http, pods, dir }
     }
 
     /// Sends a request, which has to succeed.
@@ -89,5 +107,14 @@ impl Control {
         let answer = client.send(method, path, &headers, body).await.unwrap();
         assert!((200..300).contains(&answer.status), "{method} {path}: {answer:?}");
         serde_json::from_str(&answer.body).unwrap_or_default()
+    }
+}
+
+// === impl Gone ===
+
+impl Gone {
+    /// Starts it again on the same ports and database.
+    pub(crate) async fn back(self) -> Control {
+        Control::start_in(self.dir, self.http, self.pods, &[]).await
     }
 }

@@ -65,6 +65,8 @@ struct Stream {
 /// What a pod has of one type.
 struct Subscription {
     row: Row,
+    /// When the pod asked for it, in milliseconds since the Unix epoch.
+    since: i64,
     /// The number of the last response.
     nonce: u64,
     /// The response that is not answered yet.
@@ -182,8 +184,13 @@ impl Stream {
         unanswered.answered();
         match request.error_detail {
             None => {
-                self.server.streams.note_lag(at);
-                subscription.row.change(|row| (row.accepted, row.refused) = (version, 0));
+                // Of an older version the pod shows when it came, not how long the push took.
+                if at >= subscription.since {
+                    self.server.streams.note_lag(at);
+                }
+                subscription.row.change(|row| {
+                    (row.accepted, row.refused, row.unanswered_at) = (version, 0, 0);
+                });
             }
             Some(error) => {
                 self.server.streams.note_refusal();
@@ -192,7 +199,9 @@ impl Stream {
                     warn!(version, peer = %self.pod.address, "a pod refused a version: {shown}");
                 }
                 let fault = error.message;
-                subscription.row.change(|row| (row.refused, row.fault) = (version, fault));
+                subscription.row.change(|row| {
+                    (row.refused, row.fault, row.unanswered_at) = (version, fault, 0);
+                });
             }
         }
         Ok(())
@@ -217,9 +226,10 @@ impl Stream {
             let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
             info!(node = %shown, %peer, "a pod asks for {type_url}");
         }
+        let since = row.connected_at;
         let row = self.server.streams.add(row, self.pod.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
-        let subscription = Subscription { row, nonce: 0, open: None, content: None };
+        let subscription = Subscription { row, since, nonce: 0, open: None, content: None };
         self.subscriptions.insert(type_url, subscription);
         Ok(())
     }
@@ -322,7 +332,7 @@ impl Subscription {
             let shown = ratelease_rules::excerpt(&fault);
             warn!(version, "a pod lacks rules: {shown}");
         }
-        self.row.change(|row| (row.sent, row.fault) = (version, fault));
+        self.row.change(|row| (row.sent, row.fault, row.unanswered_at) = (version, fault, at));
         let response = DiscoveryResponse {
             version_info: version.to_string(),
             resources,

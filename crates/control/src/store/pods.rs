@@ -34,6 +34,9 @@ pub struct PodRow {
     pub seen_at: i64,
     /// The version that it was sent last; 0 for none.
     pub sent: i64,
+    /// When the version that it has not answered yet was published; 0 if it has answered. Only its
+    /// replica knows it.
+    pub unanswered_at: i64,
     /// The version that it runs; 0 for none.
     pub accepted: i64,
     /// The version that it refused, if it refused the last one; else 0.
@@ -130,6 +133,7 @@ impl PodRow {
             connected_at: row.try_get(6)?,
             seen_at: row.try_get(7)?,
             sent: row.try_get(8)?,
+            unanswered_at: 0,
             accepted: row.try_get(9)?,
             refused: row.try_get(10)?,
             fault: row.try_get(11)?,
