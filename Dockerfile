@@ -3,6 +3,7 @@
 #   docker build -t ratelease .
 #   docker build -t ratectl --target ratectl .
 #   docker build -t ratelease-injector --target ratelease-injector .
+#   docker build -t ratelease-control --target ratelease-control .
 #
 # Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root.
 # `--platform linux/amd64` or `linux/arm64` selects the machine that it is for; the compiler runs on
@@ -99,6 +100,16 @@ RUN find src crates -name '*.rs' -exec touch {} + && \
     cargo auditable build --profile dist --locked --package ratelease-injector && \
     mkdir /out && cp target/*/dist/ratelease-injector /out/
 
+# On top of the sidecar's, for the clients of the databases.
+FROM sidecar-dependencies AS control-dependencies
+RUN cargo auditable build --profile dist --locked --package ratelease-control
+
+FROM control-dependencies AS control
+COPY . .
+RUN find src crates -name '*.rs' -exec touch {} + && \
+    cargo auditable build --profile dist --locked --package ratelease-control && \
+    mkdir /out && cp target/*/dist/ratelease-control /out/
+
 # What the programs need of Debian: glibc, libgcc_s, the CA certificates, names of users, and the
 # description of these packages, by which scanners know them. The rest of that image, most of it
 # OpenSSL and conversions of character sets, is larger than the sidecar.
@@ -136,6 +147,15 @@ LABEL org.opencontainers.image.title="ratelease-injector" \
 COPY --from=injector /out/ /bin/
 EXPOSE 8443
 ENTRYPOINT ["/bin/ratelease-injector"]
+
+FROM base AS ratelease-control
+LABEL org.opencontainers.image.title="ratelease-control" \
+    org.opencontainers.image.description="Keeps the rules of ratelease, and pushes them to pods"
+COPY --from=control /out/ /bin/
+# API, pods
+EXPOSE 8090 18000
+ENTRYPOINT ["/bin/ratelease-control"]
+CMD ["serve"]
 
 FROM base AS ratelease
 LABEL org.opencontainers.image.title="ratelease" \
