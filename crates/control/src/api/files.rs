@@ -68,6 +68,7 @@ pub(super) struct ImportedDomain {
 #[into_params(parameter_in = Query)]
 pub(super) struct ExportQuery {
     /// This domain, as a rule file; without it all domains, as JSON that `/v1/import` takes.
+    #[param(min_length = 1, max_length = 1024)]
     domain: Option<String>,
     /// As this version published it; by default, the draft.
     version: Option<i64>,
@@ -78,7 +79,7 @@ pub(super) struct ExportQuery {
 /// A file becomes the draft of its domain; rules that it lacks are removed. The body is the text
 /// of one file, or JSON with several.
 #[utoipa::path(post, path = "/v1/import", params(WriteQuery),
-    request_body(content((Files = "application/json"), (String = "application/yaml"))),
+    request_body(content((Files = "application/json"), (Object = "application/yaml"))),
     responses((status = 200, description = "Imported", body = Imported), CommonProblems))]
 pub(super) async fn import(
     State(app): State<Arc<App>>,
@@ -153,7 +154,7 @@ async fn replace(
 /// Export rule files
 #[utoipa::path(get, path = "/v1/export", params(ExportQuery), responses(
     (status = 200, description = "A rule file, or all of them", content(
-        (Files = "application/json"), (String = "application/yaml"))), CommonProblems))]
+        (Files = "application/json"), (Object = "application/yaml"))), CommonProblems))]
 pub(super) async fn export(
     State(app): State<Arc<App>>,
     caller: Caller,

@@ -6,7 +6,9 @@ use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, header};
 use utoipa::OpenApi;
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{RefOr, Required};
 
 use super::problem::{FieldFault, Problem};
 use super::{
@@ -55,12 +57,21 @@ use super::{
 )]
 struct Document;
 
+/// Calls whose body may be missing: they are then about all domains with changes.
+const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
+
 /// The OpenAPI document.
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let components = document.components.get_or_insert_default();
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     components.add_security_scheme("token", scheme);
+    for path in BODY_IS_OPTIONAL {
+        let post = document.paths.paths.get_mut(path).and_then(|item| item.post.as_mut());
+        if let Some(Operation { request_body: Some(RefOr::T(body)), .. }) = post {
+            body.required = Some(Required::False);
+        }
+    }
     document
 }
 

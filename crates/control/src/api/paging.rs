@@ -17,6 +17,7 @@ pub(super) struct HistoryQuery {
     /// Before this number: `next` of the page before.
     pub(super) before: Option<i64>,
     /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
     pub(super) limit: Option<usize>,
 }
 

@@ -37,6 +37,7 @@ pub(super) struct Policy {
     #[serde(default)]
     policy_id: String,
     /// What is counted apart: the keys of the entries that follow, as in `userId:endpoint`.
+    #[schema(min_length = 1)]
     key_type: String,
     /// As in rule files; `token_bucket` by default.
     #[serde(default = "token_bucket")]

@@ -74,6 +74,7 @@ type Object = Map<String, Value>;
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct RuleInput {
     /// The domain; of a rule that is changed, it may be left out.
+    #[schema(min_length = 1, max_length = 1024)]
     domain: Option<String>,
     /// The entries; of a rule that is changed, they may be left out.
     entries: Option<Vec<Entry>>,
@@ -110,6 +111,7 @@ pub(super) struct ListQuery {
     /// Whose entries or settings contain this text.
     q: Option<String>,
     /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
     /// `next` of the page before.
     cursor: Option<String>,
@@ -307,7 +309,10 @@ fn cursor_of(position: &RulePosition) -> String {
 fn position(cursor: &str) -> Result<RulePosition, Problem> {
     let bytes = URL_SAFE_NO_PAD.decode(cursor).ok();
     let read = bytes.and_then(|it| serde_json::from_slice::<(String, i64, String)>(&it).ok());
-    let expected = || Problem::malformed("'cursor' is not one that a list had as 'next'");
+    let expected = || {
+        let fault = FieldFault::of("cursor", "is not one that a list had as 'next'");
+        Problem::faults("the query has a fault", vec![fault])
+    };
     let (domain, position, id) = read.ok_or_else(expected)?;
     check_text("cursor", &domain)?;
     check_text("cursor", &id)?;

@@ -33,6 +33,7 @@ pub(super) struct ScopedRule {
     #[serde(default)]
     rule_id: String,
     /// Who calls, one of user, ip, org, api_key and tier: the key of the first entry.
+    #[schema(pattern = "^(user|ip|org|api_key|tier)$")]
     #[serde(alias = "scope_type")]
     scope: String,
     /// Which one; without it, each counts apart.
@@ -47,6 +48,7 @@ pub(super) struct ScopedRule {
     /// Requests in a window.
     max_requests: u32,
     /// Seconds of the window.
+    #[schema(minimum = 1)]
     window_seconds: u32,
     /// What the bucket holds.
     #[serde(default, alias = "burst_size", skip_serializing_if = "Option::is_none")]
