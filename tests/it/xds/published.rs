@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+use futures_util::future::join_all;
+use prost::Message;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -9,8 +12,9 @@ use super::{SOON, has_limit, spawn};
 use crate::support::control::Control;
 use crate::support::now;
 use crate::support::papers::Papers;
+use crate::support::proxy::Proxy;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::Connection;
+use crate::support::raw_grpc::{self, Connection, descriptor};
 use crate::support::tls_files::{TlsFiles, text, write};
 
 /// What a pod is told so that it takes rule files.
@@ -19,6 +23,12 @@ const OWN_RULES: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
 /// The variables that set the scale of the measurement, and the scale without them.
 const PODS: (&str, usize) = ("RATELEASE_PUSH_PODS", 3);
 const CHANGES: (&str, usize) = ("RATELEASE_PUSH_CHANGES", 10);
+
+/// The limit of the first version; that of each further one is higher by one.
+const FIRST_LIMIT: u32 = 1_000_000;
+
+/// Pause between two requests to a pod.
+const ASK_PAUSE: Duration = Duration::from_millis(1);
 
 /// A pod, and a connection to it.
 struct Pod {
@@ -68,26 +78,70 @@ fn scale((name, default): (&str, usize)) -> usize {
     std::env::var(name).map_or(default, |it| it.parse().expect("a number"))
 }
 
-#[tokio::test]
-async fn a_published_change_is_enforced_on_all_pods_within_a_second() {
-    let control = Control::start().await;
-    control.call("POST", "/v1/rules?publish=true", &rule("shop", "first")).await;
-    let pods = pods(&control, scale(PODS), &[]).await;
-    let mut times = Vec::new();
-    for change in 0..scale(CHANGES) {
-        let key = format!("key{change}");
-        control.call("POST", "/v1/rules?publish=true", &rule("shop", &key)).await;
-        let committed = now();
-        for pod in &pods {
-            pod.limits("shop", &key, true).await;
+/// The limits that one answer shows for two keys that each version limits alike.
+async fn limits_of_pair(connection: &Connection) -> Vec<u32> {
+    let pair = raw_grpc::request("shop", &[descriptor("one", "a"), descriptor("other", "a")]);
+    let reply = connection.call(&pair).await;
+    let response = RateLimitResponse::decode(&*reply.message).expect("an answer");
+    let limits = response.statuses.iter().map(|it| it.current_limit.as_ref());
+    limits.map(|it| it.map_or(0, |it| it.requests_per_unit)).collect()
+}
+
+/// Publishes a version in which both keys have this limit.
+async fn publish_pair(control: &Control, limit: u32) {
+    let limit = format!("rate_limit: {{unit: year, requests_per_unit: {limit}}}");
+    let yaml =
+        format!("domain: shop\ndescriptors: [{{key: one, {limit}}}, {{key: other, {limit}}}]");
+    let files = json!({"files": [{"name": "shop.yaml", "yaml": yaml}]});
+    control.call("POST", "/v1/import?publish=true", &files).await;
+}
+
+/// Asks a pod again and again until an answer shows the limit, and returns the number of answers.
+/// Each shows one version: the same limit for both keys, and never an earlier one than before.
+async fn enforces(pod: &Pod, limit: u32) -> u32 {
+    let (end, mut last) = (now() + SOON, 0);
+    for asked in 1.. {
+        let limits = limits_of_pair(&pod.connection).await;
+        assert!(matches!(*limits, [one, other] if one == other), "mixed: {limits:?}");
+        assert!((last..=limit).contains(&limits[0]), "{} after {last}", limits[0]);
+        last = limits[0];
+        if last == limit {
+            return asked;
         }
-        times.push(committed.elapsed());
+        assert!(now() < end, "{last} in place of {limit} after {SOON:?}");
+        tokio::time::sleep(ASK_PAUSE).await;
+    }
+    unreachable!("the loop returns or panics")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_is_enforced_on_all_pods_within_a_second_and_answers_mix_no_versions() {
+    let control = Control::start().await;
+    publish_pair(&control, FIRST_LIMIT).await;
+    let pods = pods(&control, scale(PODS), &[]).await;
+    let (mut times, mut answers) = (Vec::new(), 0);
+    for limit in (FIRST_LIMIT + 1..).take(scale(CHANGES)) {
+        // The clock runs from the answer to the publisher, while the pods are asked all along.
+        let publishing = async {
+            publish_pair(&control, limit).await;
+            now()
+        };
+        let enforcing = join_all(pods.iter().map(|pod| async move {
+            let asked = enforces(pod, limit).await;
+            (now(), asked)
+        }));
+        let (committed, enforced) = tokio::join!(publishing, enforcing);
+        answers += enforced.iter().map(|(_, asked)| asked).sum::<u32>();
+        times.extend(enforced.iter().map(|(at, _)| at.saturating_duration_since(committed)));
     }
     times.sort();
     let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)];
     let (median, p99, last) = (at(50), at(99), at(100));
-    let (count, changes) = (pods.len(), times.len());
-    eprintln!("{changes} changes on {count} pods: p50 {median:?}, p99 {p99:?}, max {last:?}");
+    let (count, changes) = (pods.len(), scale(CHANGES));
+    eprintln!(
+        "{changes} changes on {count} pods, from the answer to the publisher until a pod enforces \
+         it: p50 {median:?}, p99 {p99:?}, max {last:?}; {answers} answers, none of them mixed"
+    );
     // A debug build, on a machine that also compiles; the median tells a poll from a push.
     assert!(median < Duration::from_secs(1), "{times:?}");
     let version = json!(changes + 1);
@@ -99,10 +153,9 @@ async fn a_published_change_is_enforced_on_all_pods_within_a_second() {
         current.count() >= count
     };
     control.process.until("showing what the pods run", SOON, are_shown).await;
-    for pod in pods {
-        assert_eq!(pod.pod.count("xds_refused"), 0);
-        assert_eq!(pod.pod.stop().await, 0);
-    }
+    assert!(pods.iter().all(|pod| pod.pod.count("xds_refused") == 0));
+    let ended = join_all(pods.iter().map(|pod| pod.pod.stop())).await;
+    assert!(ended.iter().all(|status| *status == 0), "{ended:?}");
 }
 
 #[tokio::test]
@@ -134,6 +187,44 @@ async fn pods_keep_their_rules_while_the_control_plane_is_away() {
     second.limits("shop", "path", false).await;
     second.limits("shop", "user", true).await;
     assert_eq!(second.pod.stop().await, 0);
+}
+
+/// Attempts to connect that a pod makes while the control plane is gone: as many as an hour has
+/// with the longest wait, 60 s.
+const ATTEMPTS: u64 = 60;
+
+#[tokio::test]
+async fn pods_that_start_while_the_control_plane_is_gone_for_long_have_their_snapshot() {
+    let control = Control::start().await;
+    control.call("POST", "/v1/rules?publish=true", &rule("shop", "user")).await;
+    let kept = tempfile::tempdir().unwrap();
+    let path = kept.path().join("snapshot");
+    let longest = [("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "100ms")];
+    let env = [&longest[..], &[("RULES_SNAPSHOT", path.to_str().unwrap())]].concat();
+    let first = pods(&control, 1, &env).await.remove(0);
+    let written = async || first.pod.count("snapshots_written") > 0;
+    first.pod.process.until("writing the snapshot", SOON, written).await;
+    let (addr, gone) = (control.pods, control.gone());
+    // Nothing listens there: a pod that runs keeps its rules, attempt after attempt.
+    let silent = Proxy::on(std::net::TcpListener::bind(addr).unwrap(), 0);
+    silent.connection_after(ATTEMPTS).await;
+    assert!(has_limit(&first.connection, "shop", "user").await);
+    // One that starts now serves the rules of the snapshot, and keeps them.
+    let (second, _dir) = spawn(&addr.to_string(), &[&[OWN_RULES], &env[..]].concat());
+    second.ready().await;
+    let connection = Connection::open(second.grpc).await;
+    assert!(has_limit(&connection, "shop", "user").await);
+    silent.connection_after(silent.accepted() + ATTEMPTS / 10).await;
+    assert!(has_limit(&connection, "shop", "user").await);
+    drop(silent);
+    // Both follow the control plane when it is back.
+    let control = gone.back().await;
+    control.call("POST", "/v1/rules?publish=true", &rule("shop", "path")).await;
+    first.limits("shop", "path", true).await;
+    let follows = async || has_limit(&connection, "shop", "path").await;
+    second.process.until("following again", SOON, follows).await;
+    assert_eq!(second.stop().await, 0);
+    assert_eq!(first.pod.stop().await, 0);
 }
 
 #[tokio::test]
