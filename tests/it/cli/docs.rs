@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use super::{ran, root};
+use crate::support::control;
+use crate::support::ports::free_port;
 use crate::support::ratectl::ratectl;
 use crate::support::ratelease::{BINARY, inherited};
 
@@ -17,7 +19,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 24] = [
+const NOT_RUN: [(&str, &str, &str); 21] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     (
@@ -33,13 +35,6 @@ const NOT_RUN: [(&str, &str, &str); 24] = [
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
     ("containers.md", "$ docker build", "needs Docker; scripts/images runs it"),
     ("containers.md", "$ docker compose up", "needs Docker; scripts/test-containers runs it"),
-    ("control-plane.md", "$ cargo run --release", "serves until it is ended; tests of its own"),
-    ("control-plane.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds"),
-    (
-        "control-plane.md",
-        "auth=\"authorization: Bearer",
-        "needs a control plane on the fixed port 8090",
-    ),
     ("faults.md", "$ scripts/faults", "takes minutes; cargo test --test faults is the small scale"),
     ("hot-keys.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
     (
@@ -89,6 +84,18 @@ const NEW: [(&str, &str); 3] = [
 /// Directories and files of the repository that commands name.
 const LINKED: [&str; 5] = ["config", "docs", "envoy", "tests", "docker-compose.yml"];
 
+/// Pages whose blocks are run one after the other in one shell, as a reader types them.
+const ONE_SHELL: [&str; 1] = ["control-plane.md"];
+
+/// The addresses that those pages show, each with the variable that gives the program another one.
+const ADDRESSES: [(&str, &str); 5] = [
+    ("127.0.0.1:8090", "CONTROL_HTTP_LISTEN"),
+    ("127.0.0.1:18000", "CONTROL_PODS_LISTEN"),
+    ("127.0.0.1:8080", "PORT"),
+    ("127.0.0.1:8081", "GRPC_PORT"),
+    ("127.0.0.1:6070", "DEBUG_PORT"),
+];
+
 /// Stands between the outputs of two commands.
 const MARK: &str = "\u{1}";
 
@@ -121,6 +128,18 @@ fn blocks(page: &str, text: &str) -> Vec<Block> {
         }
     }
     found
+}
+
+/// The blocks of a page; those of one shell as one block.
+fn joined(blocks: Vec<Block>) -> Vec<Block> {
+    let mut joined: Vec<Block> = Vec::new();
+    for block in blocks {
+        match joined.last_mut() {
+            Some(last) if ONE_SHELL.contains(&last.page.as_str()) => last.lines.extend(block.lines),
+            _ => joined.push(block),
+        }
+    }
+    joined
 }
 
 /// All pages below docs/, by their path there.
@@ -161,20 +180,66 @@ fn scene() -> TempDir {
 }
 
 /// Runs the commands of a block in one shell, and returns the output of each.
-fn outputs(scene: &Path, commands: &[&str]) -> Vec<String> {
-    let mut script = "exec 2>&1\n".to_owned();
+fn outputs(scene: &Path, commands: &[&str], env: &[(&str, String)]) -> Vec<String> {
+    // What a page starts in the background ends with its shell.
+    let mut script = "exec 2>&1\ntrap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n".to_owned();
     for command in commands {
         // The status goes to the next command, which may be `echo $?`.
         script.push_str(&format!("{command}\nset -- $?; printf '{MARK}'; (exit $1)\n"));
     }
-    let binaries = [Path::new(BINARY), ratectl()].map(|path| path.parent().unwrap().to_owned());
+    let binaries = [Path::new(BINARY), ratectl(), control::binary()];
+    let binaries = binaries.map(|path| path.parent().unwrap().to_owned());
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path: OsString =
         std::env::join_paths(binaries.into_iter().chain(std::env::split_paths(&path))).unwrap();
     let mut bash = Command::new("bash");
     bash.args(["--norc", "-c", &script]).current_dir(scene).stdin(Stdio::null());
-    let ran = ran(bash.env_clear().envs(inherited()).env("PATH", path));
+    let env = env.iter().map(|(name, value)| (name, value));
+    let ran = ran(bash.env_clear().envs(inherited()).envs(env).env("PATH", path));
     ran.out.split(MARK).map(|output| output.trim_end().to_owned()).collect()
+}
+
+/// A name of the page and what takes its place, or a variable and its value.
+type Pairs = Vec<(&'static str, String)>;
+
+/// The addresses of a page, each with a free one in its place, and the variables that say so.
+fn addresses() -> (Pairs, Pairs) {
+    let each = ADDRESSES.iter().map(|(shown, variable)| {
+        let port = free_port().to_string();
+        let free = format!("127.0.0.1:{port}");
+        let value = if variable.ends_with("LISTEN") { free.clone() } else { port };
+        ((*shown, free), (*variable, value))
+    });
+    each.unzip()
+}
+
+/// A text with other addresses.
+fn at_addresses<'t>(text: &str, from_to: impl Iterator<Item = (&'t str, &'t str)>) -> String {
+    from_to.fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+}
+
+/// Numbers of changes in the JSON of the control plane: how many a command makes is its own affair.
+const COUNTERS: [&str; 4] = ["\"revision\":", "\"position\":", "\"number\":", "\"next\":"];
+
+/// A text without what differs from run to run: times, such as `2026-11-23T10:00:00.5Z`, the ids of
+/// tokens, such as that of `admin/0123456789ab`, and numbers of changes.
+fn steady(text: &str) -> String {
+    let is_time = |part: &str| {
+        let digits = part.bytes().filter(u8::is_ascii_digit).count();
+        digits >= 14 && part.ends_with('Z') && part.contains('T') && part.contains('-')
+    };
+    let is_id = |id: &str| id.len() == 12 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parts = text.split('"').map(|part| match part.strip_prefix("admin/") {
+        _ if is_time(part) => "TIME",
+        Some(id) if is_id(id) => "TOKEN",
+        _ => part,
+    });
+    let text = parts.collect::<Vec<_>>().join("\"");
+    COUNTERS.iter().fold(text, |text, name| {
+        let mut parts = text.split(name);
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |text, rest| text + name + rest.trim_start_matches(char::is_numeric))
+    })
 }
 
 /// Whether an output is the one shown. A line `…` stands for any lines.
@@ -192,6 +257,10 @@ fn is_shown(output: &str, shown: &str) -> bool {
 /// The differences between what a block shows and what its commands print.
 fn faults(scene: &Path, block: &Block) -> Vec<String> {
     let Block { page, line, lines } = block;
+    let (addresses, env) = match ONE_SHELL.contains(&page.as_str()) {
+        true => addresses(),
+        false => (Vec::new(), Vec::new()),
+    };
     let mut commands: Vec<(&str, String)> = Vec::new();
     for line in lines {
         match (line.strip_prefix("$ "), commands.last_mut()) {
@@ -205,10 +274,15 @@ fn faults(scene: &Path, block: &Block) -> Vec<String> {
             }
         }
     }
-    let typed: Vec<_> = commands.iter().map(|(command, _)| *command).collect();
-    let outputs = outputs(scene, &typed);
-    let each = commands.iter().zip(outputs);
-    let differs = each.filter(|((_, shown), output)| !is_shown(output, shown.trim_end()));
+    let forth = || addresses.iter().map(|(shown, free)| (*shown, free.as_str()));
+    let back = || addresses.iter().map(|(shown, free)| (free.as_str(), *shown));
+    let typed: Vec<_> =
+        commands.iter().map(|(command, _)| at_addresses(command, forth())).collect();
+    let typed: Vec<_> = typed.iter().map(String::as_str).collect();
+    let outputs = outputs(scene, &typed, &env);
+    let each = commands.iter().zip(outputs.iter().map(|it| at_addresses(it, back())));
+    let differs =
+        each.filter(|((_, shown), output)| !is_shown(&steady(output), &steady(shown.trim_end())));
     differs
         .map(|((command, shown), output)| {
             format!("docs/{page}:{line}: {command}\nshows\n{shown}\nand prints\n{output}\n")
@@ -225,7 +299,7 @@ fn each_command_of_the_pages_prints_what_they_show() {
     let mut run = 0;
     for path in paths {
         let page = path.strip_prefix(&docs).unwrap().to_str().unwrap().to_owned();
-        for block in blocks(&page, &fs::read_to_string(&path).unwrap()) {
+        for block in joined(blocks(&page, &fs::read_to_string(&path).unwrap())) {
             let text = block.lines.join("\n");
             let mut reasons = NOT_RUN.iter();
             let reason = reasons.find(|(of, begin, _)| *of == page && text.starts_with(begin));
@@ -241,6 +315,18 @@ fn each_command_of_the_pages_prints_what_they_show() {
     assert!(all.is_empty(), "{}", all.join("\n"));
     assert_eq!(unused, [], "no block begins like this");
     assert!(run > 10, "only {run} blocks were run");
+}
+
+#[test]
+fn times_ids_of_tokens_and_numbers_of_changes_may_differ_and_nothing_else() {
+    let at = |time: &str, by: &str| steady(&format!("{{\"at\":\"{time}\",\"by\":\"{by}\"}}"));
+    assert_eq!(at("2026-11-23T10:00:00Z", "a"), at("2026-11-23T10:00:00.123Z", "a"));
+    assert_ne!(at("2026-11-23T10:00:00Z", "a"), at("2026-11-23T10:00:00Z", "b"));
+    assert_ne!(at("2026-11-23T10:00:00Z", "a"), at("never", "a"));
+    assert_eq!(steady("\"admin/0123456789ab\""), steady("\"admin/ba9876543210\""));
+    assert_ne!(steady("\"admin/0123456789ab\""), steady("\"write/0123456789ab\""));
+    assert_eq!(steady("{\"number\":12,\"a\":1}"), steady("{\"number\":7,\"a\":1}"));
+    assert_ne!(steady("{\"number\":12,\"a\":1}"), steady("{\"number\":12,\"a\":2}"));
 }
 
 #[test]
