@@ -18,6 +18,9 @@ mod stand;
 /// Checks the tests' Envoy itself.
 #[path = "envoy/asks.rs"]
 mod asks;
+/// `scripts/demo --control`.
+#[path = "envoy/demo.rs"]
+mod demo;
 /// A pod that ends under load.
 #[path = "envoy/ending.rs"]
 mod ending;

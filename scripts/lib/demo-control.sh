@@ -1,5 +1,5 @@
-# Sourced by scripts/demo: the part of --control. PostgreSQL as Debian has it and the control plane on
-# it, from which the pods take their rules; then a limit is changed by curl, and brought back.
+# Sourced by scripts/demo: the part of --control. PostgreSQL as Debian has it and the control plane
+# on it, from which the pods take their rules; then a limit is changed by curl, and brought back.
 
 # Finds what it needs: PostgreSQL, curl, and a build of the control plane.
 need_control() {
