@@ -16,6 +16,8 @@ mod accuracy;
 mod cli;
 /// The reference's contract, row by row, on every store.
 mod contract;
+/// The page of the control plane, in a headless Chromium.
+mod control_page;
 /// The files for operators in `deploy/`: alerts, their runbooks, a dashboard.
 mod deploy;
 /// The hottest keys, over all rules and of each rule, on the debug port.

@@ -46,6 +46,7 @@ pub use openapi::document as openapi;
 pub use problem::{FieldFault, Problem};
 pub use serve::serve;
 
+use crate::page;
 use crate::push::{PublishedSet, Streams};
 use crate::rates::Rates;
 use crate::store::Store;
@@ -143,6 +144,7 @@ pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .merge(short)
         .merge(long)
+        .route("/", get(page::serve))
         .route("/openapi.json", get(openapi::serve))
         .route("/healthz", get(observe::health))
         .route("/metrics", get(observe::metrics))

@@ -13,8 +13,8 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`document`] is
 //! pure; [`store`] holds all SQL, [`auth`] knows tokens, and [`rates`] counts requests. [`push`]
-//! serves pods, [`metrics`] and [`api`] serve people; [`settings`] is the command line, [`tokens`]
-//! and [`app`] are what it runs.
+//! serves pods, [`metrics`], `page` and [`api`] serve people; [`settings`] is the command line,
+//! [`tokens`] and [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod auth;
 pub mod document;
 mod log_limit;
 pub mod metrics;
+mod page;
 pub mod push;
 pub mod rates;
 pub mod settings;

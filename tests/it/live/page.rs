@@ -9,6 +9,7 @@ use crate::support::chromium::{Browser, View};
 use crate::support::files::put;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
+use crate::support::readable::{CONTRAST_MIN, LEAST_CONTRAST, OVERFLOW};
 
 const WIDE: u32 = 1200;
 /// The narrowest width that WCAG 2.1 requires (1.4.10).
@@ -26,12 +27,6 @@ fn long_rules() -> String {
         });
     format!("domain: {name}\ndescriptors:\n{rules}- {{key: a, {deep}}}\n")
 }
-
-const OVERFLOW: &str =
-    "document.documentElement.scrollWidth - document.documentElement.clientWidth";
-
-/// The minimum contrast of text by WCAG 2 at level AA.
-const CONTRAST_MIN: f64 = 4.5;
 
 async fn opened(pod: &Ratelease, scheme: &'static str) -> Browser {
     let mut browser = Browser::start().await;
@@ -98,32 +93,6 @@ async fn the_page_shows_what_status_says_and_every_name_as_text() {
     browser.close().await;
     assert_eq!(pod.stop().await, 0);
 }
-
-/// The text on the page with the lowest contrast to its background, and that contrast.
-const LEAST_CONTRAST: &str = r#"(() => {
-    const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
-        .map((part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4)
-        .reduce((sum, part, at) => sum + part * [.2126, .7152, .0722][at], 0);
-    const behind = (element) => {
-        for (let at = element; at; at = at.parentElement) {
-            const colour = parts(getComputedStyle(at).backgroundColor);
-            if (colour[3] === undefined || colour[3] === 1) return colour;
-        }
-        return [255, 255, 255];
-    };
-    document.querySelectorAll('details').forEach((details) => { details.open = true; });
-    let least = [21, "no text"];
-    for (const element of document.querySelectorAll('body *:not(script)')) {
-        const own = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
-        const words = own.map((node) => node.textContent.trim()).join(' ');
-        if (!words.trim() || !element.getClientRects().length) continue;
-        const [a, b] = [light(parts(getComputedStyle(element).color)), light(behind(element))];
-        const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-        if (contrast < least[0]) least = [contrast, words];
-    }
-    return least;
-})()"#;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {

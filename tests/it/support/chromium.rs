@@ -38,6 +38,9 @@ pub(crate) struct View {
 /// Limit for each step, on a machine that also compiles: a start alone takes some seconds of CPU.
 const STEP_MAX: Duration = Duration::from_secs(60);
 
+/// Presses of the tabulator after which a page was gone through.
+const TABS_MAX: usize = 80;
+
 const POLL: Duration = Duration::from_millis(50);
 
 /// The sandbox does not work for root, and the `/dev/shm` of a container is often too small.
@@ -128,6 +131,45 @@ impl Browser {
         if timeout(STEP_MAX, asked).await.is_err() {
             self.process.fail(&format!("{script} is {found}, not {wanted}, after {STEP_MAX:?}"));
         }
+    }
+
+    /// Types a text where the focus is.
+    pub(crate) async fn enter(&mut self, text: &str) {
+        self.ask("Input.insertText", json!({"text": text})).await;
+    }
+
+    /// Presses a key, as in `Enter`, `j` or `Control+s`.
+    pub(crate) async fn press(&mut self, chord: &str) {
+        let (with, key) = chord.rsplit_once('+').unwrap_or(("", chord));
+        let modifiers = if with == "Control" { 2 } else { 0 };
+        let (code, text) = match key {
+            "Tab" => (9, ""),
+            "Enter" => (13, "\r"),
+            "Escape" => (27, ""),
+            " " => (32, " "),
+            "ArrowUp" => (38, ""),
+            "ArrowDown" => (40, ""),
+            letter => (u32::from(letter.to_ascii_uppercase().as_bytes()[0]), letter),
+        };
+        let text = if modifiers == 0 { text } else { "" };
+        let kind = if text.is_empty() { "rawKeyDown" } else { "keyDown" };
+        let mut event = json!({"type": kind, "key": key, "modifiers": modifiers, "text": text,
+            "windowsVirtualKeyCode": code});
+        self.ask("Input.dispatchKeyEvent", event.clone()).await;
+        event["type"] = "keyUp".into();
+        self.ask("Input.dispatchKeyEvent", event).await;
+    }
+
+    /// Moves the focus forward with the tabulator until it is at what `selector` matches.
+    pub(crate) async fn tab_to(&mut self, selector: &str) {
+        let is_there = format!("document.activeElement.matches({})", json!(selector));
+        for _ in 0..TABS_MAX {
+            if self.evaluate(&is_there).await == true {
+                return;
+            }
+            self.press("Tab").await;
+        }
+        self.process.fail(&format!("{selector} cannot be reached by keyboard"));
     }
 
     /// The addresses that the page has requested.

@@ -24,7 +24,7 @@ const START_MAX: Duration = Duration::from_secs(20);
 /// A control plane. Killed when dropped.
 pub(crate) struct Control {
     pub(crate) process: Process,
-    /// Where the API is.
+    /// Where the API and the page are.
     pub(crate) http: SocketAddr,
     /// Where pods connect.
     pub(crate) pods: SocketAddr,
@@ -97,11 +97,45 @@ impl Control {
         Gone { http, pods, dir }
     }
 
+    /// A token of access admin.
+    pub(crate) fn token(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("token")).unwrap()
+    }
+
+    /// The file of its database.
+    pub(crate) fn database(&self) -> PathBuf {
+        self.dir.path().join("rules.db")
+    }
+
+    /// Runs `ratelease-control token` with these arguments, and returns what it prints.
+    pub(crate) fn token_command(&self, args: &[&str]) -> String {
+        let mut command = std::process::Command::new(&*BINARY);
+        command.arg("token").args(args);
+        command.arg("--database-file").arg(self.database());
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
     /// Sends a request, which has to succeed.
     pub(crate) async fn call(&self, method: &str, path: &str, body: &Value) -> Value {
-        let token = std::fs::read_to_string(self.dir.path().join("token")).unwrap();
-        let token = format!("Bearer {token}");
-        let headers = [("authorization", &*token), ("if-match", "*")];
+        self.send(method, path, &[("if-match", "*")], body).await
+    }
+
+    /// Imports rule files, as `/v1/import` takes them.
+    pub(crate) async fn import(&self, files: &Value) -> Value {
+        self.send("POST", "/v1/import", &[("content-type", "application/json")], files).await
+    }
+
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &Value,
+    ) -> Value {
+        let token = format!("Bearer {}", self.token());
+        let headers = [&[("authorization", &*token)], headers].concat();
         let body = if body.is_null() { String::new() } else { body.to_string() };
         let mut client = Client::connect(self.http).await.unwrap();
         let answer = client.send(method, path, &headers, body).await.unwrap();

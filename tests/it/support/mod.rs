@@ -25,6 +25,7 @@ pub(crate) mod proxy;
 pub(crate) mod ratectl;
 pub(crate) mod ratelease;
 pub(crate) mod raw_grpc;
+pub(crate) mod readable;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_sentinel;

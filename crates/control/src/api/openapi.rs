@@ -15,6 +15,7 @@ use super::{
     differences, domains, files, history, observe, own_token, policies, publish, replay, rules,
     scoped,
 };
+use crate::page;
 
 /// All calls.
 #[derive(OpenApi)]
@@ -51,6 +52,7 @@ use super::{
         observe::audit,
         observe::health,
         observe::metrics,
+        page::serve,
     ),
     components(schemas(FieldFault, Problem)),
     security(("token" = []))

@@ -94,7 +94,7 @@ async fn without_a_valid_token_nothing_is_told() {
         let bare = Call::new("GET", "/v1/rules").to(server.http).await.unwrap();
         assert_eq!(bare.status, 401);
         assert!(bare.header("www-authenticate").unwrap().starts_with("Bearer"), "{bare:?}");
-        for open in ["/healthz", "/metrics", "/openapi.json"] {
+        for open in ["/", "/healthz", "/metrics", "/openapi.json"] {
             let answer = Call::new("GET", open).to(server.http).await.unwrap();
             assert_eq!(answer.status, 200, "{answer:?}");
         }
