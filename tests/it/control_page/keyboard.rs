@@ -69,6 +69,47 @@ async fn pods_run(browser: &mut Browser, version: u32) {
     browser.until(&text_of("#pods-summary"), &words.into()).await;
 }
 
+/// Finds the rule, raises its limit, tries that on what the pod logged, and publishes it.
+async fn change_the_limit(browser: &mut Browser, pod: &Ratelease) {
+    browser.press("/").await;
+    browser.until("document.activeElement.id", &"search".into()).await;
+    browser.enter("user").await;
+    browser.until(&text_of("#list tbody a"), &"user_id".into()).await;
+    browser.press("ArrowDown").await;
+    browser.until(&text_of(":focus"), &"user_id".into()).await;
+    browser.press("Enter").await;
+    browser.until(HEADING, &"user_id".into()).await;
+    fill(browser, REQUESTS, "4").await;
+    browser.press("Control+s").await;
+    browser.until(&contains("#history", "− rate_limit.requests_per_unit: 2"), &true.into()).await;
+    go(browser, "#/changes", "Changes that are not published").await;
+    browser.until("document.getElementById('reason') !== null", &true.into()).await;
+    // What the pod logged is a sample as it is: the third request passes now.
+    fill(browser, "[data-field=log]", &samples_of(pod).await).await;
+    browser.tab_to("#dry-run").await;
+    browser.press("Enter").await;
+    browser.until(TILES, &json!(["3", "1", "0", "1", "33.3 %", "0 %"])).await;
+    fill(browser, "#reason", "two were not").await;
+    browser.press("Enter").await;
+    pods_run(browser, 2).await;
+}
+
+/// Goes back to the first version.
+async fn roll_back(browser: &mut Browser) {
+    go(browser, "#/versions", "Versions").await;
+    browser.until("document.querySelectorAll('main tbody tr').length", &2.into()).await;
+    browser.press("j").await;
+    browser.press("j").await;
+    browser.until(&text_of(":focus"), &"Version 1".into()).await;
+    browser.press("Enter").await;
+    browser.until(HEADING, &"Version 1".into()).await;
+    let changed = "[data-change=changed]";
+    browser.until(&contains(changed, "+ rate_limit.requests_per_unit: 2"), &true.into()).await;
+    fill(browser, "form [data-field=reason]", "back").await;
+    browser.press("Enter").await;
+    pods_run(browser, 3).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rule_is_typed_mended_tried_published_and_rolled_back() {
     let control = Control::start().await;
@@ -109,40 +150,8 @@ async fn a_rule_is_typed_mended_tried_published_and_rolled_back() {
     pods_run(&mut browser, 1).await;
     assert_eq!([ask(&pod).await, ask(&pod).await, ask(&pod).await], [200, 200, 429]);
 
-    // A change of the limit, and the way back.
-    browser.press("/").await;
-    browser.until("document.activeElement.id", &"search".into()).await;
-    browser.enter("user").await;
-    browser.until(&text_of("#list tbody a"), &"user_id".into()).await;
-    browser.press("ArrowDown").await;
-    browser.until(&text_of(":focus"), &"user_id".into()).await;
-    browser.press("Enter").await;
-    browser.until(HEADING, &"user_id".into()).await;
-    fill(&mut browser, REQUESTS, "4").await;
-    browser.press("Control+s").await;
-    browser.until(&contains("#history", "− rate_limit.requests_per_unit: 2"), &true.into()).await;
-    go(&mut browser, "#/changes", "Changes that are not published").await;
-    browser.until("document.getElementById('reason') !== null", &true.into()).await;
-    // What the pod logged is a sample as it is: the third request passes now.
-    fill(&mut browser, "[data-field=log]", &samples_of(&pod).await).await;
-    browser.tab_to("#dry-run").await;
-    browser.press("Enter").await;
-    browser.until(TILES, &json!(["3", "1", "0", "1", "33.3 %", "0 %"])).await;
-    fill(&mut browser, "#reason", "two were not").await;
-    browser.press("Enter").await;
-    pods_run(&mut browser, 2).await;
-    go(&mut browser, "#/versions", "Versions").await;
-    browser.until("document.querySelectorAll('main tbody tr').length", &2.into()).await;
-    browser.press("j").await;
-    browser.press("j").await;
-    browser.until(&text_of(":focus"), &"Version 1".into()).await;
-    browser.press("Enter").await;
-    browser.until(HEADING, &"Version 1".into()).await;
-    let changed = "[data-change=changed]";
-    browser.until(&contains(changed, "+ rate_limit.requests_per_unit: 2"), &true.into()).await;
-    fill(&mut browser, "form [data-field=reason]", "back").await;
-    browser.press("Enter").await;
-    pods_run(&mut browser, 3).await;
+    change_the_limit(&mut browser, &pod).await;
+    roll_back(&mut browser).await;
     let versions = control.call("GET", "/v1/versions", &Value::Null).await;
     assert_eq!(versions["versions"][0]["restores"], 1, "{versions}");
     assert_eq!(versions["versions"][0]["reason"], "back");

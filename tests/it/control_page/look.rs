@@ -90,7 +90,8 @@ async fn the_token_stays_in_the_tab_and_a_reload_needs_it_no_more() {
     browser.until(super::HEADING, &"Pods".into()).await;
     assert_eq!(browser.complaints(), Vec::<&Value>::new());
     super::click(&mut browser, "#sign-out").await;
-    browser.until("document.getElementById('sign-in').open", &true.into()).await;
+    // The page loads again, and has no dialog meanwhile.
+    browser.until("document.getElementById('sign-in')?.open", &true.into()).await;
     assert_eq!(browser.evaluate("sessionStorage.length").await, 0);
     browser.close().await;
 }

@@ -140,6 +140,7 @@ function restore(editor, {values, entries, domain, reason}) {
     if (input.type === "checkbox") input.checked = value;
     else input.value = value;
   }
+  editor.inputs.further.closest("details").open ||= editor.inputs.further.value !== "";
   editor.domain.value = domain;
   editor.reason.value = reason;
   const isNew = !editor.rule.id;

@@ -60,11 +60,12 @@ async fn a_log_is_decided_by_the_draft_and_by_what_is_published() {
             assert_eq!(report[name], *value, "{name} of {report}");
         }
         assert_eq!(report["first_unreadable"][0]["line"], 7, "{report}");
-        let examples = json!([
-            {"line": 2, "requests": 1, "domain": "shop", "descriptors": ["user=7"], "is_denied": true},
-            {"line": 5, "requests": 1, "domain": "bank", "descriptors": ["card=1"], "is_denied": false},
-        ]);
-        assert_eq!(report["examples"], examples);
+        let example = |line: u32, domain: &str, entries: &str, is_denied: bool| {
+            json!({"line": line, "requests": 1, "domain": domain, "descriptors": [entries],
+                "is_denied": is_denied})
+        };
+        let examples = [example(2, "shop", "user=7", true), example(5, "bank", "card=1", false)];
+        assert_eq!(report["examples"], json!(examples));
         let of_user = report["rules"].as_array().unwrap().iter();
         let of_user = of_user.filter(|it| it["rule"] == "shop.user").collect::<Vec<_>>();
         assert_eq!(of_user[0]["draft"], json!({"passed": 2, "denied": 1, "shadow": 0}), "{report}");
