@@ -4,11 +4,10 @@ use std::fmt::Write;
 
 use jiff::Timestamp;
 
-use crate::push::{LAG_BOUNDS, Lag, PublishedSet};
+use crate::push::{LAG_BOUNDS, Lag, PublishedSet, StreamStates};
 
-/// The page of `/metrics`. `streams` are the numbers of those that run the version, run an earlier
-/// one, and refused one.
-pub fn render(set: &PublishedSet, streams: [usize; 3], lag: &Lag, has_database: bool) -> String {
+/// The page of `/metrics`. `streams` is what streams say of the version of `set`.
+pub fn render(set: &PublishedSet, streams: StreamStates, lag: &Lag, has_database: bool) -> String {
     let mut text = String::new();
     let mut gauge = |name: &str, help: &str, samples: &[(&str, f64)]| {
         // Writing to a string cannot fail.
@@ -23,25 +22,17 @@ pub fn render(set: &PublishedSet, streams: [usize; 3], lag: &Lag, has_database: 
     let database = if has_database { 1.0 } else { 0.0 };
     gauge("ratelease_control_database_up", "Whether the database answers.", &[("", database)]);
     let count = |streams: usize| number(i64::try_from(streams).unwrap_or(i64::MAX));
-    let [current, behind, refused] = streams.map(count);
     gauge(
         "ratelease_control_streams",
         "Streams of pods, by what they run.",
         &[
-            ("{state=\"current\"}", current),
-            ("{state=\"behind\"}", behind),
-            ("{state=\"refused\"}", refused),
+            ("{state=\"current\"}", count(streams.current)),
+            ("{state=\"behind\"}", count(streams.behind)),
+            ("{state=\"refused\"}", count(streams.refused)),
         ],
     );
-    // From the version that a pod was sent and has not answered: further ones wait for the answer.
-    // A pod that connects later is late from then on.
-    let late = rows.iter().filter(|row| row.refused > 0 || row.accepted < set.version);
-    let since = late.map(|row| match row.unanswered_at {
-        0 => row.connected_at.max(set.at),
-        at => row.connected_at.max(at),
-    });
-    let since = since.min();
-    let age = since.map(|since| Timestamp::now().as_millisecond().saturating_sub(since));
+    let now = Timestamp::now().as_millisecond();
+    let age = streams.late_since.map(|since| now.saturating_sub(since));
     let waiting = number(age.unwrap_or_default().max(0)) / 1000.0;
     gauge(
         "ratelease_control_push_lag_seconds",
@@ -71,13 +62,19 @@ fn histogram(text: &mut String, lag: &Lag) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::PodRow;
+
+    fn page(set: &PublishedSet, rows: &[PodRow], lag: &Lag) -> String {
+        render(set, StreamStates::of(rows.iter(), set.version, set.at), lag, true)
+    }
 
     #[test]
     fn a_pod_that_lags_is_seen() {
         let set = PublishedSet { version: 3, at: 0, ..PublishedSet::default() };
         let mut lag = Lag { refused: 1, sum: 0.7, ..Lag::default() };
         lag.buckets[5] = 1;
-        let text = render(&set, [1, 1, 1], &lag, true);
+        let row = |accepted, refused| PodRow { accepted, refused, ..PodRow::default() };
+        let text = page(&set, &[row(3, 0), row(2, 0), row(2, 3)], &lag);
         for line in [
             "ratelease_control_version 3",
             "ratelease_control_streams{state=\"current\"} 1",
@@ -91,7 +88,7 @@ mod tests {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }
         assert!(!text.contains("push_lag_seconds 0\n"), "{text}");
-        let text = render(&set, [1, 0, 0], &lag, true);
+        let text = page(&set, &[row(3, 0)], &lag);
         assert!(text.contains("push_lag_seconds 0\n"), "{text}");
     }
 
@@ -100,7 +97,7 @@ mod tests {
         let set = PublishedSet { version: 3, at: 0, ..PublishedSet::default() };
         let connected_at = Timestamp::now().as_millisecond() - 2000;
         let row = PodRow { connected_at, ..PodRow::default() };
-        let text = render(&set, &[row], &Lag::default(), true);
+        let text = page(&set, &[row], &Lag::default());
         assert!((2.0..60.0).contains(&lag_of(&text)), "{text}");
     }
 
@@ -109,7 +106,7 @@ mod tests {
         let at = Timestamp::now().as_millisecond();
         let set = PublishedSet { version: 9, at, ..PublishedSet::default() };
         let row = PodRow { unanswered_at: at - 5000, accepted: 2, ..PodRow::default() };
-        let text = render(&set, &[row], &Lag::default(), true);
+        let text = page(&set, &[row], &Lag::default());
         assert!((5.0..60.0).contains(&lag_of(&text)), "{text}");
     }
 

@@ -28,4 +28,4 @@ pub use published::PublishedSet;
 pub use selection::Selection;
 pub use server::PodServer;
 pub(crate) use streams::LAG_BOUNDS;
-pub use streams::{Lag, Streams, report};
+pub use streams::{Lag, StreamStates, Streams, report};

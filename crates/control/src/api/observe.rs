@@ -156,7 +156,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> String {
     let set = Arc::clone(&app.published.borrow());
     let has_database = app.has_database().await;
-    metrics::render(&set, app.streams.states(set.version), &app.streams.lag(), has_database)
+    metrics::render(&set, app.streams.states(set.version, set.at), &app.streams.lag(), has_database)
 }
 
 impl From<PodRow> for PodView {

@@ -49,6 +49,19 @@ struct State {
     lag: Lag,
 }
 
+/// What streams say of a version.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StreamStates {
+    /// Number of those whose pods run it.
+    pub current: usize,
+    /// Number of those whose pods run an earlier one.
+    pub behind: usize,
+    /// Number of those whose pods refused a version.
+    pub refused: usize,
+    /// Since when a pod has not run what is published, in milliseconds of Unix time.
+    pub late_since: Option<i64>,
+}
+
 /// Times from the commit of a version to its acceptance.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Lag {
@@ -109,19 +122,38 @@ impl Streams {
         self.0.state.lock().rows.values().cloned().collect()
     }
 
-    /// Number of streams whose pods run `version`, run an earlier one, and refused one. Copies no
+    /// What the streams say of a `version`, of which the last change was `at` this time. Copies no
     /// row, because those who ask need no token.
-    pub fn states(&self, version: i64) -> [usize; 3] {
-        let mut counts = [0; 3];
-        for row in self.0.state.lock().rows.values() {
-            counts[if row.refused > 0 { 2 } else { usize::from(row.accepted < version) }] += 1;
-        }
-        counts
+    pub fn states(&self, version: i64, at: i64) -> StreamStates {
+        StreamStates::of(self.0.state.lock().rows.values(), version, at)
     }
 
     /// Times from commits to acceptances so far.
     pub fn lag(&self) -> Lag {
         self.0.state.lock().lag.clone()
+    }
+}
+
+// === impl StreamStates ===
+
+impl StreamStates {
+    /// What these rows say of a `version`, of which the last change was `at` this time.
+    pub fn of<'r>(rows: impl Iterator<Item = &'r PodRow>, version: i64, at: i64) -> Self {
+        let mut states = Self::default();
+        for row in rows {
+            let is_refused = row.refused > 0;
+            if !is_refused && row.accepted >= version {
+                states.current += 1;
+                continue;
+            }
+            *(if is_refused { &mut states.refused } else { &mut states.behind }) += 1;
+            // From the version that a pod was sent and has not answered: further ones wait for the
+            // answer. A pod that connects later is late from then on.
+            let sent = if row.unanswered_at == 0 { at } else { row.unanswered_at };
+            let since = row.connected_at.max(sent);
+            states.late_since = Some(states.late_since.map_or(since, |first| first.min(since)));
+        }
+        states
     }
 }
 

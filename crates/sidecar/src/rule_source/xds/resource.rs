@@ -11,7 +11,7 @@ use ratelease_rules::Source;
 use ratelease_rules::display_safety::alters_display;
 
 use super::translated::Translated;
-use super::wire::{Any, RulesResource};
+use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource};
 
 /// Maximum number of descriptors in one resource. Each takes some 200 bytes while the resource is
 /// read, and as few as two in the message.
