@@ -92,8 +92,8 @@ fn rule_file(name: String, limits: impl Iterator<Item = (u64, u32)>) -> Rules {
     for (rule, limit) in limits {
         write!(
             yaml,
-            "  - key: customer\n    value: customer-{rule:06}\n    rate_limit:\n      unit: year\n      \
-             requests_per_unit: {limit}\n"
+            "  - key: customer\n    value: customer-{rule:06}\n    rate_limit:\n      unit: \
+             year\n      requests_per_unit: {limit}\n"
         )
         .unwrap();
     }

@@ -64,9 +64,10 @@ impl Layout {
     /// Returns the parts of whole descriptors that contain every difference between two texts, the
     /// old one of which has this layout. `None` if something else differs.
     ///
-    /// Each part begins at a line with a dash at the same column as before, and so does what follows
-    /// it, which is unchanged. A parser that arrives at such a line is in the state in which it was
-    /// there before, because nothing within a descriptor can continue at the column of its dash.
+    /// Each part begins at a line with a dash at the same column as before, and so does what
+    /// follows it, which is unchanged. A parser that arrives at such a line is in the state in
+    /// which it was there before, because nothing within a descriptor can continue at the column of
+    /// its dash.
     pub(super) fn changes(&self, old: &[u8], new: &[u8]) -> Option<Vec<Change>> {
         let whole = self.outermost(old, new)?;
         let parts = self.divided(&whole, old, new);
@@ -93,7 +94,9 @@ impl Layout {
         let lines = memchr_iter(b'\n', text).map(|at| at + 1);
         let starts = [0].into_iter().chain(lines).filter(begins).map(|at| at + part.new.start);
         let starts: Vec<usize> = starts.chain([part.new.end]).collect();
-        if starts.len() != part.items.len() + 1 {
+        // What is before the first of them would be left out.
+        let begins_there = starts.first() == Some(&part.new.start);
+        if !begins_there || starts.len() != part.items.len() + 1 {
             return vec![part.clone()];
         }
         let mut parts: Vec<Change> = Vec::new();
@@ -165,8 +168,11 @@ impl Layout {
 fn items<'d>(document: &'d Document<'d>) -> Option<impl Iterator<Item = &'d Node<'d>>> {
     let node = |id| document.node(id).map(|(node, _)| node);
     let Kind::Map(pairs) = &node(document.root()?)?.kind else { return None };
-    let is_list = |key: &Node<'_>| matches!(&key.kind, Kind::Scalar(text, _) if Field::parse(text) == Some(Field::Descriptors));
-    let (_, list) = pairs.iter().find(|(key, _)| node(*key).is_some_and(is_list))?;
+    let names_list = |key: &Node<'_>| match &key.kind {
+        Kind::Scalar(text, _) => Field::parse(text) == Some(Field::Descriptors),
+        _ => false,
+    };
+    let (_, list) = pairs.iter().find(|(key, _)| node(*key).is_some_and(names_list))?;
     let Kind::List(ids) = &node(*list)?.kind else { return None };
     Some(ids.iter().filter_map(move |id| node(*id)))
 }

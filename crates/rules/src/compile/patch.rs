@@ -1,8 +1,8 @@
 //! Applies a change of some descriptors to a compiled domain, without compiling the others.
 //!
-//! Whatever is unusual about a change (a fault, a warning, a path that another rule has, patterns in
-//! another order) is left to the compiler of the whole file, so that there is one place that says
-//! what a file means.
+//! Whatever is unusual about a change (a fault, a warning, a path that another rule has, patterns
+//! in another order) is left to the compiler of the whole file, so that there is one place that
+//! says what a file means.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct Part {
 /// Stands before the descriptors of a part.
 const HEAD: &str = "descriptors:\n";
 
-/// After so many changes the whole file is compiled again: the sizes of parts do not add up exactly.
+/// After so many changes the whole file is compiled again: sizes of parts do not add up exactly.
 const PATCHES_MAX: u32 = 10_000;
 
 /// A part of so many bytes is small in any file.

@@ -1,7 +1,9 @@
+//! Which descriptors a change of a text concerns.
+
 use super::*;
 
-const TEXT: &str = "domain: d\ndescriptors:\n  - key: a\n    value: x\n  # b is next\n  - key: b\n  \
-                    - key: c\n";
+const TEXT: &str = "domain: d\ndescriptors:\n  - key: a\n    value: x\n  # b is next\n  - \
+                    key: b\n  - key: c\n";
 
 fn layout(text: &str) -> Option<Layout> {
     Layout::new(text, &Document::parse(text).unwrap())

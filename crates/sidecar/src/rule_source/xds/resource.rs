@@ -69,8 +69,8 @@ impl ResourceType {
         }
     }
 
-    /// Reads a resource, with its name. What equals the `known` resource of that name is shared with
-    /// it. The error follows the place of the resource.
+    /// Reads a resource, with its name. What equals the `known` resource of that name is shared
+    /// with it. The error follows the place of the resource.
     pub(super) fn read(
         self,
         resource: &Any,

@@ -54,11 +54,12 @@ impl Translated {
         Ok((Self { name, domain, starts }, text))
     }
 
-    /// Translates what differs between the message of `self`, whose text `source` has, and a new one. `None` if the whole message
-    /// has to be read.
+    /// Translates what differs between the message of `self`, whose text `source` has, and a new
+    /// one. `None` if the whole message has to be read.
     fn patched(&self, [old, new]: [&[u8]; 2], source: &Source) -> Option<(Self, String)> {
         let (old, new) = (Fields::read(old)?, Fields::read(new)?);
-        let is_whole = self.starts.len() == old.descriptors.len() && !new.descriptors.is_empty();
+        let has_list = !old.descriptors.is_empty() && !new.descriptors.is_empty();
+        let is_whole = has_list && self.starts.len() == old.descriptors.len();
         if !is_whole || (old.name, old.domain) != (new.name, new.domain) {
             return None;
         }
