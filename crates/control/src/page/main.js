@@ -153,7 +153,7 @@ let came_from = false;
 addEventListener("hashchange", (event) => {
   const [before, after] = [event.oldURL, event.newURL].map((it) => new URL(it).hash.split("?")[0]);
   last_hash = new URL(event.oldURL).hash;
-  came_from = ["#/rules", "#/versions", "#/changes"].includes(before) && after.startsWith("#/");
+  came_from = ["", "#/rules", "#/versions", "#/changes"].includes(before) && after !== "";
   show();
 });
 addEventListener("keydown", onKey);

@@ -26,15 +26,19 @@ async function rulesView(main, {query, signal}) {
     round.abort();
     round = new AbortController();
     const wanted = {q: search.value, domain: domain.value};
-    history.replaceState(null, "", `#/rules${queryOf(wanted)}`);
     await listRules(list, listed, wanted, AbortSignal.any([signal, round.signal]));
+  };
+  // Only what somebody does here changes the address: another one may have been followed meanwhile.
+  const change = () => {
+    history.replaceState(null, "", `#/rules${queryOf({q: search.value, domain: domain.value})}`);
+    load();
   };
   let timer = 0;
   search.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(load, TYPING_MS);
+    timer = setTimeout(change, TYPING_MS);
   });
-  domain.addEventListener("change", load);
+  domain.addEventListener("change", change);
   signal.addEventListener("abort", () => { clearTimeout(timer); round.abort(); });
   await load();
 }
