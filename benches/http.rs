@@ -1,5 +1,4 @@
 //! Decisions a second over HTTP: `/shouldAllow` and `/api/v1/rate_limit` beside `/json`.
-//! `docs/performance.md` has the figures.
 //!
 //! ```text
 //! cargo bench --bench http                                  five rounds of 2 s

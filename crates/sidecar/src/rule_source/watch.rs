@@ -35,7 +35,7 @@ use crate::file_watch::timing::{self, Timing};
 use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
 use change_times::ChangeTimes;
 pub use load::{Compiled, Load};
-use load::{Digest, LoadError, LoadOutcome};
+use load::{Digest, LoadError, LoadOutcome, Loaded};
 use old_rules::OldRules;
 use ratelease_server::current_rules::CurrentRules;
 
@@ -70,6 +70,9 @@ pub struct FirstLoad {
     /// Number of warnings about them, which have been logged.
     pub warnings: usize,
 }
+
+/// Receives the sources of the rules that a watch began with.
+pub type SourcesReceiver = oneshot::Receiver<Vec<Arc<Source>>>;
 
 /// The first load found no usable rules. It is not logged: the caller decides what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +158,7 @@ impl Watcher {
         load: L,
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
-    ) -> io::Result<(Self, SyncSender<()>, oneshot::Receiver<Vec<Arc<Source>>>)> {
+    ) -> io::Result<(Self, SyncSender<()>, SourcesReceiver)> {
         let (waker, wake) = sync_channel(1);
         let fs_watch = FsWatch::new(waker.clone());
         let watch = Watch::new(None, load, published, snapshot, timing::PUSHED, fs_watch, wake);
@@ -288,12 +291,11 @@ impl<L: Load> Watch<L> {
         log: impl FnOnce(&[String]),
     ) -> Option<Result<FirstLoad, LoadError>> {
         self.arm(cause);
-        let LoadOutcome::Changed { digest, sources, result } =
-            load::load(&mut self.load, self.known)
-        else {
+        let LoadOutcome::Changed(loaded) = load::load(&mut self.load, self.known) else {
             self.load.note_outcome(None);
             return None;
         };
+        let Loaded { digest, sources, result } = *loaded;
         self.known = Some(digest);
         if cause == Cause::Poll {
             // No event reported this change, so a watch may have ended.

@@ -61,7 +61,17 @@ pub(super) enum LoadOutcome {
     /// The state is the known one.
     Unchanged,
     /// Another state, with its rules or its faults.
-    Changed { digest: Digest, sources: Vec<Arc<Source>>, result: Result<Compiled, LoadError> },
+    Changed(Box<Loaded>),
+}
+
+/// What a load found.
+pub(super) struct Loaded {
+    /// Identifies the state.
+    pub(super) digest: Digest,
+    /// The files; none if they could not be read.
+    pub(super) sources: Vec<Arc<Source>>,
+    /// Their rules, or why there are none.
+    pub(super) result: Result<Compiled, LoadError>,
 }
 
 /// Why a load found no usable rules.
@@ -106,7 +116,7 @@ fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
             return match read {
                 Ok(sources) => {
                     let result = load.compile(&sources).map_err(LoadError::Faults);
-                    LoadOutcome::Changed { digest, sources, result }
+                    LoadOutcome::Changed(Box::new(Loaded { digest, sources, result }))
                 }
                 Err(error) => refused(error, known),
             };
@@ -121,7 +131,7 @@ fn refused(error: LoadError, known: Option<Digest>) -> LoadOutcome {
     if known == Some(digest) {
         return LoadOutcome::Unchanged;
     }
-    LoadOutcome::Changed { digest, sources: Vec::new(), result: Err(error) }
+    LoadOutcome::Changed(Box::new(Loaded { digest, sources: Vec::new(), result: Err(error) }))
 }
 
 // === impl LoadError ===
@@ -217,9 +227,8 @@ mod tests {
     #[test]
     fn a_reported_error_is_a_known_state() {
         let mut script = Script { readings: VecDeque::new(), compiled: Vec::new() };
-        let LoadOutcome::Changed { digest, result, .. } = load(&mut script, None) else {
-            panic!("not new")
-        };
+        let LoadOutcome::Changed(loaded) = load(&mut script, None) else { panic!("not new") };
+        let Loaded { digest, result, .. } = *loaded;
         let Err(LoadError::Unread(message)) = result else { panic!("read") };
         assert_eq!(message, "gone");
         assert!(matches!(load(&mut script, Some(digest)), LoadOutcome::Unchanged));
