@@ -39,7 +39,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::StatusCode;
 use jiff::Timestamp;
-use tokio::sync::{Mutex, Notify, watch};
+use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::timeout;
 
 pub use openapi::document as openapi;
@@ -49,7 +49,7 @@ pub use serve::serve;
 use crate::page;
 use crate::push::{PublishedSet, Streams};
 use crate::rates::Rates;
-use crate::store::Store;
+use crate::store::{PublisherLock, Store};
 
 const MIB: usize = 1 << 20;
 
@@ -78,8 +78,7 @@ pub struct App {
     pub rates: Rates,
     /// Whether the database answered, and when it was asked.
     pub database_up: Mutex<Option<(Timestamp, bool)>>,
-    /// Held from the compilation of what is published to its commit, so that publishers of this
-    /// process wait for each other, and no other write waits for them.
+    /// Held by the publisher of this process, so that the others wait for it.
     pub publishers: Mutex<()>,
     /// Wakes the task that follows the versions.
     pub follower: Arc<Notify>,
@@ -87,6 +86,12 @@ pub struct App {
     pub published: watch::Receiver<Arc<PublishedSet>>,
     /// The streams of pods.
     pub streams: Streams,
+}
+
+/// While this is held, no other request publishes.
+struct PublisherTurn<'a> {
+    _all: PublisherLock,
+    _own: MutexGuard<'a, ()>,
 }
 
 // === impl App ===
@@ -105,6 +110,14 @@ impl App {
         let is_up = matches!(timeout(PING_MAX, self.store.reserved().ping()).await, Ok(Ok(())));
         *last = Some((now, is_up));
         is_up
+    }
+
+    /// Waits until this request alone publishes, of all replicas. Held from the compilation of what
+    /// is published to its commit.
+    async fn publisher_turn(&self) -> Result<PublisherTurn<'_>, Problem> {
+        // The lock of the process comes first: those that wait for it hold no connection.
+        let own = self.publishers.lock().await;
+        Ok(PublisherTurn { _all: self.store.lock_publishers().await?, _own: own })
     }
 
     /// Has a version that was just committed be pushed at once.

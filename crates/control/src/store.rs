@@ -44,7 +44,7 @@ pub use pods::PodRow;
 pub use rules::{RuleFilter, RulePage, RulePosition, StoredRule};
 pub use tokens::{NewToken, TokenRow};
 pub use versions::{PublishedText, VersionChange, VersionRow};
-pub use write::{Author, Write};
+pub use write::{Author, PublisherLock, Write};
 
 /// Maximum number of connections of this process for requests.
 const CONNECTIONS_MAX: u32 = 12;

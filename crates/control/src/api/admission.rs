@@ -14,6 +14,7 @@ use super::App;
 use super::problem::Problem;
 use crate::auth::{Access, Caller, Token};
 use crate::rates::Quota;
+use crate::store::StoreError;
 
 /// The headers of draft-ietf-httpapi-ratelimit-headers-03, as envoyproxy/ratelimit has them.
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -31,12 +32,19 @@ struct Admitted {
     quota: Quota,
 }
 
+/// A request that is not let in, and the rate that it exceeds.
+#[derive(Debug)]
+struct Refused {
+    problem: Box<Problem>,
+    quota: Option<Quota>,
+}
+
 /// Lets in requests with a valid token, at the rate of that token.
 pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let admitted = match authenticate(&app, &parts).await {
         Ok(admitted) => admitted,
-        Err(problem) => return problem.into_response(),
+        Err(refused) => return refused.into_response(),
     };
     let _place = app.rates.requests.take(&admitted.caller.name).await;
     let quota = admitted.quota;
@@ -57,16 +65,17 @@ pub(super) async fn admit_long(
     next.run(request).await
 }
 
-async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Problem> {
-    let unauthorized =
-        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
+async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
+    let unauthorized = |detail: &str| {
+        Refused::from(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail))
+    };
     let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
         return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'"));
     };
     let address = parts.extensions.get::<ClientAddress>();
     let address = address.map_or(Ipv4Addr::UNSPECIFIED.into(), |ClientAddress(address)| *address);
     let text = value.to_str().unwrap_or_default();
-    app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, &quota))?;
+    app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
     let token = text.split_once(' ');
     let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     let token = token.and_then(|(_, token)| Token::parse(token.trim()));
@@ -84,7 +93,7 @@ async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Problem> {
     app.rates.note_valid(text);
     let quota = app.rates.take_request(token.id());
     if quota.retry_after.is_some() {
-        return Err(limited(LIMITED_TOKEN, &quota));
+        return Err(limited(LIMITED_TOKEN, quota));
     }
     Ok(Admitted { caller, quota })
 }
@@ -95,14 +104,38 @@ const LIMITED_ADDRESS: &str = "too many tokens of this address were not valid \
                                (--failed-tokens-per-minute); repeat this request with a valid one \
                                after the seconds of 'Retry-After'";
 
-fn limited(detail: &str, quota: &Quota) -> Problem {
+fn limited(detail: &str, quota: Quota) -> Refused {
     let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);
-    problem.with_quota(*quota)
+    Refused { quota: Some(quota), ..Refused::from(problem) }
 }
 
 /// A time in whole seconds that is not shorter.
 pub(super) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+// === impl Refused ===
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Self {
+        Self { problem: Box::new(problem), quota: None }
+    }
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        Self::from(Problem::from(error))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let mut response = (*self.problem).into_response();
+        if let Some(quota) = self.quota {
+            quota.write(response.headers_mut());
+        }
+        response
+    }
 }
 
 // === impl Caller ===
@@ -113,7 +146,10 @@ impl FromRequestParts<Arc<App>> for Caller {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
         match parts.extensions.get::<Admitted>() {
             Some(admitted) => Ok(admitted.caller.clone()),
-            None => Ok(authenticate(app, parts).await?.caller),
+            None => match authenticate(app, parts).await {
+                Ok(admitted) => Ok(admitted.caller),
+                Err(refused) => Err(*refused.problem),
+            },
         }
     }
 }

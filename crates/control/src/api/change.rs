@@ -15,8 +15,8 @@ use super::publishing::{Approved, approve, compile_all, publish_texts, unpublish
 use crate::document::{Document, Record};
 use crate::store::{PublishedText, StoredRule, Write};
 
-/// Attempts to publish a change that no other replica gets in the way of. The publishers of this
-/// replica wait for each other.
+/// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
+/// a lock was lost, or a draft changed between two reads.
 pub(super) const ATTEMPTS_MAX: usize = 5;
 
 /// What a change does with the rules of its domain.
@@ -80,7 +80,7 @@ pub(super) async fn make(
         let reply = apply(&mut write, domain, edit, change).await?;
         return reply.finish(app, call, write).await;
     }
-    let _turn = app.publishers.lock().await;
+    let _turn = app.publisher_turn().await?;
     for _ in 0..ATTEMPTS_MAX {
         if let Some(response) = attempt(app, call, domain, change).await? {
             return Ok(response);

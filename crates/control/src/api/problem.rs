@@ -12,7 +12,6 @@ use utoipa::{IntoResponses, ToSchema};
 
 use crate::document::{EntryFault, Finding, ReadFaults};
 use crate::log_limit::LogLimit;
-use crate::rates::Quota;
 use crate::store::StoreError;
 
 /// Faults that one answer lists; of further ones it has the number.
@@ -47,10 +46,6 @@ pub struct Problem {
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub more: Map<String, Value>,
-    /// The rate that the request exceeds, for the headers.
-    #[serde(skip)]
-    #[schema(ignore)]
-    pub(super) quota: Option<Box<Quota>>,
 }
 
 /// A fault at a field of a request.
@@ -129,7 +124,6 @@ impl Problem {
             errors: Vec::new(),
             error_count: None,
             more: Map::new(),
-            quota: None,
         }
     }
 
@@ -172,11 +166,6 @@ impl Problem {
         problem.errors = faults;
         problem.errors.truncate(FAULTS_MAX);
         problem
-    }
-
-    /// Adds the headers of a rate limit.
-    pub(super) fn with_quota(self, quota: Quota) -> Self {
-        Self { quota: Some(Box::new(quota)), ..self }
     }
 
     /// Adds a member.
@@ -259,9 +248,6 @@ impl IntoResponse for Problem {
         let headers = response.headers_mut();
         let json = HeaderValue::from_static("application/problem+json");
         headers.insert(header::CONTENT_TYPE, json);
-        if let Some(quota) = self.quota {
-            quota.write(headers);
-        }
         match self.status {
             401 => {
                 let scheme = HeaderValue::from_static("Bearer realm=\"ratelease-control\"");

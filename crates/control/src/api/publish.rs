@@ -115,7 +115,7 @@ pub(super) async fn publish(
         return Ok(response);
     }
     let selection: Selection = body_or_default(&call)?;
-    let _turn = app.publishers.lock().await;
+    let _turn = app.publisher_turn().await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     for _ in 0..ATTEMPTS_MAX {
         let approved = approve(&app, &checked.texts).await;
@@ -154,7 +154,7 @@ pub(super) async fn rollback(
         return Err(Problem::not_found(format!("there is no version {version}")));
     }
     let domains = named_domains(&call.caller, domains)?;
-    let _turn = app.publishers.lock().await;
+    let _turn = app.publisher_turn().await?;
     let documents = former_documents(&app, &call.caller, version, domains).await?;
     for _ in 0..ATTEMPTS_MAX {
         let texts: Vec<_> = documents.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();

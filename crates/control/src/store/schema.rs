@@ -7,8 +7,8 @@ use sqlx::{AnyPool, SqlSafeStr};
 
 use super::{Backend, StoreError, StoreResult};
 
-/// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that was released is
-/// never edited: the database knows the hash of what it has run.
+/// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
+/// was released is never edited: the database knows the hash of what it has run.
 const MIGRATIONS: [(i64, &str, &str, &str); 3] = [
     (
         1,

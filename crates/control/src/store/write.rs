@@ -15,6 +15,9 @@ use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535.
 const ROWS_MAX: usize = 500;
 
+/// The key of PostgreSQL's advisory lock that publishers hold: "ratelcp" in ASCII.
+const PUBLISHERS_KEY: i64 = 0x0072_6174_656C_6370;
+
 /// Maximum time that a write waits for those before it.
 const TURN_MAX: Duration = Duration::from_secs(8);
 
@@ -39,6 +42,13 @@ pub struct Write {
     backend: Backend,
     /// Held until it ends. Those that wait for it hold no connection.
     _turn: OwnedSemaphorePermit,
+}
+
+/// While this is held, no other replica publishes. Other writes go on.
+#[derive(Debug)]
+pub struct PublisherLock {
+    /// Its end releases the lock; of SQLite there is one process only.
+    _tx: Option<Transaction<'static, Any>>,
 }
 
 /// A value of a row that is inserted.
@@ -78,6 +88,22 @@ impl Store {
         let mut write = Write { tx, author, at, number: 0, backend: self.backend, _turn: turn };
         write.take_numbers(1).await?;
         Ok(write)
+    }
+}
+
+impl Store {
+    /// Waits until no replica publishes.
+    ///
+    /// # Errors
+    /// Fails if the database is not available, or another replica publishes for too long.
+    pub async fn lock_publishers(&self) -> StoreResult<PublisherLock> {
+        if self.backend == Backend::Sqlite {
+            return Ok(PublisherLock { _tx: None });
+        }
+        let mut tx = self.pool.begin().await?;
+        let query = sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(PUBLISHERS_KEY);
+        query.execute(&mut *tx).await?;
+        Ok(PublisherLock { _tx: Some(tx) })
     }
 }
 
@@ -127,8 +153,8 @@ impl Write {
     }
 }
 
-/// Inserts rows, many with each statement. `into` is a table with the names of its columns, of which
-/// each row has one cell.
+/// Inserts rows, many with each statement. `into` is a table with the names of its columns, of
+/// which each row has one cell.
 pub(super) async fn insert(
     tx: &mut Transaction<'static, Any>,
     into: &str,
