@@ -55,6 +55,10 @@ test-chart *flags:
 test-kubernetes:
     scripts/test-kubernetes
 
+# Test the API of the control plane by its OpenAPI document
+test-api *flags:
+    scripts/test-api {{ flags }}
+
 # Run ratelease as the rate limit service of a real Envoy Gateway (root)
 test-envoy-gateway *flags:
     scripts/test-envoy-gateway {{ flags }}
