@@ -19,7 +19,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 21] = [
+const NOT_RUN: [(&str, &str, &str); 22] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     (
@@ -49,6 +49,7 @@ const NOT_RUN: [(&str, &str, &str); 21] = [
     ("observability.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
     ("packages.md", "$ sudo apt-get install", "installs; scripts/release --check does without"),
     ("packages.md", "$ sha256sum", "needs a release; scripts/release --check does it"),
+    ("performance.md", "$ RATELEASE_BIN=target/release/ratelease", "needs a release build"),
     ("performance.md", "$ cargo bench", "takes a quarter of an hour"),
     ("recipes.md", "$ ratelease serve", "serves until a signal; cargo test --test recipes"),
     ("runbooks.md", "$ kubectl port-forward", "needs a Kubernetes cluster"),

@@ -130,6 +130,9 @@ impl Scene {
             [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
         let (pod, dir) = spawn(&server.addr.to_string(), &env);
         pod.ready().await;
+        // The set that made it ready is counted after that.
+        let accepted = async || pod.count("xds_accepted") > 0;
+        pod.process.until("accepting the first set", SOON, accepted).await;
         let mut scene = Self { server, pod, shape, version: 0, _dirs: [kept, dir] };
         scene.change(u64::MAX).await;
         scene

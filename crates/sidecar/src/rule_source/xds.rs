@@ -5,8 +5,9 @@
 //! stream ─▶ response, resource, translate: text ─▶ rule_set ─▶ pushed ─▶ watch: compile, publish
 //!    └◀─────────── subscription: accepted, or all faults ◀────────┘
 //! ```
-//! `load_report` tells the server how often domains were limited, if it asks. The stream runs on the thread of pages, and a thread that may block reads responses. Rules are
-//! compiled on the thread of rules, as those of files are.
+//! `load_report` sends the server the hits of domains, if it asks. The stream runs on the thread of
+//! pages, and a thread that may block reads responses. Rules are compiled on the thread of rules, as
+//! those of files are.
 
 mod connect;
 mod discovery;
