@@ -23,6 +23,9 @@ mod publish;
 mod publishing;
 mod replay;
 mod replay_report;
+mod rollout_input;
+mod rollout_view;
+mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
@@ -47,7 +50,7 @@ pub use problem::{FieldFault, Problem};
 pub use serve::serve;
 
 use crate::page;
-use crate::push::{PublishedSet, Streams};
+use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::store::{PublisherLock, Store};
 
@@ -86,6 +89,8 @@ pub struct App {
     pub published: watch::Receiver<Arc<PublishedSet>>,
     /// The streams of pods.
     pub streams: Streams,
+    /// What pods report of a rollout.
+    pub counts: RolloutCounts,
 }
 
 /// While this is held, no other request publishes.
@@ -138,6 +143,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/rules/{id}", get(scoped::read).put(scoped::change).delete(scoped::remove))
         .route("/v1/domains", get(domains::list))
         .route("/v1/versions", get(publish::versions))
+        .route("/v1/rollouts/{id}", get(rollouts::read))
         .route("/v1/pods", get(observe::pods))
         .route("/v1/token", get(own_token::read))
         .route("/v1/audit", get(observe::audit))
@@ -151,6 +157,9 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/replay", post(replay::replay))
         .route("/v1/publish", post(publish::publish))
         .route("/v1/rollback", post(publish::rollback))
+        .route("/v1/rollouts", get(rollouts::list).post(rollouts::begin))
+        .route("/v1/rollouts/{id}/advance", post(rollouts::advance))
+        .route("/v1/rollouts/{id}/abort", post(rollouts::abort))
         .layer(from_fn_with_state(Arc::clone(&app), admission::admit_long))
         .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));

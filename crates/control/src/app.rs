@@ -19,7 +19,7 @@ use tracing::warn;
 
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
-use crate::push::{self, PodServer, PodTls, PublishedSet, Streams};
+use crate::push::{self, PodServer, PodTls, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
@@ -106,7 +106,14 @@ impl Control {
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
+        let counts = RolloutCounts::default();
         let tasks = Tasks(vec![
+            tokio::spawn(push::watch_rollout(
+                store.clone(),
+                counts.clone(),
+                published.clone(),
+                Arc::clone(&wake),
+            )),
             tokio::spawn(push::follow(store.clone(), Arc::clone(&wake), sender)),
             tokio::spawn(push::listen(settings.database, Arc::clone(&wake))),
             tokio::spawn(push::report(store.clone(), streams.clone(), replica)),
@@ -121,10 +128,11 @@ impl Control {
             follower: wake,
             published: published.clone(),
             streams: streams.clone(),
+            counts: counts.clone(),
         });
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
-        let server = PodServer::new(published, streams, settings.selection);
+        let server = PodServer::new(published, streams, settings.selection, counts);
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
         let http = api::serve(http_listener, api::router(app), ended);
         let stopped = async move {

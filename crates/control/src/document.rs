@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! rule file ─▶ read ─▶ Document ─▶ render ─▶ rule file ─▶ check: the compiler of ratelease-rules
-//!                        │   └─▶ difference
+//!                        │   └─▶ difference, shadow
 //!                        └─ address: the id of each rule
 //! ```
 //! A rule file is a tree; a record is one node of it, addressed by the entries that lead to it.
@@ -14,6 +14,7 @@ mod check;
 mod difference;
 mod read;
 mod render;
+mod shadow;
 #[cfg(test)]
 mod tests;
 mod weight;
@@ -27,6 +28,7 @@ pub use check::{Finding, check};
 pub use difference::{Difference, RuleChange, difference};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
+pub use shadow::shadow;
 pub use weight::{check_together, check_weights};
 
 /// The rules of one domain, in the order of its rule file.

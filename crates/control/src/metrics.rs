@@ -1,10 +1,14 @@
 //! **Metrics** of the control plane, in Prometheus' text format.
 
+mod rollout;
+
 use std::fmt::Write;
 
 use jiff::Timestamp;
 
 use crate::push::{LAG_BOUNDS, Lag, PublishedSet, StreamStates};
+
+pub use rollout::render_rollout;
 
 /// The page of `/metrics`. `streams` is what streams say of the version of `set`.
 pub fn render(set: &PublishedSet, streams: StreamStates, lag: &Lag, has_database: bool) -> String {

@@ -3,17 +3,23 @@
 //! ```text
 //! database ─▶ follow ─▶ PublishedSet ─▶ server: a task for each stream ─▶ pods
 //!                          │                │ accepted, refused
-//!                          └ translate      └▶ streams ─▶ database: what pods run
+//!                          └ translate      ├▶ streams ─▶ database: what pods run
+//!                          └ rollout        └▶ load_reports ─▶ rollback ─▶ database
 //! ```
-//! A pod gets a set when what it would get differs from what it has, and the next one when it has
-//! answered the last. While the database is away pods have what was published last.
+//! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
+//! much. A pod gets a set when what it would get differs from what it has, and the next one when it
+//! has answered the last. While the database is away pods have what was published last.
 
 mod connections;
+mod counts;
 mod delivery;
 mod follow;
 mod listen;
+mod load_reports;
 mod node;
 mod published;
+mod rollback;
+mod rollout;
 mod selection;
 mod server;
 mod service;
@@ -21,10 +27,12 @@ mod streams;
 mod translate;
 mod wire;
 
+pub use counts::RolloutCounts;
 pub use follow::follow;
 pub(crate) use follow::listen;
 pub use listen::{PodTls, serve};
-pub use published::PublishedSet;
+pub use published::{PublishedRollout, PublishedSet};
+pub use rollback::watch_rollout;
 pub use selection::Selection;
 pub use server::PodServer;
 pub(crate) use streams::LAG_BOUNDS;

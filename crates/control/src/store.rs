@@ -3,7 +3,8 @@
 //! ```text
 //! Write ── a transaction: counters first, so that writes happen one after the other
 //!   ├ rules: the draft, and its history      ├ answers: idempotency keys
-//!   ├ versions: publish, roll back           └ audit, tokens
+//!   ├ versions: publish, roll back           ├ audit, tokens
+//!   └ rollouts: versions for some pods       └ rollout_counts: hits that pods report
 //! Store ── reads: rules, drafts, versions, pods
 //! ```
 //! Both databases are used through the types and the SQL that they share; `schema` has the few
@@ -18,6 +19,8 @@ mod error;
 mod history;
 mod page;
 mod pods;
+mod rollout_counts;
+mod rollouts;
 mod rules;
 mod schema;
 mod tokens;
@@ -41,6 +44,10 @@ pub use drafts::{Draft, DraftDomain};
 pub use error::{StoreError, StoreResult};
 pub use history::ChangeRow;
 pub use pods::PodRow;
+pub use rollout_counts::{CountKey, HitCount};
+pub use rollouts::{
+    Bound, Choice, LABEL_BYTES_MAX, NewRollout, Rollout, RolloutDomain, RolloutStep, Stage,
+};
 pub use rules::{RuleFilter, RulePage, RulePosition, StoredRule};
 pub use tokens::{NewToken, TokenRow};
 pub use versions::{PublishedText, VersionChange, VersionRow};

@@ -23,6 +23,10 @@ mod outages;
 mod pods;
 #[path = "control/publish.rs"]
 mod publish;
+#[path = "control/rollbacks.rs"]
+mod rollbacks;
+#[path = "control/rollouts.rs"]
+mod rollouts;
 #[path = "control/rules.rs"]
 mod rules;
 #[path = "control/strangers.rs"]

@@ -65,6 +65,11 @@ pub(super) struct PodView {
     /// because it may quote the rules of any.
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<String>,
+    /// The rollout that chose it, if it has the rules of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout: Option<i64>,
+    /// Whether it reports hits of its domains while a rollout is under way.
+    reports: bool,
 }
 
 /// The audit log.
@@ -156,7 +161,10 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> String {
     let set = Arc::clone(&app.published.borrow());
     let has_database = app.has_database().await;
-    metrics::render(&set, app.streams.states(set.version, set.at), &app.streams.lag(), has_database)
+    let (states, lag) = (app.streams.states(set.version, set.at), app.streams.lag());
+    let mut text = metrics::render(&set, states, &lag, has_database);
+    metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);
+    text
 }
 
 impl From<PodRow> for PodView {
@@ -172,6 +180,8 @@ impl From<PodRow> for PodView {
             accepted: row.accepted,
             refused: Some(row.refused).filter(|version| *version > 0),
             fault: Some(row.fault).filter(|fault| !fault.is_empty()),
+            rollout: Some(row.chosen_by).filter(|id| *id > 0),
+            reports: row.reports,
         }
     }
 }

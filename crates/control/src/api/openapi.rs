@@ -12,8 +12,8 @@ use utoipa::openapi::{RefOr, Required};
 
 use super::problem::{FieldFault, Problem};
 use super::{
-    differences, domains, files, history, observe, own_token, policies, publish, replay, rules,
-    scoped,
+    differences, domains, files, history, observe, own_token, policies, publish, replay, rollouts,
+    rules, scoped,
 };
 use crate::page;
 
@@ -48,6 +48,11 @@ use crate::page;
         differences::read,
         replay::replay,
         own_token::read,
+        rollouts::begin,
+        rollouts::list,
+        rollouts::read,
+        rollouts::advance,
+        rollouts::abort,
         observe::pods,
         observe::audit,
         observe::health,

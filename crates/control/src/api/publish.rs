@@ -26,7 +26,7 @@ use crate::store::{PublishedText, VersionRow, Write};
 #[serde(deny_unknown_fields)]
 pub(super) struct Selection {
     /// These domains; by default those with changes that the token may use.
-    domains: Option<Vec<String>>,
+    pub(super) domains: Option<Vec<String>>,
 }
 
 /// A dry run: what publishing would do.
@@ -77,6 +77,9 @@ pub(super) struct VersionView {
     /// The version that it brings back.
     #[serde(skip_serializing_if = "Option::is_none")]
     restores: Option<i64>,
+    /// The rollout that it is a step of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollout: Option<i64>,
 }
 
 /// Check the draft: a dry run of publishing
@@ -237,7 +240,7 @@ fn named_domains(
     }))
 }
 
-async fn check_drafts(
+pub(super) async fn check_drafts(
     app: &App,
     caller: &Caller,
     selection: Selection,
@@ -267,7 +270,7 @@ async fn check_drafts(
 }
 
 /// The published rules of the domains of these drafts, in their order.
-async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, Problem> {
+pub(super) async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, Problem> {
     let state = app.store.state_at(i64::MAX).await?;
     let mut hashes: BTreeMap<_, _> = state.into_iter().map(|it| (it.domain, it.hash)).collect();
     let mut documents = Vec::new();
@@ -317,7 +320,7 @@ async fn former_documents(
 
 impl From<VersionRow> for VersionView {
     fn from(row: VersionRow) -> Self {
-        let VersionRow { number, at, author, reason, restores } = row;
-        Self { version: number, at: time(at), author, reason, restores }
+        let VersionRow { number, at, author, reason, restores, rollout } = row;
+        Self { version: number, at: time(at), author, reason, restores, rollout }
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use ratelease_rules::Source;
 use serde::Serialize;
+use serde_json::json;
 use tokio::task::{JoinError, spawn_blocking};
 use tracing::warn;
 use utoipa::ToSchema;
@@ -14,7 +15,7 @@ use utoipa::ToSchema;
 use super::App;
 use super::problem::{FieldFault, Problem};
 use crate::document::{Document, Finding, check as compile, check_together, read};
-use crate::store::{PublishedText, StoreError, VersionRow, Write};
+use crate::store::{PublishedText, Rollout, Stage, StoreError, VersionRow, Write};
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
@@ -73,43 +74,42 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
 }
 
 /// Compiles all that would be published with these texts, as a pod does: it loads all domains at
-/// once. No transaction is open meanwhile.
+/// once. While a rollout is under way, what its chosen pods would have is compiled too. No
+/// transaction is open meanwhile.
 ///
 /// # Errors
-/// Refuses what pods would refuse.
+/// Refuses what pods would refuse, and domains of a rollout that is under way.
 pub(super) async fn approve(app: &App, texts: &[PublishedText]) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
     let (version, published) = app.store.published().await?;
     let approved = Approved { version };
-    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
-    let mut next = published.clone();
-    for text in texts {
-        match &text.yaml {
-            Some(yaml) => next.insert(text.domain.clone(), yaml.clone()),
-            None => next.remove(&text.domain),
-        };
+    // Read after the version: a step of it meanwhile is a version, and ends this attempt.
+    let rollout = app.store.open_rollout().await?;
+    if let Some(open) = &rollout {
+        refuse_rolled_out(open, texts)?;
     }
+    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let overlay = texts.iter().map(|text| (text.domain.clone(), text.yaml.clone())).collect();
+    let next = laid_over(&published, overlay);
     if next == published {
         return Ok(approved);
     }
     let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
     if after <= max {
+        if let Some(open) = &rollout {
+            check_rollout(app, &next, open).await?;
+        }
         check_set(next.into_iter().collect()).await?;
     } else if after >= before {
-        let own: usize = texts.iter().map(bytes_of).sum();
-        let detail = format!(
-            "all published rules together would be {after} bytes, of which the domains of this \
-             request have {own}, and a pod accepts {max} in one message; remove some, or raise \
-             --push-bytes-max and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES"
-        );
-        return Err(Problem::conflict("too-many-rules", detail));
+        return Err(too_many_bytes(app, after, texts.iter().map(bytes_of).sum()));
     }
     // A set that is too large may become smaller.
     Ok(approved)
 }
 
 /// Publishes texts that were approved, and notes that in the audit log. `None` if another version
-/// was published since: then the set of all domains is not the one that was compiled.
+/// was published since: then the set of all domains is not the one that was compiled. Each step of
+/// a rollout is a version too.
 pub(super) async fn publish_texts(
     app: &App,
     write: &mut Write,
@@ -117,21 +117,143 @@ pub(super) async fn publish_texts(
     restores: Option<i64>,
     approved: Approved,
 ) -> Result<Option<Published>, Problem> {
+    if !approved.is_current(write).await? {
+        return Ok(None);
+    }
     let Some(VersionRow { number, .. }) = write.publish(texts, restores).await? else {
         let version = app.store.last_version().await?;
         return Ok(Some(Published { version, domains: Vec::new() }));
     };
-    if number != approved.version + 1 {
-        return Ok(None);
-    }
     let domains: Vec<_> = texts.iter().map(|it| it.domain.clone()).collect();
     let action = if restores.is_some() { "version.restore" } else { "version.publish" };
     write.note_action(action, &format!("{number}: {}", domains.join(", "))).await?;
     Ok(Some(Published { version: number, domains }))
 }
 
+fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {
+    let detail = format!(
+        "all published rules together would be {bytes} bytes, of which the domains of this request \
+         have {own}, and a pod accepts {} in one message; remove some, or raise --push-bytes-max \
+         and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        app.push_bytes_max
+    );
+    Problem::conflict("too-many-rules", detail)
+}
+
+/// The texts of all domains that pods have, with others for some; one without text leaves.
+fn laid_over(
+    published: &BTreeMap<String, String>,
+    overlay: Vec<(String, Option<String>)>,
+) -> BTreeMap<String, String> {
+    let mut texts = published.clone();
+    for (domain, text) in overlay {
+        match text {
+            Some(text) => texts.insert(domain, text),
+            None => texts.remove(&domain),
+        };
+    }
+    texts
+}
+
+/// The texts of the domains of a rollout that chosen pods have in `stage`.
+async fn overlay_texts(
+    app: &App,
+    rollout: &Rollout,
+    stage: Stage,
+) -> Result<Vec<(String, Option<String>)>, Problem> {
+    let mut texts = Vec::new();
+    for (domain, hash) in rollout.hashes(stage) {
+        let text = match hash {
+            Some(hash) => Some(app.store.text(hash).await?),
+            None => None,
+        };
+        texts.push((domain.to_owned(), text));
+    }
+    Ok(texts)
+}
+
+/// Refuses what chosen pods would refuse: what is published, with these texts instead.
+async fn check_overlay(
+    app: &App,
+    published: &BTreeMap<String, String>,
+    overlay: Vec<(String, Option<String>)>,
+) -> Result<(), Problem> {
+    let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
+    let texts = laid_over(published, overlay);
+    let bytes: usize = texts.values().map(String::len).sum();
+    if bytes > app.push_bytes_max {
+        return Err(too_many_bytes(app, bytes, own));
+    }
+    check_set(texts.into_iter().collect()).await
+}
+
+/// Compiles what chosen pods would have in each stage, given the texts of both stages.
+///
+/// # Errors
+/// Refuses what these pods would refuse.
+pub(super) async fn approve_rollout(
+    app: &App,
+    texts: &[(PublishedText, PublishedText)],
+) -> Result<Approved, Problem> {
+    let (version, published) = app.store.published().await?;
+    let (shadows, drafts): (Vec<_>, Vec<_>) = texts.iter().cloned().unzip();
+    for stage in [shadows, drafts] {
+        check_domain_bytes(app, &stage)?;
+        let overlay = stage.into_iter().map(|it| (it.domain, it.yaml)).collect();
+        check_overlay(app, &published, overlay).await?;
+    }
+    Ok(Approved { version })
+}
+
+/// Compiles what all pods would have after the last step of a rollout.
+///
+/// # Errors
+/// Refuses what pods would refuse.
+pub(super) async fn approve_end(app: &App, rollout: &Rollout) -> Result<Approved, Problem> {
+    let (version, published) = app.store.published().await?;
+    let overlay = overlay_texts(app, rollout, Stage::All).await?;
+    check_overlay(app, &published, overlay).await?;
+    Ok(Approved { version })
+}
+
+/// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
+async fn check_rollout(
+    app: &App,
+    next: &BTreeMap<String, String>,
+    open: &Rollout,
+) -> Result<(), Problem> {
+    let present = open.last().map(|step| step.stage);
+    for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
+        let overlay = overlay_texts(app, open, stage).await?;
+        check_overlay(app, next, overlay).await?;
+    }
+    Ok(())
+}
+
 fn bytes_of(text: &PublishedText) -> usize {
     text.yaml.as_ref().map_or(0, String::len)
+}
+
+/// Refuses to publish domains of a rollout that is under way.
+fn refuse_rolled_out(open: &Rollout, texts: &[PublishedText]) -> Result<(), Problem> {
+    let is_of = |text: &&PublishedText| open.domains.iter().any(|it| it.domain == text.domain);
+    match texts.iter().find(is_of) {
+        None => Ok(()),
+        Some(text) => {
+            let domain = ratelease_rules::excerpt(&text.domain);
+            Err(under_way(open, &format!("'{domain}'")))
+        }
+    }
+}
+
+/// Why `what` is refused while a rollout is under way.
+pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
+    let id = open.id;
+    let detail = format!(
+        "{what} has to wait: the rollout {id} is under way. Advance it to all with \
+         /v1/rollouts/{id}/advance, or end it with /v1/rollouts/{id}/abort"
+    );
+    Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
 }
 
 /// Refuses a domain that would take more than its part of a message, so that no domain keeps the
@@ -182,6 +304,15 @@ pub(super) fn unpublished_changes(domain: &str) -> Problem {
          published too; leave out 'publish', and publish the draft"
     );
     Problem::conflict("draft-changed", detail)
+}
+
+// === impl Approved ===
+
+impl Approved {
+    /// Whether nothing was published since, so that the texts are those that were compiled.
+    pub(super) async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
+        Ok(write.last_version().await? == self.version)
+    }
 }
 
 // === impl Checked ===

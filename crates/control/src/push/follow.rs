@@ -1,6 +1,7 @@
 //! Follows the versions of the database. A notice of PostgreSQL or of this process wakes the
 //! follower at once; a poll finds what notices miss.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +10,17 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::published::{PublishedDomain, PublishedSet};
-use crate::store::{CHANNEL, Database, Store, StoreError, StoreResult, VersionChange};
+use super::published::{PublishedDomain, PublishedRollout, PublishedSet};
+use crate::store::{CHANNEL, Database, Rollout, Store, StoreError, StoreResult, VersionChange};
 
 /// Interval of the poll, for a notice that got lost.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Maximum time of a poll. A database that hangs is asked again.
 const POLL_MAX: Duration = Duration::from_secs(10);
+
+/// Attempts to read a version while others are published.
+const ATTEMPTS_MAX: usize = 5;
 
 /// Pause before the database is asked for notices again.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
@@ -50,27 +54,86 @@ pub async fn follow(store: Store, wake: Arc<Notify>, sender: watch::Sender<Arc<P
 
 /// The set after `known`; `None` if there is no newer version.
 async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
-    let changes = match known.version {
-        // Not the whole history, only what is left of it.
-        0 => store.state_at(i64::MAX).await?,
-        version => store.changes_since(version).await?,
-    };
-    let Some(last) = changes.iter().max_by_key(|change| change.version) else { return Ok(None) };
-    let mut set = PublishedSet { version: last.version, at: last.at, ..known.clone() };
+    for _ in 0..ATTEMPTS_MAX {
+        let version = store.last_version().await?;
+        if version == known.version {
+            return Ok(None);
+        }
+        let changes = match known.version {
+            // Not the whole history, only what is left of it.
+            0 => store.state_at(version).await?,
+            known => store.changes_since(known).await?,
+        };
+        let (rollout, at) = (store.open_rollout().await?, store.version_time(version).await?);
+        // What was read is of one version: each change of it takes a number.
+        if store.last_version().await? == version {
+            let domains = domains(store, known, changes).await?;
+            let rollout = rolled_out(store, known, rollout).await?;
+            return Ok(Some(PublishedSet { version, at, domains, rollout }));
+        }
+    }
+    Ok(None)
+}
+
+/// The domains after these changes.
+async fn domains(
+    store: &Store,
+    known: &PublishedSet,
+    changes: Vec<VersionChange>,
+) -> StoreResult<BTreeMap<String, Arc<PublishedDomain>>> {
+    let mut domains = known.domains.clone();
     for VersionChange { domain, hash, .. } in changes {
         match hash {
-            Some(hash) if set.domains.get(&domain).is_some_and(|it| it.hash == hash) => {}
             Some(hash) => {
-                let yaml = store.text(&hash).await?;
-                let published = PublishedDomain::new(&domain, hash, yaml);
-                set.domains.insert(domain, Arc::new(published));
+                let published = text(store, known, &domain, &hash).await?;
+                domains.insert(domain, published);
             }
             None => {
-                set.domains.remove(&domain);
+                domains.remove(&domain);
             }
         }
     }
-    Ok(Some(set))
+    Ok(domains)
+}
+
+/// What chosen pods have instead.
+async fn rolled_out(
+    store: &Store,
+    known: &PublishedSet,
+    rollout: Option<Rollout>,
+) -> StoreResult<Option<Arc<PublishedRollout>>> {
+    let Some(rollout) = rollout else { return Ok(None) };
+    let Some(step) = rollout.last() else { return Ok(None) };
+    let mut domains = BTreeMap::new();
+    for (domain, hash) in rollout.hashes(step.stage) {
+        let published = match hash {
+            Some(hash) => Some(text(store, known, domain, hash).await?),
+            None => None,
+        };
+        domains.insert(domain.to_owned(), published);
+    }
+    Ok(Some(Arc::new(PublishedRollout {
+        id: rollout.id,
+        version: step.version,
+        stage: step.stage,
+        choice: rollout.choice.clone(),
+        bound: rollout.bound,
+        domains,
+    })))
+}
+
+/// The domain with the text of this hash, which is read unless it is known.
+async fn text(
+    store: &Store,
+    known: &PublishedSet,
+    domain: &str,
+    hash: &str,
+) -> StoreResult<Arc<PublishedDomain>> {
+    if let Some(found) = known.find(domain, hash) {
+        return Ok(Arc::clone(found));
+    }
+    let yaml = store.text(hash).await?;
+    Ok(Arc::new(PublishedDomain::new(domain, hash.to_owned(), yaml)))
 }
 
 /// Wakes the follower at each notice of PostgreSQL. It does not return.

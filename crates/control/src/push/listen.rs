@@ -21,6 +21,10 @@ use tracing::{debug, warn};
 use super::connections::{Connections, PodConnection};
 use super::server::PodServer;
 use super::service::DiscoveryService;
+use super::wire::LoadReportingServiceServer;
+
+/// Maximum bytes of a report of a pod: the hits of as many domains as a rollout has.
+const REPORT_BYTES_MAX: usize = 1 << 20;
 
 /// A pod that is gone without a word is noticed within the sum of these.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -30,7 +34,7 @@ const PING_MAX: Duration = Duration::from_secs(20);
 /// has the most are given up.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum number of streams of a connection; a pod has one.
+/// Maximum number of streams of a connection; a pod has one for rules and one for reports.
 const STREAMS_MAX: u32 = 4;
 
 /// Bytes that a pod may send before they are read, of a stream and of a connection.
@@ -95,6 +99,8 @@ pub async fn serve(
     server: PodServer,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
+    let loads =
+        LoadReportingServiceServer::new(server.clone()).max_decoding_message_size(REPORT_BYTES_MAX);
     let router = Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_MAX))
@@ -103,7 +109,8 @@ pub async fn serve(
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .add_service(DiscoveryService(server));
+        .add_service(DiscoveryService(server))
+        .add_service(loads);
     let connections = Connections::default();
     let serving = async move {
         match tls {

@@ -1,14 +1,18 @@
 //! What a pod says of itself, as far as it is kept: a stranger chooses it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tonic::Status;
 
 use super::wire::{Kind, Node};
+use crate::store::LABEL_BYTES_MAX;
 
 /// Maximum bytes of a node's id, and of the names of its domains.
 const ID_BYTES_MAX: usize = 1024;
 const DOMAINS_BYTES_MAX: usize = 64 << 10;
+
+/// Maximum bytes of its labels.
+const LABELS_BYTES_MAX: usize = 64 << 10;
 
 /// The metadata of a node that names its domains, separated by commas.
 const DOMAINS_KEY: &str = "domains";
@@ -21,6 +25,8 @@ pub(super) struct NodeInfo {
     pub(super) agent: String,
     /// The domains that it asks for; `None` for all.
     domains: Option<BTreeSet<String>>,
+    /// The texts of its metadata by which a rollout may choose it.
+    labels: BTreeMap<String, String>,
 }
 
 // === impl NodeInfo ===
@@ -29,24 +35,42 @@ impl NodeInfo {
     /// Takes what is needed of a node.
     ///
     /// # Errors
-    /// Refuses an id or a list of domains that is too long.
+    /// Refuses an id a list of domains or labels that are too long.
     pub(super) fn of(node: Node) -> Result<Self, Status> {
         let Node { id, user_agent_name: agent, metadata, .. } = node;
         if id.len() > ID_BYTES_MAX {
             let why = format!("the id of the node has {} bytes; expected at most 1024", id.len());
             return Err(Status::invalid_argument(why));
         }
-        let named = metadata.and_then(|mut it| it.fields.remove(DOMAINS_KEY)?.kind);
-        let named = match named {
-            Some(Kind::StringValue(text)) => Some(text),
-            _ => None,
-        };
+        let fields = metadata.map(|it| it.fields).unwrap_or_default();
+        let mut texts: BTreeMap<_, _> = fields
+            .into_iter()
+            .filter_map(|(key, value)| match value.kind {
+                Some(Kind::StringValue(text)) => Some((key, text)),
+                _ => None,
+            })
+            .collect();
+        let named = texts.remove(DOMAINS_KEY);
         if named.as_ref().is_some_and(|it| it.len() > DOMAINS_BYTES_MAX) {
             let why = "the metadata 'domains' of the node has more than 64 KiB; shorten it";
             return Err(Status::invalid_argument(why));
         }
         let domains = named.map(|it| it.split(',').map(|name| name.trim().to_owned()).collect());
-        Ok(Self { id, agent, domains })
+        // A rollout cannot name longer ones.
+        let is_short = |text: &String| text.len() <= LABEL_BYTES_MAX;
+        texts.retain(|key, value| is_short(key) && is_short(value));
+        if texts.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+            > LABELS_BYTES_MAX
+        {
+            let why = "the metadata of the node has more than 64 KiB of texts; shorten it";
+            return Err(Status::invalid_argument(why));
+        }
+        Ok(Self { id, agent, domains, labels: texts })
+    }
+
+    /// The text that the node's metadata has at this key.
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).map(String::as_str)
     }
 
     /// Whether the node asks for this domain.

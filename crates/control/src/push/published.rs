@@ -9,6 +9,7 @@ use ratelease_rules::Source;
 use super::translate::config_of;
 use super::wire::{CONFIG_TYPE, RULES_TYPE, RulesResource, any};
 use crate::document::read;
+use crate::store::{Bound, Choice, Stage};
 
 /// All that is published, of one version.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +20,26 @@ pub struct PublishedSet {
     pub at: i64,
     /// The domains, of which those that did not change are shared with the set before.
     pub domains: BTreeMap<String, Arc<PublishedDomain>>,
+    /// What chosen pods have instead, while a rollout is under way.
+    pub rollout: Option<Arc<PublishedRollout>>,
+}
+
+/// A rollout that is under way.
+#[derive(Debug, Clone)]
+pub struct PublishedRollout {
+    /// Its number.
+    pub id: i64,
+    /// The version of its last step.
+    pub version: i64,
+    /// Its stage.
+    pub stage: Stage,
+    /// Which pods are chosen.
+    pub choice: Choice,
+    /// When it is rolled back.
+    pub bound: Option<Bound>,
+    /// The domains that chosen pods have instead of those that are published; `None` for one that
+    /// leaves.
+    pub domains: BTreeMap<String, Option<Arc<PublishedDomain>>>,
 }
 
 /// The published rules of a domain.
@@ -30,6 +51,17 @@ pub struct PublishedDomain {
     /// Made when a pod first needs it.
     config: OnceLock<Result<Bytes, String>>,
     yaml: String,
+}
+
+// === impl PublishedSet ===
+
+impl PublishedSet {
+    /// The domain with the text of this hash, if the set or its rollout has it.
+    pub(super) fn find(&self, domain: &str, hash: &str) -> Option<&Arc<PublishedDomain>> {
+        let rolled_out = self.rollout.as_ref().and_then(|it| it.domains.get(domain)?.as_ref());
+        let both = [self.domains.get(domain), rolled_out];
+        both.into_iter().flatten().find(|it| it.hash == hash)
+    }
 }
 
 // === impl PublishedDomain ===

@@ -14,9 +14,10 @@ use tonic::{Request, Status, Streaming};
 use tracing::{info, warn};
 
 use super::connections::ConnectedPod;
+use super::counts::RolloutCounts;
 use super::delivery::{Deliveries, Room, Unanswered};
 use super::node::NodeInfo;
-use super::published::{PublishedDomain, PublishedSet};
+use super::published::{PublishedDomain, PublishedRollout, PublishedSet};
 use super::selection::{CertifiedNodes, Selection};
 use super::streams::{Row, Streams};
 use super::wire::{CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, RULES_TYPE};
@@ -37,11 +38,13 @@ const AGENT: &str = "ratelease";
 #[derive(Debug, Clone)]
 pub struct PodServer {
     /// What is published.
-    published: watch::Receiver<Arc<PublishedSet>>,
+    pub(super) published: watch::Receiver<Arc<PublishedSet>>,
     /// The streams that are open.
-    streams: Streams,
+    pub(super) streams: Streams,
     /// Which node gets what.
-    selection: Arc<Selection>,
+    pub(super) selection: Arc<Selection>,
+    /// What pods report of a rollout.
+    pub(super) counts: RolloutCounts,
     /// Responses that are on their way to pods.
     deliveries: Deliveries,
     /// Bounds the log.
@@ -96,9 +99,10 @@ impl PodServer {
         published: watch::Receiver<Arc<PublishedSet>>,
         streams: Streams,
         selection: Selection,
+        counts: RolloutCounts,
     ) -> Self {
         let (deliveries, log) = (Deliveries::default(), Arc::default());
-        Self { published, streams, selection: Arc::new(selection), deliveries, log }
+        Self { published, streams, selection: Arc::new(selection), counts, deliveries, log }
     }
 
     /// Serves a stream, and returns its responses.
@@ -241,7 +245,9 @@ impl Stream {
         if set.version == 0 {
             return Ok(()); // a pod keeps its own rules until there are some
         }
-        let domains = self.domains(&set);
+        let rollout = self.node.as_ref().and_then(|node| set.rollout_of(node));
+        let chosen_by = rollout.map_or(0, |it| it.id);
+        let domains = self.domains(&set, rollout);
         let has_rules = self.subscriptions.contains_key(RULES_TYPE);
         for type_url in [CONFIG_TYPE, RULES_TYPE] {
             if type_url == CONFIG_TYPE && self.grace.is_some() {
@@ -258,6 +264,7 @@ impl Stream {
             let content: Vec<_> = content.collect();
             if subscription.content.as_ref() == Some(&content) {
                 subscription.row.change(|row| {
+                    row.chosen_by = chosen_by;
                     if row.refused == 0 {
                         (row.sent, row.accepted) = (set.version, set.version);
                     }
@@ -269,6 +276,7 @@ impl Stream {
             let room = room.ok_or_else(|| Status::cancelled("the pod is gone"))?;
             let way = Way { room, pod: &self.pod, log: &self.server.log };
             let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;
+            subscription.row.change(|row| row.chosen_by = chosen_by);
             subscription.content = Some(content);
             // There is room: at most one response of each type is on its way.
             let sent = self.responses.try_send(response);
@@ -277,15 +285,27 @@ impl Stream {
         Ok(())
     }
 
-    /// The domains of this pod: those that its metadata names, of those that it may have.
-    fn domains(&self, set: &PublishedSet) -> Vec<(String, Arc<PublishedDomain>)> {
+    /// The domains of this pod: those that its metadata names, of those that it may have. A pod
+    /// that a rollout chose has the domains of that instead.
+    fn domains(
+        &self,
+        set: &PublishedSet,
+        rollout: Option<&PublishedRollout>,
+    ) -> Vec<(String, Arc<PublishedDomain>)> {
         let node = self.node.as_ref();
         let id = node.map_or("", |node| &node.id);
         let is_of = |name: &str| {
             node.is_none_or(|node| node.wants(name))
                 && self.server.selection.allows(&self.certified, id, name)
         };
-        let domains = set.domains.iter().filter(|(name, _)| is_of(name));
+        let mut domains: BTreeMap<_, _> = set.domains.iter().collect();
+        for (name, domain) in rollout.iter().flat_map(|it| &it.domains) {
+            match domain {
+                Some(domain) => drop(domains.insert(name, domain)),
+                None => drop(domains.remove(name)),
+            }
+        }
+        let domains = domains.into_iter().filter(|(name, _)| is_of(name));
         domains.map(|(name, domain)| (name.clone(), Arc::clone(domain))).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! What the pods of this replica run, and how long it took them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,10 @@ struct State {
     next: i64,
     rows: BTreeMap<i64, PodRow>,
     peers: HashMap<Peer, usize>,
+    /// The numbers of the rows of each address.
+    by_peer: HashMap<String, Vec<i64>>,
+    /// Addresses whose pods report hits.
+    reporting: HashSet<String>,
     lag: Lag,
 }
 
@@ -81,6 +85,13 @@ pub(super) struct Row {
     peer: Peer,
 }
 
+/// A pod that reports hits, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Reporting {
+    streams: Streams,
+    peer: String,
+}
+
 // === impl Streams ===
 
 impl Streams {
@@ -96,6 +107,7 @@ impl Streams {
         state.next += 1;
         let number = state.next;
         let row = PodRow { stream: number, node: cut(&row.node), agent: cut(&row.agent), ..row };
+        state.by_peer.entry(row.peer.clone()).or_default().push(number);
         state.rows.insert(number, row);
         drop(state);
         self.0.changed.notify_one();
@@ -119,13 +131,50 @@ impl Streams {
 
     /// All rows.
     pub fn rows(&self) -> Vec<PodRow> {
-        self.0.state.lock().rows.values().cloned().collect()
+        let state = self.0.state.lock();
+        let row = |row: &PodRow| {
+            let reports = state.reporting.contains(&row.peer);
+            PodRow { reports, ..row.clone() }
+        };
+        state.rows.values().map(row).collect()
+    }
+
+    /// Number of rows.
+    pub fn count(&self) -> usize {
+        self.0.state.lock().rows.len()
+    }
+
+    /// The version that the pod of this address runs; `None` if it has no stream here, or runs none
+    /// yet.
+    pub(super) fn version_of(&self, peer: &str) -> Option<i64> {
+        let state = self.0.state.lock();
+        let numbers = state.by_peer.get(peer)?;
+        let versions = numbers.iter().filter_map(|number| state.rows.get(number));
+        versions.map(|row| row.accepted).min().filter(|version| *version > 0)
+    }
+
+    /// Notes that the pod of this address reports hits. `None` if it does already, or if too many
+    /// do.
+    pub(super) fn note_reporting(&self, peer: &str) -> Option<Reporting> {
+        let mut state = self.0.state.lock();
+        if state.reporting.len() >= STREAMS_MAX || !state.reporting.insert(peer.to_owned()) {
+            return None;
+        }
+        drop(state);
+        self.0.changed.notify_one();
+        Some(Reporting { streams: self.clone(), peer: peer.to_owned() })
     }
 
     /// What the streams say of a `version`, of which the last change was `at` this time. Copies no
     /// row, because those who ask need no token.
     pub fn states(&self, version: i64, at: i64) -> StreamStates {
         StreamStates::of(self.0.state.lock().rows.values(), version, at)
+    }
+
+    /// Number of rows of pods that the rollout of this number chose. Copies no row either.
+    pub fn chosen_by(&self, rollout: i64) -> usize {
+        let state = self.0.state.lock();
+        state.rows.values().filter(|row| row.chosen_by == rollout).count()
     }
 
     /// Times from commits to acceptances so far.
@@ -191,7 +240,14 @@ impl Row {
 impl Drop for Row {
     fn drop(&mut self) {
         let mut state = self.streams.0.state.lock();
-        state.rows.remove(&self.number);
+        if let Some(row) = state.rows.remove(&self.number)
+            && let Some(numbers) = state.by_peer.get_mut(&row.peer)
+        {
+            numbers.retain(|number| *number != self.number);
+            if numbers.is_empty() {
+                state.by_peer.remove(&row.peer);
+            }
+        }
         if let Some(count) = state.peers.get_mut(&self.peer) {
             *count -= 1;
             if *count == 0 {
@@ -199,6 +255,13 @@ impl Drop for Row {
             }
         }
         drop(state);
+        self.streams.0.changed.notify_one();
+    }
+}
+
+impl Drop for Reporting {
+    fn drop(&mut self) {
+        self.streams.0.state.lock().reporting.remove(&self.peer);
         self.streams.0.changed.notify_one();
     }
 }

@@ -2,10 +2,17 @@
 
 use bytes::Bytes;
 pub(super) use envoy_types::pb::envoy::config::core::v3::Node;
+pub(super) use envoy_types::pb::envoy::config::endpoint::v3::ClusterStats;
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
+pub(super) use envoy_types::pb::envoy::service::load_stats::v3::load_reporting_service_server::{
+    LoadReportingService, LoadReportingServiceServer,
+};
+pub(super) use envoy_types::pb::envoy::service::load_stats::v3::{
+    LoadStatsRequest, LoadStatsResponse,
+};
 use envoy_types::pb::google::protobuf::Any;
 pub(super) use envoy_types::pb::google::protobuf::value::Kind;
-pub(super) use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
+pub(super) use envoy_types::pb::google::protobuf::{Duration, ListValue, Struct, Value};
 pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };

@@ -5,7 +5,7 @@ use sqlx::any::AnyRow;
 
 use super::page::PageQuery;
 use super::write::Cell;
-use super::{Store, StoreResult, Write};
+use super::{Rollout, Stage, Store, StoreResult, Write};
 
 /// One action.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +63,19 @@ impl Write {
             .bind(self.author.reason.clone());
         query.execute(&mut *self.tx).await?;
         Ok(())
+    }
+
+    /// Adds a step of a rollout to the audit log.
+    pub(crate) async fn note_rollout(
+        &mut self,
+        rollout: &Rollout,
+        stage: Stage,
+        version: i64,
+    ) -> StoreResult<()> {
+        let domains: Vec<_> = rollout.domains.iter().map(|it| &*it.domain).collect();
+        let (id, domains) = (rollout.id, domains.join(", "));
+        let subject = format!("{id}: {domains}: {}, version {version}", rollout.choice);
+        self.note_action(&format!("rollout.{}", stage.name()), &subject).await
     }
 }
 

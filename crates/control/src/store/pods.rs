@@ -7,7 +7,7 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::page::PageQuery;
-use super::write::{Cell, insert};
+use super::write::{Cell, bound, insert};
 use super::{Store, StoreResult};
 
 /// A stream that no replica has reported for so long is gone.
@@ -43,10 +43,14 @@ pub struct PodRow {
     pub refused: i64,
     /// Why.
     pub fault: String,
+    /// The rollout that chose it, whose step it was sent; 0 for none.
+    pub chosen_by: i64,
+    /// Whether it reports hits of its domains.
+    pub reports: bool,
 }
 
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
-                       accepted, refused, fault";
+                       accepted, refused, fault, chosen_by, reports";
 
 /// A text by which streams are ordered: node, replica and number.
 const PLACE: &str = "node || '\n' || replica || '\n' || SUBSTR('00000000000000000000' || \
@@ -71,6 +75,17 @@ impl Store {
         };
         let (rows, has_more) = query.fetch(&self.pool).await?;
         Ok((rows.iter().map(PodRow::read).collect::<StoreResult<_>>()?, has_more))
+    }
+
+    /// All streams that are open, without the texts of their agents and faults: these may be long.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn connected_pods(&self) -> StoreResult<Vec<PodRow>> {
+        let columns = COLUMNS.replace("agent", "'' AS agent").replace("fault", "'' AS fault");
+        let sql = format!("SELECT {columns} FROM pods WHERE seen_at > $1");
+        let rows = bound(&sql, vec![Cell::Int(gone_before())]).fetch_all(&self.pool).await?;
+        rows.iter().map(PodRow::read).collect()
     }
 
     /// Makes what `replica` reports exactly these streams, and forgets those of replicas that are
@@ -119,6 +134,8 @@ impl PodRow {
             Cell::Int(self.accepted),
             Cell::Int(self.refused),
             Cell::Text(self.fault),
+            Cell::Int(self.chosen_by),
+            Cell::Int(i64::from(self.reports)),
         ]
     }
 
@@ -137,6 +154,8 @@ impl PodRow {
             accepted: row.try_get(9)?,
             refused: row.try_get(10)?,
             fault: row.try_get(11)?,
+            chosen_by: row.try_get(12)?,
+            reports: row.try_get::<i64, _>(13)? != 0,
         })
     }
 }

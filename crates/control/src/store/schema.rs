@@ -9,7 +9,7 @@ use super::{Backend, StoreError, StoreResult};
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, &str, &str); 3] = [
+const MIGRATIONS: [(i64, &str, &str, &str); 4] = [
     (
         1,
         "schema",
@@ -21,6 +21,12 @@ const MIGRATIONS: [(i64, &str, &str, &str); 3] = [
         "append only",
         include_str!("../../migrations/0002_append_only.postgres.sql"),
         include_str!("../../migrations/0002_append_only.sqlite.sql"),
+    ),
+    (
+        3,
+        "rollouts",
+        include_str!("../../migrations/0003_rollouts.postgres.sql"),
+        include_str!("../../migrations/0003_rollouts.sqlite.sql"),
     ),
     (
         4,

@@ -21,6 +21,8 @@ pub struct VersionRow {
     pub reason: String,
     /// The version that it brings back.
     pub restores: Option<i64>,
+    /// The rollout that it is a step of.
+    pub rollout: Option<i64>,
 }
 
 /// What a version does with a domain.
@@ -70,16 +72,17 @@ impl Store {
             Some([]) => "AND 1 = 0".to_owned(),
             Some(domains) => {
                 let places = (3..).take(domains.len()).map(|place| format!("${place}"));
+                let places = places.collect::<Vec<_>>().join(",");
                 cells.extend(domains.iter().cloned().map(Cell::Text));
                 format!(
-                    "AND EXISTS (SELECT 1 FROM version_domains d WHERE d.version = versions.number \
-                     AND d.domain IN ({}))",
-                    places.collect::<Vec<_>>().join(",")
+                    "AND (EXISTS (SELECT 1 FROM version_domains d WHERE d.version = versions.number \
+                     AND d.domain IN ({places})) OR EXISTS (SELECT 1 FROM rollout_domains r \
+                     WHERE r.rollout = versions.rollout AND r.domain IN ({places})))"
                 )
             }
         };
         let sql = format!(
-            "SELECT number, at, author, reason, restores FROM versions WHERE number < $1 \
+            "SELECT number, at, author, reason, restores, rollout FROM versions WHERE number < $1 \
              {of_domains} ORDER BY number DESC LIMIT $2"
         );
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
@@ -110,6 +113,16 @@ impl Store {
         let version = rows.first().map_or(0, |(version, ..)| *version);
         let texts = rows.into_iter().filter_map(|(_, name, yaml)| name.zip(yaml));
         Ok((version, texts.collect()))
+    }
+
+    /// When a version was published, in milliseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// Fails if the database is not available, or has no such version.
+    pub async fn version_time(&self, number: i64) -> StoreResult<i64> {
+        let query = sqlx::query_as("SELECT at FROM versions WHERE number = $1").bind(number);
+        let (at,): (i64,) = query.fetch_one(&self.pool).await?;
+        Ok(at)
     }
 
     /// What the versions after `known` change, in their order. One statement, so that no version is
@@ -167,15 +180,26 @@ impl Write {
             if self.draft_state(&text.domain).await?.1 != text.changed {
                 return Err(StoreError::Moved(text.domain.clone()));
             }
-            let hash = text.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex());
-            let hash = hash.map(|it| it.to_string());
-            if self.note_published(text, hash.as_deref()).await? {
+            let hash = text.hash();
+            if self.note_published(&text.domain, text.changed, hash.as_deref()).await? {
                 changes.push((text, hash));
             }
         }
         if changes.is_empty() {
             return Ok(None);
         }
+        let version = self.add_version(restores, None).await?;
+        self.add_changes(version.number, changes).await?;
+        self.notify(version.number).await?;
+        Ok(Some(version))
+    }
+
+    /// Adds a version that changes nothing yet.
+    pub(super) async fn add_version(
+        &mut self,
+        restores: Option<i64>,
+        rollout: Option<i64>,
+    ) -> StoreResult<VersionRow> {
         let sql = "UPDATE counters SET version = version + 1 WHERE id = 1 RETURNING version";
         let (number,): (i64,) = sqlx::query_as(sql).fetch_one(&mut *self.tx).await?;
         let version = VersionRow {
@@ -184,39 +208,53 @@ impl Write {
             author: self.author.name.clone(),
             reason: self.author.reason.clone(),
             restores,
+            rollout,
         };
-        let sql = "INSERT INTO versions (number, at, author, reason, restores) \
-                   VALUES ($1, $2, $3, $4, $5)";
+        let sql = "INSERT INTO versions (number, at, author, reason, restores, rollout) \
+                   VALUES ($1, $2, $3, $4, $5, $6)";
         let query = sqlx::query(sql).bind(number).bind(self.at).bind(version.author.clone());
-        let query = query.bind(version.reason.clone()).bind(restores);
+        let query = query.bind(version.reason.clone()).bind(restores).bind(rollout);
         query.execute(&mut *self.tx).await?;
+        Ok(version)
+    }
+
+    /// Adds the domains that a version changes, each with the hash of its text.
+    async fn add_changes(
+        &mut self,
+        number: i64,
+        changes: Vec<(&PublishedText, Option<String>)>,
+    ) -> StoreResult<()> {
         for (text, hash) in &changes {
             self.keep_text(text, hash.as_deref()).await?;
         }
         let rows = changes.into_iter().map(|(text, hash)| {
             vec![Cell::Int(number), Cell::Text(text.domain.clone()), Cell::Nullable(hash)]
         });
-        self.insert("version_domains (version, domain, hash)", rows.collect()).await?;
-        self.notify(number).await?;
-        Ok(Some(version))
+        self.insert("version_domains (version, domain, hash)", rows.collect()).await
     }
 
-    /// Notes that the draft of a domain is published. Returns whether its text changes.
-    async fn note_published(
+    /// Notes that the draft of a domain is published as it was at its change `changed`. Returns
+    /// whether its text changes.
+    pub(super) async fn note_published(
         &mut self,
-        text: &PublishedText,
+        domain: &str,
+        changed: i64,
         hash: Option<&str>,
     ) -> StoreResult<bool> {
         let query = sqlx::query_as("SELECT hash FROM domains WHERE name = $1");
-        let row = query.bind(text.domain.clone()).fetch_optional(&mut *self.tx).await?;
+        let row = query.bind(domain.to_owned()).fetch_optional(&mut *self.tx).await?;
         let (former,): (Option<String>,) = row.unwrap_or_default();
-        let sql = "UPDATE domains SET published = changed, hash = $1 WHERE name = $2";
-        let query = sqlx::query(sql).bind(hash.map(str::to_owned)).bind(text.domain.clone());
-        query.execute(&mut *self.tx).await?;
+        let sql = "UPDATE domains SET published = $1, hash = $2 WHERE name = $3";
+        let query = sqlx::query(sql).bind(changed).bind(hash.map(str::to_owned));
+        query.bind(domain.to_owned()).execute(&mut *self.tx).await?;
         Ok(former.as_deref() != hash)
     }
 
-    async fn keep_text(&mut self, text: &PublishedText, hash: Option<&str>) -> StoreResult<()> {
+    pub(super) async fn keep_text(
+        &mut self,
+        text: &PublishedText,
+        hash: Option<&str>,
+    ) -> StoreResult<()> {
         let (Some(yaml), Some(hash)) = (&text.yaml, hash) else { return Ok(()) };
         let sql = "INSERT INTO texts (hash, yaml, bytes, rules) VALUES ($1, $2, $3, $4) \
                    ON CONFLICT (hash) DO NOTHING";
@@ -225,6 +263,15 @@ impl Write {
         let query = query.bind(size(yaml.len())).bind(size(text.rules));
         query.execute(&mut *self.tx).await?;
         Ok(())
+    }
+}
+
+// === impl PublishedText ===
+
+impl PublishedText {
+    /// The hash by which the text is stored.
+    pub(super) fn hash(&self) -> Option<String> {
+        self.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex().to_string())
     }
 }
 
@@ -238,6 +285,7 @@ impl VersionRow {
             author: row.try_get(2)?,
             reason: row.try_get(3)?,
             restores: row.try_get(4)?,
+            rollout: row.try_get(5)?,
         })
     }
 }

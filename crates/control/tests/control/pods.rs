@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 use super::support::{Call, Place, SOON, Server, now, places, rule, wait_for};
 use super::tokens::token;
@@ -23,15 +23,15 @@ const CONFIG: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimi
 pub(crate) const RULES: &str = "type.googleapis.com/ratelease.config.v1.Rules";
 
 /// How long a test waits for what must not happen.
-const NEVER: Duration = Duration::from_millis(700);
+pub(crate) const NEVER: Duration = Duration::from_millis(700);
 
 /// A rule file as a resource.
 #[derive(Clone, PartialEq, Message)]
-struct Rules {
+pub(crate) struct Rules {
     #[prost(string, tag = "1")]
-    name: String,
+    pub(crate) name: String,
     #[prost(string, tag = "2")]
-    yaml: String,
+    pub(crate) yaml: String,
 }
 
 /// A pod that a test plays.
@@ -45,11 +45,10 @@ pub(crate) struct Pod {
 impl Pod {
     /// Connects as a node and asks for these types.
     pub(crate) async fn connect(server: &Server, node: Node, types: &[&str]) -> Self {
-        let channel = Channel::from_shared(format!("http://{}", server.pods)).unwrap();
-        Self::over(channel.connect().await.unwrap(), node, types).await
+        Self::over(channel(server).await, node, types).await
     }
 
-    /// The same over a connection.
+    /// The same on a connection that has other streams too.
     pub(crate) async fn over(channel: Channel, node: Node, types: &[&str]) -> Self {
         let client = AggregatedDiscoveryServiceClient::new(channel);
         let mut client = client.max_decoding_message_size(64 << 20);
@@ -71,7 +70,7 @@ impl Pod {
         next.unwrap().expect("the stream goes on")
     }
 
-    pub(super) async fn gets_nothing(&mut self) {
+    pub(crate) async fn gets_nothing(&mut self) {
         let next = timeout(NEVER, self.responses.message()).await;
         assert!(next.is_err(), "{next:?}");
     }
@@ -80,7 +79,7 @@ impl Pod {
         self.answer(response, None).await;
     }
 
-    async fn refuse(&self, response: &DiscoveryResponse, why: &str) {
+    pub(crate) async fn refuse(&self, response: &DiscoveryResponse, why: &str) {
         let error = Status { code: 3, message: why.to_owned(), details: Vec::new() };
         self.answer(response, Some(error)).await;
     }
@@ -97,18 +96,24 @@ impl Pod {
     }
 }
 
+/// A connection to the port for pods.
+pub(crate) async fn channel(server: &Server) -> Channel {
+    let url = format!("http://{}", server.pods);
+    Endpoint::from_shared(url).unwrap().connect().await.unwrap()
+}
+
 pub(crate) fn node(id: &str, agent: &str) -> Node {
     let (id, user_agent_name) = (id.to_owned(), agent.to_owned());
     Node { id, user_agent_name, ..Node::default() }
 }
 
 /// The names of the resources.
-fn names(response: &DiscoveryResponse) -> Vec<String> {
+pub(crate) fn names(response: &DiscoveryResponse) -> Vec<String> {
     let all = response.resources.iter();
     all.map(|it| Rules::decode(&*it.value).unwrap().name).collect()
 }
 
-async fn pods(server: &Server) -> Vec<Value> {
+pub(crate) async fn pods(server: &Server) -> Vec<Value> {
     server.json("/v1/pods").await["pods"].as_array().unwrap().clone()
 }
 

@@ -84,13 +84,8 @@ impl App {
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
-        let rule_parts = RuleParts {
-            published: &published,
-            snapshot: snapshot.clone(),
-            clock,
-            meters: meters.clone(),
-        };
-        let watcher = rule_parts.watch(settings.xds, &rules, &threads.pages).await?;
+        let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone());
+        let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
         let store = open(store, &tracer);
@@ -117,10 +112,9 @@ impl App {
         };
         let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
-        let push = |it| threads.on_pages(|| pusher(it, &origin, clock, &sources));
         Ok(Self {
             admin: debug_pages(&listeners, &sources, &live),
-            push: telemetry.push.map(push),
+            push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
             grpc: bound.grpc,
             http: bound.http,
             debug: bound.debug,
@@ -145,6 +139,15 @@ impl App {
             banner,
         })
     }
+}
+
+fn rule_parts(
+    published: &Arc<CurrentRules>,
+    snapshot: Option<Arc<Snapshot>>,
+    clock: Clock,
+    meters: Option<Meters>,
+) -> RuleParts<'_> {
+    RuleParts { published, snapshot, clock, meters }
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.

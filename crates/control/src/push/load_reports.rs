@@ -1,0 +1,210 @@
+//! What pods report of a rollout: hits of its domains, by the load reporting service (LRS).
+//!
+//! ```text
+//! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ RolloutCounts
+//!  ◀── LoadStatsResponse: the domains of the rollout, and how often ── rollout begins or ends
+//! ```
+//! A pod is asked for nothing while no rollout is under way. A report counts for a step if the pod
+//! ran that step's version at the report before it too, so that no hit of other rules counts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::debug;
+
+use super::connections::ConnectedPod;
+use super::node::NodeInfo;
+use super::published::{PublishedRollout, PublishedSet};
+use super::selection::CertifiedNodes;
+use super::server::PodServer;
+use super::wire::{self, ClusterStats, LoadReportingService, LoadStatsRequest, LoadStatsResponse};
+use crate::store::{CountKey, HitCount};
+
+/// Pause between reports of a pod, for up to [`PODS_PER_SECOND`] pods; more have longer pauses.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Reports that this process takes in a second.
+const PODS_PER_SECOND: usize = 1000;
+
+/// Responses on their way to a pod.
+const RESPONSES_MAX: usize = 4;
+
+/// Maximum hits of a domain in one report. A pod decides some 10^6 in a second, so that more are a
+/// fault, which must not fill the counts.
+const HITS_MAX: u64 = 1 << 40;
+
+/// The category of hits that would have been dropped, but for shadow mode.
+const SHADOW: &str = "shadow";
+
+/// The reports of one pod.
+struct Reports {
+    server: PodServer,
+    responses: mpsc::Sender<LoadStatsResponse>,
+    peer: String,
+    certified: CertifiedNodes,
+    node: NodeInfo,
+    /// The domains that the pod was asked for.
+    asked: Vec<String>,
+    /// The step that the pod ran when it was asked, or at its last report.
+    step: Option<i64>,
+}
+
+#[tonic::async_trait]
+impl LoadReportingService for PodServer {
+    type StreamLoadStatsStream = BoxStream<'static, Result<LoadStatsResponse, Status>>;
+
+    async fn stream_load_stats(
+        &self,
+        request: Request<Streaming<LoadStatsRequest>>,
+    ) -> Result<Response<Self::StreamLoadStatsStream>, Status> {
+        let Some(pod) = request.extensions().get::<ConnectedPod>().cloned() else {
+            return Err(Status::internal("a stream without a connection"));
+        };
+        let certificate = pod.certificate.as_ref();
+        let certified = certificate.map(|it| self.selection.certified_by(it)).unwrap_or_default();
+        let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
+        let reports = Reports {
+            server: self.clone(),
+            responses,
+            peer: pod.address.to_string(),
+            certified,
+            node: NodeInfo::default(),
+            asked: Vec::new(),
+            step: None,
+        };
+        let guard = pod.begin_stream();
+        tokio::spawn(async move {
+            let _guard = guard;
+            reports.run(request.into_inner()).await;
+        });
+        Ok(Response::new(ReceiverStream::new(waiting).map(Ok).boxed()))
+    }
+}
+
+// === impl Reports ===
+
+impl Reports {
+    /// Takes reports until the pod or this process ends the stream.
+    async fn run(mut self, mut requests: Streaming<LoadStatsRequest>) {
+        let Ok(Some(first)) = requests.message().await else { return };
+        let Ok(node) = NodeInfo::of(first.node.unwrap_or_default()) else { return };
+        self.node = node;
+        let Some(_reporting) = self.server.streams.note_reporting(&self.peer) else { return };
+        loop {
+            let set = Arc::clone(&self.server.published.borrow_and_update());
+            if !self.ask(&set) {
+                return;
+            }
+            tokio::select! {
+                message = requests.message() => match message {
+                    Ok(Some(report)) => self.take(&report.cluster_stats),
+                    Ok(None) | Err(_) => return,
+                },
+                changed = self.server.published.changed() => if changed.is_err() { return },
+                () = self.responses.closed() => return,
+            }
+        }
+    }
+
+    /// Asks for the domains of the rollout, if they are others than before. Returns whether the
+    /// pod reads.
+    fn ask(&mut self, set: &PublishedSet) -> bool {
+        let domains = set.rollout.iter().flat_map(|it| it.domains.keys());
+        let is_of =
+            |name: &&String| self.server.selection.allows(&self.certified, &self.node.id, name);
+        let domains: Vec<_> = domains.filter(is_of).cloned().collect();
+        if domains == self.asked {
+            return true;
+        }
+        self.asked.clone_from(&domains);
+        self.step = set.rollout.as_deref().and_then(|it| self.step_of(it));
+        let pods = self.server.streams.count().div_ceil(PODS_PER_SECOND).max(1);
+        let interval = REPORT_INTERVAL * u32::try_from(pods).unwrap_or(u32::MAX);
+        let seconds = i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
+        let response = LoadStatsResponse {
+            clusters: domains,
+            load_reporting_interval: Some(wire::Duration { seconds, nanos: 0 }),
+            ..LoadStatsResponse::default()
+        };
+        self.responses.try_send(response).is_ok()
+    }
+
+    /// The step of the rollout, if the pod runs its version.
+    fn step_of(&self, rollout: &PublishedRollout) -> Option<i64> {
+        let runs = self.server.streams.version_of(&self.peer);
+        runs.filter(|version| *version >= rollout.version).map(|_| rollout.version)
+    }
+
+    /// Counts a report, unless some of its hits are of rules before the step.
+    fn take(&mut self, report: &[ClusterStats]) {
+        let set = Arc::clone(&self.server.published.borrow());
+        let Some(rollout) = set.rollout.as_deref() else { return };
+        let since = self.step;
+        self.step = self.step_of(rollout);
+        let counts = self.server.counts.clone();
+        if since != Some(rollout.version) {
+            return;
+        }
+        let is_chosen = rollout.chooses(&self.node);
+        for stats in report.iter().filter(|it| self.asked.contains(&it.cluster_name)) {
+            let Some(count) = read(stats) else {
+                let shown = ratelease_rules::excerpt(&self.node.id);
+                debug!(node = %shown, "a report of a pod is not counted: it contradicts itself");
+                continue;
+            };
+            let (version, domain) = (rollout.version, stats.cluster_name.clone());
+            counts.note(CountKey { version, domain, is_chosen }, &count);
+        }
+        counts.note_report();
+    }
+}
+
+/// The hits of a domain; `None` if they cannot be.
+fn read(stats: &ClusterStats) -> Option<HitCount> {
+    let issued = stats.upstream_locality_stats.iter().map(|it| it.total_issued_requests);
+    let issued = issued.fold(0_u64, u64::saturating_add);
+    let denied = stats.total_dropped_requests;
+    let shadow = stats.dropped_requests.iter().filter(|it| it.category == SHADOW);
+    let shadow = shadow.map(|it| it.dropped_count).fold(0_u64, u64::saturating_add);
+    let hits = issued.saturating_add(denied);
+    (hits <= HITS_MAX && shadow <= issued).then_some(HitCount { hits, denied, shadow })
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::config::endpoint::v3::UpstreamLocalityStats;
+    use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
+
+    use super::*;
+
+    fn stats(issued: u64, denied: u64, shadow: u64) -> ClusterStats {
+        let locality = UpstreamLocalityStats {
+            total_issued_requests: issued,
+            ..UpstreamLocalityStats::default()
+        };
+        let shadow = DroppedRequests { category: SHADOW.to_owned(), dropped_count: shadow };
+        ClusterStats {
+            upstream_locality_stats: vec![locality],
+            total_dropped_requests: denied,
+            dropped_requests: vec![shadow],
+            ..ClusterStats::default()
+        }
+    }
+
+    #[test]
+    fn hits_are_those_that_passed_and_those_that_were_dropped() {
+        let expected = HitCount { hits: 10, denied: 3, shadow: 2 };
+        assert_eq!(read(&stats(7, 3, 2)), Some(expected));
+        assert_eq!(read(&ClusterStats::default()), Some(HitCount::default()));
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_is_not_counted() {
+        assert_eq!(read(&stats(1, 0, 2)), None, "more in shadow than passed");
+        assert_eq!(read(&stats(u64::MAX, u64::MAX, 0)), None);
+    }
+}

@@ -1,0 +1,272 @@
+//! Gradual change: what chosen pods get, and what is refused meanwhile.
+
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
+use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
+use prost::Message;
+use serde_json::{Value, json};
+
+use super::pods::{Pod, RULES, Rules, node, pods};
+use super::support::{Call, Place, Server, places, rule, wait_for};
+use super::tokens::token;
+
+/// A node of a zone.
+pub(crate) fn node_in(id: &str, zone: &str) -> Node {
+    let kind = Some(Kind::StringValue(zone.to_owned()));
+    let metadata = Struct { fields: [("zone".to_owned(), Field { kind })].into() };
+    Node { metadata: Some(metadata), ..node(id, "test") }
+}
+
+/// A rollout of the draft to the pods of the zone a.
+pub(crate) fn to_zone_a(stage: &str) -> Value {
+    json!({"pods": {"label": {"key": "zone", "value": "a"}}, "stage": stage})
+}
+
+/// The text of the domain `shop`.
+pub(crate) fn shop_of(set: &DiscoveryResponse) -> String {
+    let all = set.resources.iter().map(|it| Rules::decode(&*it.value).unwrap());
+    all.filter(|it| it.name == "shop").map(|it| it.yaml).collect()
+}
+
+/// Sends a request that has to succeed, and returns the version that it made.
+#[track_caller]
+pub(crate) fn version_of(answer: &super::support::Answer, status: u16) -> String {
+    assert_eq!(answer.status, status, "{answer:?}");
+    answer.json()["version"].to_string()
+}
+
+/// A pod of a zone that runs the version that it is sent first.
+pub(crate) async fn running(server: &Server, id: &str, zone: &str) -> (Pod, DiscoveryResponse) {
+    let mut pod = Pod::connect(server, node_in(id, zone), &[RULES]).await;
+    let set = pod.next().await;
+    pod.accept(&set).await;
+    (pod, set)
+}
+
+/// Waits until this version is pushed to pods that connect.
+pub(crate) async fn pushed(server: &Server, version: i64) {
+    let line = format!("ratelease_control_version {version}\n");
+    let is = async || server.get("/metrics").await.text.contains(&line).then_some(());
+    wait_for(&format!("the push of {version}"), is).await;
+}
+
+/// Publishes a limit of 5, and makes one of 3 the draft.
+pub(crate) async fn prepare(server: &Server) {
+    let (added, tag) = server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    let path = format!("/v1/rules/{}", added["id"].as_str().unwrap());
+    let limit = json!({"rate_limit": {"unit": "hour", "requests_per_unit": 3}});
+    let change = Call::new("PUT", &path).header("if-match", &tag).json(&limit);
+    let changed = server.send(change).await;
+    assert_eq!(changed.status, 200, "{changed:?}");
+}
+
+#[tokio::test]
+async fn chosen_pods_count_then_enforce_and_then_all_do() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        let (mut chosen, _) = running(&server, "one", "a").await;
+        let (mut other, _) = running(&server, "two", "b").await;
+        let begun = server.post("/v1/rollouts?reason=tighter", &to_zone_a("shadow")).await;
+        assert_eq!(version_of(&begun, 201), "2");
+        let set = chosen.next().await;
+        assert_eq!(set.version_info, "2");
+        let text = shop_of(&set);
+        assert!(text.contains("requests_per_unit: 3") && text.contains("shadow_mode: true"));
+        chosen.accept(&set).await;
+        let are_told = async || {
+            let pods = pods(&server).await;
+            let current = pods.iter().filter(|it| it["accepted"] == 2).count() == 2;
+            let chosen: Vec<_> = pods.iter().map(|it| &it["rollout"]).collect();
+            (current && chosen == [&json!(1), &Value::Null]).then_some(())
+        };
+        wait_for("pods that are chosen or not, and current", are_told).await;
+
+        // A domain of the rollout waits; others are published to all.
+        let refused = server.post("/v1/publish", &json!({"domains": ["shop"]})).await;
+        assert_eq!((refused.status, &refused.json()["rollout"]), (409, &json!(1)), "{refused:?}");
+        assert_eq!(server.post("/v1/rollouts", &to_zone_a("shadow")).await.status, 409);
+        let bank = server.post("/v1/rules?publish=true", &rule("bank", "card", "", 1)).await;
+        assert_eq!(bank.status, 201, "{bank:?}");
+        for pod in [&mut chosen, &mut other] {
+            let set = pod.next().await;
+            assert_eq!((&*set.version_info, set.resources.len()), ("3", 2));
+            assert_eq!(shop_of(&set).contains("shadow_mode"), shop_of(&set) == text);
+            pod.accept(&set).await;
+        }
+
+        let enforced = json!({"stage": "enforced"});
+        let path = "/v1/rollouts/1/advance";
+        assert_eq!(version_of(&server.post(path, &enforced).await, 200), "4");
+        assert_eq!(version_of(&server.post(path, &enforced).await, 200), "4", "a repeat");
+        let set = chosen.next().await;
+        assert_eq!(set.version_info, "4");
+        assert!(shop_of(&set).contains("requests_per_unit: 3"), "{}", shop_of(&set));
+        assert!(!shop_of(&set).contains("shadow_mode"), "{}", shop_of(&set));
+        chosen.accept(&set).await;
+        // What is changed in the draft meanwhile is no part of it.
+        server.add(&rule("shop", "later", "", 1)).await;
+        let all = server.post(path, &json!({"stage": "all"})).await;
+        assert_eq!(version_of(&all, 200), "5");
+        let set = other.next().await;
+        assert_eq!(set.version_info, "5");
+        assert!(shop_of(&set).contains("requests_per_unit: 3"), "{}", shop_of(&set));
+        assert!(!shop_of(&set).contains("later"), "{}", shop_of(&set));
+        chosen.gets_nothing().await;
+        assert_eq!(server.post(path, &json!({"stage": "enforced"})).await.status, 409);
+        let shown = server.json("/v1/rollouts/1").await;
+        let stages: Vec<_> =
+            shown["steps"].as_array().unwrap().iter().map(|it| &it["stage"]).collect();
+        assert_eq!(stages, ["shadow", "enforced", "all"], "{shown}");
+        assert_eq!(shown["steps"][0]["reason"], "tighter", "{shown}");
+        let versions = server.json("/v1/versions").await;
+        assert_eq!(versions["versions"][0]["rollout"], 1, "{versions}");
+        let log = server.json("/v1/audit").await.to_string();
+        for action in ["rollout.shadow", "rollout.enforced", "rollout.all"] {
+            assert!(log.contains(action), "{log}");
+        }
+        let version = server.publish().await;
+        assert_eq!(version, 6, "the later change");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_rollout_survives_a_restart_and_pods_that_go_back_get_a_higher_version() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        let begun = server.post("/v1/rollouts", &to_zone_a("enforced")).await;
+        assert_eq!(version_of(&begun, 201), "2");
+        server.stop().await;
+        let server = place.serve().await;
+        let (mut chosen, set) = running(&server, "one", "a").await;
+        assert_eq!(set.version_info, "2", "a pod that joins");
+        assert!(shop_of(&set).contains("requests_per_unit: 3"), "{}", shop_of(&set));
+        let (_other, set) = running(&server, "two", "b").await;
+        assert!(shop_of(&set).contains("requests_per_unit: 5"), "{}", shop_of(&set));
+        let aborted = server.post("/v1/rollouts/1/abort?reason=enough", &Value::Null).await;
+        assert_eq!(version_of(&aborted, 200), "3");
+        let set = chosen.next().await;
+        assert_eq!(set.version_info, "3");
+        assert!(shop_of(&set).contains("requests_per_unit: 5"), "{}", shop_of(&set));
+        server.stop().await;
+        // The version does not go back either, though nothing was published with it.
+        let server = place.serve().await;
+        let (_pod, set) = running(&server, "one", "a").await;
+        assert_eq!(set.version_info, "3");
+        // The draft is as it was.
+        let check = server.post("/v1/check", &Value::Null).await.json();
+        assert_eq!(check["differences"][0]["domain"], "shop", "{check}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_domain_that_is_added_or_removed_is_rolled_out_too() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let (added, tag) = server.add(&rule("shop", "user", "", 5)).await;
+    server.publish().await;
+    server.add(&rule("bank", "card", "", 1)).await;
+    let path = format!("/v1/rules/{}", added["id"].as_str().unwrap());
+    server.send(Call::new("DELETE", &path).header("if-match", &tag)).await;
+    let begun = server.post("/v1/rollouts", &to_zone_a("shadow")).await;
+    assert_eq!(begun.json()["domains"], json!(["bank", "shop"]), "{begun:?}");
+    pushed(&server, 2).await;
+    let (mut pod, set) = running(&server, "one", "a").await;
+    assert_eq!(super::pods::names(&set), ["bank", "shop"], "what is removed stays in shadow");
+    server.post("/v1/rollouts/1/advance", &json!({"stage": "enforced"})).await;
+    let set = pod.next().await;
+    assert_eq!(super::pods::names(&set), ["bank"]);
+    pod.accept(&set).await;
+    server.post("/v1/rollouts/1/abort", &Value::Null).await;
+    assert_eq!(super::pods::names(&pod.next().await), ["shop"]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_rollout_that_cannot_be_is_refused_with_every_fault() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let percent = |percent: i64| json!({"pods": {"percent": percent}});
+    server.add(&rule("shop", "user", "", 5)).await;
+    let first = server.post("/v1/rollouts", &percent(50)).await;
+    assert_eq!(first.status, 409, "nothing was published: {first:?}");
+    server.publish().await;
+    assert_eq!(server.post("/v1/rollouts", &percent(50)).await.status, 409, "nothing changed");
+    server.add(&rule("shop", "path", "", 5)).await;
+    let with = |bound: Value| json!({"pods": {"percent": 50}, "bound": bound});
+    let both = json!({"pods": {"percent": 0}, "bound": {"denied_share": 2, "hits_min": 0}});
+    let label = json!({"pods": {"label": {"key": "", "value": "\u{0}"}}});
+    for (body, fields) in [
+        (percent(0), vec!["pods.percent"]),
+        (percent(101), vec!["pods.percent"]),
+        (percent(-1), vec!["pods.percent"]),
+        (json!({"pods": {"percent": 12.5}}), vec!["pods.percent"]),
+        (json!({"pods": {}}), vec!["pods"]),
+        (json!({"pods": {"percent": 1, "label": {"key": "a", "value": "b"}}}), vec!["pods"]),
+        (label, vec!["pods.label.key", "pods.label.value"]),
+        (with(json!({"denied_share": -0.1})), vec!["bound.denied_share"]),
+        (with(json!({"denied_share": 1.1})), vec!["bound.denied_share"]),
+        (with(json!({"denied_share": "a lot"})), vec!["bound.denied_share"]),
+        (both, vec!["pods.percent", "bound.denied_share", "bound.hits_min"]),
+        (json!({"pods": {"percent": 1}, "stage": "all"}), vec!["stage"]),
+    ] {
+        let refused = server.post("/v1/rollouts", &body).await;
+        assert_eq!((refused.status, refused.fields()), (422, fields_of(&fields)), "{body}");
+    }
+    for number in ["NaN", "1e999"] {
+        let text =
+            format!("{{\"pods\":{{\"percent\":1}},\"bound\":{{\"denied_share\":{number}}}}}");
+        let call = Call::new("POST", "/v1/rollouts").body("application/json", text.as_bytes());
+        assert_eq!(server.send(call).await.status, 400, "{number}");
+    }
+    for path in ["/v1/rollouts/1", "/v1/rollouts/x", "/v1/rollouts/99999999999999999999"] {
+        assert_eq!(server.get(path).await.status, 404, "{path}");
+        let body = json!({"stage": "all"});
+        assert_eq!(server.post(&format!("{path}/advance"), &body).await.status, 404, "{path}");
+        assert_eq!(server.post(&format!("{path}/abort"), &Value::Null).await.status, 404, "{path}");
+    }
+    assert_eq!(server.json("/v1/rollouts").await, json!({"rollouts": []}));
+    server.stop().await;
+}
+
+fn fields_of(fields: &[&str]) -> Vec<String> {
+    fields.iter().map(|it| (*it).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_token_takes_steps_of_its_own_domains_alone() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.import("domain: shop\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n").await;
+    server.import("domain: bank\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n").await;
+    server.publish().await;
+    server.add(&rule("shop", "user", "", 5)).await;
+    server.add(&rule("bank", "user", "", 5)).await;
+    let create = |domain| ["create", "--name", domain, "--access", "write", "--domains", domain];
+    let shop = token(&place, &create("shop")).await.unwrap();
+    let lab = token(&place, &create("lab")).await.unwrap();
+    let read = token(&place, &["create", "--name", "viewer"]).await.unwrap();
+    let post = async |token: &str, path: &str, body: Value| {
+        server.send(Call::new("POST", path).token(token).json(&body)).await.status
+    };
+    let named = json!({"domains": ["bank"], "pods": {"percent": 50}});
+    assert_eq!(post(&shop, "/v1/rollouts", named).await, 403);
+    assert_eq!(post(&read, "/v1/rollouts", json!({"pods": {"percent": 50}})).await, 403);
+    // Without names it takes what the token may use; that of all domains takes both.
+    let begun = server.post("/v1/rollouts", &json!({"pods": {"percent": 50}})).await;
+    assert_eq!(begun.json()["domains"], json!(["bank", "shop"]), "{begun:?}");
+    let all = json!({"stage": "all"});
+    assert_eq!(post(&shop, "/v1/rollouts/1/advance", all.clone()).await, 403);
+    assert_eq!(post(&shop, "/v1/rollouts/1/abort", Value::Null).await, 403);
+    assert_eq!(post(&lab, "/v1/rollouts/1/abort", Value::Null).await, 404);
+    let shown = server.send(Call::new("GET", "/v1/rollouts/1").token(&shop)).await;
+    assert!(!shown.text.contains("bank") && shown.text.contains("shop"), "{shown:?}");
+    let shown = server.send(Call::new("GET", "/v1/rollouts").token(&lab)).await;
+    assert_eq!(shown.json(), json!({"rollouts": []}));
+    assert_eq!(server.post("/v1/rollouts/1/advance", &all).await.status, 200);
+    server.stop().await;
+}
