@@ -6,6 +6,7 @@ mod control_plane;
 mod gateway;
 mod large;
 mod published;
+mod rollout;
 mod scoped;
 mod stream;
 mod together;

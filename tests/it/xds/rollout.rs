@@ -1,0 +1,205 @@
+//! Gradual change: rules that some real pods enforce before the others.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{SOON, call, has_limit, spawn};
+use crate::support::control::Control;
+use crate::support::now;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::Connection;
+
+/// Four pods, and whether the first rollout of a database chooses half of all pods with them: the
+/// hash of the rollout and the id says so.
+const PODS: [(&str, bool); 4] =
+    [("pod-0", false), ("pod-1", true), ("pod-2", false), ("pod-3", true)];
+
+/// How long all pods may take to go back after the hits that exceed the bound, on a machine that
+/// also compiles. Reports come each second.
+const BACK_MAX: Duration = Duration::from_secs(6);
+
+/// A pod, and a connection to it.
+struct Pod {
+    pod: Ratelease,
+    connection: Connection,
+    is_chosen: bool,
+    _dir: TempDir,
+}
+
+impl Pod {
+    /// Sends a request. Returns whether it is denied.
+    async fn denies(&self) -> bool {
+        let reply = call(&self.connection, "shop", "user").await;
+        reply.is_over_limit().unwrap_or_else(|| panic!("{reply:?}"))
+    }
+}
+
+fn limit(requests: u32) -> Value {
+    let rate_limit = json!({"unit": "hour", "requests_per_unit": requests});
+    json!({"domain": "shop", "entries": [{"key": "user"}], "rate_limit": rate_limit})
+}
+
+/// Publishes a limit that no test reaches, and makes one that all reach the draft.
+async fn prepare(control: &Control) {
+    let added = control.call("POST", "/v1/rules?publish=true", &limit(1_000_000)).await;
+    let path = format!("/v1/rules/{}", added["id"].as_str().unwrap());
+    let change = json!({"rate_limit": limit(2)["rate_limit"]});
+    control.call("PUT", &path, &change).await;
+}
+
+/// Starts the pods, each of which counts by itself.
+async fn pods(control: &Control) -> Vec<Pod> {
+    let mut pods = Vec::new();
+    let server = control.pods.to_string();
+    let spawned = PODS.map(|(id, is_chosen)| {
+        let env = [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("CONFIG_GRPC_XDS_NODE_ID", id)];
+        (spawn(&server, &env), is_chosen)
+    });
+    for ((pod, dir), is_chosen) in spawned {
+        pod.ready().await;
+        let connection = Connection::open(pod.grpc).await;
+        pods.push(Pod { pod, connection, is_chosen, _dir: dir });
+    }
+    pods
+}
+
+async fn rollout(control: &Control) -> Value {
+    control.call("GET", "/v1/rollouts/1", &Value::Null).await
+}
+
+/// Waits until each pod runs the rollout's version, and reports. For half a minute after a control
+/// plane is killed, the pods that it had are shown too, with the version that they had.
+async fn all_run(control: &Control) {
+    let run = async || {
+        let shown = rollout(control).await;
+        let is_ready = |group: &Value| {
+            group["current"].as_u64().is_some_and(|it| it >= 2) && group["without_reports"] == 0
+        };
+        is_ready(&shown["pods"]["chosen"]) && is_ready(&shown["pods"]["others"])
+    };
+    control.process.until("two pods of each group", SOON, run).await;
+}
+
+/// Sends requests until the hits of both groups are as `is` wants them. Returns the rollout, and
+/// the number of requests to the chosen pods.
+async fn hits(control: &Control, pods: &[Pod], is: impl Fn(&Value) -> bool) -> (Value, u64) {
+    let (end, mut sent) = (now() + 2 * SOON, 0);
+    loop {
+        for pod in pods {
+            pod.denies().await;
+            sent += u64::from(pod.is_chosen);
+        }
+        let shown = rollout(control).await;
+        if is(&shown["domains"][0]) {
+            return (shown, sent);
+        }
+        assert!(now() < end, "hits that are not reported: {shown}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until no pod denies. Returns when that was.
+async fn none_denies(pods: &[Pod]) -> Instant {
+    for pod in pods {
+        let passes = async || !pod.denies().await;
+        pod.pod.process.until("a request that passes", SOON, passes).await;
+    }
+    now()
+}
+
+#[tokio::test]
+async fn exactly_the_chosen_pods_enforce_a_rollout_and_all_go_back_above_its_bound() {
+    let control = Control::start().await;
+    prepare(&control).await;
+    let pods = pods(&control).await;
+    let body = json!({"pods": {"percent": 50}, "bound": {"denied_share": 0.5, "hits_min": 40}});
+    control.call("POST", "/v1/rollouts?reason=tighter", &body).await;
+    all_run(&control).await;
+    let is_counted = |domain: &Value| {
+        let count = |group: &str, name: &str| domain[group][name].as_u64().unwrap();
+        count("chosen", "shadow_denied") > 0 && count("others", "hits") > 0
+    };
+    let (shown, sent) = hits(&control, &pods, is_counted).await;
+    let domain = &shown["domains"][0];
+    assert_eq!((&domain["chosen"]["denied"], &domain["others"]["denied"]), (&json!(0), &json!(0)));
+    assert_eq!(domain["others"]["shadow_denied"], 0, "{shown}");
+    assert!(domain["chosen"]["hits"].as_u64().unwrap() <= sent, "{sent}: {shown}");
+
+    // The control plane is killed and comes back: the rollout goes on, and no hit counts twice.
+    let control = control.restart().await;
+    all_run(&control).await;
+    let before = rollout(&control).await["domains"][0]["chosen"]["hits"].as_u64().unwrap();
+    let more = |domain: &Value| domain["chosen"]["hits"].as_u64().unwrap() > before;
+    let (shown, sent_later) = hits(&control, &pods, more).await;
+    let total = shown["domains"][0]["chosen"]["hits"].as_u64().unwrap();
+    assert!(total <= sent + sent_later, "{total} of {sent} and {sent_later}: {shown}");
+
+    let body = json!({"stage": "enforced", "force": true});
+    control.call("POST", "/v1/rollouts/1/advance", &body).await;
+    all_run(&control).await;
+    for pod in &pods {
+        let denied = [pod.denies().await, pod.denies().await, pod.denies().await];
+        assert_eq!(denied[2], pod.is_chosen, "{denied:?}");
+    }
+    // Above the bound: all go back.
+    let mut denied = 0;
+    let end = now() + 2 * SOON;
+    let began = now();
+    while rollout(&control).await["stage"] == "enforced" {
+        for pod in pods.iter().filter(|it| it.is_chosen) {
+            denied += u32::from(pod.denies().await);
+        }
+        assert!(now() < end, "{denied} hits were denied, and the rollout goes on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let rolled_back = now();
+    let back = none_denies(&pods).await;
+    eprintln!(
+        "{denied} hits were denied: rolled back after {:?}, all pods back {:?} later",
+        rolled_back - began,
+        back - rolled_back
+    );
+    assert!(back - began < BACK_MAX, "{:?}", back - began);
+    let shown = rollout(&control).await;
+    assert_eq!(shown["stage"], "rolled_back", "{shown}");
+    assert_eq!(shown["steps"][2]["author"], "rollout", "{shown}");
+    for pod in pods {
+        assert_eq!(pod.pod.count("xds_refused"), 0);
+        assert_eq!(pod.pod.stop().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_rollout_goes_to_all_pods_and_one_that_joins_belongs_to_its_group() {
+    let control = Control::start().await;
+    prepare(&control).await;
+    let label = json!({"label": {"key": "zone", "value": "a"}});
+    let body = json!({"pods": label, "stage": "enforced"});
+    control.call("POST", "/v1/rollouts", &body).await;
+    let server = control.pods.to_string();
+    let mut pods = Vec::new();
+    for zone in ["zone=a", "zone=b"] {
+        let env = [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("CONFIG_GRPC_XDS_NODE_METADATA", zone)];
+        let (pod, dir) = spawn(&server, &env);
+        pod.ready().await;
+        let connection = Connection::open(pod.grpc).await;
+        pods.push(Pod { pod, connection, is_chosen: zone == "zone=a", _dir: dir });
+    }
+    for pod in &pods {
+        // Rule files come after the empty set of the other type.
+        let is_limited = async || has_limit(&pod.connection, "shop", "user").await;
+        pod.pod.process.until("limiting users", SOON, is_limited).await;
+        let denied = [pod.denies().await, pod.denies().await, pod.denies().await];
+        assert_eq!(denied[2], pod.is_chosen, "{denied:?}");
+    }
+    control.call("POST", "/v1/rollouts/1/advance", &json!({"stage": "all"})).await;
+    for pod in &pods {
+        let denies = async || pod.denies().await;
+        pod.pod.process.until("a request that is denied", SOON, denies).await;
+    }
+    for pod in pods {
+        assert_eq!(pod.pod.stop().await, 0);
+    }
+}
