@@ -75,8 +75,9 @@ impl Store {
                 let places = places.collect::<Vec<_>>().join(",");
                 cells.extend(domains.iter().cloned().map(Cell::Text));
                 format!(
-                    "AND (EXISTS (SELECT 1 FROM version_domains d WHERE d.version = versions.number \
-                     AND d.domain IN ({places})) OR EXISTS (SELECT 1 FROM rollout_domains r \
+                    "AND (EXISTS (SELECT 1 FROM version_domains d \
+                     WHERE d.version = versions.number AND d.domain IN ({places})) \
+                     OR EXISTS (SELECT 1 FROM rollout_domains r \
                      WHERE r.rollout = versions.rollout AND r.domain IN ({places})))"
                 )
             }
