@@ -49,9 +49,10 @@ pub use openapi::document as openapi;
 pub use problem::{FieldFault, Problem};
 pub use serve::serve;
 
+use crate::auth::Caller;
 use crate::page;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
-use crate::rates::Rates;
+use crate::rates::{Place, Rates};
 use crate::store::{PublisherLock, Store};
 
 const MIB: usize = 1 << 20;
@@ -97,6 +98,7 @@ pub struct App {
 struct PublisherTurn<'a> {
     _all: PublisherLock,
     _own: MutexGuard<'a, ()>,
+    _place: Place<'a>,
 }
 
 // === impl App ===
@@ -119,10 +121,12 @@ impl App {
 
     /// Waits until this request alone publishes, of all replicas. Held from the compilation of what
     /// is published to its commit.
-    async fn publisher_turn(&self) -> Result<PublisherTurn<'_>, Problem> {
+    async fn publisher_turn(&self, caller: &Caller) -> Result<PublisherTurn<'_>, Problem> {
+        let place = self.rates.publishers.take(&caller.name).await;
         // The lock of the process comes first: those that wait for it hold no connection.
         let own = self.publishers.lock().await;
-        Ok(PublisherTurn { _all: self.store.lock_publishers().await?, _own: own })
+        let all = self.store.lock_publishers().await?;
+        Ok(PublisherTurn { _all: all, _own: own, _place: place })
     }
 
     /// Has a version that was just committed be pushed at once.

@@ -103,6 +103,7 @@ mod tests {
         for way in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
             assert!(!text.contains(way), "{way}");
         }
+        let text = text.replace("http://www.w3.org/2000/svg", ""); // a name in the icon
         assert!(!text.contains("http://") && !text.contains("https://"), "of another place");
         assert!(!policy.contains("unsafe"), "{policy}");
     }

@@ -58,6 +58,8 @@ pub struct Rates {
     pub requests: Places,
     /// Those of them that are about whole domains.
     pub long: Places,
+    /// Those of them that publish, one of each token: they wait for each other, in order.
+    pub publishers: Places,
 }
 
 /// Tokens that were valid when they were last used, the oldest first. Only valid ones enter, so
@@ -112,6 +114,7 @@ impl Rates {
             known: Mutex::default(),
             requests: Places::new(usize::MAX, REQUESTS_MAX),
             long: Places::new(LONG_MAX, LONG_OF_TOKEN_MAX),
+            publishers: Places::new(usize::MAX, 1),
         }
     }
 

@@ -53,6 +53,9 @@ pub struct Loaded {
 
 /// Maximum number of descriptors in one load, over all files.
 const DESCRIPTORS_MAX: usize = 4_000_000;
+
+/// Maximum bytes of the name of a domain: each of its dots may begin another domain's path.
+const DOMAIN_BYTES_MAX: usize = 1024;
 /// Maximum size, in bytes, of all paths and patterns of the rules of one load. Each rule holds the
 /// text of all its levels, so a long key above many children is copied for each of them.
 const PATH_BYTES_MAX: usize = 256 << 20;
@@ -235,6 +238,14 @@ impl<'f> Compiler<'f> {
                     "config file cannot have empty domain; add a line such as 'domain: shop'";
                 self.findings.fault(place, message);
             }
+            return None;
+        }
+        if name.len() > DOMAIN_BYTES_MAX {
+            let message = format!(
+                "the domain has {} bytes; expected at most {DOMAIN_BYTES_MAX}: shorten it",
+                name.len()
+            );
+            self.findings.fault(place, message);
             return None;
         }
         let domain = self.domains.remove(name)?;

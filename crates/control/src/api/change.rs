@@ -80,7 +80,7 @@ pub(super) async fn make(
         let reply = apply(&mut write, domain, edit, change).await?;
         return reply.finish(app, call, write).await;
     }
-    let _turn = app.publisher_turn().await?;
+    let _turn = app.publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         if let Some(response) = attempt(app, call, domain, change).await? {
             return Ok(response);

@@ -109,7 +109,7 @@ pub(super) async fn import(
         let (imported, _) = replace(&mut write, &documents, false).await?;
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
-    let _turn = app.publisher_turn().await?;
+    let _turn = app.publisher_turn(&call.caller).await?;
     let changed = vec![0; documents.len()];
     let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
     for _ in 0..ATTEMPTS_MAX {

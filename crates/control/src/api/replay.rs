@@ -1,14 +1,13 @@
 //! A dry run on traffic: decides the requests of a log under the draft and under what is published.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use axum::Json;
 use axum::extract::State;
 use ratelease_replay::{FormatFault, LineFormat, Mapping};
 use ratelease_rules::{Options, Rules, Source, load};
 use serde::Deserialize;
-use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 
@@ -19,6 +18,7 @@ use super::publishing::compile_all;
 use super::replay_report::{Comparison, ReplayReport};
 use super::{App, MIB};
 use crate::auth::Caller;
+use crate::rates::Places;
 use crate::store::StoreError;
 
 /// Maximum bytes of a body: some 100 000 lines.
@@ -30,7 +30,11 @@ const REPLAYS_MAX: usize = 2;
 /// Number of lines between looks at whether the client is still there.
 const LINES_PER_CHECK: usize = 1024;
 
-static REPLAYS: Semaphore = Semaphore::const_new(REPLAYS_MAX);
+/// Maximum bytes of a line: JSON takes up to a hundred times its bytes while it is read.
+const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// One of each token, so that none keeps all others waiting.
+static REPLAYS: LazyLock<Places> = LazyLock::new(|| Places::new(REPLAYS_MAX, 1));
 
 /// A log, and how its lines become requests, as for `ratectl replay`.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -79,8 +83,7 @@ pub(super) async fn replay(
     }
     let mappings = mappings(&input.descriptors)?;
     let sets = rule_sets(&app, &call.caller).await?;
-    let place = REPLAYS.acquire().await;
-    let place = place.map_err(|error| StoreError::Internal(error.to_string()))?;
+    let place = REPLAYS.take(&call.caller.name).await;
     let is_cancelled = Arc::new(AtomicBool::new(false));
     let cancel = CancelOnDrop(Arc::clone(&is_cancelled));
     let replayed = spawn_blocking(move || {
@@ -168,7 +171,9 @@ fn run(
             break;
         }
         let line = line.trim();
-        if !line.is_empty() {
+        if line.len() > LINE_BYTES_MAX {
+            comparison.note_unreadable(at + 1, || format!("longer than {LINE_BYTES_MAX} bytes"));
+        } else if !line.is_empty() {
             comparison.line(at + 1, line, &format).map_err(|fault| no_request(at + 1, &fault))?;
         }
     }

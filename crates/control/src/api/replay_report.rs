@@ -147,9 +147,14 @@ impl<'r> Comparison<'r> {
     ) -> Result<(), FormatFault> {
         let read = format.request(line, |at, request| self.request(number, at, request))?;
         if let Err(why) = read {
-            self.draft.counts.note_unreadable("", number as u64, || why);
+            self.note_unreadable(number, || why);
         }
         Ok(())
+    }
+
+    /// Notes a line that stands for no request.
+    pub(super) fn note_unreadable(&mut self, number: usize, why: impl FnOnce() -> String) {
+        self.draft.counts.note_unreadable("", number as u64, why);
     }
 
     fn request(&mut self, number: usize, at: u64, request: &Request<'_>) {

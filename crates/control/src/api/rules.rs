@@ -23,6 +23,12 @@ use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
 use crate::store::{RuleFilter, RulePosition, StoredRule, Write};
 
+/// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
+const SEARCH_BYTES_MAX: usize = 128;
+
+/// Maximum bytes of the fields of a rule, which its history keeps twice for each change.
+const SETTINGS_BYTES_MAX: usize = 64 << 10;
+
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(super) struct RuleView {
@@ -108,7 +114,8 @@ pub(super) struct ListQuery {
     scope: Option<String>,
     /// Whose first entry has this value; empty for rules without one.
     value: Option<String>,
-    /// Whose entries or settings contain this text.
+    /// Whose entries or settings contain this text, of at most 128 bytes.
+    #[param(max_length = 128)]
     q: Option<String>,
     /// At most so many, up to 1000; 100 by default.
     #[param(minimum = 1, maximum = 1000)]
@@ -138,6 +145,10 @@ pub(super) async fn list(
     let ListQuery { domain, scope, value, q, limit, cursor } = query;
     for (name, text) in [("domain", &domain), ("scope", &scope), ("value", &value), ("q", &q)] {
         check_text(name, text.as_deref().unwrap_or_default())?;
+    }
+    if q.as_ref().is_some_and(|it| it.len() > SEARCH_BYTES_MAX) {
+        let fault = FieldFault::of("q", "is too long; expected at most 128 bytes");
+        return Err(Problem::faults("the query has a fault", vec![fault]));
     }
     if let Some(domain) = &domain {
         caller.need_domain(domain)?;
@@ -329,6 +340,11 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
     let misplaced: Vec<_> = misplaced.collect();
     if !misplaced.is_empty() {
         return Err(Problem::faults("the rule has fields of another place", misplaced));
+    }
+    let size = json!(record.settings).to_string().len();
+    if size > SETTINGS_BYTES_MAX {
+        let message = format!("the fields of the rule take {size} bytes; expected at most 64 KiB");
+        return Err(Problem::faults("the rule is too large", vec![FieldFault::of("", message)]));
     }
     let defaults = app.store.defaults(domain).await?;
     let document = Document { domain: domain.to_owned(), defaults, records: vec![record.clone()] };

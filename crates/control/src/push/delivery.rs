@@ -1,10 +1,13 @@
 //! Responses on their way to pods: their bytes are bounded, and a pod that does not answer is
 //! disconnected.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prost::Message;
+use ratelease_server::accept::Peer;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::sleep;
 use tracing::debug;
@@ -16,6 +19,12 @@ use super::wire::DiscoveryResponse;
 /// held here. Further responses wait.
 const UNANSWERED_KIB_MAX: u32 = 256 << 10;
 
+/// The same for those to one client: clients that do not answer leave room to others.
+const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
+
+/// Number of clients from which on those without responses are forgotten.
+const PEERS_KEPT: usize = 1024;
+
 /// A pod has this long to answer a response, and further time for its size: that of a link of 2
 /// Mbit/s.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -23,11 +32,16 @@ const BYTES_PER_SECOND: u64 = 256 << 10;
 
 /// The bytes that may be on their way. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
-pub(super) struct Deliveries(Arc<Semaphore>);
+pub(super) struct Deliveries {
+    all: Arc<Semaphore>,
+    of_peers: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
+}
 
 /// Room for a response.
 #[derive(Debug)]
-pub(super) struct Room(OwnedSemaphorePermit);
+pub(super) struct Room {
+    _permits: [OwnedSemaphorePermit; 2],
+}
 
 /// A response that is not answered yet.
 #[derive(Debug)]
@@ -37,24 +51,44 @@ pub(super) struct Unanswered(oneshot::Sender<()>);
 
 impl Default for Deliveries {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(UNANSWERED_KIB_MAX as usize)))
+        let all = Arc::new(Semaphore::new(UNANSWERED_KIB_MAX as usize));
+        Self { all, of_peers: Arc::default() }
     }
 }
 
 impl Deliveries {
-    /// Waits until a response of this size may be made; `None` if `closed` resolves before.
+    /// Waits until a response of this size to this client may be made; `None` if `closed` resolves
+    /// before.
     pub(super) async fn room(
         &self,
+        peer: Peer,
         bytes: usize,
         closed: impl Future<Output = ()>,
     ) -> Option<Room> {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        // The largest one waits until half of all is free.
-        let kib = kib.min(UNANSWERED_KIB_MAX / 2);
+        // The largest one waits until the client has no other.
+        let kib = kib.min(UNANSWERED_OF_PEER_KIB_MAX);
+        let of_peer = self.of_peer(peer);
+        let permits = async {
+            // That of the client first: while it waits for it, it holds nothing of the others.
+            let own = of_peer.acquire_many_owned(kib).await.ok()?;
+            let any = Arc::clone(&self.all).acquire_many_owned(kib).await.ok()?;
+            Some(Room { _permits: [own, any] })
+        };
         tokio::select! {
-            permit = Arc::clone(&self.0).acquire_many_owned(kib) => permit.ok().map(Room),
+            room = permits => room,
             () = closed => None,
         }
+    }
+
+    fn of_peer(&self, peer: Peer) -> Arc<Semaphore> {
+        let mut of_peers = self.of_peers.lock();
+        if of_peers.len() >= PEERS_KEPT {
+            // One reference is the map's: the client has no response, and waits for none.
+            of_peers.retain(|_, it| Arc::strong_count(it) > 1);
+        }
+        let new = || Arc::new(Semaphore::new(UNANSWERED_OF_PEER_KIB_MAX as usize));
+        Arc::clone(of_peers.entry(peer).or_insert_with(new))
     }
 }
 
@@ -70,7 +104,7 @@ impl Room {
         let max = ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND);
         let pod = pod.clone();
         tokio::spawn(async move {
-            let _room = self.0;
+            let _room = self;
             let answered = async {
                 if answer.await.is_err() {
                     std::future::pending::<()>().await;
@@ -96,5 +130,32 @@ impl Unanswered {
     pub(super) fn answered(self) {
         // An error means that the connection has ended.
         let _ = self.0.send(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::net::IpAddr;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn peer(last: u8) -> Peer {
+        Peer::of(Some(IpAddr::from([192, 0, 2, last])))
+    }
+
+    #[tokio::test]
+    async fn a_client_that_answers_nothing_leaves_room_to_others() {
+        let deliveries = Deliveries::default();
+        let quarter = (UNANSWERED_OF_PEER_KIB_MAX as usize - 1) << 10;
+        let hostile = deliveries.room(peer(1), quarter, pending()).now_or_never().flatten();
+        assert!(hostile.is_some());
+        assert!(deliveries.room(peer(1), 1, pending()).now_or_never().is_none(), "it waits");
+        let other = deliveries.room(peer(2), quarter, pending()).now_or_never().flatten();
+        assert!(other.is_some(), "another client does not");
+        drop(hostile);
+        assert!(deliveries.room(peer(1), 1, pending()).now_or_never().is_some());
     }
 }

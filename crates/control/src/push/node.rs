@@ -9,7 +9,10 @@ use crate::store::LABEL_BYTES_MAX;
 
 /// Maximum bytes of a node's id, and of the names of its domains.
 const ID_BYTES_MAX: usize = 1024;
-const DOMAINS_BYTES_MAX: usize = 64 << 10;
+const DOMAINS_BYTES_MAX: usize = 8 << 10;
+
+/// Maximum number of these names: each takes some 60 bytes for as long as its stream is open.
+const DOMAINS_MAX: usize = 256;
 
 /// Maximum bytes of its labels.
 const LABELS_BYTES_MAX: usize = 64 << 10;
@@ -51,8 +54,11 @@ impl NodeInfo {
             })
             .collect();
         let named = texts.remove(DOMAINS_KEY);
-        if named.as_ref().is_some_and(|it| it.len() > DOMAINS_BYTES_MAX) {
-            let why = "the metadata 'domains' of the node has more than 64 KiB; shorten it";
+        let is_long =
+            |it: &String| it.len() > DOMAINS_BYTES_MAX || it.split(',').count() > DOMAINS_MAX;
+        if named.as_ref().is_some_and(is_long) {
+            let why = "the metadata 'domains' of the node has more than 256 names or 8 KiB; say what \
+                       the node gets with --node-domains";
             return Err(Status::invalid_argument(why));
         }
         let domains = named.map(|it| it.split(',').map(|name| name.trim().to_owned()).collect());

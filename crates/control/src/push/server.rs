@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
+use ratelease_server::accept::Peer;
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 use tonic::{Request, Status, Streaming};
 use tracing::{info, warn};
 
@@ -26,6 +27,9 @@ use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
 const RESPONSES_MAX: usize = 4;
+
+/// Maximum time until the whole first request of a stream: what has arrived of it takes memory.
+const FIRST_MAX: Duration = Duration::from_secs(10);
 
 /// How long a pod of ratelease is given to ask for rule files too, before it gets the type that
 /// says less. It asks for both at once, if it asks for both.
@@ -151,6 +155,11 @@ impl PodServer {
 impl Stream {
     /// Serves the stream until the pod ends it.
     async fn run(mut self, mut requests: Streaming<DiscoveryRequest>) -> Result<(), Status> {
+        let first = timeout(FIRST_MAX, requests.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded("no request within 10 s"))?;
+        let Ok(Some(first)) = first else { return Ok(()) };
+        self.take(first)?;
+        self.send_changes().await?;
         loop {
             tokio::select! {
                 request = requests.message() => match request {
@@ -272,7 +281,8 @@ impl Stream {
                 continue;
             }
             let bytes = domains.iter().map(|(_, it)| it.bytes()).sum();
-            let room = self.server.deliveries.room(bytes, self.responses.closed()).await;
+            let peer = Peer::of(Some(self.pod.address.ip()));
+            let room = self.server.deliveries.room(peer, bytes, self.responses.closed()).await;
             let room = room.ok_or_else(|| Status::cancelled("the pod is gone"))?;
             let way = Way { room, pod: &self.pod, log: &self.server.log };
             let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;

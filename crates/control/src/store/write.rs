@@ -101,6 +101,11 @@ impl Store {
             return Ok(PublisherLock { _tx: None });
         }
         let mut tx = self.pool.begin().await?;
+        // The time of the request bounds the wait: another replica may publish for longer than a
+        // statement may take otherwise.
+        for limit in ["SET LOCAL lock_timeout = 0", "SET LOCAL statement_timeout = 0"] {
+            sqlx::query(limit).execute(&mut *tx).await?;
+        }
         let query = sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(PUBLISHERS_KEY);
         query.execute(&mut *tx).await?;
         Ok(PublisherLock { _tx: Some(tx) })

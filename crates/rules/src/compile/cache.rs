@@ -21,8 +21,9 @@ pub struct RulesCache {
     keeps: Keeps,
     /// By the names of the sources: those of the last set that was good.
     known: BTreeMap<String, Known>,
-    /// Whether several files were found to add to one domain: they are always compiled together.
-    has_merged: bool,
+    /// The names of the last sources that had to be compiled together, as those that add to one
+    /// domain have to be.
+    merged: Option<Vec<String>>,
 }
 
 /// What a [`RulesCache`] keeps of each source besides its rules.
@@ -68,7 +69,7 @@ enum KnownText {
 impl RulesCache {
     /// Makes a cache that knows no sources.
     pub fn new(options: Options, keeps: Keeps) -> Self {
-        Self { options, keeps, known: BTreeMap::new(), has_merged: false }
+        Self { options, keeps, known: BTreeMap::new(), merged: None }
     }
 
     /// Compiles `sources`, in order of their names. A single fault refuses the whole load.
@@ -90,7 +91,10 @@ impl RulesCache {
     /// Compiles each source by itself, as far as it changed. `None` if there is a fault, or if
     /// sources have to be compiled together.
     fn renew(&mut self, sources: &[&Arc<Source>]) -> Option<(Loaded, Compilation)> {
-        if self.has_merged || !sources.is_sorted_by(|a, b| a.name < b.name) {
+        let are_named = |names: &Vec<String>| names.iter().eq(sources.iter().map(|it| &it.name));
+        if self.merged.as_ref().is_some_and(are_named)
+            || !sources.is_sorted_by(|a, b| a.name < b.name)
+        {
             return None;
         }
         let mut done = Compilation::default();
@@ -104,7 +108,8 @@ impl RulesCache {
         });
         let known: Vec<&Known> = known.collect::<Option<_>>()?;
         if !fit_together(&known) {
-            self.has_merged = self.options.merge_domains;
+            let names = || sources.iter().map(|source| source.name.clone()).collect();
+            self.merged = self.options.merge_domains.then(names);
             return None;
         }
         let warnings = known.iter().flat_map(|known| known.warnings.iter().cloned()).collect();

@@ -311,3 +311,15 @@ fn rules_that_did_not_change_are_shared() {
     assert_eq!(allowed(&before, "d", "user=user-0003"), "100 MINUTE", "a version does not change");
     assert_eq!(allowed(&after, "d", "user=user-0003"), "7 MINUTE");
 }
+
+#[test]
+fn files_that_added_to_one_domain_for_a_while_are_compiled_apart_again() {
+    let mut cache = RulesCache::new(MERGE, Keeps::Texts);
+    let mut loaded = |texts: &[String]| check(&mut cache, texts, &MERGE);
+    let [a, b] = ["a", "b"].map(|domain| file(domain, 10, 10));
+    let whole = |compiled| Some(Compilation { compiled, ..Compilation::default() });
+    assert_eq!(loaded(&[a.clone(), b.clone(), file("b", 5, 5)]), whole(3));
+    assert_eq!(loaded(&[a.clone(), b.clone()]), whole(2));
+    let reused = Some(Compilation { reused: 2, ..Compilation::default() });
+    assert_eq!(loaded(&[a, b]), reused);
+}

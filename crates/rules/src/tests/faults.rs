@@ -288,3 +288,14 @@ fn one_fault_refuses_the_load_and_columns_count_characters() {
     assert!(found[0].starts_with("a.yaml:1:2: unknown key 'é'"), "{found:?}");
     assert!(found[1].starts_with("a.yaml:1:16: config file cannot have empty domain"), "{found:?}");
 }
+
+#[test]
+fn a_domain_of_more_than_1024_bytes_is_refused() {
+    let source = |bytes: usize| Source {
+        name: "long.yaml".to_owned(),
+        text: format!("domain: {}\n", ".".repeat(bytes)).into_bytes(),
+    };
+    assert!(load(&[source(1024)], NO_MERGE).is_ok());
+    let found = refusal(&[source(1025)], NO_MERGE);
+    assert!(found[0].starts_with("long.yaml:1:9: the domain has 1025 bytes"), "{found:#?}");
+}

@@ -12,6 +12,10 @@ use super::wire::DiscoveryResponse;
 /// Maximum number of faults that are kept; of further ones only the number is known.
 const FAULTS_MAX: usize = 1000;
 
+/// Maximum bytes of the texts of a set: an indented line of a `RateLimitConfig` may be a hundred times
+/// the bytes that it stands for in the message, which itself is bounded.
+const TEXT_BYTES_MAX: usize = 256 << 20;
+
 /// Identifies what a response holds.
 pub(super) type Digest = blake3::Hash;
 
@@ -37,10 +41,17 @@ pub(super) fn read(
         return None;
     }
     let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
+    let mut bytes = 0;
     for (at, resource) in response.resources.iter().enumerate() {
         let fault = match of.read(resource, known) {
             Err(fault) => Some(fault),
             Ok((name, resource)) => {
+                bytes += resource.source.text.len();
+                if bytes > TEXT_BYTES_MAX {
+                    let fault =
+                        format!("the rules up to here take more than {TEXT_BYTES_MAX} bytes");
+                    return Some(Err(vec![format!("resources[{at}]: {fault}; send fewer")]));
+                }
                 let former = resources.insert(name, resource);
                 former.map(|_| "a second one of its name".to_owned())
             }
