@@ -318,7 +318,8 @@ fn files_that_added_to_one_domain_for_a_while_are_compiled_apart_again() {
     let mut loaded = |texts: &[String]| check(&mut cache, texts, &MERGE);
     let [a, b] = ["a", "b"].map(|domain| file(domain, 10, 10));
     let whole = |compiled| Some(Compilation { compiled, ..Compilation::default() });
-    assert_eq!(loaded(&[a.clone(), b.clone(), file("b", 5, 5)]), whole(3));
+    let more = format!("domain: b\n{}", BODIES[0]);
+    assert_eq!(loaded(&[a.clone(), b.clone(), more]), whole(3));
     assert_eq!(loaded(&[a.clone(), b.clone()]), whole(2));
     let reused = Some(Compilation { reused: 2, ..Compilation::default() });
     assert_eq!(loaded(&[a, b]), reused);
