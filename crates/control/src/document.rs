@@ -31,6 +31,9 @@ pub use render::{Rendered, render};
 pub use shadow::shadow;
 pub use weight::{check_together, check_weights};
 
+/// Maximum bytes of the fields of a rule that is written, which its history keeps twice.
+pub const SETTINGS_BYTES_MAX: usize = 64 << 10;
+
 /// The rules of one domain, in the order of its rule file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Document {

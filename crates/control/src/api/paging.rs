@@ -4,11 +4,14 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::problem::Problem;
+use super::problem::{FieldFault, Problem};
 
 /// Items of a page, if the query names no number, and at most.
 const PAGE: usize = 100;
 pub(super) const PAGE_MAX: usize = 1000;
+
+/// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
+const SEARCH_BYTES_MAX: usize = 128;
 
 /// Which changes to list.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -28,6 +31,15 @@ pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
         return Ok(limit);
     }
     Err(Problem::malformed(format!("'limit' is {limit}; expected 1 to {PAGE_MAX}")))
+}
+
+/// Refuses to search for a text that is too long.
+pub(super) fn check_search(text: &str) -> Result<(), Problem> {
+    if text.len() <= SEARCH_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("has {} bytes; expected at most {SEARCH_BYTES_MAX}", text.len());
+    Err(Problem::faults("the query has a fault", vec![FieldFault::of("q", message)]))
 }
 
 /// A time as RFC 3339 writes it.

@@ -17,17 +17,11 @@ use super::App;
 use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, check_domain, check_text};
 use super::change::{Change, Edit, Reply, make};
 use super::history::ChangeView;
-use super::paging::{page_size, time};
+use super::paging::{check_search, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
 use crate::store::{RuleFilter, RulePosition, StoredRule, Write};
-
-/// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
-const SEARCH_BYTES_MAX: usize = 128;
-
-/// Maximum bytes of the fields of a rule, which its history keeps twice for each change.
-const SETTINGS_BYTES_MAX: usize = 64 << 10;
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -146,10 +140,7 @@ pub(super) async fn list(
     for (name, text) in [("domain", &domain), ("scope", &scope), ("value", &value), ("q", &q)] {
         check_text(name, text.as_deref().unwrap_or_default())?;
     }
-    if q.as_ref().is_some_and(|it| it.len() > SEARCH_BYTES_MAX) {
-        let fault = FieldFault::of("q", "is too long; expected at most 128 bytes");
-        return Err(Problem::faults("the query has a fault", vec![fault]));
-    }
+    check_search(q.as_deref().unwrap_or_default())?;
     if let Some(domain) = &domain {
         caller.need_domain(domain)?;
     }
@@ -342,7 +333,7 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
         return Err(Problem::faults("the rule has fields of another place", misplaced));
     }
     let size = json!(record.settings).to_string().len();
-    if size > SETTINGS_BYTES_MAX {
+    if size > document::SETTINGS_BYTES_MAX {
         let message = format!("the fields of the rule take {size} bytes; expected at most 64 KiB");
         return Err(Problem::faults("the rule is too large", vec![FieldFault::of("", message)]));
     }

@@ -57,8 +57,8 @@ impl NodeInfo {
         let is_long =
             |it: &String| it.len() > DOMAINS_BYTES_MAX || it.split(',').count() > DOMAINS_MAX;
         if named.as_ref().is_some_and(is_long) {
-            let why = "the metadata 'domains' of the node has more than 256 names or 8 KiB; say what \
-                       the node gets with --node-domains";
+            let why = "the metadata 'domains' of the node has more than 256 names or 8 KiB; say \
+                       what the node gets with --node-domains";
             return Err(Status::invalid_argument(why));
         }
         let domains = named.map(|it| it.split(',').map(|name| name.trim().to_owned()).collect());

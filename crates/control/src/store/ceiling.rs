@@ -37,7 +37,8 @@ impl Write {
         within(&of_domain, "rules", row.try_get(0)?, DOMAIN_RULES_MAX)?;
         within(&of_domain, "bytes", row.try_get(1)?, DOMAIN_BYTES_MAX)?;
         // A domain of which all was removed keeps its row, and its history.
-        let sql = "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), CAST(COALESCE(SUM(rules), 0) AS BIGINT), \
+        let sql = "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
+                   CAST(COALESCE(SUM(rules), 0) AS BIGINT), \
                    CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM domains";
         let row = sqlx::query(sql).fetch_one(&mut *self.tx).await?;
         let all = "all drafts together";

@@ -6,8 +6,8 @@
 //!    └◀─────────── subscription: accepted, or all faults ◀────────┘
 //! ```
 //! `load_report` sends the server the hits of domains, if it asks. The stream runs on the thread of
-//! pages, and a thread that may block reads responses. Rules are compiled on the thread of rules, as
-//! those of files are.
+//! pages, and a thread that may block reads responses. Rules are compiled on the thread of rules,
+//! as those of files are.
 
 mod connect;
 mod discovery;

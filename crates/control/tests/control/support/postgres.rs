@@ -1,17 +1,18 @@
 //! A PostgreSQL server of a test, on a free port.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::ports::free_port;
 use super::{now, wait_for};
+
+/// What it logs if processes of its former run have not ended.
+const STILL_IN_USE: &str = "shared memory block";
 
 /// Maximum time of a start, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -120,15 +121,25 @@ impl Postgres {
         kill(signal, &self.process.id().to_string());
     }
 
+    /// Waits until it takes statements: it takes connections before.
     async fn ready(&mut self) {
         let end = now() + START_MAX;
-        let addr = SocketAddr::from(([127, 0, 0, 1], self.port));
-        while TcpStream::connect(addr).await.is_err() {
+        while !self.takes_statements() {
             let log = fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
-            assert!(self.process.try_wait().unwrap().is_none(), "it has ended:\n{log}");
+            if self.process.try_wait().unwrap().is_some() {
+                // The processes of one that was killed take a moment to end.
+                assert!(log.contains(STILL_IN_USE), "it has ended:\n{log}");
+                self.process = run(self.dir.path(), self.port);
+            }
             assert!(now() < end, "no PostgreSQL within {START_MAX:?}:\n{log}");
             sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    fn takes_statements(&self) -> bool {
+        let mut asked = command("pg_isready");
+        asked.args(["--host=127.0.0.1", &format!("--port={}", self.port)]);
+        asked.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     }
 }
 

@@ -12,8 +12,8 @@ use super::wire::DiscoveryResponse;
 /// Maximum number of faults that are kept; of further ones only the number is known.
 const FAULTS_MAX: usize = 1000;
 
-/// Maximum bytes of the texts of a set: an indented line of a `RateLimitConfig` may be a hundred times
-/// the bytes that it stands for in the message, which itself is bounded.
+/// Maximum bytes of the texts of a set: an indented line of a `RateLimitConfig` may be a hundred
+/// times the bytes that it stands for in the message, which itself is bounded.
 const TEXT_BYTES_MAX: usize = 256 << 20;
 
 /// Identifies what a response holds.
