@@ -27,6 +27,7 @@ pub(super) struct DifferencesQuery {
     /// Only this domain.
     domain: Option<String>,
     /// At most so many rules, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 

@@ -16,12 +16,12 @@ use crate::store::DraftDomain;
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DomainList {
     /// The domains, by name.
-    domains: Vec<DomainView>,
+    domains: Vec<DraftDomainView>,
 }
 
 /// A domain.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DomainView {
+pub(super) struct DraftDomainView {
     /// Its name.
     domain: String,
     /// Number of rules of its draft.
@@ -39,10 +39,10 @@ pub(super) async fn list(
     caller: Caller,
 ) -> Result<Json<DomainList>, Problem> {
     let domains = app.store.domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
-    Ok(Json(DomainList { domains: domains.map(DomainView::from).collect() }))
+    Ok(Json(DomainList { domains: domains.map(DraftDomainView::from).collect() }))
 }
 
-impl From<DraftDomain> for DomainView {
+impl From<DraftDomain> for DraftDomainView {
     fn from(domain: DraftDomain) -> Self {
         let DraftDomain { name, rules, is_changed, changed: _ } = domain;
         Self { domain: name, rules, is_changed }

@@ -34,6 +34,7 @@ pub(super) struct PodQuery {
     /// After this place: `next` of the page before.
     after: Option<String>,
     /// At most so many, up to 1000, which is the default.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
 }
 
