@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 
 use super::{good, pod};
 use crate::support::frames::{DATA, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM};
-use crate::support::frames::{Raw, begun, frame};
+use crate::support::frames::{REFUSED_STREAM, Raw, begun, frame};
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::framed;
 
@@ -70,6 +70,21 @@ async fn any_number_of_connections_may_send_heads_and_then_messages() {
     join_all(raws.iter_mut().map(|raw| raw.send(&all))).await;
     join_all(raws.iter_mut().map(all_pass)).await;
     assert_eq!(pod.count("connections_calmed"), 0);
+    pod.is_unharmed();
+}
+
+/// The refusal comes at once, and the calls within the maximum are not disturbed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_beyond_the_maximum_is_refused_alone() {
+    let (pod, _rules) = pod().await;
+    let mut raw = Raw::open(pod.grpc, &[]).await;
+    let beyond = 2 * STREAMS + 1;
+    raw.send(&[heads(), begun(beyond)].concat()).await;
+    let refused = raw.next_of(RST_STREAM).await.expect("a reset");
+    let expected = (beyond, REFUSED_STREAM.to_be_bytes().to_vec());
+    assert_eq!((refused.stream, refused.payload), expected);
+    raw.send(&messages()).await;
+    all_pass(&mut raw).await;
     pod.is_unharmed();
 }
 

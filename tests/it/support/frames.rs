@@ -34,6 +34,7 @@ pub(crate) const PADDED: u8 = 8;
 pub(crate) const NO_ERROR: u32 = 0;
 pub(crate) const PROTOCOL_ERROR: u32 = 1;
 pub(crate) const FLOW_CONTROL_ERROR: u32 = 3;
+pub(crate) const REFUSED_STREAM: u32 = 7;
 pub(crate) const ENHANCE_YOUR_CALM: u32 = 11;
 
 /// Settings (RFC 9113 §6.5.2).
