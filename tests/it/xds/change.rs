@@ -158,43 +158,49 @@ impl Scene {
     async fn measure(&mut self) {
         // Made before, since a debug build of this test takes long for that.
         let sets = [self.shape.set(self.shape.rules / 2), self.shape.set(u64::MAX)];
-        let mut sets = sets.iter().cycle();
-        let mut next = || sets.next().cloned().unwrap_or_default();
+        let mut other = Self::start(self.shape).await;
         tokio::time::sleep(Duration::from_secs(2)).await; // what the first set began has ended
         let before = cpu(self.pod.process.pid());
-        let mut took = Duration::ZERO;
-        for _ in 0..CHANGES {
-            took += self.send(next()).await;
-            tokio::time::sleep(Duration::from_millis(500)).await; // the snapshot is written
-        }
+        let took = self.changes(&sets).await;
         let used = (cpu(self.pod.process.pid()) - before) / CHANGES;
         let target = self.pod.grpc.to_string();
-        let calm = load(&target, 5).await;
-        let during = tokio::spawn(async move { load(&target, 8).await });
-        tokio::time::sleep(Duration::from_secs(2)).await; // the load has its warm-up first
-        for _ in 0..CHANGES {
-            self.send(next()).await;
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-        let during = during.await.expect("a load");
-        let of = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap_or(0.0);
+        let calm = load(&target, 8).await;
+        // The server of a change and its pod share the machine with the calls, whosever they are.
+        let beside = load_during(&target, other.changes(&sets)).await;
+        let during = load_during(&target, self.changes(&sets)).await;
         let Shape { domains, rules, type_url } = self.shape;
         println!(
-            "{domains} x {} rules of {}: {used:.1?} of CPU, in force after {:.1?}; calls p99 {:.0} \
-             then {:.0} us, p99.9 {:.0} then {:.0} us; RSS {} MiB",
+            "{domains} x {} rules of {}: {used:.1?} of CPU, in force after {took:.1?}; RSS {} MiB",
             rules / domains,
             type_url.rsplit('.').next().unwrap_or_default(),
-            took / CHANGES,
-            of(&calm, "p99"),
-            of(&during, "p99"),
-            of(&calm, "p99.9"),
-            of(&during, "p99.9"),
             self.pod.process.memory("VmRSS") >> 20
         );
-        for report in [&calm, &during] {
+        let of = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap_or(0.0);
+        for (name, report) in [("calm", calm), ("another pod", beside), ("this pod", during)] {
+            let [p50, p99, p999] = ["p50", "p99", "p99.9"].map(|name| of(&report, name));
+            println!("  {name}: p50 {p50:.0} us, p99 {p99:.0} us, p99.9 {p999:.0} us");
             assert_eq!(report["requests"], report["ok"], "{report}");
         }
     }
+
+    /// Sends these sets by turns, and returns after how long they are in force, on average.
+    async fn changes(&mut self, sets: &[Vec<Any>]) -> Duration {
+        let mut took = Duration::ZERO;
+        for set in sets.iter().cycle().take(CHANGES as usize) {
+            took += self.send(set.clone()).await;
+            tokio::time::sleep(Duration::from_millis(500)).await; // the snapshot is written
+        }
+        took / CHANGES
+    }
+}
+
+/// Loads a pod, and makes changes meanwhile.
+async fn load_during(target: &str, changes: impl Future<Output = Duration>) -> Value {
+    let after_warm_up = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        changes.await
+    };
+    tokio::join!(load(target, 8), after_warm_up).0
 }
 
 /// How many resources were compiled whole, in part, and not at all.
