@@ -9,36 +9,43 @@ use super::{Backend, StoreError, StoreResult};
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, &str, &str); 4] = [
-    (
-        1,
-        "schema",
-        include_str!("../../migrations/0001_schema.sql"),
-        include_str!("../../migrations/0001_schema.sql"),
-    ),
+const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
+    (1, "schema", shared(include_str!("../../migrations/0001_schema.sql"))),
     (
         2,
         "append only",
-        include_str!("../../migrations/0002_append_only.postgres.sql"),
-        include_str!("../../migrations/0002_append_only.sqlite.sql"),
+        [
+            include_str!("../../migrations/0002_append_only.postgres.sql"),
+            include_str!("../../migrations/0002_append_only.sqlite.sql"),
+        ],
     ),
     (
         3,
         "rollouts",
-        include_str!("../../migrations/0003_rollouts.postgres.sql"),
-        include_str!("../../migrations/0003_rollouts.sqlite.sql"),
+        [
+            concat!(
+                include_str!("../../migrations/0003_rollouts.sql"),
+                "\n",
+                include_str!("../../migrations/0003_append_only.postgres.sql")
+            ),
+            concat!(
+                include_str!("../../migrations/0003_rollouts.sql"),
+                "\n",
+                include_str!("../../migrations/0003_append_only.sqlite.sql")
+            ),
+        ],
     ),
-    (
-        4,
-        "draft sizes",
-        include_str!("../../migrations/0004_draft_sizes.sql"),
-        include_str!("../../migrations/0004_draft_sizes.sql"),
-    ),
+    (4, "draft sizes", shared(include_str!("../../migrations/0004_draft_sizes.sql"))),
 ];
+
+/// The same SQL for both databases.
+const fn shared(sql: &'static str) -> [&'static str; 2] {
+    [sql, sql]
+}
 
 /// Runs the migrations that the database has not run, each in a transaction.
 pub(super) async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
-    let migrations = MIGRATIONS.into_iter().map(|(version, name, postgres, sqlite)| {
+    let migrations = MIGRATIONS.into_iter().map(|(version, name, [postgres, sqlite])| {
         let sql = if backend == Backend::Postgres { postgres } else { sqlite };
         let kind = MigrationType::Simple;
         Migration::new(version, Cow::Borrowed(name), kind, sql.into_sql_str(), false)

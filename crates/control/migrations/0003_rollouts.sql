@@ -50,22 +50,3 @@ CREATE TABLE rollout_counts (
 -- The rollout that chose the pod, or 0; and whether it reports hits.
 ALTER TABLE pods ADD COLUMN chosen_by BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE pods ADD COLUMN reports BIGINT NOT NULL DEFAULT 0;
-
-CREATE TRIGGER rollouts_no_update BEFORE UPDATE ON rollouts BEGIN
-    SELECT RAISE(ABORT, 'rows of rollouts are never edited');
-END;
-CREATE TRIGGER rollouts_no_delete BEFORE DELETE ON rollouts BEGIN
-    SELECT RAISE(ABORT, 'rows of rollouts are never edited');
-END;
-CREATE TRIGGER rollout_domains_no_update BEFORE UPDATE ON rollout_domains BEGIN
-    SELECT RAISE(ABORT, 'rows of rollout_domains are never edited');
-END;
-CREATE TRIGGER rollout_domains_no_delete BEFORE DELETE ON rollout_domains BEGIN
-    SELECT RAISE(ABORT, 'rows of rollout_domains are never edited');
-END;
-CREATE TRIGGER rollout_steps_no_update BEFORE UPDATE ON rollout_steps BEGIN
-    SELECT RAISE(ABORT, 'rows of rollout_steps are never edited');
-END;
-CREATE TRIGGER rollout_steps_no_delete BEFORE DELETE ON rollout_steps BEGIN
-    SELECT RAISE(ABORT, 'rows of rollout_steps are never edited');
-END;
