@@ -1,5 +1,6 @@
 //! What pods run, and who did what.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -11,11 +12,13 @@ use super::App;
 use super::call::{QueryOf, check_text};
 use super::paging::{HistoryQuery, PAGE_MAX, page_size, time};
 use super::problem::{CommonProblems, Problem};
+use super::rollout_view::is_seen_by;
 use crate::auth::{Access, Caller};
 use crate::metrics;
 use crate::store::{AuditRow, PodRow};
 
-/// Pods.
+/// Pods. A token for some domains sees those that get one of them, and of the versions the last one
+/// up to each that changes one of them.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PodList {
     /// The last version.
@@ -122,14 +125,57 @@ pub(super) async fn pods(
     let limit = page_size(query.limit.or(Some(PAGE_MAX)))?;
     let after = query.after.unwrap_or_default();
     check_text("after", &after)?;
-    let version = app.store.last_version().await?;
-    let (pods, has_more) = app.store.pods(&after, limit).await?;
+    let mut version = app.store.last_version().await?;
+    let (mut pods, has_more) = app.store.pods(caller.domains(), &after, limit).await?;
     let next = pods.last().filter(|_| has_more).map(PodRow::place);
-    let mut pods: Vec<_> = pods.into_iter().map(PodView::from).collect();
-    if caller.domains().is_some() {
-        pods.iter_mut().for_each(|pod| pod.fault = None);
+    if let Some(domains) = caller.domains() {
+        let open = app.store.open_rollout().await?.filter(|it| is_seen_by(&caller, it));
+        let mut versions = OwnVersions { app: &app, domains, known: BTreeMap::new() };
+        version = versions.last_until(version).await?;
+        for pod in &mut pods {
+            versions.show(pod).await?;
+            pod.fault.clear();
+            if open.as_ref().is_none_or(|it| it.id != pod.chosen_by) {
+                pod.chosen_by = 0;
+            }
+        }
     }
+    let pods = pods.into_iter().map(PodView::from).collect();
     Ok(Json(PodList { version, pods, next }))
+}
+
+/// The versions that change one of these domains.
+struct OwnVersions<'a> {
+    app: &'a App,
+    domains: &'a [String],
+    /// The last one until a version, for each that was asked for: pods have few different ones.
+    known: BTreeMap<i64, i64>,
+}
+
+// === impl OwnVersions ===
+
+impl OwnVersions<'_> {
+    /// The last one that is not after `version`; 0 if there is none.
+    async fn last_until(&mut self, version: i64) -> Result<i64, Problem> {
+        if let Some(known) = self.known.get(&version) {
+            return Ok(*known);
+        }
+        let own = self.app.store.last_version_of(self.domains, version).await?;
+        self.known.insert(version, own);
+        Ok(own)
+    }
+
+    /// Has a pod show these versions only.
+    async fn show(&mut self, pod: &mut PodRow) -> Result<(), Problem> {
+        for version in [&mut pod.sent, &mut pod.accepted, &mut pod.refused] {
+            *version = self.last_until(*version).await?;
+        }
+        // It refused a change of other domains, and runs the rules of these.
+        if pod.refused <= pod.accepted {
+            pod.refused = 0;
+        }
+        Ok(())
+    }
 }
 
 /// Read the audit log

@@ -37,7 +37,7 @@ pub(super) struct RolloutView {
     /// When it is rolled back.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<BoundInput>,
-    /// The pods that are connected, while it is under way.
+    /// The pods that are connected and get a domain that the token may use, while it is under way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<PodGroups>,
     /// The domains that the token may use, and their hits in the last stage in which pods ran
@@ -138,7 +138,7 @@ pub(super) async fn view(
     let mut warnings = Vec::new();
     let mut pods = None;
     if stage.is_open() {
-        let rows = app.store.connected_pods().await?;
+        let rows = app.store.connected_pods(caller.domains()).await?;
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
         warnings

@@ -79,6 +79,11 @@ impl NodeInfo {
         self.labels.get(key).map(String::as_str)
     }
 
+    /// Whether the node asks for some domains only.
+    pub(super) fn is_limited(&self) -> bool {
+        self.domains.is_some()
+    }
+
     /// Whether the node asks for this domain.
     pub(super) fn wants(&self, domain: &str) -> bool {
         self.domains.as_ref().is_none_or(|domains| domains.contains(domain))

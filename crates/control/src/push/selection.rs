@@ -30,6 +30,11 @@ impl Selection {
         CertifiedNodes(self.0.keys().filter(is_for).cloned().collect())
     }
 
+    /// Whether there are domains that a pod may not have.
+    pub(super) fn is_limited(&self, nodes: &CertifiedNodes, id: &str) -> bool {
+        self.0.contains_key(id) || !nodes.0.is_empty()
+    }
+
     /// Whether a pod may have this domain. The id is what the pod says, so that it only ever takes
     /// domains away from those that the certificate allows.
     pub(super) fn allows(&self, nodes: &CertifiedNodes, id: &str, domain: &str) -> bool {
@@ -71,6 +76,8 @@ mod tests {
         // Without a certificate that is named, the id is a filter.
         let other = selection.certified_by(&certificate(&["other"]));
         assert!(selection.allows(&other, "other", "bank"));
+        assert!(!selection.is_limited(&other, "other"));
+        assert!(selection.is_limited(&other, "edge.shop") && selection.is_limited(&shop, ""));
         assert!(!selection.allows(&other, "edge.shop", "bank"));
     }
 }

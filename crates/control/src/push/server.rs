@@ -221,8 +221,10 @@ impl Stream {
     }
 
     fn subscribe(&mut self, type_url: &'static str) -> Result<(), Status> {
+        let domains = self.is_limited().then(Arc::default);
         let node = self.node.clone().unwrap_or_default();
         let row = PodRow {
+            domains,
             node: node.id,
             agent: node.agent,
             peer: self.pod.address.to_string(),
@@ -257,6 +259,8 @@ impl Stream {
         let rollout = self.node.as_ref().and_then(|node| set.rollout_of(node));
         let chosen_by = rollout.map_or(0, |it| it.id);
         let domains = self.domains(&set, rollout);
+        let names = || domains.iter().map(|(name, _)| name.clone()).collect();
+        let limited_to: Option<Arc<[String]>> = self.is_limited().then(names);
         let has_rules = self.subscriptions.contains_key(RULES_TYPE);
         for type_url in [CONFIG_TYPE, RULES_TYPE] {
             if type_url == CONFIG_TYPE && self.grace.is_some() {
@@ -273,7 +277,7 @@ impl Stream {
             let content: Vec<_> = content.collect();
             if subscription.content.as_ref() == Some(&content) {
                 subscription.row.change(|row| {
-                    row.chosen_by = chosen_by;
+                    (row.chosen_by, row.domains) = (chosen_by, limited_to.clone());
                     if row.refused == 0 {
                         (row.sent, row.accepted) = (set.version, set.version);
                     }
@@ -286,13 +290,23 @@ impl Stream {
             let room = room.ok_or_else(|| Status::cancelled("the pod is gone"))?;
             let way = Way { room, pod: &self.pod, log: &self.server.log };
             let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;
-            subscription.row.change(|row| row.chosen_by = chosen_by);
+            subscription.row.change(|row| {
+                (row.chosen_by, row.domains) = (chosen_by, limited_to.clone());
+            });
             subscription.content = Some(content);
             // There is room: at most one response of each type is on its way.
             let sent = self.responses.try_send(response);
             sent.map_err(|_| Status::aborted("the pod does not read"))?;
         }
         Ok(())
+    }
+
+    /// Whether there are domains that this pod does not get.
+    fn is_limited(&self) -> bool {
+        let node = self.node.as_ref();
+        let id = node.map_or("", |node| &node.id);
+        node.is_some_and(NodeInfo::is_limited)
+            || self.server.selection.is_limited(&self.certified, id)
     }
 
     /// The domains of this pod: those that its metadata names, of those that it may have. A pod

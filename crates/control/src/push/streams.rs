@@ -21,7 +21,8 @@ pub(super) const STREAMS_MAX: usize = 20_000;
 const STREAMS_OF_PEER_MAX: usize = STREAMS_MAX / 4;
 
 /// Maximum bytes of a text that a pod sends, of which the rest is cut. All rows together are
-/// bounded by three times this for each stream: 120 MB.
+/// bounded by three times this for each stream: 120 MB; the names of domains, which are published
+/// ones, by those that its metadata names.
 const TEXT_BYTES_MAX: usize = 2048;
 
 /// Pause between reports, and the longest one, so that the rows stay fresh.

@@ -1,5 +1,6 @@
 //! What pods run, as the replicas of the control plane that they are connected to report it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -26,6 +27,9 @@ pub struct PodRow {
     pub peer: String,
     /// The name of its program.
     pub agent: String,
+    /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
+    /// and not read again.
+    pub domains: Option<Arc<[String]>>,
     /// The type of resources.
     pub type_url: String,
     /// Since when, in milliseconds since the Unix epoch.
@@ -52,6 +56,9 @@ pub struct PodRow {
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
                        accepted, refused, fault, chosen_by, reports";
 
+/// What the column `domains` has for a pod that gets all domains.
+const ALL_DOMAINS: &str = "*";
+
 /// A text by which streams are ordered: node, replica and number.
 const PLACE: &str = "node || '\n' || replica || '\n' || SUBSTR('00000000000000000000' || \
                      CAST(stream AS TEXT), LENGTH(CAST(stream AS TEXT)) + 1)";
@@ -60,31 +67,40 @@ const PLACE: &str = "node || '\n' || replica || '\n' || SUBSTR('0000000000000000
 
 impl Store {
     /// At most `limit` streams that are open, by node, after the place `after`; and whether there
-    /// are more.
+    /// are more. Of pods that get one of these domains; `None` for all pods.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn pods(&self, after: &str, limit: usize) -> StoreResult<(Vec<PodRow>, bool)> {
+    pub async fn pods(
+        &self,
+        domains: Option<&[String]>,
+        after: &str,
+        limit: usize,
+    ) -> StoreResult<(Vec<PodRow>, bool)> {
+        let (from, mut cells) = open_streams(domains);
+        cells.push(Cell::Text(after.to_owned()));
         let query = PageQuery {
             columns: COLUMNS,
-            from: format!("pods WHERE seen_at > $1 AND {PLACE} > $2"),
+            from: format!("{from} AND {PLACE} > ${}", cells.len()),
             order: PLACE,
             texts: &["node", "peer", "agent", "fault"],
-            cells: vec![Cell::Int(gone_before()), Cell::Text(after.to_owned())],
+            cells,
             limit,
         };
         let (rows, has_more) = query.fetch(&self.pool).await?;
         Ok((rows.iter().map(PodRow::read).collect::<StoreResult<_>>()?, has_more))
     }
 
-    /// All streams that are open, without the texts of their agents and faults: these may be long.
+    /// All streams that are open of pods that get one of these domains, or of all pods, without
+    /// the texts of their agents and faults: these may be long.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn connected_pods(&self) -> StoreResult<Vec<PodRow>> {
+    pub async fn connected_pods(&self, domains: Option<&[String]>) -> StoreResult<Vec<PodRow>> {
         let columns = COLUMNS.replace("agent", "'' AS agent").replace("fault", "'' AS fault");
-        let sql = format!("SELECT {columns} FROM pods WHERE seen_at > $1");
-        let rows = bound(&sql, vec![Cell::Int(gone_before())]).fetch_all(&self.pool).await?;
+        let (from, cells) = open_streams(domains);
+        let sql = format!("SELECT {columns} FROM {from}");
+        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(PodRow::read).collect()
     }
 
@@ -100,10 +116,32 @@ impl Store {
         query.execute(&mut *tx).await?;
         let now = Timestamp::now().as_millisecond();
         let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
-        insert(&mut tx, &format!("pods ({COLUMNS})"), rows).await?;
+        insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
         tx.commit().await?;
         Ok(())
     }
+}
+
+/// The table and the condition of streams that are open, and its parameters: of pods that get one
+/// of these domains, or of all pods.
+fn open_streams(domains: Option<&[String]>) -> (String, Vec<Cell>) {
+    let mut cells = vec![Cell::Int(gone_before())];
+    let mut from = "pods WHERE seen_at > $1".to_owned();
+    if let Some(domains) = domains {
+        // LIKE would take 'SHOP' for 'shop' on SQLite.
+        let has = domains.iter().zip(2..).map(|(domain, place)| {
+            cells.push(Cell::Text(format!("{}\n", line_of(domain))));
+            format!(" OR REPLACE(domains, ${place}, '') <> domains")
+        });
+        let has = has.collect::<String>();
+        from.push_str(&format!(" AND (domains = '{ALL_DOMAINS}'{has})"));
+    }
+    (from, cells)
+}
+
+/// A domain in the list of those of a pod: a line, so that no name is found within another one.
+fn line_of(domain: &str) -> String {
+    format!("\n{}", domain.replace('\\', "\\\\").replace('\n', "\\n"))
 }
 
 fn gone_before() -> i64 {
@@ -121,6 +159,9 @@ impl PodRow {
     }
 
     fn cells(self, replica: &str, now: i64) -> Vec<Cell> {
+        let lines =
+            |all: Arc<[String]>| all.iter().map(|it| line_of(it)).collect::<String>() + "\n";
+        let domains = self.domains.map_or_else(|| ALL_DOMAINS.to_owned(), lines);
         vec![
             Cell::Text(replica.to_owned()),
             Cell::Int(self.stream),
@@ -136,6 +177,7 @@ impl PodRow {
             Cell::Text(self.fault),
             Cell::Int(self.chosen_by),
             Cell::Int(i64::from(self.reports)),
+            Cell::Text(domains),
         ]
     }
 
@@ -146,6 +188,7 @@ impl PodRow {
             node: row.try_get(2)?,
             peer: row.try_get(3)?,
             agent: row.try_get(4)?,
+            domains: None,
             type_url: row.try_get(5)?,
             connected_at: row.try_get(6)?,
             seen_at: row.try_get(7)?,

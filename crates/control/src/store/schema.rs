@@ -9,7 +9,7 @@ use super::{Backend, StoreError, StoreResult};
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 5] = [
     (1, "schema", shared(include_str!("../../migrations/0001_schema.sql"))),
     (
         2,
@@ -36,6 +36,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 4] = [
         ],
     ),
     (4, "draft sizes", shared(include_str!("../../migrations/0004_draft_sizes.sql"))),
+    (5, "pod domains", shared(include_str!("../../migrations/0005_pod_domains.sql"))),
 ];
 
 /// The same SQL for both databases.

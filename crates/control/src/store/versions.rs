@@ -71,8 +71,7 @@ impl Store {
             None => String::new(),
             Some([]) => "AND 1 = 0".to_owned(),
             Some(domains) => {
-                let places = (3..).take(domains.len()).map(|place| format!("${place}"));
-                let places = places.collect::<Vec<_>>().join(",");
+                let places = places(3, domains.len());
                 cells.extend(domains.iter().cloned().map(Cell::Text));
                 format!(
                     "AND (EXISTS (SELECT 1 FROM version_domains d \
@@ -98,6 +97,28 @@ impl Store {
         let sql = "SELECT version FROM counters WHERE id = 1";
         let (version,): (i64,) = sqlx::query_as(sql).fetch_one(&self.pool).await?;
         Ok(version)
+    }
+
+    /// The last version until `version` that changes one of these domains, or is a step of a
+    /// rollout of one; 0 if there is none.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn last_version_of(&self, domains: &[String], version: i64) -> StoreResult<i64> {
+        if domains.is_empty() {
+            return Ok(0);
+        }
+        let places = places(2, domains.len());
+        let sql = format!(
+            "SELECT COALESCE(MAX(version), 0) FROM \
+             (SELECT version FROM version_domains WHERE domain IN ({places}) AND version <= $1 \
+             UNION ALL SELECT s.version FROM rollout_steps s \
+             JOIN rollout_domains d ON d.rollout = s.rollout \
+             WHERE d.domain IN ({places}) AND s.version <= $1) own"
+        );
+        let mut cells = vec![Cell::Int(version)];
+        cells.extend(domains.iter().cloned().map(Cell::Text));
+        Ok(bound(&sql, cells).fetch_one(&self.pool).await?.try_get(0)?)
     }
 
     /// The last version, and the texts of all domains that it has. One statement, so that they are
@@ -161,6 +182,12 @@ impl Store {
         let (yaml,): (String,) = query.fetch_one(&self.pool).await?;
         Ok(yaml)
     }
+}
+
+/// The places of so many parameters, of which the first has this number.
+fn places(first: usize, count: usize) -> String {
+    let places = (first..).take(count).map(|place| format!("${place}"));
+    places.collect::<Vec<_>>().join(",")
 }
 
 // === impl Write ===

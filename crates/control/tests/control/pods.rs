@@ -9,6 +9,7 @@ use envoy_types::pb::envoy::service::discovery::v3 as discovery;
 use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use envoy_types::pb::google::rpc::Status;
 use prost::Message;
+use ratelease_control::settings::Settings;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -185,12 +186,8 @@ async fn a_node_gets_its_own_domains_and_nothing_when_others_change() {
         server.add(&rule(domain, "user", "", 5)).await;
     }
     server.publish().await;
-    let text = Field { kind: Some(Kind::StringValue("shop, lab".into())) };
-    let metadata = Some(Struct { fields: [("domains".to_owned(), text)].into() });
-    let choosy = Node { metadata: metadata.clone(), ..node("edge", "test") };
-    let free = Node { metadata, ..node("other", "test") };
-    let mut choosy = Pod::connect(&server, choosy, &[RULES]).await;
-    let mut free = Pod::connect(&server, free, &[RULES]).await;
+    let mut choosy = Pod::connect(&server, asking("edge", "shop, lab"), &[RULES]).await;
+    let mut free = Pod::connect(&server, asking("other", "shop, lab"), &[RULES]).await;
     let (of_choosy, of_free) = (choosy.next().await, free.next().await);
     assert_eq!(names(&of_choosy), ["shop"]);
     assert_eq!(names(&of_free), ["lab", "shop"]);
@@ -245,6 +242,7 @@ async fn a_token_of_some_domains_does_not_see_what_a_refusal_quotes() {
     let server = place.serve().await;
     let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
     server.add(&rule("bank", "card", "", 5)).await;
+    server.add(&rule("shop", "user", "", 5)).await;
     server.publish().await;
     let set = pod.next().await;
     pod.refuse(&set, "bank: line 2: 'card'").await;
@@ -254,6 +252,89 @@ async fn a_token_of_some_domains_does_not_see_what_a_refusal_quotes() {
     assert_eq!(seen.json()["pods"][0]["refused"], 1, "{seen:?}");
     assert!(!seen.text.contains("card"), "{seen:?}");
     server.stop().await;
+}
+
+/// A node that asks for these domains.
+fn asking(id: &str, domains: &str) -> Node {
+    let text = Field { kind: Some(Kind::StringValue(domains.to_owned())) };
+    let metadata = Some(Struct { fields: [("domains".to_owned(), text)].into() });
+    Node { metadata, ..node(id, "test") }
+}
+
+/// The version of a list of pods; of each its node, and what it was sent, runs and refused.
+fn short(list: &Value) -> (Value, Vec<Value>) {
+    let pods = list["pods"].as_array().unwrap().iter();
+    let pod = |it: &Value| json!([it["node"], it["sent"], it["accepted"], it["refused"]]);
+    (list["version"].clone(), pods.map(pod).collect())
+}
+
+#[tokio::test]
+async fn a_token_of_some_domains_sees_the_pods_and_the_versions_of_these() {
+    for place in places().await {
+        let limit = |settings: &mut Settings| {
+            settings.selection.0.insert("edge".into(), vec!["shop".into()]);
+            settings.selection.0.insert("vault".into(), vec!["bank".into()]);
+        };
+        let server = place.serve_with(limit).await;
+        server.add(&rule("shop", "user", "", 5)).await;
+        server.add(&rule("bank", "card", "", 5)).await;
+        server.publish().await;
+        let nodes = [
+            node("edge", "test"),
+            node("vault", "test"),
+            node("free", "test"),
+            asking("hidden", "bank, lab"),
+            asking("lent", "bank, shop"),
+        ];
+        let mut all = Vec::new();
+        for node in nodes {
+            let mut pod = Pod::connect(&server, node, &[RULES]).await;
+            let first = pod.next().await;
+            pod.accept(&first).await;
+            all.push(pod);
+        }
+        server.post("/v1/rules?publish=true", &rule("bank", "card", "1", 5)).await;
+        // All but the first get it; one of them refuses it.
+        for (at, pod) in all.iter_mut().enumerate().skip(1) {
+            let second = pod.next().await;
+            if at == 2 {
+                pod.refuse(&second, "bank: no").await;
+            } else {
+                pod.accept(&second).await;
+            }
+        }
+        let is_known = async || {
+            let known = |pod: &Value| pod["accepted"] == 2 || pod["refused"] == 2;
+            let pods = pods(&server).await;
+            (pods.len() == 5 && pods.iter().all(known)).then_some(())
+        };
+        wait_for("five pods that have answered", is_known).await;
+
+        let seen = async |domain: &str, query: &str| {
+            let create = ["create", "--name", "x", "--domains", domain];
+            let token = token(&place, &create).await.unwrap();
+            let call = Call::new("GET", &format!("/v1/pods{query}")).token(&token);
+            server.send(call).await.json()
+        };
+        let none = Value::Null;
+        let of_shop = ["edge", "free", "lent"].map(|node| json!([node, 1, 1, none]));
+        assert_eq!(short(&seen("shop", "").await), (json!(1), of_shop.to_vec()));
+        let (version, of_bank) = short(&seen("bank", "").await);
+        assert_eq!((version, &of_bank[0]), (json!(2), &json!(["free", 2, 1, 2])));
+        let nodes: Vec<_> = of_bank.iter().map(|it| &it[0]).collect();
+        assert_eq!(nodes, ["free", "hidden", "lent", "vault"]);
+        // Another case, a part of the name, and what is not published.
+        for other in ["SHOP", "hop", "lab", "shop\nbank", "*"] {
+            assert_eq!(short(&seen(other, "").await).1, [json!(["free", 0, 0, none])], "{other}");
+        }
+        // Pages neither stop early nor tell of the others.
+        let first = seen("shop", "?limit=2").await;
+        let next = first["next"].as_str().unwrap();
+        assert!(next.starts_with("free"), "{first}");
+        let rest = seen("shop", &format!("?limit=2&after={}", next.replace('\n', "%0A"))).await;
+        assert_eq!((rest["pods"][0]["node"].clone(), &rest["next"]), (json!("lent"), &none));
+        server.stop().await;
+    }
 }
 
 #[tokio::test]
