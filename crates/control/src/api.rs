@@ -37,10 +37,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio::time::timeout;
@@ -176,6 +176,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(observe::metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
+        .layer(map_response(not_stored))
         .with_state(app)
 }
 
@@ -188,6 +189,12 @@ async fn bounded(State(max): State<Duration>, request: Request, next: Next) -> R
         );
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail).into_response()
     })
+}
+
+/// Keeps answers out of caches, such as that of a proxy: they have rules, and are of one token.
+async fn not_stored(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 async fn unknown_path() -> Problem {

@@ -180,10 +180,16 @@ async fn every_call_of_the_openapi_document_exists_and_needs_a_token() {
             let answer = request.to(server.http).await.unwrap();
             let expected = if call["security"] == json!([{}]) { 200 } else { 401 };
             assert_eq!(answer.status, expected, "{method} {path}: {answer:?}");
+            let is_kept = answer.header("cache-control");
+            assert_eq!(is_kept.as_deref(), Some("no-store"), "{method} {path}");
             let described = call["responses"].as_object().unwrap();
             assert!(described.contains_key(&expected.to_string()), "{method} {path}");
             calls += 1;
         }
+    }
+    for path in ["/v1/rules", "/v1/token", "/v1/rules/x", "/unknown"] {
+        let answer = server.get(path).await;
+        assert_eq!(answer.header("cache-control").as_deref(), Some("no-store"), "{answer:?}");
     }
     assert!(calls >= 20, "only {calls} calls in {document}");
     // Each schema that is referred to is there.
