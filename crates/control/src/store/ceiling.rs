@@ -1,7 +1,7 @@
 //! The ceilings of drafts. A token that may write could otherwise fill the database, and the memory
 //! of the process that reads drafts.
 
-use sqlx::Row;
+use sqlx::{AssertSqlSafe, Row};
 
 use super::{StoreError, StoreResult, Write};
 
@@ -17,17 +17,28 @@ const BYTES_MAX: i64 = 128 << 20;
 /// Maximum number of domains.
 const DOMAINS_MAX: i64 = 10_000;
 
+/// The number of rules of the draft of a row of `domains`, and their bytes. A release that does not
+/// keep them may change the draft meanwhile, while replicas are replaced one by one.
+pub(super) const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE \
+     (SELECT COUNT(*) FROM rules r WHERE r.domain = domains.name) END";
+const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
+     (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
+     FROM rules r WHERE r.domain = domains.name) END";
+
 // === impl Write ===
 
 impl Write {
-    /// Notes that the draft of a domain has so many more rules and bytes, or fewer.
+    /// Notes that the draft of a domain will have so many more rules and bytes, or fewer. The
+    /// caller changes its rules after this.
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] if it grows above a ceiling. One that is too large may shrink.
     pub(super) async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
-        let sql = "UPDATE domains SET rules = rules + $1, bytes = bytes + $2 WHERE name = $3 \
-                   RETURNING rules, bytes";
-        let query = sqlx::query(sql).bind(rules).bind(bytes).bind(domain.to_owned());
+        let sql = format!(
+            "UPDATE domains SET rules = {DRAFT_RULES} + $1, bytes = {DRAFT_BYTES} + $2, \
+             sized = changed WHERE name = $3 RETURNING rules, bytes"
+        );
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(rules).bind(bytes).bind(domain.to_owned());
         let row = query.fetch_one(&mut *self.tx).await?;
         if rules <= 0 && bytes <= 0 {
             return Ok(());
@@ -37,10 +48,12 @@ impl Write {
         within(&of_domain, "rules", row.try_get(0)?, DOMAIN_RULES_MAX)?;
         within(&of_domain, "bytes", row.try_get(1)?, DOMAIN_BYTES_MAX)?;
         // A domain of which all was removed keeps its row, and its history.
-        let sql = "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
-                   CAST(COALESCE(SUM(rules), 0) AS BIGINT), \
-                   CAST(COALESCE(SUM(bytes), 0) AS BIGINT) FROM domains";
-        let row = sqlx::query(sql).fetch_one(&mut *self.tx).await?;
+        let sql = format!(
+            "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
+             CAST(COALESCE(SUM(rules), 0) AS BIGINT), CAST(COALESCE(SUM(bytes), 0) AS BIGINT) \
+             FROM (SELECT hash, {DRAFT_RULES} AS rules, {DRAFT_BYTES} AS bytes FROM domains) sizes"
+        );
+        let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut *self.tx).await?;
         let all = "all drafts together";
         within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;
         within(all, "rules", row.try_get(1)?, RULES_MAX)?;

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use sqlx::{AssertSqlSafe, Row};
 
+use super::ceiling::DRAFT_RULES;
 use super::{Store, StoreResult, Write};
 use crate::document::Document;
 
@@ -39,8 +40,10 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let sql = "SELECT name, changed, published, rules FROM domains ORDER BY name";
-        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(sql).fetch_all(&self.pool).await?;
+        let sql =
+            format!("SELECT name, changed, published, {DRAFT_RULES} FROM domains ORDER BY name");
+        let query = sqlx::query_as(AssertSqlSafe(sql));
+        let rows: Vec<(String, i64, i64, i64)> = query.fetch_all(&self.pool).await?;
         let domain = |(name, changed, published, rules)| DraftDomain {
             name,
             changed,
@@ -86,9 +89,11 @@ impl Store {
 impl Write {
     /// Notes that the draft of a domain changes, and makes the domain if there is none.
     pub(super) async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
-        let sql = "INSERT INTO domains (name, defaults, changed, published) \
-                   VALUES ($1, '{}', $2, 0) \
-                   ON CONFLICT (name) DO UPDATE SET changed = excluded.changed";
+        let sql = "INSERT INTO domains (name, defaults, changed, published, sized) \
+                   VALUES ($1, '{}', $2, 0, $2) \
+                   ON CONFLICT (name) DO UPDATE SET changed = excluded.changed, sized = \
+                   CASE WHEN domains.sized = domains.changed THEN excluded.changed \
+                   ELSE domains.sized END";
         let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.number());
         query.execute(&mut *self.tx).await?;
         Ok(())
@@ -97,7 +102,7 @@ impl Write {
     /// Whether a domain has changes that are not published, and the number of the last one.
     pub(crate) async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
         let sql = "SELECT changed, published FROM domains WHERE name = $1";
-        let query = sqlx::query_as(AssertSqlSafe(sql.to_owned())).bind(domain.to_owned());
+        let query = sqlx::query_as(sql).bind(domain.to_owned());
         let row: Option<(i64, i64)> = query.fetch_optional(&mut *self.tx).await?;
         let (changed, published) = row.unwrap_or_default();
         Ok((changed != published, changed))

@@ -83,6 +83,60 @@ async fn writes_at_the_same_time_are_all_done_and_one_of_equal_ones_wins() {
     }
 }
 
+/// The database of a place, beside its control plane.
+async fn database(place: &Place) -> sqlx::AnyPool {
+    sqlx::any::install_default_drivers();
+    let url = match &place.postgres {
+        Some(postgres) => postgres.url(),
+        None => format!("sqlite://{}", place.dir.path().join("rules.db").display()),
+    };
+    sqlx::AnyPool::connect(&url).await.unwrap()
+}
+
+#[tokio::test]
+async fn sizes_of_drafts_are_right_beside_a_release_that_does_not_keep_them() {
+    for place in places().await {
+        let server = place.serve().await;
+        let pool = database(&place).await;
+        let run = async |sql: &str| {
+            sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())).execute(&pool).await.unwrap();
+        };
+        let rules = async || server.json("/v1/domains").await["domains"][0]["rules"].clone();
+        let size = async || {
+            let query = sqlx::query_as("SELECT rules, bytes FROM domains");
+            let size: (i64, i64) = query.fetch_one(&pool).await.unwrap();
+            size
+        };
+        server.add(&rule("shop", "user", "1", 5)).await;
+        let (_, of_one) = size().await;
+        // Adds and removes rules as that release does.
+        run("INSERT INTO rules SELECT 'other', domain, '[]', scope, scope_value, settings, \
+             position, revision, updated_at, updated_by FROM rules")
+        .await;
+        run("UPDATE domains SET changed = changed + 1").await;
+        run("UPDATE counters SET change = change + 1").await;
+        assert_eq!(rules().await, 2);
+        server.add(&rule("shop", "user", "2", 5)).await;
+        assert_eq!(rules().await, 3);
+        let (count, bytes) = size().await;
+        assert_eq!(count, 3, "it is counted again at the first write");
+        assert!(bytes > 2 * of_one, "{bytes} for two of {of_one} and one without entries");
+        run("DELETE FROM rules WHERE id = 'other'").await;
+        run("UPDATE domains SET changed = changed + 1").await;
+        run("UPDATE counters SET change = change + 1").await;
+        assert_eq!(rules().await, 2);
+        server.add(&rule("shop", "user", "3", 5)).await;
+        assert_eq!(size().await, (3, 3 * of_one));
+        // A domain that the other release made.
+        run("INSERT INTO domains (name, defaults, changed, published) VALUES ('bank', '{}', 1, 0)")
+            .await;
+        server.add(&rule("bank", "user", "1", 5)).await;
+        assert_eq!(rules().await, 1);
+        pool.close().await;
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn history_and_versions_cannot_be_edited() {
     for place in places().await {
@@ -90,12 +144,7 @@ async fn history_and_versions_cannot_be_edited() {
         server.add(&rule("shop", "user", "7", 5)).await;
         server.publish().await;
         server.stop().await;
-        sqlx::any::install_default_drivers();
-        let url = match &place.postgres {
-            Some(postgres) => postgres.url(),
-            None => format!("sqlite://{}", place.dir.path().join("rules.db").display()),
-        };
-        let pool = sqlx::AnyPool::connect(&url).await.unwrap();
+        let pool = database(&place).await;
         for table in ["audit", "changes", "texts", "versions", "version_domains"] {
             let column = match table {
                 "texts" => "hash",
@@ -117,9 +166,7 @@ async fn history_and_versions_cannot_be_edited() {
 async fn a_database_of_a_later_release_is_left_alone() {
     let place = Place::sqlite();
     place.serve().await.stop().await;
-    sqlx::any::install_default_drivers();
-    let url = format!("sqlite://{}", place.dir.path().join("rules.db").display());
-    let pool = sqlx::AnyPool::connect(&url).await.unwrap();
+    let pool = database(&place).await;
     let sql = "INSERT INTO _sqlx_migrations (version, description, success, checksum, \
                execution_time) VALUES (99, 'later', 1, x'00', 0)";
     sqlx::query(sql).execute(&pool).await.unwrap();
