@@ -49,7 +49,7 @@ pub use openapi::document as openapi;
 pub use problem::{FieldFault, Problem};
 pub use serve::serve;
 
-use crate::auth::Caller;
+use crate::auth::{Access, Caller};
 use crate::page;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::{Place, Rates};
@@ -78,6 +78,8 @@ pub struct App {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// Maximum bytes that the writes of one token may add to what is kept.
+    pub token_bytes_max: i64,
     /// How many requests there may be.
     pub rates: Rates,
     /// Whether the database answered, and when it was asked.
@@ -117,6 +119,12 @@ impl App {
         let is_up = matches!(timeout(PING_MAX, self.store.reserved().ping()).await, Ok(Ok(())));
         *last = Some((now, is_up));
         is_up
+    }
+
+    /// Maximum bytes that the writes of this caller may add to what is kept. Those of an operator
+    /// have no bound, so that one can always roll back.
+    fn bytes_max_of(&self, caller: &Caller) -> Option<i64> {
+        (!caller.has(Access::Admin)).then_some(self.token_bytes_max)
     }
 
     /// Waits until this request alone publishes, of all replicas. Held from the compilation of what

@@ -122,6 +122,7 @@ impl Control {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
             domain_bytes_max: settings.domain_bytes_max,
+            token_bytes_max: settings.token_bytes_max,
             rates: Rates::new(settings.rates),
             database_up: Mutex::default(),
             publishers: Mutex::default(),

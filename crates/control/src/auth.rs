@@ -48,6 +48,8 @@ pub struct Token {
 pub struct Caller {
     /// The name and the id of the token, as history and audit log show it.
     pub name: String,
+    /// The id of the token.
+    pub id: String,
     access: Access,
     /// `None` for all.
     domains: Option<Vec<String>>,
@@ -139,7 +141,7 @@ impl Token {
         let is_valid = revoked_at.is_none() && token.expires_at.is_none_or(|until| now < until);
         let access = token.access.parse().ok().filter(|_| is_same && is_valid)?;
         let name = format!("{}/{}", token.name, token.id);
-        Some(Caller { name, access, domains: token.domains.clone() })
+        Some(Caller { name, id: token.id.clone(), access, domains: token.domains.clone() })
     }
 
     fn hash(&self) -> blake3::Hash {
@@ -186,7 +188,7 @@ mod tests {
 
     fn row(token: &Token, access: Access, domains: Option<Vec<String>>) -> TokenRow {
         let token = token.row("ci", access, domains, None);
-        TokenRow { token, created_at: 0, revoked_at: None }
+        TokenRow { token, created_at: 0, revoked_at: None, written: 0 }
     }
 
     #[test]

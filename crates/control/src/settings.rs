@@ -113,6 +113,11 @@ pub struct ServeFlags {
     /// Maximum bytes of the published rules of one domain [default: a quarter of --push-bytes-max]
     #[arg(long, env = "CONTROL_DOMAIN_BYTES_MAX")]
     domain_bytes_max: Option<usize>,
+    /// Maximum bytes that the writes of one token may add to history, versions and audit log, which
+    /// are kept; one of access admin has no such bound
+    #[arg(long, env = "CONTROL_TOKEN_BYTES_MAX", default_value_t = 4 << 30,
+        value_parser = clap::value_parser!(i64).range(1..))]
+    token_bytes_max: i64,
     /// Requests a minute that a token may make, of which a sixth may come at once
     #[arg(long, env = "CONTROL_TOKEN_REQUESTS_PER_MINUTE",
         default_value_t = RateSettings::default().token_requests)]
@@ -143,6 +148,8 @@ pub struct Settings {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// Maximum bytes that the writes of one token may add to what is kept.
+    pub token_bytes_max: i64,
     /// How many requests there may be.
     pub rates: RateSettings,
 }
@@ -192,6 +199,7 @@ impl ServeFlags {
             selection: Selection(selection),
             push_bytes_max: self.push_bytes_max,
             domain_bytes_max: self.domain_bytes_max.unwrap_or(self.push_bytes_max / 4),
+            token_bytes_max: self.token_bytes_max,
             rates: RateSettings {
                 token_requests: self.token_requests_per_minute,
                 failed_tokens: self.failed_tokens_per_minute,

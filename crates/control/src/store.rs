@@ -4,7 +4,8 @@
 //! Write ── a transaction: counters first, so that writes happen one after the other
 //!   ├ rules: the draft, and its history      ├ answers: idempotency keys
 //!   ├ versions: publish, roll back           ├ audit, tokens
-//!   └ rollouts: versions for some pods       └ rollout_counts: hits that pods report
+//!   ├ rollouts: versions for some pods       ├ rollout_counts: hits that pods report
+//!   └ ceiling: the size of drafts            └ quota: what a token may add
 //! Store ── reads: rules, drafts, versions, pods
 //! ```
 //! Both databases are used through the types and the SQL that they share; `schema` has the few
@@ -19,6 +20,7 @@ mod error;
 mod history;
 mod page;
 mod pods;
+mod quota;
 mod rollout_counts;
 mod rollouts;
 mod rules;

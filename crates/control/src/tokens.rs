@@ -60,11 +60,11 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
 
 /// A token without its secret.
 fn line(row: &TokenRow) -> String {
-    let TokenRow { token, created_at, revoked_at } = row;
+    let TokenRow { token, created_at, revoked_at, written } = row;
     let time = |at: i64| Timestamp::from_millisecond(at).unwrap_or_default().to_string();
     let domains = token.domains.as_ref().map_or_else(|| "all".to_owned(), |it| it.join(","));
     let mut line = format!(
-        "{}  {}  {}  domains: {domains}  made: {}",
+        "{}  {}  {}  domains: {domains}  kept: {written} bytes  made: {}",
         token.id,
         ratelease_rules::excerpt(&token.name),
         token.access,

@@ -100,11 +100,13 @@ impl<const MAX: usize> WriteCall<MAX> {
     pub(super) async fn begin(&self, app: &App) -> Result<Begun, Problem> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
         let mut write = app.store.begin(&author).await?;
-        let Some(key) = &self.key else { return Ok(Begun::New(Box::new(write))) };
-        Ok(match replay(write.earlier(key).await?)? {
-            None => Begun::New(Box::new(write)),
-            Some(response) => Begun::Repeated(Box::new(response)),
-        })
+        if let Some(key) = &self.key
+            && let Some(response) = replay(write.earlier(key).await?)?
+        {
+            return Ok(Begun::Repeated(Box::new(response)));
+        }
+        write.count_for(&self.caller.id, app.bytes_max_of(&self.caller)).await?;
+        Ok(Begun::New(Box::new(write)))
     }
 
     /// The answer that the first request of the key got, if this is a later one. For what is

@@ -225,6 +225,14 @@ impl From<StoreError> for Problem {
                 let detail = format!("{why}. Nothing was written; remove rules first");
                 Self::conflict("draft-too-large", detail)
             }
+            StoreError::QuotaUsed { written, max } => {
+                let detail = format!(
+                    "the writes of this token have kept {written} bytes of history, versions and \
+                     audit log, and may keep {max} (--token-bytes-max). Nothing was written; ask \
+                     an administrator for another token, or to raise that setting"
+                );
+                Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
             StoreError::Duplicate => Self::conflict("duplicate", "there is one already"),
             StoreError::Moved(domain) => Self::conflict(
                 "draft-changed",

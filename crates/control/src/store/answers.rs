@@ -5,6 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use sqlx::{Any, Executor, Row};
 
+use super::write::Cell;
 use super::{Store, StoreResult, Write};
 
 /// How long an answer is kept.
@@ -92,17 +93,16 @@ impl Write {
     ) -> StoreResult<()> {
         let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(kept_since(self.at));
         query.execute(&mut *self.tx).await?;
-        let sql = "INSERT INTO answers (author, idempotency_key, request, status, headers, body, \
-                   at) VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        let query = sqlx::query(sql)
-            .bind(self.author.name.clone())
-            .bind(key.key.clone())
-            .bind(key.request.clone())
-            .bind(i64::from(answer.status))
-            .bind(answer.etag.clone())
-            .bind(answer.body.clone())
-            .bind(self.at);
-        query.execute(&mut *self.tx).await?;
-        Ok(())
+        let row = vec![
+            Cell::Text(self.author.name.clone()),
+            Cell::Text(key.key.clone()),
+            Cell::Text(key.request.clone()),
+            Cell::Int(i64::from(answer.status)),
+            Cell::Text(answer.etag.clone()),
+            Cell::Text(answer.body.clone()),
+            Cell::Int(self.at),
+        ];
+        let into = "answers (author, idempotency_key, request, status, headers, body, at)";
+        self.keep(into, vec![row]).await
     }
 }

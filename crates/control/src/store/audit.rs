@@ -51,18 +51,15 @@ impl Store {
 impl Write {
     /// Adds to the audit log what this write does.
     pub(crate) async fn note_action(&mut self, action: &str, subject: &str) -> StoreResult<()> {
-        let sql = "INSERT INTO audit (number, at, author, action, subject, reason) \
-                   VALUES ($1, $2, $3, $4, $5, $6)";
-        let number = self.take_numbers(1).await?;
-        let query = sqlx::query(sql)
-            .bind(number)
-            .bind(self.at)
-            .bind(self.author.name.clone())
-            .bind(action.to_owned())
-            .bind(subject.to_owned())
-            .bind(self.author.reason.clone());
-        query.execute(&mut *self.tx).await?;
-        Ok(())
+        let row = vec![
+            Cell::Int(self.take_numbers(1).await?),
+            Cell::Int(self.at),
+            Cell::Text(self.author.name.clone()),
+            Cell::Text(action.to_owned()),
+            Cell::Text(subject.to_owned()),
+            Cell::Text(self.author.reason.clone()),
+        ];
+        self.keep("audit (number, at, author, action, subject, reason)", vec![row]).await
     }
 
     /// Adds a step of a rollout to the audit log.

@@ -27,6 +27,14 @@ pub enum StoreError {
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
+    /// The token has kept as much as it may.
+    #[error("the token has kept {written} bytes; expected at most {max}")]
+    QuotaUsed {
+        /// Bytes that its writes have kept.
+        written: i64,
+        /// Bytes that they may keep.
+        max: i64,
+    },
     /// A fault of this program or of the database's content.
     #[error("internal error: {0}")]
     Internal(String),

@@ -107,6 +107,6 @@ impl Write {
         });
         let rows = rows.collect();
         let into = "changes (number, domain, rule, before, after, at, author, reason)";
-        self.insert(into, rows).await
+        self.keep(into, rows).await
     }
 }

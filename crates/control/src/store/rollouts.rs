@@ -227,15 +227,18 @@ impl Write {
     pub(crate) async fn begin_rollout(&mut self, new: &NewRollout) -> StoreResult<VersionRow> {
         let query = sqlx::query_as("SELECT COALESCE(MAX(id), 0) + 1 FROM rollouts");
         let (id,): (i64,) = query.fetch_one(&mut *self.tx).await?;
-        let (percent, key, value) = match &new.choice {
-            Choice::Percent(percent) => (Some(i64::from(*percent)), None, None),
-            Choice::Label(key, value) => (None, Some(key.clone()), Some(value.clone())),
+        let (percent, key, value, label_bytes) = match &new.choice {
+            Choice::Percent(percent) => (Some(i64::from(*percent)), None, None, 0),
+            Choice::Label(key, value) => {
+                (None, Some(key.clone()), Some(value.clone()), key.len() + value.len())
+            }
         };
         let sql = "INSERT INTO rollouts (id, percent, label_key, label_value, denied_share, \
                    hits_min) VALUES ($1, $2, $3, $4, $5, $6)";
         let query = sqlx::query(sql).bind(id).bind(percent).bind(key).bind(value);
         let query = query.bind(new.bound.map(|it| it.denied_share));
         query.bind(new.bound.map(|it| it.hits_min)).execute(&mut *self.tx).await?;
+        self.note_kept(label_bytes);
         let mut rows = Vec::new();
         for (shadow, text) in &new.texts {
             if self.draft_state(&text.domain).await?.1 != text.changed {
@@ -249,7 +252,7 @@ impl Write {
             rows.push(vec![Cell::Int(id), domain, Cell::Int(text.changed), shadow, hash]);
         }
         let into = "rollout_domains (rollout, domain, changed, shadow, hash)";
-        self.insert(into, rows).await?;
+        self.keep(into, rows).await?;
         self.add_step(id, new.stage).await
     }
 
@@ -269,7 +272,7 @@ impl Write {
                     (Cell::Text(it.domain.clone()), Cell::Nullable(it.hash.clone()));
                 rows.push(vec![Cell::Int(version.number), domain, hash]);
             }
-            self.insert("version_domains (version, domain, hash)", rows).await?;
+            self.keep("version_domains (version, domain, hash)", rows).await?;
         }
         Ok(version)
     }

@@ -321,10 +321,7 @@ impl StoredRule {
 
     /// The same of a row: its entries and settings.
     fn bytes_of(cells: &[Cell]) -> i64 {
-        let bytes = cells.get(2..4).into_iter().flatten().map(|cell| match cell {
-            Cell::Text(text) => text.len(),
-            Cell::Int(_) | Cell::Nullable(_) => 0,
-        });
+        let bytes = cells.get(2..4).into_iter().flatten().map(Cell::bytes);
         i64::try_from(bytes.sum::<usize>()).unwrap_or(i64::MAX)
     }
 

@@ -31,9 +31,12 @@ pub struct TokenRow {
     pub created_at: i64,
     /// When it was revoked, in milliseconds since the Unix epoch.
     pub revoked_at: Option<i64>,
+    /// Bytes that its writes have added to what is kept.
+    pub written: i64,
 }
 
-const COLUMNS: &str = "id, name, hash, access, domains, expires_at, created_at, revoked_at";
+const COLUMNS: &str = "id, name, hash, access, domains, expires_at, created_at, revoked_at, \
+                       written";
 
 // === impl Store ===
 
@@ -110,6 +113,7 @@ impl TokenRow {
             },
             created_at: row.try_get(6)?,
             revoked_at: row.try_get(7)?,
+            written: row.try_get(8)?,
         })
     }
 }

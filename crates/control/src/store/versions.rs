@@ -243,6 +243,7 @@ impl Write {
         let query = sqlx::query(sql).bind(number).bind(self.at).bind(version.author.clone());
         let query = query.bind(version.reason.clone()).bind(restores).bind(rollout);
         query.execute(&mut *self.tx).await?;
+        self.note_kept(version.author.len() + version.reason.len());
         Ok(version)
     }
 
@@ -258,7 +259,7 @@ impl Write {
         let rows = changes.into_iter().map(|(text, hash)| {
             vec![Cell::Int(number), Cell::Text(text.domain.clone()), Cell::Nullable(hash)]
         });
-        self.insert("version_domains (version, domain, hash)", rows.collect()).await
+        self.keep("version_domains (version, domain, hash)", rows.collect()).await
     }
 
     /// Notes that the draft of a domain is published as it was at its change `changed`. Returns
@@ -289,7 +290,9 @@ impl Write {
         let size = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let query = sqlx::query(sql).bind(hash.to_owned()).bind(yaml.clone());
         let query = query.bind(size(yaml.len())).bind(size(text.rules));
-        query.execute(&mut *self.tx).await?;
+        if query.execute(&mut *self.tx).await?.rows_affected() > 0 {
+            self.note_kept(hash.len() + yaml.len());
+        }
         Ok(())
     }
 }

@@ -40,8 +40,17 @@ pub struct Write {
     /// The number of its last change.
     number: i64,
     backend: Backend,
+    pub(super) kept: Kept,
     /// Held until it ends. Those that wait for it hold no connection.
     _turn: OwnedSemaphorePermit,
+}
+
+/// What a write adds to what is kept, and for which token.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// The id of the token; `None` for writes of the program itself.
+    pub(super) token: Option<String>,
+    pub(super) bytes: usize,
 }
 
 /// While this is held, no other replica publishes. Other writes go on.
@@ -57,6 +66,18 @@ pub(super) enum Cell {
     Int(i64),
     Text(String),
     Nullable(Option<String>),
+}
+
+// === impl Cell ===
+
+impl Cell {
+    /// The bytes of a text.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Int(_) | Self::Nullable(None) => 0,
+            Self::Text(text) | Self::Nullable(Some(text)) => text.len(),
+        }
+    }
 }
 
 /// A query with its parameters. The text is made of names and places of parameters alone: no value
@@ -85,7 +106,8 @@ impl Store {
         };
         let tx = self.pool.begin().await?;
         let (author, at) = (author.clone(), Timestamp::now().as_millisecond());
-        let mut write = Write { tx, author, at, number: 0, backend: self.backend, _turn: turn };
+        let (backend, kept) = (self.backend, Kept::default());
+        let mut write = Write { tx, author, at, number: 0, backend, kept, _turn: turn };
         write.take_numbers(1).await?;
         Ok(write)
     }
@@ -132,7 +154,8 @@ impl Write {
     ///
     /// # Errors
     /// Fails if the database is lost meanwhile; then it is not known whether the write was done.
-    pub async fn commit(self) -> StoreResult<()> {
+    pub async fn commit(mut self) -> StoreResult<()> {
+        self.count_kept().await?;
         self.tx.commit().await.map_err(|error| match StoreError::from(error) {
             StoreError::Unavailable(why) => StoreError::Unavailable(format!(
                 "{why}, at the commit: the write may have been done. A repeat with the same \

@@ -76,6 +76,73 @@ async fn an_address_that_guesses_tokens_is_refused_and_those_who_have_one_are_no
 }
 
 #[tokio::test]
+async fn a_token_that_has_kept_its_bytes_writes_no_more_and_others_do() {
+    const BYTES_MAX: i64 = 100_000;
+    for place in places().await {
+        let server = place.serve_with(|settings| settings.token_bytes_max = BYTES_MAX).await;
+        let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop"];
+        let (own, other) =
+            (token(&place, &create).await.unwrap(), token(&place, &create).await.unwrap());
+        let kept = async |token: &str| {
+            let own = server.send(Call::new("GET", "/v1/token").token(token)).await.json();
+            assert_eq!(own["kept_bytes_max"], BYTES_MAX, "{own}");
+            own["kept_bytes"].as_i64().unwrap()
+        };
+        assert_eq!(kept(&own).await, 0);
+        // The text of a version is kept, and that of the same rules only once.
+        let import = |token: &str| {
+            let call = Call::new("POST", "/v1/import?publish=true").token(token);
+            call.body("application/yaml", large("shop", 100).as_bytes())
+        };
+        assert_eq!(server.send(import(&own)).await.status, 200);
+        let of_version = kept(&own).await;
+        assert!(of_version > 2 * 100 * 60, "history and text: {of_version}");
+        assert_eq!(server.send(import(&own)).await.status, 200);
+        assert!(kept(&own).await - of_version < 1000, "the text and history are there");
+
+        // Writes that change nothing leave something too.
+        let path = format!("/v1/import?reason={}", "r".repeat(1000));
+        let write = |token: &str, key: usize| {
+            let call = Call::new("POST", &path).token(token);
+            let call = call.header("idempotency-key", &key.to_string());
+            call.body("application/yaml", large("shop", 100).as_bytes())
+        };
+        let mut done = 0;
+        let refused = loop {
+            let answer = server.send(write(&own, done)).await;
+            if answer.status != 200 {
+                break answer;
+            }
+            done += 1;
+            assert!(i64::try_from(done).unwrap() * 1000 < BYTES_MAX, "no write is refused");
+        };
+        assert_eq!((refused.status, refused.fields()), (403, vec![]), "{refused:?}");
+        assert_eq!(refused.json()["type"], "urn:ratelease:problem:quota-used");
+        assert!(refused.text.contains("--token-bytes-max"), "{refused:?}");
+        let used = kept(&own).await;
+        assert!((BYTES_MAX..BYTES_MAX + 3000).contains(&used), "{used}");
+        // The answer of a write that was done is still there, and reads go on.
+        assert_eq!(server.send(write(&own, done - 1)).await.status, 200);
+        assert_eq!(server.send(Call::new("GET", "/v1/rules").token(&own)).await.status, 200);
+        let back = Call::new("POST", "/v1/rollback").token(&own).json(&json!({"version": 1}));
+        assert_eq!(server.send(back).await.status, 403);
+        // Another token writes, and an operator sees who has kept how much.
+        assert_eq!(server.send(write(&other, 0)).await.status, 200);
+        assert!(token(&place, &["list"]).await.unwrap().contains(&format!("kept: {used} bytes")));
+        server.stop().await;
+        let server = place.serve_with(|settings| settings.token_bytes_max = 2 * BYTES_MAX).await;
+        assert_eq!(server.send(write(&own, done)).await.status, 200, "the setting was raised");
+        server.stop().await;
+        // An operator's token has no bound.
+        let server = place.serve_with(|settings| settings.token_bytes_max = 1).await;
+        for key in 0..2 {
+            assert_eq!(server.send(write(&server.token, key)).await.status, 200);
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn publishers_of_two_replicas_lose_nothing() {
     let place = Place::postgres().await;
     let servers = [place.serve().await, place.serve().await];

@@ -144,6 +144,7 @@ impl Place {
             selection: Selection::default(),
             push_bytes_max: 15 << 20,
             domain_bytes_max: 4 << 20,
+            token_bytes_max: 1 << 30,
             rates: RateSettings::default(),
         };
         change(&mut settings);

@@ -116,6 +116,7 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             selection: ratelease_control::push::Selection::default(),
             push_bytes_max: 1 << 20,
             domain_bytes_max: 1 << 20,
+            token_bytes_max: 1 << 30,
             rates: ratelease_control::rates::RateSettings::default(),
         };
         ratelease_control::app::Control::start(settings).await
