@@ -125,6 +125,23 @@ async fn samples_of_pods_and_access_logs_are_read_and_bad_input_names_its_field(
 }
 
 #[tokio::test]
+async fn a_line_of_a_log_has_at_most_64_kib() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "", 1)).await;
+    let line = log(&[(0, "shop", "user", "7")]);
+    // Spaces after the first brace make it exactly so long.
+    let of = |bytes: usize| line.replacen('{', &format!("{{{}", " ".repeat(bytes - line.len())), 1);
+    let (longest, longer) = (of(64 << 10), of((64 << 10) + 1));
+    let text = [&*line, &longer, &longest].join("\n");
+    let report = replay(&server, &json!({"log": text})).await;
+    assert_eq!((&report["requests"], &report["unreadable"]), (&json!(2), &json!(1)), "{report}");
+    let expected = json!([{"line": 2, "why": "longer than 65536 bytes"}]);
+    assert_eq!(report["first_unreadable"], expected);
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn differences_are_of_two_versions_or_of_the_draft() {
     for place in places().await {
         let server = place.serve().await;

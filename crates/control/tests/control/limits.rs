@@ -5,8 +5,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use ratelease_control::rates::RateSettings;
+use ratelease_control::store::Store;
 use serde_json::{Value, json};
 
+use super::faults::REFUSED_WITHIN;
 use super::files::large;
 use super::support::{Answer, Call, Place, now, places, rule};
 use super::tokens::token;
@@ -170,6 +172,41 @@ async fn publishers_of_two_replicas_lose_nothing() {
     let [first, second] = servers;
     first.stop().await;
     second.stop().await;
+}
+
+#[tokio::test]
+async fn a_publisher_waits_for_another_replica_and_is_refused_in_time() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    let other = Store::open(&place.database()).await.unwrap();
+    let publish = async |value: &str| {
+        server.post("/v1/rules?publish=true", &rule("shop", "user", value, 5)).await
+    };
+    let held = other.lock_publishers().await.unwrap();
+    let release = async {
+        place.postgres.as_ref().unwrap().waits_for_lock("advisory").await;
+        // Neither reads nor other writes wait for it.
+        server.add(&rule("bank", "card", "", 5)).await;
+        assert_eq!(server.json("/v1/versions").await["versions"], json!([]));
+        drop(held);
+    };
+    let (published, ()) = tokio::join!(publish("1"), release);
+    assert_eq!(published.status, 201, "{published:?}");
+
+    let held = other.lock_publishers().await.unwrap();
+    let began = now();
+    let refused = publish("2").await;
+    assert_eq!((refused.status, refused.fields()), (503, vec![]), "{refused:?}");
+    assert_eq!(refused.json()["type"], "urn:ratelease:problem:unavailable");
+    assert_eq!(refused.header("retry-after").as_deref(), Some("1"), "{refused:?}");
+    assert!(began.elapsed() < REFUSED_WITHIN, "{:?}", began.elapsed());
+    drop(held);
+    // What was refused is not done later, and holds up no other publisher.
+    assert_eq!(publish("3").await.status, 201);
+    let text = server.get("/v1/export?domain=shop&version=2").await.text;
+    assert_eq!((text.matches("- key: user").count(), text.contains("value: \"2\"")), (2, false));
+    other.close().await;
+    server.stop().await;
 }
 
 #[tokio::test]

@@ -201,6 +201,49 @@ async fn no_domain_takes_the_place_of_the_others() {
 }
 
 #[tokio::test]
+async fn roll_backs_of_two_replicas_follow_each_other() {
+    let place = Place::postgres().await;
+    let servers = [place.serve().await, place.serve().await];
+    for requests in 1..=3 {
+        servers[0].import(&file("shop", "user", requests)).await;
+        assert_eq!(servers[0].publish().await, i64::from(requests));
+    }
+    let back = async |at: usize, version: i64| {
+        let done = servers[at].post("/v1/rollback", &json!({"version": version})).await;
+        assert_eq!(done.status, 200, "{done:?}");
+        done.json()
+    };
+    let text = async |version: &Value| {
+        servers[0].get(&format!("/v1/export?domain=shop&version={version}")).await.text
+    };
+    for round in 0..5 {
+        // To different versions: each is a version with the rules of its own.
+        let last = json!(4 + 3 * round);
+        let (one, other) = tokio::join!(back(0, 1), back(1, 2));
+        for (done, version) in [(&one, 1), (&other, 2)] {
+            assert_eq!(done["domains"], json!(["shop"]), "{done}");
+            assert_eq!(text(&done["version"]).await, text(&json!(version)).await);
+        }
+        let mut versions = [one["version"].as_i64(), other["version"].as_i64()];
+        versions.sort_unstable();
+        assert_eq!(json!(versions[0]), last);
+        // To the same one: the second roll back reads that nothing is left to do.
+        let (one, other) = tokio::join!(back(0, 3), back(1, 3));
+        assert_eq!(one["version"], other["version"], "{one} {other}");
+        let domains = [&one["domains"], &other["domains"]];
+        assert!(
+            domains.contains(&&json!(["shop"])) && domains.contains(&&json!([])),
+            "{domains:?}"
+        );
+        let checked = servers[1].post("/v1/check", &Value::Null).await;
+        assert_eq!(checked.json()["differences"], json!([]), "what is published is not the draft");
+    }
+    let [one, other] = servers;
+    one.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
 async fn a_set_that_is_too_large_may_become_smaller() {
     let place = Place::sqlite();
     let server = place.serve().await;

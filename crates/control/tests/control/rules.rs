@@ -87,6 +87,13 @@ async fn lists_are_filtered_and_paged() {
         seen.sort_by_key(Value::to_string);
         seen.dedup();
         assert_eq!(seen.len(), 27, "a rule is on two pages");
+        let search = async |bytes: usize| {
+            server.get(&format!("/v1/rules?q={}", "%C3%A9".repeat(bytes / 2))).await
+        };
+        assert_eq!(search(128).await.status, 200);
+        let refused = search(130).await;
+        assert_eq!((refused.status, refused.fields()), (422, vec!["q".to_owned()]), "{refused:?}");
+        assert!(refused.text.contains("has 130 bytes; expected at most 128"), "{refused:?}");
         for query in ["limit=0", "limit=1001", "limit=x", "q=%00"] {
             let answer = server.get(&format!("/v1/rules?{query}")).await;
             assert_eq!(answer.status, 400, "{query}: {answer:?}");

@@ -77,6 +77,14 @@ impl Postgres {
         assert_eq!(self.sql("SELECT pg_promote(true, 60)").await, "t");
     }
 
+    /// Waits until a session waits for a lock of this kind.
+    pub(crate) async fn waits_for_lock(&self, kind: &str) {
+        let sql =
+            format!("SELECT count(*) FROM pg_locks WHERE locktype = '{kind}' AND NOT granted");
+        let waits = async || (self.sql(&sql).await != "0").then_some(());
+        wait_for("a session that waits for a lock", waits).await;
+    }
+
     /// The value that a statement returns, once the server takes it.
     async fn sql(&self, statement: &str) -> String {
         let answered = async || {
