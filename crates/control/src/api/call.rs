@@ -122,17 +122,21 @@ impl<const MAX: usize> WriteCall<MAX> {
     pub(super) async fn finish(
         &self,
         app: &App,
-        mut write: Box<Write>,
+        write: Box<Write>,
         status: StatusCode,
         etag: Option<String>,
         body: &impl Serialize,
     ) -> Result<Response, Problem> {
-        let body = match status {
-            StatusCode::NO_CONTENT => String::new(),
-            _ => serde_json::to_string(body).unwrap_or_default(),
-        };
-        let etag = etag.unwrap_or_default();
-        let answer = Answer { status: status.as_u16(), etag, body };
+        self.finish_with(app, write, answer(status, etag, body)).await
+    }
+
+    /// Commits the write, and then gives this answer.
+    pub(super) async fn finish_with(
+        &self,
+        app: &App,
+        mut write: Box<Write>,
+        answer: Answer,
+    ) -> Result<Response, Problem> {
         if let Some(key) = &self.key {
             write.keep_answer(key, &answer).await?;
         }
@@ -156,6 +160,15 @@ impl<const MAX: usize> WriteCall<MAX> {
         };
         Ok(wanted.split(',').map(str::trim).any(|it| it == "*" || it == etag))
     }
+}
+
+/// An answer of JSON, or without a body if the status says so.
+pub(super) fn answer(status: StatusCode, etag: Option<String>, body: &impl Serialize) -> Answer {
+    let body = match status {
+        StatusCode::NO_CONTENT => String::new(),
+        _ => serde_json::to_string(body).unwrap_or_default(),
+    };
+    Answer { status: status.as_u16(), etag: etag.unwrap_or_default(), body }
 }
 
 /// The answer to a request that is repeated; `None` for a new one.

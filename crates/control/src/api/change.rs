@@ -6,14 +6,14 @@
 
 use axum::response::Response;
 use http::{HeaderValue, StatusCode, header};
-use serde_json::Value;
+use serde::Serialize;
 
 use super::App;
-use super::call::{Begun, WriteCall};
+use super::call::{Begun, WriteCall, answer};
 use super::problem::Problem;
 use super::publishing::{Approved, approve, compile_all, publish_texts, unpublished_changes};
 use crate::document::{Document, Record};
-use crate::store::{PublishedText, StoredRule, Write};
+use crate::store::{Answer, PublishedText, StoredRule, Write};
 
 /// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
 /// a lock was lost, or a draft changed between two reads.
@@ -33,10 +33,8 @@ pub(super) struct Edit {
 /// What is answered to a change.
 #[derive(Debug)]
 pub(super) struct Reply {
-    pub(super) status: StatusCode,
-    pub(super) etag: Option<String>,
-    pub(super) location: Option<String>,
-    pub(super) body: Value,
+    answer: Answer,
+    location: Option<String>,
 }
 
 /// A change of one domain.
@@ -188,10 +186,20 @@ impl Edit {
 // === impl Reply ===
 
 impl Reply {
+    /// A change after which there is this to show.
+    pub(super) fn new(status: StatusCode, etag: Option<String>, body: &impl Serialize) -> Self {
+        Self { answer: answer(status, etag, body), location: None }
+    }
+
     /// A change that leaves nothing to show.
     pub(super) fn removed() -> Self {
-        let status = StatusCode::NO_CONTENT;
-        Self { status, etag: None, location: None, body: Value::Null }
+        Self::new(StatusCode::NO_CONTENT, None, &())
+    }
+
+    /// Names the place of what was added.
+    pub(super) fn at(mut self, location: String) -> Self {
+        self.location = Some(location);
+        self
     }
 
     async fn finish(
@@ -200,8 +208,8 @@ impl Reply {
         call: &WriteCall,
         write: Box<Write>,
     ) -> Result<Response, Problem> {
-        let Self { status, etag, location, body } = self;
-        let mut response = call.finish(app, write, status, etag, &body).await?;
+        let Self { answer, location } = self;
+        let mut response = call.finish_with(app, write, answer).await?;
         if let Some(location) = location.and_then(|it| HeaderValue::from_str(&it).ok()) {
             response.headers_mut().insert(header::LOCATION, location);
         }

@@ -174,8 +174,7 @@ impl Change for WrittenPolicy {
     }
 
     fn reply(&self, rule: Option<StoredRule>) -> Reply {
-        let body = json!(rule.as_ref().and_then(Policy::of));
-        Reply { status: StatusCode::OK, etag: None, location: None, body }
+        Reply::new(StatusCode::OK, None, &rule.as_ref().and_then(Policy::of))
     }
 }
 

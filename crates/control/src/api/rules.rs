@@ -266,10 +266,9 @@ impl Change for NewRule {
     }
 
     fn reply(&self, rule: Option<StoredRule>) -> Reply {
-        let location = Some(format!("/v1/rules/{}", self.id));
         let etag = rule.as_ref().map(etag);
-        let body = json!(rule.map(RuleView::from));
-        Reply { status: StatusCode::CREATED, etag, location, body }
+        let reply = Reply::new(StatusCode::CREATED, etag, &rule.map(RuleView::from));
+        reply.at(format!("/v1/rules/{}", self.id))
     }
 }
 
@@ -294,8 +293,7 @@ impl Change for ChangedRule<'_> {
     fn reply(&self, rule: Option<StoredRule>) -> Reply {
         let Some(rule) = rule else { return Reply::removed() };
         let etag = Some(etag(&rule));
-        let body = json!(RuleView::from(rule));
-        Reply { status: StatusCode::OK, etag, location: None, body }
+        Reply::new(StatusCode::OK, etag, &RuleView::from(rule))
     }
 }
 

@@ -9,7 +9,7 @@ use axum::response::Response;
 use http::StatusCode;
 use ratelease_rules::request::scoped::{self, Scope};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, json};
+use serde_json::Map;
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
@@ -204,8 +204,7 @@ impl Change for WrittenRule {
 
     fn reply(&self, rule: Option<StoredRule>) -> Reply {
         let status = if self.id.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-        let body = json!(rule.as_ref().and_then(ScopedRule::of));
-        Reply { status, etag: None, location: None, body }
+        Reply::new(status, None, &rule.as_ref().and_then(ScopedRule::of))
     }
 }
 

@@ -23,6 +23,8 @@ async fn a_rule_is_added_read_changed_listed_and_removed() {
         let changed = server.send(put.json(&input)).await;
         assert_eq!(changed.status, 200, "{changed:?}");
         assert_eq!(changed.json()["rate_limit"]["requests_per_unit"], 9);
+        // A write answers what a read does, field by field.
+        assert_eq!(changed.text, server.get(&path).await.text);
         let tag = changed.header("etag").unwrap();
 
         let history = server.json(&format!("{path}/history")).await;
