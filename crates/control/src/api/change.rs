@@ -114,7 +114,7 @@ async fn attempt(
     }
     let reply = apply(&mut write, domain, edit, change).await?;
     text.changed = write.draft_state(domain).await?.1;
-    let published = publish_texts(app, &mut write, &[text], None, approved).await?;
+    let published = publish_texts(&mut write, &[text], None, approved).await?;
     if published.is_none() {
         return Ok(None);
     }

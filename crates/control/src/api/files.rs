@@ -122,7 +122,7 @@ pub(super) async fn import(
         let texts = texts.iter().cloned().zip(changed);
         let texts: Vec<_> =
             texts.map(|(text, changed)| PublishedText { changed, ..text }).collect();
-        if publish_texts(&app, &mut write, &texts, None, approved).await?.is_some() {
+        if publish_texts(&mut write, &texts, None, approved).await?.is_some() {
             return call.finish(&app, write, StatusCode::OK, None, &imported).await;
         }
     }

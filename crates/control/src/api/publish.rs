@@ -131,7 +131,7 @@ pub(super) async fn publish(
             let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
             return Err(problem.with("current", json!(checked.etag())));
         }
-        let published = publish_texts(&app, &mut write, &checked.texts, None, approved?).await?;
+        let published = publish_texts(&mut write, &checked.texts, None, approved?).await?;
         if let Some(published) = published {
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
         }
@@ -167,7 +167,7 @@ pub(super) async fn rollback(
             Begun::Repeated(response) => return Ok(*response),
         };
         let texts = restore(&mut write, &documents, discard_draft).await?;
-        let published = publish_texts(&app, &mut write, &texts, Some(version), approved?).await?;
+        let published = publish_texts(&mut write, &texts, Some(version), approved?).await?;
         if let Some(published) = published {
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
         }

@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::App;
 use super::problem::{FieldFault, Problem};
 use crate::document::{Document, Finding, check as compile, check_together, read};
-use crate::store::{PublishedText, Rollout, Stage, StoreError, VersionRow, Write};
+use crate::store::{PublishedText, Rollout, Stage, StoreError, Write};
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
@@ -111,7 +111,6 @@ pub(super) async fn approve(app: &App, texts: &[PublishedText]) -> Result<Approv
 /// was published since: then the set of all domains is not the one that was compiled. Each step of
 /// a rollout is a version too.
 pub(super) async fn publish_texts(
-    app: &App,
     write: &mut Write,
     texts: &[PublishedText],
     restores: Option<i64>,
@@ -120,14 +119,12 @@ pub(super) async fn publish_texts(
     if !approved.is_current(write).await? {
         return Ok(None);
     }
-    let Some(VersionRow { number, .. }) = write.publish(texts, restores).await? else {
-        let version = app.store.last_version().await?;
-        return Ok(Some(Published { version, domains: Vec::new() }));
+    let Some((version, domains)) = write.publish(texts, restores).await? else {
+        return Ok(Some(Published { version: approved.version, domains: Vec::new() }));
     };
-    let domains: Vec<_> = texts.iter().map(|it| it.domain.clone()).collect();
     let action = if restores.is_some() { "version.restore" } else { "version.publish" };
-    write.note_action(action, &format!("{number}: {}", domains.join(", "))).await?;
-    Ok(Some(Published { version: number, domains }))
+    write.note_action(action, &format!("{version}: {}", domains.join(", "))).await?;
+    Ok(Some(Published { version, domains }))
 }
 
 fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {

@@ -193,8 +193,9 @@ fn places(first: usize, count: usize) -> String {
 // === impl Write ===
 
 impl Write {
-    /// Publishes these texts as one version. Domains whose text is the published one already are
-    /// left out; `None` if that leaves nothing.
+    /// Publishes these texts as one version, and returns its number and the domains that it
+    /// changes. Domains whose text is the published one already are left out; `None` if that
+    /// leaves nothing.
     ///
     /// # Errors
     /// [`StoreError::Moved`] if the draft of a domain changed since its text was made.
@@ -202,7 +203,7 @@ impl Write {
         &mut self,
         texts: &[PublishedText],
         restores: Option<i64>,
-    ) -> StoreResult<Option<VersionRow>> {
+    ) -> StoreResult<Option<(i64, Vec<String>)>> {
         let mut changes = Vec::new();
         for text in texts {
             if self.draft_state(&text.domain).await?.1 != text.changed {
@@ -216,10 +217,11 @@ impl Write {
         if changes.is_empty() {
             return Ok(None);
         }
-        let version = self.add_version(restores, None).await?;
-        self.add_changes(version.number, changes).await?;
-        self.notify(version.number).await?;
-        Ok(Some(version))
+        let VersionRow { number, .. } = self.add_version(restores, None).await?;
+        let domains = changes.iter().map(|(text, _)| text.domain.clone()).collect();
+        self.add_changes(number, changes).await?;
+        self.notify(number).await?;
+        Ok(Some((number, domains)))
     }
 
     /// Adds a version that changes nothing yet.

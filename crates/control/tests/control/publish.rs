@@ -105,6 +105,24 @@ async fn a_change_is_published_at_once_if_it_would_be_the_only_one() {
 }
 
 #[tokio::test]
+async fn a_version_names_the_domains_that_it_changes() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.import(&file("shop", "user", 5)).await;
+        server.import(&file("bank", "card", 1)).await;
+        assert_eq!(server.publish().await, 1);
+        server.import(&file("shop", "user", 6)).await;
+        let both = json!({"domains": ["bank", "shop"]});
+        let done = server.post("/v1/publish", &both).await;
+        assert_eq!(done.json(), json!({"version": 2, "domains": ["shop"]}));
+        assert_eq!(server.json("/v1/audit").await["actions"][0]["subject"], "2: shop");
+        let done = server.post("/v1/publish", &both).await;
+        assert_eq!(done.json(), json!({"version": 2, "domains": []}));
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_there_or_not_meant_is_not_published() {
     let place = Place::sqlite();
     let server = place.serve().await;
