@@ -10,6 +10,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::timeout;
 use utoipa::IntoParams;
 
@@ -53,7 +54,7 @@ pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     /// Whether to publish at once.
     pub(super) publishes: bool,
     /// What `If-Match` requires.
-    pub(super) if_match: Option<String>,
+    if_match: Option<String>,
     reason: String,
     key: Option<AnswerKey>,
 }
@@ -93,7 +94,7 @@ impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
 impl<const MAX: usize> WriteCall<MAX> {
     /// Reads the body as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        json(&self.body)
+        from_json(&self.body)
     }
 
     /// Begins the write, unless it was done already.
@@ -143,6 +144,16 @@ impl<const MAX: usize> WriteCall<MAX> {
         write.commit().await?;
         app.wake_follower();
         Ok(response(answer))
+    }
+
+    /// Refuses a draft that is not the one that was checked, if `If-Match` names that.
+    pub(super) fn need_draft(&self, etag: &str) -> Result<(), Problem> {
+        if self.if_match.is_none() || self.matches(etag)? {
+            return Ok(());
+        }
+        let detail = "the draft changed since it was checked; check it again";
+        let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
+        Err(problem.with("current", json!(etag)))
     }
 
     /// Whether `If-Match` allows a write of what has this entity tag.
@@ -246,7 +257,7 @@ pub(super) async fn read_body(
 }
 
 /// Reads JSON; an error names the field.
-pub(super) fn json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+fn from_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let field = match error.path().to_string() {

@@ -1,6 +1,5 @@
 //! The way of a draft to the pods: check, publish, roll back.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -8,12 +7,12 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{Begun, QueryOf, WriteCall, WriteQuery};
+use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
 use super::change::ATTEMPTS_MAX;
+use super::differences::published_hashes;
 use super::paging::{HistoryQuery, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::publishing::{Checked, Published, approve, compile_all, publish_texts, read_text};
@@ -126,11 +125,7 @@ pub(super) async fn publish(
             Begun::New(write) => write,
             Begun::Repeated(response) => return Ok(*response),
         };
-        if call.if_match.is_some() && !call.matches(&checked.etag())? {
-            let detail = "the draft changed since it was checked; check it again";
-            let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
-            return Err(problem.with("current", json!(checked.etag())));
-        }
+        call.need_draft(&checked.etag())?;
         let published = publish_texts(&mut write, &checked.texts, None, approved?).await?;
         if let Some(published) = published {
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
@@ -230,7 +225,7 @@ fn named_domains(
     domains: Option<Vec<String>>,
 ) -> Result<Option<Vec<String>>, Problem> {
     for domain in domains.iter().flatten() {
-        super::call::check_domain(domain)?;
+        check_domain(domain)?;
         caller.need_domain(domain)?;
     }
     Ok(domains.map(|mut domains| {
@@ -271,11 +266,10 @@ pub(super) async fn check_drafts(
 
 /// The published rules of the domains of these drafts, in their order.
 pub(super) async fn published(app: &App, drafts: &[Document]) -> Result<Vec<Document>, Problem> {
-    let state = app.store.state_at(i64::MAX).await?;
-    let mut hashes: BTreeMap<_, _> = state.into_iter().map(|it| (it.domain, it.hash)).collect();
+    let mut hashes = published_hashes(app, i64::MAX).await?;
     let mut documents = Vec::new();
     for draft in drafts {
-        let document = match hashes.remove(&draft.domain).flatten() {
+        let document = match hashes.remove(&draft.domain) {
             Some(hash) => read_text(app.store.text(&hash).await?).await?,
             None => Document { domain: draft.domain.clone(), ..Document::default() },
         };
@@ -291,8 +285,7 @@ async fn former_documents(
     version: i64,
     domains: Option<Vec<String>>,
 ) -> Result<Vec<(Document, Option<String>)>, Problem> {
-    let then = app.store.state_at(version).await?;
-    let then: BTreeMap<_, _> = then.into_iter().map(|it| (it.domain, it.hash)).collect();
+    let mut then = published_hashes(app, version).await?;
     let now = app.store.state_at(i64::MAX).await?;
     let mut documents = Vec::new();
     for present in now {
@@ -301,7 +294,7 @@ async fn former_documents(
             Some(domains) => domains.contains(&domain),
             None => caller.may_use(&domain),
         };
-        let hash = then.get(&domain).cloned().flatten();
+        let hash = then.remove(&domain);
         if !is_wanted || hash == present.hash {
             continue;
         }

@@ -94,11 +94,7 @@ struct Prepared {
 async fn prepare(app: &App, call: &WriteCall, selection: Selection) -> Result<Prepared, Problem> {
     let base = app.store.last_version().await?;
     let (etag, texts) = texts(app, &call.caller, selection).await?;
-    if call.if_match.is_some() && !call.matches(&etag)? {
-        let detail = "the draft changed since it was checked; check it again";
-        let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
-        return Err(problem.with("current", json!(etag)));
-    }
+    call.need_draft(&etag)?;
     let approved = approve_rollout(app, &texts).await?;
     Ok(Prepared { texts, base, approved })
 }
@@ -233,10 +229,6 @@ pub(super) async fn read(
     Ok(Json(view(&app, &caller, &rollout).await?))
 }
 
-fn excerpt(text: &str) -> String {
-    ratelease_rules::excerpt(text)
-}
-
 /// The entity tag of the draft, and for each domain that differs the text of the stage `shadow` and
 /// that of the draft.
 async fn texts(
@@ -322,5 +314,6 @@ fn number(id: &str) -> Result<i64, Problem> {
 }
 
 fn no_rollout(id: &str) -> Problem {
-    Problem::not_found(format!("there is no rollout '{}'", excerpt(id)))
+    let id = ratelease_rules::excerpt(id);
+    Problem::not_found(format!("there is no rollout '{id}'"))
 }

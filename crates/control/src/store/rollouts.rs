@@ -213,13 +213,6 @@ impl Write {
         read(&mut self.tx, id).await
     }
 
-    /// The number of the last version.
-    pub(crate) async fn last_version(&mut self) -> StoreResult<i64> {
-        let query = sqlx::query_as("SELECT version FROM counters WHERE id = 1");
-        let (version,): (i64,) = query.fetch_one(&mut *self.tx).await?;
-        Ok(version)
-    }
-
     /// Begins a rollout. The caller has made sure that none is under way.
     ///
     /// # Errors

@@ -75,9 +75,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn rule(&self, id: &str) -> StoreResult<Option<StoredRule>> {
-        let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM rules WHERE id = $1"));
-        let row = sqlx::query(sql).bind(id.to_owned()).fetch_optional(&self.pool).await?;
-        row.as_ref().map(StoredRule::read).transpose()
+        find(&self.pool, id).await
     }
 
     /// At most `limit` rules of the draft, which begin after `after`.
@@ -108,6 +106,16 @@ impl Store {
         let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
         select(&self.pool, &filter).await
     }
+}
+
+/// The rule of this id.
+async fn find<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    id: &str,
+) -> StoreResult<Option<StoredRule>> {
+    let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM rules WHERE id = $1"));
+    let row = sqlx::query(sql).bind(id.to_owned()).fetch_optional(executor).await?;
+    row.as_ref().map(StoredRule::read).transpose()
 }
 
 /// The rules that a filter finds.
@@ -158,9 +166,7 @@ fn list_query(filter: &RuleFilter, after: Option<&RulePosition>) -> (String, Vec
 impl Write {
     /// The rule of this id in the draft.
     pub(crate) async fn rule(&mut self, id: &str) -> StoreResult<Option<StoredRule>> {
-        let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM rules WHERE id = $1"));
-        let row = sqlx::query(sql).bind(id.to_owned()).fetch_optional(&mut *self.tx).await?;
-        row.as_ref().map(StoredRule::read).transpose()
+        find(&mut *self.tx, id).await
     }
 
     /// Adds a rule at the end of its domain. [`StoreError::Duplicate`](super::StoreError) if there

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::Row;
 use sqlx::any::AnyRow;
+use sqlx::{Any, Executor, Row};
 
 use super::write::{Cell, bound};
 use super::{Store, StoreError, StoreResult, Write};
@@ -94,9 +94,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn last_version(&self) -> StoreResult<i64> {
-        let sql = "SELECT version FROM counters WHERE id = 1";
-        let (version,): (i64,) = sqlx::query_as(sql).fetch_one(&self.pool).await?;
-        Ok(version)
+        last_version(&self.pool).await
     }
 
     /// The last version until `version` that changes one of these domains, or is a step of a
@@ -184,6 +182,12 @@ impl Store {
     }
 }
 
+async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreResult<i64> {
+    let query = sqlx::query_as("SELECT version FROM counters WHERE id = 1");
+    let (version,): (i64,) = query.fetch_one(executor).await?;
+    Ok(version)
+}
+
 /// The places of so many parameters, of which the first has this number.
 fn places(first: usize, count: usize) -> String {
     let places = (first..).take(count).map(|place| format!("${place}"));
@@ -193,6 +197,11 @@ fn places(first: usize, count: usize) -> String {
 // === impl Write ===
 
 impl Write {
+    /// The number of the last version; 0 if there is none.
+    pub(crate) async fn last_version(&mut self) -> StoreResult<i64> {
+        last_version(&mut *self.tx).await
+    }
+
     /// Publishes these texts as one version, and returns its number and the domains that it
     /// changes. Domains whose text is the published one already are left out; `None` if that
     /// leaves nothing.
