@@ -33,7 +33,7 @@ fn rule(domain: &str, key: &str, value: &str, requests: u32) -> Value {
     json!({"domain": domain, "entries": [{"key": key, "value": value}], "rate_limit": limit})
 }
 
-/// A page that somebody signed in to.
+/// A page that a token has signed in to.
 async fn signed_in(address: &str, token: &str, scheme: &'static str) -> Browser {
     let mut browser = Browser::start().await;
     browser.open(&format!("http://{address}/"), View { scheme, width: WIDE }).await;

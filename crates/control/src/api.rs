@@ -63,10 +63,10 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// The same for requests about all rules of a domain.
 const LONG_REQUEST_MAX: Duration = Duration::from_secs(60);
 
-/// Maximum time until the database answers a question about nothing.
+/// Maximum time until the database answers a ping.
 const PING_MAX: Duration = Duration::from_secs(1);
 
-/// Minimum time between two such questions.
+/// Minimum time between two pings.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What the calls share.
@@ -137,7 +137,7 @@ impl App {
         Ok(PublisherTurn { _all: all, _own: own, _place: place })
     }
 
-    /// Has a version that was just committed be pushed at once.
+    /// Wakes the task that follows the versions, so that one that was just committed is pushed.
     fn wake_follower(&self) {
         self.follower.notify_one();
     }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn other_secrets_and_tokens_that_ended_are_nobody() {
+    fn a_token_with_another_secret_or_that_has_ended_has_no_caller() {
         let (token, other) = (Token::random().unwrap(), Token::random().unwrap());
         let good = row(&token, Access::Admin, None);
         assert!(token.caller(&good).is_some());

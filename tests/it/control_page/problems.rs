@@ -34,7 +34,7 @@ async fn added(control: &Control, requests: u32) -> Value {
     control.call("POST", "/v1/rules", &rule("shop", "user", "", requests)).await
 }
 
-/// Changes its limit as somebody else.
+/// Changes its limit, as another editor does.
 async fn change(control: &Control, rule: &Value, requests: u32) {
     let path = format!("/v1/rules/{}?reason=tighter", rule["id"].as_str().unwrap());
     let limit = json!({"unit": "hour", "requests_per_unit": requests});
@@ -124,7 +124,7 @@ async fn any_text_is_shown_as_text_and_only_the_own_script_runs() {
     assert_eq!(browser.evaluate(markup).await, "refused");
     let pods = format!("fetch('http://{}/', {{mode: 'no-cors'}})", control.pods);
     let asked = format!("{pods}.then(() => 'answered', () => 'refused')");
-    assert_eq!(browser.evaluate(&asked).await, "refused", "it asks nobody but its server");
+    assert_eq!(browser.evaluate(&asked).await, "refused", "it asks its own server only");
     browser.close().await;
 }
 

@@ -152,7 +152,7 @@ impl Problem {
         Self::new(StatusCode::CONFLICT, kind, detail)
     }
 
-    /// A write that others got in the way of again and again.
+    /// A publication that was repeated too often, because others published meanwhile.
     pub(super) fn raced() -> Self {
         let detail = "others published again and again meanwhile; nothing was written. Try again";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)

@@ -28,7 +28,7 @@ async function rulesView(main, {query, signal}) {
     const wanted = {q: search.value, domain: domain.value};
     await listRules(list, listed, wanted, AbortSignal.any([signal, round.signal]));
   };
-  // Only what somebody does here changes the address: another one may have been followed meanwhile.
+  // Only input in these fields changes the address: the page may show another one meanwhile.
   const change = () => {
     history.replaceState(null, "", `#/rules${queryOf({q: search.value, domain: domain.value})}`);
     load();

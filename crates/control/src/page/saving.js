@@ -51,7 +51,7 @@ function showConflict(editor, problem) {
     .filter((name) => was[name] !== now[name] || now[name] !== own[name]);
   const words = (value) => value === undefined ? "–" : value;
   const rows = names.map((name) => [name, words(was[name]), words(now[name]), words(own[name])]);
-  problem.message = "Somebody else changed this rule since you opened it.";
+  problem.message = "Another editor changed this rule since you opened it.";
   const by = last && h("p", {}, "Changed by ", author(last.author), " at ", time(last.at),
     last.reason && `: ${last.reason}`);
   showProblem(editor.problem, problem, null, by,

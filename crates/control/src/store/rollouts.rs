@@ -22,7 +22,7 @@ pub enum Stage {
     Enforced,
     /// All pods enforce them: they are published.
     All,
-    /// Somebody ended it; all pods run what is published.
+    /// A token ended it; all pods run what is published.
     Aborted,
     /// The control plane ended it, because too much was denied.
     RolledBack,

@@ -30,6 +30,16 @@ async fn through_proxy(place: &Place) -> (Proxy, Server) {
     (proxy, server)
 }
 
+/// The same with a pod that has a first version.
+async fn with_pod(place: &Place) -> (Proxy, Server, Pod) {
+    let (proxy, server) = through_proxy(place).await;
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    assert_eq!(publish(&server, "first").await.0, 201);
+    let first = pod.next().await;
+    pod.accept(&first).await;
+    (proxy, server, pod)
+}
+
 /// Adds a rule and publishes it. The status, and how long the answer took.
 async fn publish(server: &Server, value: &str) -> (u16, Duration) {
     let began = now();
@@ -55,11 +65,7 @@ async fn goes_on(server: &Server, value: &str) {
 #[tokio::test]
 async fn a_slow_postgres_is_waited_for_and_one_that_is_too_slow_refuses_writes_in_time() {
     let place = Place::postgres().await;
-    let (proxy, server) = through_proxy(&place).await;
-    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
-    assert_eq!(publish(&server, "first").await.0, 201);
-    let first = pod.next().await;
-    pod.accept(&first).await;
+    let (proxy, server, mut pod) = with_pod(&place).await;
 
     proxy.set(Fault::Latency { delay: SLOW, jitter: SLOW / 4 });
     let (status, took) = publish(&server, "slow").await;
@@ -87,11 +93,7 @@ async fn a_slow_postgres_is_waited_for_and_one_that_is_too_slow_refuses_writes_i
 #[tokio::test]
 async fn writes_during_a_silence_of_postgres_are_refused_in_time_and_not_half_applied() {
     let place = Place::postgres().await;
-    let (proxy, server) = through_proxy(&place).await;
-    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
-    assert_eq!(publish(&server, "first").await.0, 201);
-    let first = pod.next().await;
-    pod.accept(&first).await;
+    let (proxy, server, mut pod) = with_pod(&place).await;
     // Requests arrive and replies do not, requests do not arrive either, and the server hangs.
     for (at, fault) in [Some(Fault::Deaf), Some(Fault::Hole), None].into_iter().enumerate() {
         let postgres = place.postgres.as_ref().unwrap();

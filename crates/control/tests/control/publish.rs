@@ -127,7 +127,7 @@ async fn what_is_not_there_or_not_meant_is_not_published() {
     let place = Place::sqlite();
     let server = place.serve().await;
     server.add(&rule("shop", "user", "7", 5)).await;
-    let unknown = server.post("/v1/publish", &json!({"domains": ["nobody"]})).await;
+    let unknown = server.post("/v1/publish", &json!({"domains": ["unknown"]})).await;
     assert_eq!(unknown.status, 404, "{unknown:?}");
     let typo = server.post("/v1/publish", &json!({"domain": "shop"})).await;
     assert_eq!((typo.status, typo.fields()), (422, vec!["domain".to_owned()]), "{typo:?}");

@@ -233,8 +233,8 @@ async fn what_the_hits_do_not_say_is_said() {
     let server = place.serve().await;
     prepare(&server).await;
     server.post("/v1/rollouts", &json!({"pods": {"percent": 100}})).await;
-    let nobody = server.json("/v1/rollouts/1").await["warnings"].clone();
-    assert_eq!(nobody, json!(["no chosen pod is connected"]));
+    let warnings = server.json("/v1/rollouts/1").await["warnings"].clone();
+    assert_eq!(warnings, json!(["no chosen pod is connected"]));
     super::rollouts::pushed(&server, 2).await;
     // A pod of an earlier release, and one that has its id.
     let (_silent, _) = super::rollouts::running(&server, "default", "a").await;

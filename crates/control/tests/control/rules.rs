@@ -188,7 +188,7 @@ async fn a_rule_that_is_there_is_not_added_again_and_none_moves() {
         assert_eq!((answer.status, answer.fields()), (422, vec![field.to_owned()]));
     }
     for (method, path, status) in [
-        ("GET", "/v1/rules/nobody", 404),
+        ("GET", "/v1/rules/unknown", 404),
         ("GET", "/v1/rules/%00", 400),
         ("GET", "/v2/rules", 404),
         ("PATCH", "/v1/rules", 405),
