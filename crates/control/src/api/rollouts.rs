@@ -208,10 +208,8 @@ pub(super) async fn list(
 ) -> Result<Json<RolloutList>, Problem> {
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
     let mut rollouts = Vec::new();
-    for rollout in app.store.rollouts(before, limit).await? {
-        if is_seen_by(&caller, &rollout) {
-            rollouts.push(view(&app, &caller, &rollout).await?);
-        }
+    for rollout in app.store.rollouts(caller.domains(), before, limit).await? {
+        rollouts.push(view(&app, &caller, &rollout).await?);
     }
     Ok(Json(RolloutList { rollouts }))
 }

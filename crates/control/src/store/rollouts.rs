@@ -7,7 +7,8 @@ use std::str::FromStr;
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 
-use super::write::Cell;
+use super::versions::places;
+use super::write::{Cell, bound};
 use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write};
 
 /// Maximum bytes of a label's key and of its value.
@@ -166,19 +167,38 @@ impl Rollout {
 // === impl Store ===
 
 impl Store {
-    /// At most `limit` rollouts before the number `before`, the latest first.
+    /// At most `limit` rollouts of one of these domains before the number `before`, the latest
+    /// first; `None` for any domain.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn rollouts(&self, before: i64, limit: usize) -> StoreResult<Vec<Rollout>> {
+    pub async fn rollouts(
+        &self,
+        domains: Option<&[String]>,
+        before: i64,
+        limit: usize,
+    ) -> StoreResult<Vec<Rollout>> {
         let mut connection = self.pool.acquire().await?;
-        let sql = "SELECT id FROM rollouts WHERE id < $1 ORDER BY id DESC LIMIT $2";
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let query = sqlx::query_as(sql).bind(before).bind(limit);
-        let ids: Vec<(i64,)> = query.fetch_all(&mut *connection).await?;
+        let mut cells = vec![Cell::Int(before), Cell::Int(limit)];
+        let of_domains = match domains {
+            None => String::new(),
+            Some([]) => "AND 1 = 0".to_owned(),
+            Some(domains) => {
+                cells.extend(domains.iter().cloned().map(Cell::Text));
+                format!(
+                    "AND EXISTS (SELECT 1 FROM rollout_domains d WHERE d.rollout = rollouts.id \
+                     AND d.domain IN ({}))",
+                    places(3, domains.len())
+                )
+            }
+        };
+        let sql =
+            format!("SELECT id FROM rollouts WHERE id < $1 {of_domains} ORDER BY id DESC LIMIT $2");
+        let ids = bound(&sql, cells).fetch_all(&mut *connection).await?;
         let mut rollouts = Vec::new();
-        for (id,) in ids {
-            rollouts.extend(read(&mut connection, id).await?);
+        for row in ids {
+            rollouts.extend(read(&mut connection, row.try_get(0)?).await?);
         }
         Ok(rollouts)
     }

@@ -189,7 +189,7 @@ async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreR
 }
 
 /// The places of so many parameters, of which the first has this number.
-fn places(first: usize, count: usize) -> String {
+pub(super) fn places(first: usize, count: usize) -> String {
     let places = (first..).take(count).map(|place| format!("${place}"));
     places.collect::<Vec<_>>().join(",")
 }

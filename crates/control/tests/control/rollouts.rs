@@ -268,5 +268,13 @@ async fn a_token_takes_steps_of_its_own_domains_alone() {
     let shown = server.send(Call::new("GET", "/v1/rollouts").token(&lab)).await;
     assert_eq!(shown.json(), json!({"rollouts": []}));
     assert_eq!(server.post("/v1/rollouts/1/advance", &all).await.status, 200);
+    // A later rollout of other domains takes no place in the list.
+    server.add(&rule("bank", "user", "1", 5)).await;
+    let begun = server.post("/v1/rollouts", &json!({"pods": {"percent": 50}})).await;
+    assert_eq!(begun.json()["domains"], json!(["bank"]), "{begun:?}");
+    for (token, last) in [(&shop, 1), (&read, 2)] {
+        let list = server.send(Call::new("GET", "/v1/rollouts?limit=1").token(token)).await;
+        assert_eq!(list.json()["rollouts"][0]["rollout"], last, "{list:?}");
+    }
     server.stop().await;
 }
