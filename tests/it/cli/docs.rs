@@ -49,7 +49,7 @@ const NOT_RUN: [(&str, &str, &str); 22] = [
     ("observability.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
     ("packages.md", "$ sudo apt-get install", "installs; scripts/release --check does without"),
     ("packages.md", "$ sha256sum", "needs a release; scripts/release --check does it"),
-    ("performance.md", "$ RATELEASE_BIN=target/release/ratelease", "needs a release build"),
+    ("performance.md", "$ RATELEASE_BIN=target/dist/ratelease", "needs a release build"),
     ("performance.md", "$ cargo bench", "takes a quarter of an hour"),
     ("recipes.md", "$ ratelease serve", "serves until a signal; cargo test --test recipes"),
     ("runbooks.md", "$ kubectl port-forward", "needs a Kubernetes cluster"),

@@ -194,7 +194,7 @@ async fn the_list_is_paged_searched_and_gone_through_by_keys() {
     browser.until(HEADING, &"user=u1".into()).await;
     // The list is as it was, and the focus where it was.
     browser.press("Escape").await;
-    browser.until(&text_of(":focus"), &"user=u1".into()).await;
-    browser.until("document.getElementById('domain-filter').value", &"shop".into()).await;
+    browser.until("document.getElementById('domain-filter')?.value", &"shop".into()).await;
+    browser.until(&text_of("#list tbody a:focus"), &"user=u1".into()).await;
     browser.close().await;
 }

@@ -43,6 +43,10 @@ const TABS_MAX: usize = 80;
 
 const POLL: Duration = Duration::from_millis(50);
 
+/// What Chromium reports if the page of a script was replaced before the script had a value.
+const REPLACED: [&str; 2] =
+    ["Inspected target navigated or closed", "Execution context was destroyed."];
+
 /// The sandbox does not work for root, and the `/dev/shm` of a container is often too small.
 const FLAGS: [&str; 9] = [
     "--headless",
@@ -108,20 +112,27 @@ impl Browser {
 
     /// The value of an expression in the page; for a promise, once it is resolved.
     pub(crate) async fn evaluate(&mut self, script: &str) -> Value {
-        let params = json!({"expression": script, "returnByValue": true, "awaitPromise": true});
-        let mut answer = self.ask("Runtime.evaluate", params).await;
+        let answer = self.ask("Runtime.evaluate", evaluation(script)).await;
+        self.value_of(script, answer)
+    }
+
+    fn value_of(&mut self, script: &str, mut answer: Value) -> Value {
         if !answer["exceptionDetails"].is_null() {
             self.process.fail(&format!("{script}: {}", answer["exceptionDetails"]));
         }
         answer["result"]["value"].take()
     }
 
-    /// Evaluates until the value is `wanted`.
+    /// Evaluates until the value is `wanted`. A page that is replaced meanwhile has no value.
     pub(crate) async fn until(&mut self, script: &str, wanted: &Value) {
         let mut found = Value::Null;
         let asked = async {
             loop {
-                found = self.evaluate(script).await;
+                found = match self.try_ask("Runtime.evaluate", evaluation(script)).await {
+                    Ok(answer) => self.value_of(script, answer),
+                    Err(error) if REPLACED.iter().any(|it| error["message"] == *it) => Value::Null,
+                    Err(error) => self.process.fail(&format!("{script}: {error}")),
+                };
                 if found == *wanted {
                     return;
                 }
@@ -195,6 +206,12 @@ impl Browser {
 
     /// Sends one command and returns its result. Records the events that arrive meanwhile.
     async fn ask(&mut self, method: &str, params: Value) -> Value {
+        let answer = self.try_ask(method, params).await;
+        answer.unwrap_or_else(|error| self.process.fail(&format!("{method}: {error}")))
+    }
+
+    /// The answer, or the error that Chromium reports.
+    async fn try_ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
         let id = self.send(method, params).await;
         let answered = async {
             loop {
@@ -202,9 +219,9 @@ impl Browser {
                 if message["id"] != id {
                     self.events.push(message);
                 } else if message["error"].is_null() {
-                    return message["result"].take();
+                    return Ok(message["result"].take());
                 } else {
-                    self.process.fail(&format!("{method}: {}", message["error"]));
+                    return Err(message["error"].take());
                 }
             }
         };
@@ -236,4 +253,9 @@ fn fifo(dir: &Path, name: &str) -> PathBuf {
     let made = std::process::Command::new("mkfifo").arg("-m600").arg(&path).status();
     assert!(made.is_ok_and(|status| status.success()), "mkfifo {}", path.display());
     path
+}
+
+/// The parameters of an evaluation whose value is returned, and awaited if it is a promise.
+fn evaluation(script: &str) -> Value {
+    json!({"expression": script, "returnByValue": true, "awaitPromise": true})
 }
