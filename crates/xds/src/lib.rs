@@ -1,4 +1,5 @@
-//! **The resources of xDS** that carry rules: the names of both types, and the message of our own.
+//! **The resources of xDS** that carry rules: the names of both types, the message of our own, and
+//! what a node says of the rules that it runs.
 //!
 //! The control plane sends these resources, and the sidecar takes them. The messages of Envoy's
 //! protocol are those of `envoy-types`.
@@ -13,6 +14,11 @@ pub const CONFIG_TYPE: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3
 
 /// The type of rule files: [`RulesResource`].
 pub const RULES_TYPE: &str = "type.googleapis.com/ratelease.config.v1.Rules";
+
+/// The key of a node's metadata at which a pod gives the version of the rules that it runs, as the
+/// server named it. A new stream names no version in its requests: some servers would take that
+/// for the version that they have, and send nothing.
+pub const RULES_VERSION_KEY: &str = "rules_version";
 
 /// A rule file as a resource: `ratelease.config.v1.Rules`.
 #[derive(Clone, PartialEq, Message)]

@@ -21,7 +21,7 @@ use super::discovery::stream_aggregated_resources;
 use super::load_report::{LoadReporter, Reporting, report};
 use super::rule_set::{Answer, AnswerKind, RuleSet};
 use super::status::XdsStatus;
-use super::wire::{self, DiscoveryRequest, DiscoveryResponse, Kind, Node, Struct};
+use super::wire::{DiscoveryRequest, DiscoveryResponse, Node, Struct, text_value};
 
 /// Maximum number of requests on their way to the server. A server that takes none of so many does
 /// not read.
@@ -187,8 +187,8 @@ fn reason(status: &Status) -> String {
 
 /// How this process presents itself.
 fn node(settings: &Xds) -> Node {
-    let text = |text: &str| wire::Value { kind: Some(Kind::StringValue(text.to_owned())) };
-    let fields = settings.node_metadata.iter().map(|(key, value)| (key.clone(), text(value)));
+    let metadata = settings.node_metadata.iter();
+    let fields = metadata.map(|(key, value)| (key.clone(), text_value(value)));
     let metadata =
         (!settings.node_metadata.is_empty()).then(|| Struct { fields: fields.collect() });
     Node {

@@ -10,7 +10,9 @@ use ratelease_rules::Source;
 
 use super::resource::{Resource, ResourceType, Resources};
 use super::response::{Digest, Received};
-use super::wire::{DiscoveryRequest, DiscoveryResponse, Node, Status};
+use super::wire::{
+    DiscoveryRequest, DiscoveryResponse, Node, RULES_VERSION_KEY, Status, text_value,
+};
 
 /// How long resources stay in force that the server no longer sends. Envoy Gateway sends the set of
 /// one Gateway after that of the other when it starts, so a resource that is missing may come back.
@@ -28,6 +30,8 @@ pub(super) struct Subscription {
     of: ResourceType,
     /// The version that was accepted last on this stream; empty before the first.
     version: String,
+    /// The version that was accepted last on any stream; empty before the first.
+    running: String,
     /// The number of the last response.
     nonce: String,
     /// The accepted resources, by name.
@@ -45,6 +49,7 @@ impl Subscription {
         Self {
             of,
             version: String::new(),
+            running: String::new(),
             nonce: String::new(),
             accepted: Arc::default(),
             leaving: BTreeMap::new(),
@@ -64,7 +69,12 @@ impl Subscription {
 
     /// The first request of a stream. It names no version: the versions of a server that was
     /// restarted may have begun again, and the present set may have the version of an earlier one.
-    pub(super) fn begin(&mut self, node: Node) -> DiscoveryRequest {
+    /// The metadata of the node has the version, for servers that know it there.
+    pub(super) fn begin(&mut self, mut node: Node) -> DiscoveryRequest {
+        if !self.running.is_empty() {
+            let fields = &mut node.metadata.get_or_insert_default().fields;
+            fields.insert(RULES_VERSION_KEY.to_owned(), text_value(&self.running));
+        }
         self.version.clear();
         self.nonce.clear();
         DiscoveryRequest { node: Some(node), ..self.request() }
@@ -115,6 +125,7 @@ impl Subscription {
             self.leaving.extend(leaving);
         }
         self.leaving.retain(|name, (it, _)| received.lacks(name, it));
+        self.running.clone_from(&received.version);
         self.version = received.version;
         self.accepted = Arc::new(received.resources);
         self.refused = None;

@@ -18,7 +18,7 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::RateLimitRepla
 pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
-pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
+pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RULES_VERSION_KEY, RulesResource};
 
 pub(super) use discovery::DiscoveryRequest;
 pub(super) use load_stats::load_reporting_service_client::LoadReportingServiceClient;
@@ -45,4 +45,9 @@ pub(super) struct Any {
     pub(super) type_url: String,
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) value: Bytes,
+}
+
+/// A value that is a text.
+pub(super) fn text_value(text: &str) -> Value {
+    Value { kind: Some(Kind::StringValue(text.to_owned())) }
 }

@@ -3,7 +3,7 @@
 use prost::Message;
 
 use super::super::response::{digest, read};
-use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor};
+use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, Struct};
 use super::*;
 
 const OF: ResourceType = ResourceType::RateLimitConfig;
@@ -57,12 +57,18 @@ fn names(subscription: &Subscription) -> Vec<String> {
 #[test]
 fn a_stream_begins_with_the_node_and_neither_version_nor_nonce() {
     let mut subscription = Subscription::new(OF);
-    take(&mut subscription, "7", &["a"], 0);
     let node = Node { id: "pod".into(), ..Default::default() };
-    let request = subscription.begin(node.clone());
-    assert_eq!(request.node, Some(node));
-    assert_eq!((&*request.version_info, &*request.response_nonce), ("", ""));
-    assert_eq!(request.type_url, OF.url());
+    assert_eq!(subscription.begin(node.clone()).node, Some(node.clone()));
+    take(&mut subscription, "7", &["a"], 0);
+    // A further stream may begin before the server has sent a set.
+    for _ in 0..2 {
+        let request = subscription.begin(node.clone());
+        let fields = [("rules_version".to_owned(), text_value("7"))].into();
+        let expected = Node { metadata: Some(Struct { fields }), ..node.clone() };
+        assert_eq!(request.node, Some(expected), "the version is in its metadata");
+        assert_eq!((&*request.version_info, &*request.response_nonce), ("", ""));
+        assert_eq!(request.type_url, OF.url());
+    }
     assert_eq!(names(&subscription), ["xds:a"], "what is in force stays");
 }
 
