@@ -102,6 +102,7 @@ impl Control {
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
         let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
+        let (polls, polled) = watch::channel(0);
         let (wake, streams) = (Arc::new(Notify::new()), Streams::default());
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
@@ -114,7 +115,7 @@ impl Control {
                 published.clone(),
                 Arc::clone(&wake),
             )),
-            tokio::spawn(push::follow(store.clone(), Arc::clone(&wake), sender)),
+            tokio::spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls)),
             tokio::spawn(push::listen(settings.database, Arc::clone(&wake))),
             tokio::spawn(push::report(store.clone(), streams.clone(), replica)),
         ]);
@@ -133,7 +134,7 @@ impl Control {
         });
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
-        let server = PodServer::new(published, streams, settings.selection, counts);
+        let server = PodServer::new((published, polled), streams, settings.selection, counts);
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
         let http = api::serve(http_listener, api::router(app), ended);
         let stopped = async move {

@@ -8,7 +8,7 @@
 //! ```
 //! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
 //! much. A pod gets a set when what it would get differs from what it has, and the next one when it
-//! has answered the last. While the database is away pods have what was published last.
+//! has answered X
 
 mod connections;
 mod counts;
@@ -24,8 +24,12 @@ mod selection;
 mod server;
 mod service;
 mod streams;
+mod subscription;
 mod translate;
 mod wire;
+
+#[cfg(test)]
+mod tests;
 
 pub use counts::RolloutCounts;
 pub use follow::follow;

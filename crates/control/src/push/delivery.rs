@@ -2,13 +2,17 @@
 //! disconnected.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use parking_lot::Mutex;
 use prost::Message;
 use ratelease_server::accept::Peer;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::sleep;
 use tracing::debug;
 
@@ -34,7 +38,14 @@ const BYTES_PER_SECOND: u64 = 256 << 10;
 #[derive(Debug, Clone)]
 pub(super) struct Deliveries {
     all: Arc<Semaphore>,
+    of_peer_kib_max: u32,
     of_peers: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
+}
+
+/// A wait for room, which resolves once there is some.
+pub(super) struct RoomWait {
+    bytes: usize,
+    room: MaybeDone<BoxFuture<'static, Result<Room, AcquireError>>>,
 }
 
 /// Room for a response.
@@ -51,34 +62,30 @@ pub(super) struct Unanswered(oneshot::Sender<()>);
 
 impl Default for Deliveries {
     fn default() -> Self {
-        let all = Arc::new(Semaphore::new(UNANSWERED_KIB_MAX as usize));
-        Self { all, of_peers: Arc::default() }
+        Self::new(UNANSWERED_KIB_MAX, UNANSWERED_OF_PEER_KIB_MAX)
     }
 }
 
 impl Deliveries {
-    /// Waits until a response of this size to this client may be made; `None` if `closed` resolves
-    /// before.
-    pub(super) async fn room(
-        &self,
-        peer: Peer,
-        bytes: usize,
-        closed: impl Future<Output = ()>,
-    ) -> Option<Room> {
+    /// At most so many KiB of all responses, and of those to one client.
+    pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
+        let all = Arc::new(Semaphore::new(kib_max as usize));
+        Self { all, of_peer_kib_max, of_peers: Arc::default() }
+    }
+
+    /// Begins to wait until a response of this size to this client may be made.
+    pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
         // The largest one waits until the client has no other.
-        let kib = kib.min(UNANSWERED_OF_PEER_KIB_MAX);
-        let of_peer = self.of_peer(peer);
-        let permits = async {
+        let kib = kib.min(self.of_peer_kib_max);
+        let (of_peer, all) = (self.of_peer(peer), Arc::clone(&self.all));
+        let permits = async move {
             // That of the client first: while it waits for it, it holds nothing of the others.
-            let own = of_peer.acquire_many_owned(kib).await.ok()?;
-            let any = Arc::clone(&self.all).acquire_many_owned(kib).await.ok()?;
-            Some(Room { _permits: [own, any] })
+            let own = of_peer.acquire_many_owned(kib).await?;
+            let any = all.acquire_many_owned(kib).await?;
+            Ok(Room { _permits: [own, any] })
         };
-        tokio::select! {
-            room = permits => room,
-            () = closed => None,
-        }
+        RoomWait { bytes, room: maybe_done(permits.boxed()) }
     }
 
     fn of_peer(&self, peer: Peer) -> Arc<Semaphore> {
@@ -87,8 +94,38 @@ impl Deliveries {
             // One reference is the map's: the client has no response, and waits for none.
             of_peers.retain(|_, it| Arc::strong_count(it) > 1);
         }
-        let new = || Arc::new(Semaphore::new(UNANSWERED_OF_PEER_KIB_MAX as usize));
+        let new = || Arc::new(Semaphore::new(self.of_peer_kib_max as usize));
         Arc::clone(of_peers.entry(peer).or_insert_with(new))
+    }
+}
+
+// === impl RoomWait ===
+
+impl RoomWait {
+    /// Whether the room is enough for a response of this size.
+    pub(super) fn is_for(&self, bytes: usize) -> bool {
+        bytes <= self.bytes
+    }
+
+    /// The room, or this again if there is none yet.
+    ///
+    /// # Errors
+    /// Fails if no room is given any more, which does not happen.
+    pub(super) fn take(mut self) -> Result<Result<Room, Self>, AcquireError> {
+        // The next poll of the wait has the task woken.
+        let _ = (&mut self).now_or_never();
+        match Pin::new(&mut self.room).take_output() {
+            Some(room) => room.map(Ok),
+            None => Ok(Err(self)),
+        }
+    }
+}
+
+impl Future for RoomWait {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.room).poll(cx)
     }
 }
 
@@ -135,10 +172,7 @@ impl Unanswered {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
     use std::net::IpAddr;
-
-    use futures_util::FutureExt;
 
     use super::*;
 
@@ -146,16 +180,22 @@ mod tests {
         Peer::of(Some(IpAddr::from([192, 0, 2, last])))
     }
 
+    fn room(wait: RoomWait) -> Result<Room, RoomWait> {
+        wait.take().expect("open semaphores")
+    }
+
     #[tokio::test]
     async fn a_client_that_answers_nothing_leaves_room_to_others() {
         let deliveries = Deliveries::default();
         let quarter = (UNANSWERED_OF_PEER_KIB_MAX as usize - 1) << 10;
-        let hostile = deliveries.room(peer(1), quarter, pending()).now_or_never().flatten();
+        let hostile = room(deliveries.wait(peer(1), quarter)).ok();
         assert!(hostile.is_some());
-        assert!(deliveries.room(peer(1), 1, pending()).now_or_never().is_none(), "it waits");
-        let other = deliveries.room(peer(2), quarter, pending()).now_or_never().flatten();
+        let mut waiting = room(deliveries.wait(peer(1), 1)).expect_err("it waits");
+        assert!(waiting.is_for(1) && !waiting.is_for(2));
+        let other = room(deliveries.wait(peer(2), quarter)).ok();
         assert!(other.is_some(), "another client does not");
         drop(hostile);
-        assert!(deliveries.room(peer(1), 1, pending()).now_or_never().is_some());
+        (&mut waiting).await;
+        assert!(room(waiting).is_ok());
     }
 }

@@ -25,8 +25,14 @@ const ATTEMPTS_MAX: usize = 5;
 /// Pause before the database is asked for notices again.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
-/// Publishes each version to `sender`. `wake` ends the wait for the next poll. It does not return.
-pub async fn follow(store: Store, wake: Arc<Notify>, sender: watch::Sender<Arc<PublishedSet>>) {
+/// Publishes each version to `sender`. `wake` ends the wait for the next poll. Each poll that the
+/// database answers is counted in `polls`. It does not return.
+pub async fn follow(
+    store: Store,
+    wake: Arc<Notify>,
+    sender: watch::Sender<Arc<PublishedSet>>,
+    polls: watch::Sender<u64>,
+) {
     let store = store.reserved();
     let mut is_away = false;
     loop {
@@ -41,6 +47,7 @@ pub async fn follow(store: Store, wake: Arc<Notify>, sender: watch::Sender<Arc<P
                     info!(version = set.version, domains = set.domains.len(), "new version");
                     sender.send_replace(Arc::new(set));
                 }
+                polls.send_modify(|count| *count += 1);
             }
             Err(error) if !is_away => {
                 is_away = true;
@@ -72,7 +79,7 @@ async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<Publish
             return Ok(Some(PublishedSet { version, at, domains, rollout }));
         }
     }
-    Ok(None)
+    Err(StoreError::Unavailable("versions are published while they are read".to_owned()))
 }
 
 /// The domains after these changes.

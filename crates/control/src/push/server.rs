@@ -1,27 +1,32 @@
 //! The calls of ADS: a task for each stream.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use ratelease_server::accept::Peer;
 use tokio::sync::{mpsc, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{Sleep, sleep, timeout};
 use tonic::{Request, Status, Streaming};
 use tracing::{info, warn};
 
 use super::connections::ConnectedPod;
 use super::counts::RolloutCounts;
-use super::delivery::{Deliveries, Room, Unanswered};
+use super::delivery::Deliveries;
 use super::node::NodeInfo;
 use super::published::{PublishedDomain, PublishedRollout, PublishedSet};
 use super::selection::{CertifiedNodes, Selection};
-use super::streams::{Row, Streams};
-use super::wire::{CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, RULES_TYPE};
+use super::streams::Streams;
+use super::subscription::{Running, Sent, Subscription, Way};
+use super::wire::{
+    CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, Kind, RULES_TYPE, RULES_VERSION_KEY,
+};
 use crate::log_limit::LogLimit;
 use crate::store::PodRow;
 
@@ -43,6 +48,8 @@ const AGENT: &str = "ratelease";
 pub struct PodServer {
     /// What is published.
     pub(super) published: watch::Receiver<Arc<PublishedSet>>,
+    /// Number of times that the database said whether it is the last version.
+    polls: watch::Receiver<u64>,
     /// The streams that are open.
     pub(super) streams: Streams,
     /// Which node gets what.
@@ -50,7 +57,7 @@ pub struct PodServer {
     /// What pods report of a rollout.
     pub(super) counts: RolloutCounts,
     /// Responses that are on their way to pods.
-    deliveries: Deliveries,
+    pub(super) deliveries: Deliveries,
     /// Bounds the log.
     log: Arc<LogLimit>,
 }
@@ -67,46 +74,24 @@ struct Stream {
     subscriptions: BTreeMap<&'static str, Subscription>,
     /// While the type that says less waits for the other one.
     grace: Option<Pin<Box<Sleep>>>,
-}
-
-/// What a pod has of one type.
-struct Subscription {
-    row: Row,
-    /// When the pod asked for it, in milliseconds since the Unix epoch.
-    since: i64,
-    /// The number of the last response.
-    nonce: u64,
-    /// The response that is not answered yet.
-    open: Option<Sent>,
-    /// What was sent last: names and hashes.
-    content: Option<Vec<(String, String)>>,
-}
-
-/// What a response needs on its way.
-struct Way<'w> {
-    room: Room,
-    pod: &'w ConnectedPod,
-    log: &'w LogLimit,
-}
-
-struct Sent {
-    version: i64,
-    at: i64,
-    unanswered: Unanswered,
+    /// Whether a pod waits until the database was asked.
+    is_held: bool,
 }
 
 // === impl PodServer ===
 
 impl PodServer {
-    /// Serves what is published, to each node what is selected for it.
+    /// Serves what is published, to each node what is selected for it. What is published comes with
+    /// the number of times that the database was asked for it, and answered.
     pub fn new(
-        published: watch::Receiver<Arc<PublishedSet>>,
+        (published, polls): (watch::Receiver<Arc<PublishedSet>>, watch::Receiver<u64>),
         streams: Streams,
         selection: Selection,
         counts: RolloutCounts,
     ) -> Self {
         let (deliveries, log) = (Deliveries::default(), Arc::default());
-        Self { published, streams, selection: Arc::new(selection), counts, deliveries, log }
+        let selection = Arc::new(selection);
+        Self { published, polls, streams, selection, counts, deliveries, log }
     }
 
     /// Serves a stream, and returns its responses.
@@ -132,6 +117,7 @@ impl PodServer {
             node: None,
             subscriptions: BTreeMap::new(),
             grace: None,
+            is_held: false,
         };
         let (refusal, refused) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -159,8 +145,8 @@ impl Stream {
         let first = first.map_err(|_| Status::deadline_exceeded("no request within 10 s"))?;
         let Ok(Some(first)) = first else { return Ok(()) };
         self.take(first)?;
-        self.send_changes().await?;
         loop {
+            self.send_changes().await?;
             tokio::select! {
                 request = requests.message() => match request {
                     Ok(Some(request)) => self.take(request)?,
@@ -169,14 +155,18 @@ impl Stream {
                 changed = self.server.published.changed() => {
                     changed.map_err(|_| Status::unavailable("the control plane ends"))?;
                 }
+                polled = self.server.polls.changed(), if self.is_held => {
+                    polled.map_err(|_| Status::unavailable("the control plane ends"))?;
+                }
                 () = end_of(&mut self.grace) => self.grace = None,
+                () = any_room(&mut self.subscriptions) => {}
             }
-            self.send_changes().await?;
         }
     }
 
     /// Takes a request: a subscription, or the answer to a response.
     fn take(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
+        let running = version_of(&request);
         if let (Some(node), None) = (request.node, &self.node) {
             self.node = Some(NodeInfo::of(node)?);
         }
@@ -186,7 +176,7 @@ impl Stream {
             Status::invalid_argument(format!("no resources of the type {shown}"))
         })?;
         let Some(subscription) = self.subscriptions.get_mut(type_url) else {
-            return self.subscribe(type_url);
+            return self.subscribe(type_url, running);
         };
         if request.response_nonce != subscription.nonce.to_string() {
             return Ok(()); // the answer to an earlier response
@@ -220,7 +210,8 @@ impl Stream {
         Ok(())
     }
 
-    fn subscribe(&mut self, type_url: &'static str) -> Result<(), Status> {
+    /// Begins a subscription of a pod that runs this version.
+    fn subscribe(&mut self, type_url: &'static str, running: i64) -> Result<(), Status> {
         let domains = self.is_limited().then(Arc::default);
         let node = self.node.clone().unwrap_or_default();
         let row = PodRow {
@@ -241,10 +232,10 @@ impl Stream {
             let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
             info!(node = %shown, %peer, "a pod asks for {type_url}");
         }
-        let since = row.connected_at;
+        let (since, polls) = (row.connected_at, *self.server.polls.borrow());
         let row = self.server.streams.add(row, self.pod.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
-        let subscription = Subscription { row, since, nonce: 0, open: None, content: None };
+        let subscription = Subscription::new(row, since, Running { version: running, polls });
         self.subscriptions.insert(type_url, subscription);
         Ok(())
     }
@@ -253,6 +244,8 @@ impl Stream {
     /// answered the last response gets the next one when it has.
     async fn send_changes(&mut self) -> Result<(), Status> {
         let set = Arc::clone(&self.server.published.borrow_and_update());
+        let polls = *self.server.polls.borrow_and_update();
+        self.is_held = false;
         if set.version == 0 {
             return Ok(()); // a pod keeps its own rules until there are some
         }
@@ -273,26 +266,25 @@ impl Stream {
             if subscription.open.is_some() {
                 continue;
             }
+            if subscription.running.may_be_newer(set.version, polls) {
+                self.is_held = true;
+                continue;
+            }
             let content = domains.iter().map(|(name, it)| (name.clone(), it.hash.clone()));
             let content: Vec<_> = content.collect();
             if subscription.content.as_ref() == Some(&content) {
-                subscription.row.change(|row| {
-                    (row.chosen_by, row.domains) = (chosen_by, limited_to.clone());
-                    if row.refused == 0 {
-                        (row.sent, row.accepted) = (set.version, set.version);
-                    }
-                });
+                subscription.note_chosen(chosen_by, limited_to.clone());
+                subscription.note_same(set.version);
                 continue;
             }
             let bytes = domains.iter().map(|(_, it)| it.bytes()).sum();
             let peer = Peer::of(Some(self.pod.address.ip()));
-            let room = self.server.deliveries.room(peer, bytes, self.responses.closed()).await;
-            let room = room.ok_or_else(|| Status::cancelled("the pod is gone"))?;
+            let Some(room) = subscription.room(&self.server.deliveries, peer, bytes)? else {
+                continue;
+            };
             let way = Way { room, pod: &self.pod, log: &self.server.log };
             let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;
-            subscription.row.change(|row| {
-                (row.chosen_by, row.domains) = (chosen_by, limited_to.clone());
-            });
+            subscription.note_chosen(chosen_by, limited_to.clone());
             subscription.content = Some(content);
             // There is room: at most one response of each type is on its way.
             let sent = self.responses.try_send(response);
@@ -341,50 +333,25 @@ async fn end_of(grace: &mut Option<Pin<Box<Sleep>>>) {
     }
 }
 
-// === impl Subscription ===
-
-impl Subscription {
-    /// Makes the next response, and notes that it is sent.
-    async fn response(
-        &mut self,
-        type_url: &'static str,
-        set: &PublishedSet,
-        domains: Vec<(String, Arc<PublishedDomain>)>,
-        way: Way<'_>,
-    ) -> Result<DiscoveryResponse, Status> {
-        let made = spawn_blocking(move || {
-            let (mut resources, mut faults) = (Vec::new(), Vec::new());
-            for (_, domain) in domains {
-                if type_url == RULES_TYPE {
-                    resources.push(domain.rules().clone());
-                    continue;
-                }
-                match domain.config() {
-                    Ok(resource) => resources.push(resource.clone()),
-                    Err(why) => faults.push(why.to_owned()),
-                }
-            }
-            (resources, faults)
-        });
-        let (resources, faults) =
-            made.await.map_err(|error| Status::internal(error.to_string()))?;
-        self.nonce += 1;
-        let PublishedSet { version, at, .. } = *set;
-        // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
-        let fault = faults.join("\n");
-        if !fault.is_empty() && way.log.admits() {
-            let shown = ratelease_rules::excerpt(&fault);
-            warn!(version, "a pod lacks rules: {shown}");
+/// Resolves once there is room for one of the responses that wait for it.
+async fn any_room(subscriptions: &mut BTreeMap<&'static str, Subscription>) {
+    poll_fn(|cx| {
+        let mut waits = subscriptions.values_mut().filter_map(|it| it.waiting.as_mut());
+        match waits.any(|wait| wait.poll_unpin(cx).is_ready()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
         }
-        self.row.change(|row| (row.sent, row.fault, row.unanswered_at) = (version, fault, at));
-        let response = DiscoveryResponse {
-            version_info: version.to_string(),
-            resources,
-            type_url: type_url.to_owned(),
-            nonce: self.nonce.to_string(),
-        };
-        let unanswered = way.room.deliver(&response, way.pod);
-        self.open = Some(Sent { version, at, unanswered });
-        Ok(response)
-    }
+    })
+    .await;
+}
+
+/// The version that a pod says it runs; 0 if it says none of this server.
+fn version_of(request: &DiscoveryRequest) -> i64 {
+    let metadata = request.node.as_ref().and_then(|node| node.metadata.as_ref());
+    let field = metadata.and_then(|it| it.fields.get(RULES_VERSION_KEY)?.kind.as_ref());
+    let text = match field {
+        Some(Kind::StringValue(text)) => text,
+        _ => &request.version_info,
+    };
+    text.parse().unwrap_or_default()
 }

@@ -17,7 +17,7 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
 use prost::Message;
-pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
+pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RULES_VERSION_KEY, RulesResource};
 
 pub(super) use discovery::DiscoveryRequest;
 

@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::service::discovery::v3::DiscoveryRequest;
+use envoy_types::pb::google::protobuf::{Struct, Value as Field, value::Kind};
 use futures_util::future::join_all;
 use ratelease_control::store::Database;
 use serde_json::json;
@@ -10,7 +13,7 @@ use tokio::sync::watch;
 
 use super::faults::REFUSED_WITHIN;
 use super::kills::{Writes, are_whole};
-use super::pods::{Pod, RULES, node};
+use super::pods::{Pod, RULES, channel, node};
 use super::support::proxy::{Fault, Proxy};
 use super::support::{Place, Server, now, rule, url, wait_for};
 
@@ -21,6 +24,10 @@ const TOO_SLOW: Duration = Duration::from_secs(3);
 /// Writes of the test of a failover, and how many of them come before it.
 const WRITES: usize = 60;
 const BEFORE: usize = 20;
+
+fn text(text: &str) -> Field {
+    Field { kind: Some(Kind::StringValue(text.to_owned())) }
+}
 
 /// Starts a control plane that reaches the database through a proxy.
 async fn through_proxy(place: &Place) -> (Proxy, Server) {
@@ -115,6 +122,45 @@ async fn writes_during_a_silence_of_postgres_are_refused_in_time_and_not_half_ap
         none_is_half_applied(&server).await;
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_replica_without_its_database_moves_no_pod_back_to_an_older_version() {
+    let place = Place::postgres().await;
+    let other = place.serve().await;
+    let (proxy, server) = through_proxy(&place).await;
+    assert_eq!(publish(&other, "first").await.0, 201);
+    let mut old = Pod::connect(&server, node("old", "test"), &[RULES]).await;
+    assert_eq!(old.next().await.version_info, "1");
+    proxy.set(Fault::Hole);
+    assert_eq!(publish(&other, "second").await.0, 201);
+
+    let fields = [("rules_version".to_owned(), text("2"))].into();
+    let says = Node { metadata: Some(Struct { fields }), ..node("says", "test") };
+    let mut says = Pod::connect(&server, says, &[RULES]).await;
+    let asks = DiscoveryRequest {
+        node: Some(node("asks", "test")),
+        type_url: RULES.to_owned(),
+        version_info: "2".to_owned(),
+        ..DiscoveryRequest::default()
+    };
+    let mut asks = Pod::with(channel(&server).await, vec![asks]).await;
+    // A pod without rules gets those that are known.
+    let mut new = Pod::connect(&server, node("new", "test"), &[RULES]).await;
+    assert_eq!(new.next().await.version_info, "1");
+    says.gets_nothing().await;
+    asks.gets_nothing().await;
+
+    proxy.set(Fault::None);
+    assert_eq!(says.next().await.version_info, "2");
+    assert_eq!(asks.next().await.version_info, "2");
+    // The version of another database tells nothing of this one.
+    let fields = [("rules_version".to_owned(), text("99"))].into();
+    let moved = Node { metadata: Some(Struct { fields }), ..node("moved", "test") };
+    let mut moved = Pod::connect(&server, moved, &[RULES]).await;
+    assert_eq!(moved.next().await.version_info, "2");
+    server.stop().await;
+    other.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -51,13 +51,19 @@ impl Pod {
 
     /// The same on a connection that has other streams too.
     pub(crate) async fn over(channel: Channel, node: Node, types: &[&str]) -> Self {
+        let first = |type_url: &&str| {
+            let (node, type_url) = (Some(node.clone()), (*type_url).to_owned());
+            DiscoveryRequest { node, type_url, ..DiscoveryRequest::default() }
+        };
+        Self::with(channel, types.iter().map(first).collect()).await
+    }
+
+    /// Connects with these requests.
+    pub(crate) async fn with(channel: Channel, first: Vec<DiscoveryRequest>) -> Self {
         let client = AggregatedDiscoveryServiceClient::new(channel);
         let mut client = client.max_decoding_message_size(64 << 20);
         let (requests, waiting) = mpsc::channel(8);
-        for type_url in types {
-            let type_url = (*type_url).to_owned();
-            let node = Some(node.clone());
-            let request = DiscoveryRequest { node, type_url, ..DiscoveryRequest::default() };
+        for request in first {
             requests.send(request).await.unwrap();
         }
         let stream = ReceiverStream::new(waiting);
