@@ -21,6 +21,7 @@
 pub mod api;
 pub mod app;
 pub mod auth;
+mod connections;
 pub mod document;
 mod log_limit;
 pub mod metrics;

@@ -17,9 +17,14 @@ use tracing::debug;
 
 use super::LONG_REQUEST_MAX;
 use super::admission::ClientAddress;
+use crate::connections::{ConnectionPlace, Connections};
 
 /// Maximum number of connections; further ones wait in the backlog of the listener.
 const CONNECTIONS_MAX: usize = 1024;
+
+/// Maximum number of connections of one client; further ones are closed at once. All clients behind
+/// a proxy are one.
+const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 2;
 
 /// Maximum time until the head of a request is there, and until the next one begins.
 const HEAD_MAX: Duration = Duration::from_secs(10);
@@ -46,6 +51,16 @@ pub async fn serve(
     routes: Router,
     stop: impl Future<Output = ()> + Clone + Send + 'static,
 ) {
+    let clients = Connections::new(CONNECTIONS_MAX, CONNECTIONS_OF_PEER_MAX);
+    serve_within(listener, routes, clients, stop).await;
+}
+
+async fn serve_within(
+    listener: TcpListener,
+    routes: Router,
+    clients: Connections,
+    stop: impl Future<Output = ()> + Clone + Send + 'static,
+) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     let mut stopped = pin!(stop.clone());
@@ -55,8 +70,9 @@ pub async fn serve(
             Some(_) = connections.join_next() => continue,
             Some(accepted) = accept(&listener, &places) => accepted,
         };
+        let Some(of_client) = clients.admit(address) else { continue };
         let routes = routes.clone().layer(Extension(ClientAddress(address.ip())));
-        connections.spawn(connection(stream, place, routes, stop.clone()));
+        connections.spawn(connection(stream, (place, of_client), routes, stop.clone()));
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
@@ -81,11 +97,10 @@ async fn accept(
 
 async fn connection(
     stream: TcpStream,
-    place: OwnedSemaphorePermit,
+    _places: (OwnedSemaphorePermit, ConnectionPlace),
     routes: Router,
     stop: impl Future<Output = ()>,
 ) {
-    let _place = place;
     // The time of the head begins once the version of HTTP is known, so the first byte has its own.
     if !matches!(timeout(HEAD_MAX, stream.peek(&mut [0])).await, Ok(Ok(1))) {
         return;
@@ -121,4 +136,49 @@ fn builder() -> auto::Builder<TokioExecutor> {
         .max_concurrent_streams(STREAMS_MAX)
         .max_header_list_size(HEAD_BYTES_MAX);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use futures_util::FutureExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Reads until the server closes the connection, long before a silent one is closed.
+    async fn rest(mut stream: TcpStream) -> String {
+        let mut all = Vec::new();
+        let read = timeout(HEAD_MAX / 2, stream.read_to_end(&mut all)).await.expect("an end");
+        // What is closed before it was read may be reset.
+        let _ = read;
+        String::from_utf8(all).unwrap()
+    }
+
+    #[tokio::test]
+    async fn silent_connections_of_one_client_leave_places_to_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stopped = stopped.map(|_| ()).shared();
+        let routes = Router::new().route("/", get(|| async { "answered" }));
+        let served = tokio::spawn(serve_within(listener, routes, Connections::new(4, 2), stopped));
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let connect = async || {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // It may be closed already.
+            let _ = stream.write_all(request).await;
+            stream
+        };
+        let first = TcpStream::connect(address).await.unwrap();
+        let second = TcpStream::connect(address).await.unwrap();
+        assert_eq!(rest(connect().await).await, "", "a third is closed at once");
+        drop(first);
+        // The server notices the end after a moment.
+        let answered = async { while !rest(connect().await).await.ends_with("answered") {} };
+        timeout(HEAD_MAX / 2, answered).await.expect("a place");
+        drop((second, stop));
+        served.await.unwrap();
+    }
 }

@@ -1,7 +1,6 @@
-//! The connections of pods, which strangers may open too: bounded in number, those of one client
-//! more so, and closed if they carry no stream or their pod does not answer.
+//! The connections of pods, which strangers may open too: closed if they carry no stream or their
+//! pod does not answer.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -11,31 +10,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
-use ratelease_server::accept::Peer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tonic::transport::server::Connected;
 
-/// Maximum number of connections, and of those of one client.
-const CONNECTIONS_MAX: usize = 8192;
-const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
+use crate::connections::ConnectionPlace;
 
 /// Maximum time of a connection without a stream.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-
-/// The open connections, by client. A cheap handle: clones share all state.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Connections(Arc<Mutex<HashMap<Peer, usize>>>);
-
-/// A place among the connections, which is free again when this is dropped.
-#[derive(Debug)]
-pub(super) struct ConnectionPlace {
-    all: Connections,
-    peer: Peer,
-}
 
 /// A connection of a pod.
 #[derive(Debug)]
@@ -69,35 +53,6 @@ struct Shared {
 /// Keeps a connection open; it may be closed a while after the last of these is dropped.
 #[derive(Debug)]
 pub(super) struct StreamGuard(Arc<Shared>);
-
-// === impl Connections ===
-
-impl Connections {
-    /// Takes a place; `None` if there are too many connections, or too many of this client.
-    pub(super) fn admit(&self, address: SocketAddr) -> Option<ConnectionPlace> {
-        let peer = Peer::of(Some(address.ip()));
-        let mut peers = self.0.lock();
-        let all: usize = peers.values().sum();
-        let own = peers.entry(peer).or_default();
-        if all >= CONNECTIONS_MAX || *own >= CONNECTIONS_OF_PEER_MAX {
-            return None;
-        }
-        *own += 1;
-        Some(ConnectionPlace { all: self.clone(), peer })
-    }
-}
-
-impl Drop for ConnectionPlace {
-    fn drop(&mut self) {
-        let mut peers = self.all.0.lock();
-        if let Some(own) = peers.get_mut(&self.peer) {
-            *own -= 1;
-            if *own == 0 {
-                peers.remove(&self.peer);
-            }
-        }
-    }
-}
 
 // === impl ConnectedPod ===
 
@@ -214,25 +169,5 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for PodConnection<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_leaves_connections_to_others() {
-        let (all, at) = (Connections::default(), |text: &str| text.parse().unwrap());
-        let mut held: Vec<_> = (0..CONNECTIONS_OF_PEER_MAX)
-            .map(|port| all.admit(SocketAddr::new(at("10.0.0.1"), u16::try_from(port).unwrap())))
-            .collect();
-        assert!(held.iter().all(Option::is_some));
-        let [first, other] = ["10.0.0.1", "10.0.0.2"].map(|ip| SocketAddr::new(at(ip), 1));
-        assert!(all.admit(first).is_none() && all.admit(other).is_some());
-        held.pop();
-        assert!(all.admit(first).is_some());
-        drop(held);
-        assert!(all.0.lock().is_empty(), "clients without connections are forgotten");
     }
 }

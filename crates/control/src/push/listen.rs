@@ -18,10 +18,15 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tracing::{debug, warn};
 
-use super::connections::{Connections, PodConnection};
+use super::connections::PodConnection;
 use super::server::PodServer;
 use super::service::DiscoveryService;
 use super::wire::LoadReportingServiceServer;
+use crate::connections::Connections;
+
+/// Maximum number of connections, and of those of one client.
+const CONNECTIONS_MAX: usize = 8192;
+const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
 
 /// Maximum bytes of a report of a pod: the hits of as many domains as a rollout has.
 const REPORT_BYTES_MAX: usize = 1 << 20;
@@ -111,7 +116,7 @@ pub async fn serve(
         .initial_connection_window_size(WINDOW_BYTES)
         .add_service(DiscoveryService(server))
         .add_service(loads);
-    let connections = Connections::default();
+    let connections = Connections::new(CONNECTIONS_MAX, CONNECTIONS_OF_PEER_MAX);
     let serving = async move {
         match tls {
             None => {
