@@ -38,7 +38,7 @@ impl NodeInfo {
     /// Takes what is needed of a node.
     ///
     /// # Errors
-    /// Refuses an id a list of domains or labels that are too long.
+    /// Refuses an id, a list of domains or labels that are too long.
     pub(super) fn of(node: Node) -> Result<Self, Status> {
         let Node { id, user_agent_name: agent, metadata, .. } = node;
         if id.len() > ID_BYTES_MAX {
@@ -87,5 +87,56 @@ impl NodeInfo {
     /// Whether the node asks for this domain.
     pub(super) fn wants(&self, domain: &str) -> bool {
         self.domains.as_ref().is_none_or(|domains| domains.contains(domain))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+    use crate::push::wire::{Struct, Value};
+
+    fn node(fields: impl IntoIterator<Item = (String, String)>) -> Result<NodeInfo, Status> {
+        let text = |text| Value { kind: Some(Kind::StringValue(text)) };
+        let fields = fields.into_iter().map(|(key, value)| (key, text(value))).collect();
+        NodeInfo::of(Node { metadata: Some(Struct { fields }), ..Node::default() })
+    }
+
+    fn refusal(node: Result<NodeInfo, Status>) -> String {
+        let refused = node.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        refused.message().to_owned()
+    }
+
+    #[test]
+    fn an_id_is_bounded() {
+        let of = |bytes| NodeInfo::of(Node { id: "i".repeat(bytes), ..Node::default() });
+        assert_eq!(of(ID_BYTES_MAX).unwrap().id.len(), ID_BYTES_MAX);
+        assert!(refusal(of(ID_BYTES_MAX + 1)).contains("1025 bytes"));
+    }
+
+    #[test]
+    fn the_names_of_domains_are_bounded_in_number_and_bytes() {
+        let of = |text: String| node([(DOMAINS_KEY.to_owned(), text)]);
+        let names = |count: usize| (0..count).map(|at| at.to_string()).collect::<Vec<_>>();
+        let most = of(names(DOMAINS_MAX).join(", ")).unwrap();
+        assert!(most.wants("0") && most.wants("255") && !most.wants("256"));
+        assert!(refusal(of(names(DOMAINS_MAX + 1).join(","))).contains("256 names"));
+        let long = "d".repeat(DOMAINS_BYTES_MAX);
+        assert!(of(long.clone()).unwrap().wants(&long));
+        assert!(refusal(of(long + "d")).contains("8 KiB"));
+    }
+
+    #[test]
+    fn labels_are_bounded_and_those_that_no_rollout_can_name_are_dropped() {
+        let long = "v".repeat(LABEL_BYTES_MAX + 1);
+        let some = node([("a".into(), long.clone()), (long, "b".into()), ("c".into(), "d".into())]);
+        let some = some.unwrap();
+        assert_eq!((some.label("a"), some.label("c"), some.labels.len()), (None, Some("d"), 1));
+        let label = |at: usize| (format!("{at:08}"), "v".repeat(LABEL_BYTES_MAX));
+        let fit = LABELS_BYTES_MAX / (8 + LABEL_BYTES_MAX);
+        assert_eq!(node((0..fit).map(label)).unwrap().labels.len(), fit);
+        assert!(refusal(node((0..=fit).map(label))).contains("64 KiB"));
     }
 }

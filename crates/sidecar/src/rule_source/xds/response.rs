@@ -37,6 +37,18 @@ pub(super) fn read(
     refused: Option<Digest>,
     known: &Resources,
 ) -> Option<Result<Received, Vec<String>>> {
+    read_within(TEXT_BYTES_MAX, of, response, merges_domains, refused, known)
+}
+
+/// The same with another maximum of the bytes of the texts.
+pub(super) fn read_within(
+    text_bytes_max: usize,
+    of: ResourceType,
+    response: &DiscoveryResponse,
+    merges_domains: bool,
+    refused: Option<Digest>,
+    known: &Resources,
+) -> Option<Result<Received, Vec<String>>> {
     if refused.is_some_and(|refused| refused == digest(response)) {
         return None;
     }
@@ -47,10 +59,11 @@ pub(super) fn read(
             Err(fault) => Some(fault),
             Ok((name, resource)) => {
                 bytes += resource.source.text.len();
-                if bytes > TEXT_BYTES_MAX {
-                    let fault =
-                        format!("the rules up to here take more than {TEXT_BYTES_MAX} bytes");
-                    return Some(Err(vec![format!("resources[{at}]: {fault}; send fewer")]));
+                if bytes > text_bytes_max {
+                    return Some(Err(vec![format!(
+                        "resources[{at}]: the rules up to here take more than {text_bytes_max} \
+                         bytes; send fewer"
+                    )]));
                 }
                 let former = resources.insert(name, resource);
                 former.map(|_| "a second one of its name".to_owned())

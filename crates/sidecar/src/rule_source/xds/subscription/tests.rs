@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use super::super::response::{digest, read};
+use super::super::response::{digest, read, read_within};
 use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, Struct};
 use super::*;
 
@@ -160,4 +160,23 @@ fn what_a_snapshot_held_stays_until_the_server_sends_a_set_and_a_while_longer() 
     assert_eq!(take(&mut subscription, "1", &["b"], 0), ["xds:b", "xds:a"]);
     assert!(subscription.drop_leaving(at(2000)));
     assert_eq!(names(&subscription), ["xds:b"]);
+}
+
+#[test]
+fn a_set_whose_texts_are_too_large_is_refused_at_the_resource_that_exceeds() {
+    let all: Vec<_> = ["a", "b", "c"].map(|name| resource(name, name)).into();
+    let none = Resources::new();
+    let within = |max, count: usize| {
+        let response = response("1", all[..count].to_vec());
+        read_within(max, OF, &response, false, None, &none).expect("read")
+    };
+    let one = within(usize::MAX, 1).unwrap();
+    let bytes: usize = one.sources().map(|source| source.text.len()).sum();
+    assert!(within(3 * bytes, 3).is_ok(), "{bytes} bytes each");
+    let faults = within(3 * bytes - 1, 3).unwrap_err();
+    let fault = format!(
+        "resources[2]: the rules up to here take more than {} bytes; send fewer",
+        3 * bytes - 1
+    );
+    assert_eq!(faults, [fault]);
 }
