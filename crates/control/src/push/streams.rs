@@ -9,10 +9,8 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use ratelease_server::accept::Peer;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
-use tracing::warn;
 
-use crate::store::{PodRow, Store};
+use crate::store::PodRow;
 
 /// Maximum number of streams of this process, of all types of resources.
 pub(super) const STREAMS_MAX: usize = 20_000;
@@ -24,10 +22,6 @@ const STREAMS_OF_PEER_MAX: usize = STREAMS_MAX / 4;
 /// bounded by three times this for each stream: 120 MB; the names of domains, which are published
 /// ones, by those that its metadata names.
 const TEXT_BYTES_MAX: usize = 2048;
-
-/// Pause between reports, and the longest one, so that the rows stay fresh.
-const REPORT_PAUSE: Duration = Duration::from_millis(500);
-const REPORT_INTERVAL_MAX: Duration = Duration::from_secs(10);
 
 /// Upper bounds of the times from a commit to its acceptance by a pod, in seconds.
 pub(crate) const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
@@ -166,6 +160,11 @@ impl Streams {
         Some(Reporting { streams: self.clone(), peer: peer.to_owned() })
     }
 
+    /// Resolves after the next change of a row.
+    pub(super) async fn changed(&self) {
+        self.0.changed.notified().await;
+    }
+
     /// What the streams say of a `version`, of which the last change was `at` this time. Copies no
     /// row, because those who ask need no token.
     pub fn states(&self, version: i64, at: i64) -> StreamStates {
@@ -204,24 +203,6 @@ impl StreamStates {
             states.late_since = Some(states.late_since.map_or(since, |first| first.min(since)));
         }
         states
-    }
-}
-
-/// Reports the streams of `replica` to the database. It does not return.
-pub async fn report(store: Store, streams: Streams, replica: String) {
-    let mut is_away = false;
-    loop {
-        let rows = streams.rows();
-        match store.report_pods(&replica, rows).await {
-            Ok(()) => is_away = false,
-            Err(error) if !is_away => {
-                is_away = true;
-                warn!("{error}: what pods run is not reported");
-            }
-            Err(_) => {}
-        }
-        sleep(REPORT_PAUSE).await;
-        let _ = timeout(REPORT_INTERVAL_MAX, streams.0.changed.notified()).await;
     }
 }
 

@@ -14,8 +14,11 @@ use super::{Store, StoreResult};
 /// A stream that no replica has reported for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(30);
 
+/// Maximum number of streams that a statement names.
+const STREAMS_MAX: usize = 1000;
+
 /// The stream of a pod for one type of resources.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PodRow {
     /// The replica that it is connected to.
     pub replica: String,
@@ -119,6 +122,52 @@ impl Store {
         insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
         tx.commit().await?;
         Ok(())
+    }
+
+    /// Writes these streams of `replica`, which may be there already, and removes those with the
+    /// numbers `gone`.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn change_pods(
+        &self,
+        replica: &str,
+        pods: Vec<PodRow>,
+        gone: Vec<i64>,
+    ) -> StoreResult<()> {
+        let former: Vec<_> = pods.iter().map(|pod| pod.stream).chain(gone).collect();
+        if former.is_empty() {
+            return Ok(());
+        }
+        let mut tx = self.pool.begin().await?;
+        for streams in former.chunks(STREAMS_MAX) {
+            let numbers: Vec<_> = streams.iter().map(i64::to_string).collect();
+            let numbers = numbers.join(",");
+            let sql = format!("DELETE FROM pods WHERE replica = $1 AND stream IN ({numbers})");
+            bound(&sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
+        }
+        let now = Timestamp::now().as_millisecond();
+        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
+        insert(&mut tx, &format!("pods ({COLUMNS})"), rows).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Marks all streams of `replica` as seen, and forgets those of replicas that are gone. Returns
+    /// how many streams of `replica` there are.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn refresh_pods(&self, replica: &str) -> StoreResult<usize> {
+        let mut tx = self.pool.begin().await?;
+        let now = Timestamp::now().as_millisecond();
+        let cells = vec![Cell::Int(now), Cell::Text(replica.to_owned())];
+        let seen = bound("UPDATE pods SET seen_at = $1 WHERE replica = $2", cells);
+        let seen = seen.execute(&mut *tx).await?.rows_affected();
+        let sql = "DELETE FROM pods WHERE seen_at <= $1";
+        bound(sql, vec![Cell::Int(gone_before())]).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(usize::try_from(seen).unwrap_or(usize::MAX))
     }
 }
 
