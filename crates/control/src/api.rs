@@ -100,7 +100,7 @@ pub struct App {
 struct PublisherTurn<'a> {
     _all: PublisherLock,
     _own: MutexGuard<'a, ()>,
-    _place: Place<'a>,
+    _place: Place,
 }
 
 // === impl App ===

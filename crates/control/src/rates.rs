@@ -30,12 +30,12 @@ const KEYS_MAX: usize = 1 << 14;
 const KNOWN_MAX: usize = 4096;
 
 /// Maximum number of requests at a time of one token. Further ones wait.
-const REQUESTS_MAX: usize = 64;
+const REQUESTS_MAX: u32 = 64;
 
 /// Maximum number of requests at a time that read or compile whole domains, each of which may take
 /// some 100 MiB: of all tokens, and of one.
 const LONG_MAX: usize = 4;
-const LONG_OF_TOKEN_MAX: usize = 3;
+const LONG_OF_TOKEN_MAX: u32 = 3;
 
 /// How many requests there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

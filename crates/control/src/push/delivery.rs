@@ -1,23 +1,21 @@
 //! Responses on their way to pods: their bytes are bounded, and a pod that does not answer is
 //! disconnected.
 
-use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
-use parking_lot::Mutex;
 use prost::Message;
 use ratelease_server::accept::Peer;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::sleep;
 use tracing::debug;
 
 use super::connections::ConnectedPod;
 use super::wire::DiscoveryResponse;
+use crate::rates::{Place, Places};
 
 /// Maximum bytes of all responses that are not answered yet, in KiB: what a pod has not read is
 /// held here. Further responses wait.
@@ -26,33 +24,24 @@ const UNANSWERED_KIB_MAX: u32 = 256 << 10;
 /// The same for those to one client: clients that do not answer leave room to others.
 const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
 
-/// Number of clients from which on those without responses are forgotten.
-const PEERS_KEPT: usize = 1024;
-
 /// A pod has this long to answer a response, and further time for its size: that of a link of 2
 /// Mbit/s.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The bytes that may be on their way. A cheap handle: clones share all state.
+/// The KiB that may be on their way. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
-pub(super) struct Deliveries {
-    all: Arc<Semaphore>,
-    of_peer_kib_max: u32,
-    of_peers: Arc<Mutex<HashMap<Peer, Arc<Semaphore>>>>,
-}
+pub(super) struct Deliveries(Places<Peer>);
 
 /// A wait for room, which resolves once there is some.
 pub(super) struct RoomWait {
     bytes: usize,
-    room: MaybeDone<BoxFuture<'static, Result<Room, AcquireError>>>,
+    room: MaybeDone<BoxFuture<'static, Room>>,
 }
 
 /// Room for a response.
 #[derive(Debug)]
-pub(super) struct Room {
-    _permits: [OwnedSemaphorePermit; 2],
-}
+pub(super) struct Room(Place<Peer>);
 
 /// A response that is not answered yet.
 #[derive(Debug)]
@@ -69,33 +58,15 @@ impl Default for Deliveries {
 impl Deliveries {
     /// At most so many KiB of all responses, and of those to one client.
     pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
-        let all = Arc::new(Semaphore::new(kib_max as usize));
-        Self { all, of_peer_kib_max, of_peers: Arc::default() }
+        Self(Places::new(kib_max as usize, of_peer_kib_max))
     }
 
-    /// Begins to wait until a response of this size to this client may be made.
+    /// Begins to wait until a response of this size to this client may be made. The largest one
+    /// waits until the client has no other.
     pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        // The largest one waits until the client has no other.
-        let kib = kib.min(self.of_peer_kib_max);
-        let (of_peer, all) = (self.of_peer(peer), Arc::clone(&self.all));
-        let permits = async move {
-            // That of the client first: while it waits for it, it holds nothing of the others.
-            let own = of_peer.acquire_many_owned(kib).await?;
-            let any = all.acquire_many_owned(kib).await?;
-            Ok(Room { _permits: [own, any] })
-        };
-        RoomWait { bytes, room: maybe_done(permits.boxed()) }
-    }
-
-    fn of_peer(&self, peer: Peer) -> Arc<Semaphore> {
-        let mut of_peers = self.of_peers.lock();
-        if of_peers.len() >= PEERS_KEPT {
-            // One reference is the map's: the client has no response, and waits for none.
-            of_peers.retain(|_, it| Arc::strong_count(it) > 1);
-        }
-        let new = || Arc::new(Semaphore::new(self.of_peer_kib_max as usize));
-        Arc::clone(of_peers.entry(peer).or_insert_with(new))
+        let room = self.0.take_many(peer, kib).map(Room);
+        RoomWait { bytes, room: maybe_done(room.boxed()) }
     }
 }
 
@@ -108,16 +79,10 @@ impl RoomWait {
     }
 
     /// The room, or this again if there is none yet.
-    ///
-    /// # Errors
-    /// Fails if no room is given any more, which does not happen.
-    pub(super) fn take(mut self) -> Result<Result<Room, Self>, AcquireError> {
+    pub(super) fn take(mut self) -> Result<Room, Self> {
         // The next poll of the wait has the task woken.
         let _ = (&mut self).now_or_never();
-        match Pin::new(&mut self.room).take_output() {
-            Some(room) => room.map(Ok),
-            None => Ok(Err(self)),
-        }
+        Pin::new(&mut self.room).take_output().ok_or(self)
     }
 }
 
@@ -141,7 +106,7 @@ impl Room {
         let max = ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND);
         let pod = pod.clone();
         tokio::spawn(async move {
-            let _room = self;
+            let Self(_place) = self;
             let answered = async {
                 if answer.await.is_err() {
                     std::future::pending::<()>().await;
@@ -180,22 +145,18 @@ mod tests {
         Peer::of(Some(IpAddr::from([192, 0, 2, last])))
     }
 
-    fn room(wait: RoomWait) -> Result<Room, RoomWait> {
-        wait.take().expect("open semaphores")
-    }
-
     #[tokio::test]
     async fn a_client_that_answers_nothing_leaves_room_to_others() {
         let deliveries = Deliveries::default();
         let quarter = (UNANSWERED_OF_PEER_KIB_MAX as usize - 1) << 10;
-        let hostile = room(deliveries.wait(peer(1), quarter)).ok();
+        let hostile = deliveries.wait(peer(1), quarter).take().ok();
         assert!(hostile.is_some());
-        let mut waiting = room(deliveries.wait(peer(1), 1)).expect_err("it waits");
+        let mut waiting = deliveries.wait(peer(1), 1).take().expect_err("it waits");
         assert!(waiting.is_for(1) && !waiting.is_for(2));
-        let other = room(deliveries.wait(peer(2), quarter)).ok();
+        let other = deliveries.wait(peer(2), quarter).take().ok();
         assert!(other.is_some(), "another client does not");
         drop(hostile);
         (&mut waiting).await;
-        assert!(room(waiting).is_ok());
+        assert!(waiting.take().is_ok());
     }
 }

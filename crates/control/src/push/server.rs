@@ -279,7 +279,7 @@ impl Stream {
             }
             let bytes = domains.iter().map(|(_, it)| it.bytes()).sum();
             let peer = Peer::of(Some(self.pod.address.ip()));
-            let Some(room) = subscription.room(&self.server.deliveries, peer, bytes)? else {
+            let Some(room) = subscription.room(&self.server.deliveries, peer, bytes) else {
                 continue;
             };
             let way = Way { room, pod: &self.pod, log: &self.server.log };

@@ -94,16 +94,10 @@ impl Subscription {
         deliveries: &Deliveries,
         peer: Peer,
         bytes: usize,
-    ) -> Result<Option<Room>, Status> {
+    ) -> Option<Room> {
         let waiting = self.waiting.take().filter(|it| it.is_for(bytes));
         let waiting = waiting.unwrap_or_else(|| deliveries.wait(peer, bytes));
-        match waiting.take().map_err(|error| Status::internal(error.to_string()))? {
-            Ok(room) => Ok(Some(room)),
-            Err(waiting) => {
-                self.waiting = Some(waiting);
-                Ok(None)
-            }
-        }
+        waiting.take().map_err(|waiting| self.waiting = Some(waiting)).ok()
     }
 
     /// Makes the next response, and notes that it is sent.

@@ -1,65 +1,86 @@
-//! Requests that are handled at a time: of all tokens together, and of each.
+//! What is handled at a time: of all clients together, and of each. Requests of tokens are counted,
+//! and the bytes that are on their way to pods.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Places for requests. Those that find none wait, and those of one token keep none from others.
+/// Places, which clients named by `K` take. Those that find none wait, and those of one client keep
+/// none from others. A cheap handle: clones share all state.
+#[derive(Debug, Clone)]
+pub struct Places<K: Eq + Hash = String>(Arc<Shared<K>>);
+
 #[derive(Debug)]
-pub struct Places {
+struct Shared<K> {
     all: Arc<Semaphore>,
-    of_token_max: usize,
-    /// By token, while it has requests that are handled or wait.
-    of_tokens: Mutex<HashMap<String, Arc<Semaphore>>>,
+    of_each_max: u32,
+    /// By client, while it has places or waits for some.
+    of_each: Mutex<HashMap<K, Arc<Semaphore>>>,
 }
 
-/// The place of a request, which is free again when this is dropped.
+/// Places of a client, which are free again when this is dropped.
 #[derive(Debug)]
-pub struct Place<'p> {
-    places: &'p Places,
-    token: String,
+pub struct Place<K: Eq + Hash = String> {
+    shared: Arc<Shared<K>>,
+    of: K,
     permits: Option<[OwnedSemaphorePermit; 2]>,
 }
 
 // === impl Places ===
 
-impl Places {
-    /// At most `max` places, of which a token may have `of_token_max`.
-    pub fn new(max: usize, of_token_max: usize) -> Self {
+impl<K: Eq + Hash + Clone> Places<K> {
+    /// At most `max` places, of which a client may have `of_each_max`.
+    pub fn new(max: usize, of_each_max: u32) -> Self {
         let all = Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
-        Self { all, of_token_max, of_tokens: Mutex::default() }
+        Self(Arc::new(Shared { all, of_each_max, of_each: Mutex::default() }))
     }
 
-    /// Waits for a place for a request of this token. The caller bounds the time.
-    pub async fn take(&self, token: &str) -> Place<'_> {
-        let of_token = Arc::clone(
-            self.of_tokens
+    /// Waits for a place of this client. The caller bounds the time.
+    pub async fn take<'k, Q: ?Sized>(&self, of: &'k Q) -> Place<K>
+    where
+        K: From<&'k Q>,
+    {
+        self.take_many(of.into(), 1).await
+    }
+
+    /// Waits for so many places of this client, or for all that it may have if that is less.
+    pub(crate) fn take_many(&self, of: K, number: u32) -> impl Future<Output = Place<K>> + use<K> {
+        let max = self.0.of_each_max;
+        let number = number.min(max);
+        let own = Arc::clone(
+            self.0
+                .of_each
                 .lock()
-                .entry(token.to_owned())
-                .or_insert_with(|| Arc::new(Semaphore::new(self.of_token_max))),
+                .entry(of.clone())
+                .or_insert_with(|| Arc::new(Semaphore::new(max as usize))),
         );
-        let mut place = Place { places: self, token: token.to_owned(), permits: None };
-        // They are never closed.
-        if let Ok(own) = of_token.acquire_owned().await
-            && let Ok(any) = Arc::clone(&self.all).acquire_owned().await
-        {
-            place.permits = Some([own, any]);
+        let all = Arc::clone(&self.0.all);
+        let mut place = Place { shared: Arc::clone(&self.0), of, permits: None };
+        async move {
+            // Those of the client first: while it waits for them, it holds nothing of the others.
+            // They are never closed.
+            if let Ok(own) = own.acquire_many_owned(number).await
+                && let Ok(any) = all.acquire_many_owned(number).await
+            {
+                place.permits = Some([own, any]);
+            }
+            place
         }
-        place
     }
 }
 
 // === impl Place ===
 
-impl Drop for Place<'_> {
+impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
         self.permits = None;
-        let mut of_tokens = self.places.of_tokens.lock();
-        // One reference is the map's: no other request of this token has a place or waits.
-        if of_tokens.get(&self.token).is_some_and(|it| Arc::strong_count(it) == 1) {
-            of_tokens.remove(&self.token);
+        let mut of_each = self.shared.of_each.lock();
+        // One reference is the map's: the client has no other place, and waits for none.
+        if of_each.get(&self.of).is_some_and(|it| Arc::strong_count(it) == 1) {
+            of_each.remove(&self.of);
         }
     }
 }
@@ -72,7 +93,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_token_leaves_places_to_others() {
-        let places = Places::new(3, 2);
+        let places = Places::<String>::new(3, 2);
         let (first, _second) = (places.take("a").await, places.take("a").await);
         let mut third = Box::pin(places.take("a"));
         assert!((&mut third).now_or_never().is_none());
@@ -82,6 +103,6 @@ mod tests {
         assert!(places.take("c").now_or_never().is_none(), "all places are taken");
         drop(other);
         drop(places.take("c").await);
-        assert_eq!(places.of_tokens.lock().len(), 1, "tokens without requests are forgotten");
+        assert_eq!(places.0.of_each.lock().len(), 1, "tokens without requests are forgotten");
     }
 }
