@@ -23,6 +23,9 @@ pub(crate) const URL_FILE: &str = "redis-url";
 pub(crate) const AUTH_FILE: &str = "redis-auth";
 pub(crate) const KEY_FILE: &str = "key-secret";
 
+/// The id that a pod gives an xDS server.
+const NODE_ID: &str = "CONFIG_GRPC_XDS_NODE_ID";
+
 /// The port of the debug listener without a `DEBUG_PORT`.
 const DEBUG_PORT: u16 = 6070;
 
@@ -106,6 +109,14 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     all.retain(|(name, _)| !given.contains(name));
     all.extend(settings.env.iter().cloned());
     all
+}
+
+/// The variable of the node's id, by which a control plane distinguishes pods. Its value is the
+/// name of the pod, which is unknown here: the API server may choose it later. `None` if the rules
+/// are files, or if `env` has the variable.
+pub(crate) fn node_id(settings: &Settings) -> Option<&'static str> {
+    let is_given = settings.env.iter().any(|(name, _)| name == NODE_ID);
+    (matches!(settings.rules, RuleSource::Xds(_)) && !is_given).then_some(NODE_ID)
 }
 
 /// The ports that the sidecar listens on, each with the annotation that sets it.

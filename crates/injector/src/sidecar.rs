@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
-    ExecAction, KeyToPath, Probe, ProjectedVolumeSource, ResourceRequirements, SeccompProfile,
-    SecretProjection, SecurityContext, Volume, VolumeMount, VolumeProjection,
+    EnvVarSource, ExecAction, KeyToPath, ObjectFieldSelector, Probe, ProjectedVolumeSource,
+    ResourceRequirements, SeccompProfile, SecretProjection, SecurityContext, Volume, VolumeMount,
+    VolumeProjection,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
@@ -32,6 +33,12 @@ const SECRETS_MODE: i32 = 0o444;
 /// The container. A native sidecar is an init container that is restarted.
 pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
     let env = environment::variables(settings).into_iter();
+    let env = env.map(|(name, value)| EnvVar { name, value: Some(value), value_from: None });
+    let node_id = environment::node_id(settings).map(|name| EnvVar {
+        name: name.to_owned(),
+        value: None,
+        value_from: Some(EnvVarSource { field_ref: Some(pod_name()), ..EnvVarSource::default() }),
+    });
     let port = ContainerPort {
         name: Some("rl-metrics".to_owned()),
         container_port: i32::from(settings.metrics_port),
@@ -43,10 +50,7 @@ pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
         image_pull_policy: Some(settings.pull_policy.clone()),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(environment::arguments(settings)),
-        env: Some(
-            env.map(|(name, value)| EnvVar { name, value: Some(value), value_from: None })
-                .collect(),
-        ),
+        env: Some(env.chain(node_id).collect()),
         ports: Some(vec![port]),
         liveness_probe: Some(liveness()),
         resources: Some(resources(settings)),
@@ -57,6 +61,11 @@ pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
         volume_mounts: Some(mounts(settings)).filter(|mounts| !mounts.is_empty()),
         ..Container::default()
     }
+}
+
+/// The name of the pod, which the kubelet fills in.
+fn pod_name() -> ObjectFieldSelector {
+    ObjectFieldSelector { api_version: None, field_path: "metadata.name".to_owned() }
 }
 
 /// Asks on loopback, by the program itself: no shell is needed, no port is open to others, and a

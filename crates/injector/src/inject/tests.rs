@@ -170,6 +170,13 @@ fn rules_can_come_over_xds() {
     let env = sidecar["env"].to_string();
     assert!(env.contains(r#""CONFIG_GRPC_XDS_SERVER_URL","value":"control:18001""#), "{env}");
     assert!(made.pod["spec"]["volumes"].is_null());
+    let id = r#""CONFIG_GRPC_XDS_NODE_ID","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}"#;
+    assert!(env.contains(id), "{env}");
+    let given = ("env", "CONFIG_GRPC_XDS_NODE_ID=shop");
+    let made = inject(&pod(&[("rules", "xds:control:18001"), given]), &defaults(), NEW);
+    let env = made.pod["spec"]["initContainers"][0]["env"].to_string();
+    assert!(env.contains(r#"{"name":"CONFIG_GRPC_XDS_NODE_ID","value":"shop"}"#), "{env}");
+    assert_eq!(env.matches("CONFIG_GRPC_XDS_NODE_ID").count(), 1, "{env}");
 }
 
 #[test]

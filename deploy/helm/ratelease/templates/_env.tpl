@@ -6,7 +6,15 @@
 {{- if .Values.rules.xds.server }}
 - {name: CONFIG_TYPE, value: GRPC_XDS_SOTW}
 - {name: CONFIG_GRPC_XDS_SERVER_URL, value: {{ .Values.rules.xds.server | quote }}}
+{{- if .Values.rules.xds.nodeId }}
 - {name: CONFIG_GRPC_XDS_NODE_ID, value: {{ .Values.rules.xds.nodeId | quote }}}
+{{- else if not (hasKey .Values.env "CONFIG_GRPC_XDS_NODE_ID") }}
+- name: CONFIG_GRPC_XDS_NODE_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- end }}
+{{- if .Values.rules.xds.ratelease }}
+- {name: CONFIG_GRPC_XDS_RATELEASE, value: "true"}
+{{- end }}
 - {name: FORCE_START_WITHOUT_INITIAL_CONFIG, value: "true"}
 {{- if .Values.rules.xds.tlsSecret }}
 - {name: CONFIG_GRPC_XDS_SERVER_USE_TLS, value: "true"}
