@@ -3,6 +3,7 @@
 mod cases;
 mod check;
 mod check_envoy;
+mod control_settings;
 mod diff;
 mod docs;
 mod explain;

@@ -1,5 +1,5 @@
 //! The answer of `/shouldAllow` and `/api/v1/rate_limit`: one limit in numbers, and the same as
-//! headers that a gateway may hand on.
+//! headers that a gateway may forward.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
