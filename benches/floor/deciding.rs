@@ -13,15 +13,7 @@ use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
 use ratelease_server::service::DecisionService;
 
-const RULES: &str = "
-domain: shop
-descriptors:
-  - key: plan
-    value: free
-    descriptors:
-      - key: user_id
-        rate_limit: {unit: day, requests_per_unit: 1000000000}
-";
+const RULES: &str = include_str!("rules.yaml");
 
 /// A service that decides by those rules. Its tasks run in the runtime that this is called in.
 pub(crate) fn service() -> DecisionService {

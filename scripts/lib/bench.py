@@ -32,15 +32,7 @@ CONNECTIONS = ["--connections", "2", "--streams", "16"]
 PROBES = ["raw_syscalls:sys_enter", "syscalls:sys_enter_futex", "syscalls:sys_enter_write"]
 
 # Rules for the keys that `bench load` requests, with limits that no run reaches.
-RULES = """\
-domain: shop
-descriptors:
-  - key: plan
-    value: free
-    descriptors:
-      - key: user_id
-        rate_limit: {unit: day, requests_per_unit: 1000000000}
-"""
+RULES = (ROOT / "benches/floor/rules.yaml").read_text()
 
 
 class Failed(Exception):
