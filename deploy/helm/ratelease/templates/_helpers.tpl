@@ -32,8 +32,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "ratelease.check" -}}
 {{- if ne .Values.kind "None" -}}
 {{- include "ratelease.checkService" . -}}
-{{- else if not .Values.injector.enabled -}}
-{{- fail "kind: None installs no service; set injector.enabled=true, or another kind" -}}
+{{- else if not (or .Values.injector.enabled .Values.control.enabled) -}}
+{{- fail "kind: None installs no service; set injector.enabled=true, control.enabled=true, or another kind" -}}
 {{- end -}}
 {{- with .Values.injector.certManager -}}
 {{- if and .issuerRef (not .enabled) -}}
@@ -114,6 +114,46 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
 {{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ratelease.controlName" -}}
+{{ include "ratelease.name" . }}-control
+{{- end -}}
+
+{{- define "ratelease.controlSelector" -}}
+app.kubernetes.io/name: ratelease-control
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "ratelease.controlLabels" -}}
+{{ include "ratelease.controlSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "ratelease.controlImage" -}}
+{{- with .Values.control.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ratelease.checkControl" -}}
+{{- with .Values.control -}}
+{{- if not .database.secret -}}
+{{- fail "control.database.secret: set it to the name of a Secret with the URL of PostgreSQL" -}}
+{{- end -}}
+{{- if and (not .tlsSecret) (not .plaintext) -}}
+{{- fail "control.tlsSecret: set it, or set control.plaintext=true; otherwise any client could read the rules" -}}
+{{- end -}}
+{{- if and .tlsSecret .plaintext -}}
+{{- fail "control: unset control.tlsSecret or control.plaintext; with certificates pods use TLS" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
