@@ -142,7 +142,8 @@ impl LoadReporter {
         Self { meters, clock, domains, interval, reported, reported_at }
     }
 
-    /// Takes what the server asks for. Hits of a domain that it asks for anew count from now on.
+    /// Takes what the server asks for. Hits of a domain that it did not
+    /// ask for before count from now on.
     fn take(&mut self, response: LoadStatsResponse) {
         let interval = response.load_reporting_interval.unwrap_or_default();
         let seconds = u64::try_from(interval.seconds).unwrap_or_default();

@@ -38,7 +38,8 @@ pub(super) fn text_with_starts(config: &RateLimitConfig) -> (String, Vec<usize>)
     (text, starts)
 }
 
-/// Adds the text of descriptors of the first level, each of which begins where `starts` is told.
+/// Adds the text of descriptors of the first level. Calls `starts` with the offset at which each of
+/// them begins.
 pub(super) fn items(
     list: &[RateLimitDescriptor],
     depth: usize,
