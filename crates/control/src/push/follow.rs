@@ -59,22 +59,25 @@ pub async fn follow(
     }
 }
 
-/// The set after `known`; `None` if there is no newer version.
+/// The set of the last version; `None` if that is the known one.
 async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
     for _ in 0..ATTEMPTS_MAX {
         let version = store.last_version().await?;
         if version == known.version {
             return Ok(None);
         }
-        let changes = match known.version {
-            // Not the whole history, only what is left of it.
-            0 => store.state_at(version).await?,
-            known => store.changes_since(known).await?,
+        let (former, changes) = match known.version {
+            known_version if (1..version).contains(&known_version) => {
+                (known.domains.clone(), store.changes_since(known_version).await?)
+            }
+            // Not the whole history, only what is left of it. A database that was restored from a
+            // backup may have a lower version, which has nothing of what came after it.
+            _ => (BTreeMap::new(), store.state_at(version).await?),
         };
         let (rollout, at) = (store.open_rollout().await?, store.version_time(version).await?);
         // What was read is of one version: each change of it takes a number.
         if store.last_version().await? == version {
-            let domains = domains(store, known, changes).await?;
+            let domains = domains(store, known, former, changes).await?;
             let rollout = rolled_out(store, known, rollout).await?;
             return Ok(Some(PublishedSet { version, at, domains, rollout }));
         }
@@ -82,13 +85,13 @@ async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<Publish
     Err(StoreError::Unavailable("versions are published while they are read".to_owned()))
 }
 
-/// The domains after these changes.
+/// The domains after these changes of `domains`.
 async fn domains(
     store: &Store,
     known: &PublishedSet,
+    mut domains: BTreeMap<String, Arc<PublishedDomain>>,
     changes: Vec<VersionChange>,
 ) -> StoreResult<BTreeMap<String, Arc<PublishedDomain>>> {
-    let mut domains = known.domains.clone();
     for VersionChange { domain, hash, .. } in changes {
         match hash {
             Some(hash) => {
@@ -156,5 +159,37 @@ pub(crate) async fn listen(database: Database, wake: Arc<Notify>) {
             }
         }
         sleep(LISTEN_PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Author, PublishedText};
+
+    /// A database with versions that publish one domain each.
+    async fn store(dir: &std::path::Path, domains: &[&str]) -> Store {
+        let store = Store::open(&Database::Sqlite(dir.join(domains.join("-")))).await.unwrap();
+        for domain in domains {
+            let author = Author { name: "test".to_owned(), reason: String::new() };
+            let mut write = store.begin(&author).await.unwrap();
+            let (domain, yaml) = ((*domain).to_owned(), Some(format!("domain: {domain}\n")));
+            let text = PublishedText { domain, changed: 0, yaml, rules: 0 };
+            assert!(write.publish(&[text], None).await.unwrap().is_some());
+            write.commit().await.unwrap();
+        }
+        store
+    }
+
+    #[tokio::test]
+    async fn a_database_that_was_restored_has_no_domain_of_later_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = store(dir.path(), &["shop", "bank"]).await;
+        let known = load(&before, &PublishedSet::default()).await.unwrap().expect("a version");
+        assert_eq!((known.version, known.domains.len()), (2, 2));
+        assert!(load(&before, &known).await.unwrap().is_none());
+        let restored = store(dir.path(), &["shop"]).await;
+        let set = load(&restored, &known).await.unwrap().expect("another version");
+        assert_eq!((set.version, set.domains.into_keys().collect()), (1, vec!["shop".to_owned()]));
     }
 }

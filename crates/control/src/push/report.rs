@@ -121,7 +121,7 @@ mod tests {
 
     /// The streams that the database lists, with their versions and when they were seen.
     async fn listed(store: &Store) -> Vec<(i64, i64, i64)> {
-        let mut rows = store.connected_pods().await.unwrap();
+        let mut rows = store.connected_pods(None).await.unwrap();
         rows.sort_by_key(|row| row.stream);
         rows.iter().map(|row| (row.stream, row.accepted, row.seen_at)).collect()
     }

@@ -148,7 +148,7 @@ impl Store {
         }
         let now = Timestamp::now().as_millisecond();
         let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
-        insert(&mut tx, &format!("pods ({COLUMNS})"), rows).await?;
+        insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
         tx.commit().await?;
         Ok(())
     }
