@@ -38,6 +38,7 @@ pub(crate) use follow::listen;
 pub use listen::{PodTls, serve};
 pub use published::{PublishedRollout, PublishedSet};
 pub use report::report;
+pub(crate) use rollback::AUTHOR as ROLLBACK_AUTHOR;
 pub use rollback::watch_rollout;
 pub use selection::Selection;
 pub use server::PodServer;

@@ -20,6 +20,9 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
             if access == Access::Admin && domains.is_some() {
                 return Err("--domains: a token of access admin is for all domains".to_owned());
             }
+            if domains.as_ref().is_some_and(|all| all.len() > DOMAINS_MAX) {
+                return Err(format!("--domains: expected at most {DOMAINS_MAX} domains"));
+            }
             if name.is_empty() || name.contains('\0') || name.len() > 128 {
                 return Err("--name: expected 1 to 128 bytes".to_owned());
             }
@@ -57,6 +60,9 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
         }
     }
 }
+
+/// Maximum number of domains of a token: conditions of the database name each of them.
+const DOMAINS_MAX: usize = 256;
 
 /// A token without its secret.
 fn line(row: &TokenRow) -> String {

@@ -16,6 +16,7 @@ use super::differences::published_hashes;
 use super::paging::{HistoryQuery, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::publishing::{Checked, Published, approve, compile_all, publish_texts, read_text};
+use super::rollout_view::reason_for;
 use crate::auth::Caller;
 use crate::document::{Difference, Document, difference};
 use crate::store::{PublishedText, VersionRow, Write};
@@ -211,7 +212,8 @@ pub(super) async fn versions(
 ) -> Result<Json<VersionList>, Problem> {
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
     let versions = app.store.versions(caller.domains(), before, limit).await?;
-    Ok(Json(VersionList { versions: versions.into_iter().map(VersionView::from).collect() }))
+    let versions = versions.into_iter().map(|it| VersionView::new(it, &caller)).collect();
+    Ok(Json(VersionList { versions }))
 }
 
 /// A body may be missing.
@@ -311,9 +313,10 @@ async fn former_documents(
 
 // === impl VersionView ===
 
-impl From<VersionRow> for VersionView {
-    fn from(row: VersionRow) -> Self {
+impl VersionView {
+    fn new(row: VersionRow, caller: &Caller) -> Self {
         let VersionRow { number, at, author, reason, restores, rollout } = row;
+        let reason = reason_for(caller, &author, reason);
         Self { version: number, at: time(at), author, reason, restores, rollout }
     }
 }

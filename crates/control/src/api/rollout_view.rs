@@ -11,6 +11,7 @@ use super::paging::time;
 use super::problem::Problem;
 use super::rollout_input::{BoundInput, LabelInput, PodsInput};
 use crate::auth::Caller;
+use crate::push::ROLLBACK_AUTHOR;
 use crate::store::{Choice, CountKey, HitCount, PodRow, Rollout, RolloutStep, Stage};
 
 /// Domains without hits that a warning names.
@@ -124,6 +125,15 @@ pub(super) fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
     rollout.domains.iter().any(|it| caller.may_use(&it.domain))
 }
 
+/// The reason of a step or a version that `caller` may see. The control plane's reason for a roll
+/// back names domains and their hits, which a token of other domains does not see.
+pub(super) fn reason_for(caller: &Caller, author: &str, reason: String) -> String {
+    match caller.domains() {
+        Some(_) if author == ROLLBACK_AUTHOR => "chosen pods denied too much".to_owned(),
+        _ => reason,
+    }
+}
+
 /// What `caller` may see of a rollout.
 pub(super) async fn view(
     app: &App,
@@ -155,7 +165,7 @@ pub(super) async fn view(
         bound,
         pods,
         domains,
-        steps: rollout.steps.iter().map(StepView::from).collect(),
+        steps: rollout.steps.iter().map(|it| StepView::new(it, caller)).collect(),
         warnings,
     })
 }
@@ -292,9 +302,10 @@ impl From<HitCount> for HitView {
     }
 }
 
-impl From<&RolloutStep> for StepView {
-    fn from(step: &RolloutStep) -> Self {
+impl StepView {
+    fn new(step: &RolloutStep, caller: &Caller) -> Self {
         let RolloutStep { version, stage, at, author, reason } = step.clone();
+        let reason = reason_for(caller, &author, reason);
         Self { stage: stage.name(), version, at: time(at), author, reason }
     }
 }

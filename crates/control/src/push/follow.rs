@@ -63,16 +63,16 @@ pub async fn follow(
 async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
     for _ in 0..ATTEMPTS_MAX {
         let version = store.last_version().await?;
-        if version == known.version {
+        // A database that was restored from a backup may have other versions of these numbers.
+        let is_known = known.version <= version
+            && (known.version == 0 || store.version_time(known.version).await? == known.at);
+        if is_known && version == known.version {
             return Ok(None);
         }
-        let (former, changes) = match known.version {
-            known_version if (1..version).contains(&known_version) => {
-                (known.domains.clone(), store.changes_since(known_version).await?)
-            }
-            // Not the whole history, only what is left of it. A database that was restored from a
-            // backup may have a lower version, which has nothing of what came after it.
-            _ => (BTreeMap::new(), store.state_at(version).await?),
+        let (former, changes) = match is_known && known.version > 0 {
+            true => (known.domains.clone(), store.changes_since(known.version).await?),
+            // Not the whole history, only what is left of it.
+            false => (BTreeMap::new(), store.state_at(version).await?),
         };
         let (rollout, at) = (store.open_rollout().await?, store.version_time(version).await?);
         // What was read is of one version: each change of it takes a number.
@@ -164,6 +164,8 @@ pub(crate) async fn listen(database: Database, wake: Arc<Notify>) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::store::{Author, PublishedText};
 
@@ -188,8 +190,14 @@ mod tests {
         let known = load(&before, &PublishedSet::default()).await.unwrap().expect("a version");
         assert_eq!((known.version, known.domains.len()), (2, 2));
         assert!(load(&before, &known).await.unwrap().is_none());
-        let restored = store(dir.path(), &["shop"]).await;
-        let set = load(&restored, &known).await.unwrap().expect("another version");
-        assert_eq!((set.version, set.domains.into_keys().collect()), (1, vec!["shop".to_owned()]));
+        // The last versions are lower, the same, and higher.
+        for domains in [&["shop"][..], &["shop", "card"], &["shop", "card", "user"]] {
+            sleep(Duration::from_millis(2)).await; // the time of a version has whole milliseconds
+            let restored = store(dir.path(), domains).await;
+            let set = load(&restored, &known).await.unwrap().expect("another version");
+            let names: BTreeSet<_> = set.domains.keys().map(String::as_str).collect();
+            assert_eq!(usize::try_from(set.version), Ok(domains.len()));
+            assert_eq!(names, domains.iter().copied().collect());
+        }
     }
 }

@@ -23,7 +23,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// The author of steps that the control plane takes.
-const AUTHOR: &str = "rollout";
+pub(crate) const AUTHOR: &str = "rollout";
 
 /// Writes what pods report, and rolls back. While the database is away the counts wait here; the
 /// bound is looked at when it is back. Does not return.

@@ -243,8 +243,9 @@ impl Stream {
     /// Sends each type whose resources differ from those that the pod has. A pod that has not
     /// answered the last response gets the next one when it has.
     async fn send_changes(&mut self) -> Result<(), Status> {
-        let set = Arc::clone(&self.server.published.borrow_and_update());
+        // A poll is counted after its set is there, so that the set is no older than the count.
         let polls = *self.server.polls.borrow_and_update();
+        let set = Arc::clone(&self.server.published.borrow_and_update());
         self.is_held = false;
         if set.version == 0 {
             return Ok(()); // a pod keeps its own rules until there are some
@@ -268,6 +269,7 @@ impl Stream {
             }
             if subscription.running.may_be_newer(set.version, polls) {
                 self.is_held = true;
+                subscription.waiting = None;
                 continue;
             }
             let content = domains.iter().map(|(name, it)| (name.clone(), it.hash.clone()));

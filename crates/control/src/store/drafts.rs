@@ -96,6 +96,8 @@ impl Write {
                    ELSE domains.sized END";
         let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.number());
         query.execute(&mut *self.tx).await?;
+        // A domain keeps its row. One that has it already is counted as well, for so few bytes.
+        self.note_kept(domain.len());
         Ok(())
     }
 

@@ -15,7 +15,8 @@ use tonic::Streaming;
 
 use super::pods::{NEVER, Pod, RULES, channel};
 use super::rollouts::{node_in, prepare, shop_of, to_zone_a, version_of};
-use super::support::{Place, SOON, Server, places, wait_for};
+use super::support::{Call, Place, SOON, Server, places, wait_for};
+use super::tokens::token;
 
 /// A pod that reports what a test tells it, on the connection of its rules.
 struct Reporter {
@@ -224,6 +225,12 @@ async fn a_rollout_that_exceeds_its_bound_while_the_database_is_away_is_rolled_b
     let shown = rollout_is(&server, "a roll back", |it| it["stage"] == "rolled_back").await;
     let reason = shown["steps"][1]["reason"].as_str().unwrap();
     assert!(reason.contains("100 of 200 hits (50.0 %)"), "{reason}");
+    let create = ["create", "--name", "ci", "--access", "read", "--domains", "shop"];
+    let shop = token(&place, &create).await.unwrap();
+    for path in ["/v1/rollouts/1", "/v1/versions"] {
+        let seen = server.send(Call::new("GET", path).token(&shop)).await;
+        assert!(seen.text.contains("denied too much") && !seen.text.contains("hits ("), "{seen:?}");
+    }
     server.stop().await;
 }
 

@@ -38,6 +38,9 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop"];
         let write = token(&place, &create).await.unwrap();
         let read = token(&place, &["create", "--name", "viewer"]).await.unwrap();
+        let many = (0..=256).map(|at| format!("d{at}")).collect::<Vec<_>>().join(",");
+        let refused = token(&place, &["create", "--name", "many", "--domains", &many]).await;
+        assert_eq!(refused.unwrap_err(), "--domains: expected at most 256 domains");
         let shop = rule("shop", "user", "7", 5);
         let put = json!({"rate_limit": {"unlimited": true}});
         let domains = json!({"domains": ["bank"]});
