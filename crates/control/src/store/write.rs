@@ -12,8 +12,10 @@ use tokio::time::timeout;
 
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
 
-/// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535.
-const ROWS_MAX: usize = 500;
+/// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535, but SQLite
+/// finds each by a search through those before it: the import of 100 000 rules takes 4.1 s with 50
+/// rows and 11.6 s with 500. PostgreSQL takes 3.3 s with both.
+const ROWS_MAX: usize = 50;
 
 /// The key of PostgreSQL's advisory lock that publishers hold: "ratelcp" in ASCII.
 const PUBLISHERS_KEY: i64 = 0x0072_6174_656C_6370;
