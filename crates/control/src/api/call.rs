@@ -179,7 +179,8 @@ pub(super) fn answer(status: StatusCode, etag: Option<String>, body: &impl Seria
         StatusCode::NO_CONTENT => String::new(),
         _ => serde_json::to_string(body).unwrap_or_default(),
     };
-    Answer { status: status.as_u16(), etag: etag.unwrap_or_default(), body }
+    let (status, etag) = (status.as_u16(), etag.unwrap_or_default());
+    Answer { status, etag, location: String::new(), body }
 }
 
 /// The answer to a request that is repeated; `None` for a new one.
@@ -222,10 +223,10 @@ fn response(answer: Answer) -> Response {
     if !is_empty {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
-    if let Ok(etag) = HeaderValue::from_str(&answer.etag)
-        && !answer.etag.is_empty()
-    {
-        headers.insert(header::ETAG, etag);
+    for (name, text) in [(header::ETAG, answer.etag), (header::LOCATION, answer.location)] {
+        if let Some(value) = HeaderValue::from_str(&text).ok().filter(|it| !it.is_empty()) {
+            headers.insert(name, value);
+        }
     }
     response
 }

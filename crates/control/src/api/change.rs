@@ -5,11 +5,9 @@
 //! that were compiled; else all of it is repeated.
 
 use axum::response::Response;
-use http::{HeaderValue, StatusCode, header};
-use serde::Serialize;
 
 use super::App;
-use super::call::{Begun, WriteCall, answer};
+use super::call::{Begun, WriteCall};
 use super::problem::Problem;
 use super::publishing::{Approved, approve, compile_all, publish_texts, unpublished_changes};
 use crate::document::{Document, Record};
@@ -30,13 +28,6 @@ pub(super) struct Edit {
     pub(super) put: Option<Record>,
 }
 
-/// What is answered to a change.
-#[derive(Debug)]
-pub(super) struct Reply {
-    answer: Answer,
-    location: Option<String>,
-}
-
 /// A change of one domain.
 pub(super) trait Change: Sync {
     /// Decides what to do, by the rules that `write` sees.
@@ -46,7 +37,7 @@ pub(super) trait Change: Sync {
     fn action(&self) -> (&'static str, &str);
 
     /// The answer; `rule` is the one that was added or changed.
-    fn reply(&self, rule: Option<StoredRule>) -> Reply;
+    fn answer(&self, rule: Option<StoredRule>) -> Answer;
 }
 
 /// A domain that was compiled with a change, before the change is made.
@@ -75,8 +66,8 @@ pub(super) async fn make(
             Begun::Repeated(response) => return Ok(*response),
         };
         let edit = change.edit(&mut write).await?;
-        let reply = apply(&mut write, domain, edit, change).await?;
-        return reply.finish(app, call, write).await;
+        let answer = apply(&mut write, domain, edit, change).await?;
+        return call.finish_with(app, write, answer).await;
     }
     let _turn = app.publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
@@ -112,13 +103,13 @@ async fn attempt(
     if clean_draft(&mut write, domain).await? != changed {
         return Ok(None);
     }
-    let reply = apply(&mut write, domain, edit, change).await?;
+    let answer = apply(&mut write, domain, edit, change).await?;
     text.changed = write.draft_state(domain).await?.1;
     let published = publish_texts(&mut write, &[text], None, approved).await?;
     if published.is_none() {
         return Ok(None);
     }
-    reply.finish(app, call, write).await.map(Some)
+    call.finish_with(app, write, answer).await.map(Some)
 }
 
 /// The number of the last change of a draft that has no changes but published ones.
@@ -153,7 +144,7 @@ async fn apply(
     domain: &str,
     edit: Edit,
     change: &impl Change,
-) -> Result<Reply, Problem> {
+) -> Result<Answer, Problem> {
     for rule in &edit.remove {
         write.remove_rule(rule).await?;
     }
@@ -164,7 +155,7 @@ async fn apply(
     };
     let (action, subject) = change.action();
     write.note_action(action, subject).await?;
-    Ok(change.reply(rule))
+    Ok(change.answer(rule))
 }
 
 // === impl Edit ===
@@ -180,39 +171,5 @@ impl Edit {
             Some(present) => present.settings = put.settings.clone(),
             None => document.records.push(put.clone()),
         }
-    }
-}
-
-// === impl Reply ===
-
-impl Reply {
-    /// A change after which there is this to show.
-    pub(super) fn new(status: StatusCode, etag: Option<String>, body: &impl Serialize) -> Self {
-        Self { answer: answer(status, etag, body), location: None }
-    }
-
-    /// A change that leaves nothing to show.
-    pub(super) fn removed() -> Self {
-        Self::new(StatusCode::NO_CONTENT, None, &())
-    }
-
-    /// Names the place of what was added.
-    pub(super) fn at(mut self, location: String) -> Self {
-        self.location = Some(location);
-        self
-    }
-
-    async fn finish(
-        self,
-        app: &App,
-        call: &WriteCall,
-        write: Box<Write>,
-    ) -> Result<Response, Problem> {
-        let Self { answer, location } = self;
-        let mut response = call.finish_with(app, write, answer).await?;
-        if let Some(location) = location.and_then(|it| HeaderValue::from_str(&it).ok()) {
-            response.headers_mut().insert(header::LOCATION, location);
-        }
-        Ok(response)
     }
 }

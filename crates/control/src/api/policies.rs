@@ -15,13 +15,13 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{IdOf, WriteCall, WriteQuery};
-use super::change::{Change, Edit, Reply, make};
+use super::call::{IdOf, WriteCall, WriteQuery, answer};
+use super::change::{Change, Edit, make};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::rules::check;
 use crate::auth::Caller;
 use crate::document::{Entry, Record, check_entries};
-use crate::store::{RuleFilter, StoredRule, Write};
+use crate::store::{Answer, RuleFilter, StoredRule, Write};
 
 /// The key of the entry that names a policy.
 const POLICY: &str = "policy";
@@ -173,8 +173,8 @@ impl Change for WrittenPolicy {
         ("policy.set", &self.id)
     }
 
-    fn reply(&self, rule: Option<StoredRule>) -> Reply {
-        Reply::new(StatusCode::OK, None, &rule.as_ref().and_then(Policy::of))
+    fn answer(&self, rule: Option<StoredRule>) -> Answer {
+        answer(StatusCode::OK, None, &rule.as_ref().and_then(Policy::of))
     }
 }
 

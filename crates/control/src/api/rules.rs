@@ -14,14 +14,14 @@ use serde_json::{Map, Value, json};
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, check_domain, check_text};
-use super::change::{Change, Edit, Reply, make};
+use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, answer, check_domain, check_text};
+use super::change::{Change, Edit, make};
 use super::history::ChangeView;
 use super::paging::{check_search, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
-use crate::store::{RuleFilter, RulePosition, StoredRule, Write};
+use crate::store::{Answer, RuleFilter, RulePosition, StoredRule, Write};
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -265,10 +265,10 @@ impl Change for NewRule {
         ("rule.add", self.id.as_str())
     }
 
-    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+    fn answer(&self, rule: Option<StoredRule>) -> Answer {
         let etag = rule.as_ref().map(etag);
-        let reply = Reply::new(StatusCode::CREATED, etag, &rule.map(RuleView::from));
-        reply.at(format!("/v1/rules/{}", self.id))
+        let location = format!("/v1/rules/{}", self.id);
+        Answer { location, ..answer(StatusCode::CREATED, etag, &rule.map(RuleView::from)) }
     }
 }
 
@@ -290,10 +290,10 @@ impl Change for ChangedRule<'_> {
         (if self.record.is_some() { "rule.change" } else { "rule.remove" }, self.id)
     }
 
-    fn reply(&self, rule: Option<StoredRule>) -> Reply {
-        let Some(rule) = rule else { return Reply::removed() };
+    fn answer(&self, rule: Option<StoredRule>) -> Answer {
+        let Some(rule) = rule else { return answer(StatusCode::NO_CONTENT, None, &()) };
         let etag = Some(etag(&rule));
-        Reply::new(StatusCode::OK, etag, &RuleView::from(rule))
+        answer(StatusCode::OK, etag, &RuleView::from(rule))
     }
 }
 

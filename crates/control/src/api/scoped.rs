@@ -13,14 +13,14 @@ use serde_json::Map;
 use utoipa::{IntoParams, ToSchema};
 
 use super::App;
-use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, check_text};
-use super::change::{Change, Edit, Reply, make};
+use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, answer, check_text};
+use super::change::{Change, Edit, make};
 use super::policies::{DOMAIN, algorithm_of, limit, numbers_of, token_bucket};
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::rules::check;
 use crate::auth::Caller;
 use crate::document::{Entry, Record, RuleId, check_entries};
-use crate::store::{RuleFilter, StoredRule, Write};
+use crate::store::{Answer, RuleFilter, StoredRule, Write};
 
 /// Rules that one list shows.
 const LIST_MAX: usize = 1000;
@@ -173,8 +173,8 @@ impl Change for RemovedRule {
         ("rule.remove", &self.id)
     }
 
-    fn reply(&self, _: Option<StoredRule>) -> Reply {
-        Reply::removed()
+    fn answer(&self, _: Option<StoredRule>) -> Answer {
+        answer(StatusCode::NO_CONTENT, None, &())
     }
 }
 
@@ -202,9 +202,9 @@ impl Change for WrittenRule {
         (action, self.address.as_str())
     }
 
-    fn reply(&self, rule: Option<StoredRule>) -> Reply {
+    fn answer(&self, rule: Option<StoredRule>) -> Answer {
         let status = if self.id.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-        Reply::new(status, None, &rule.as_ref().and_then(ScopedRule::of))
+        answer(status, None, &rule.as_ref().and_then(ScopedRule::of))
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Answer {
     pub status: u16,
     /// The `ETag`; empty if it has none.
     pub etag: String,
+    /// The `Location` of what was added; empty if it has none.
+    pub location: String,
     /// The body.
     pub body: String,
 }
@@ -60,7 +62,7 @@ async fn earlier<'e>(
     key: &AnswerKey,
     now: i64,
 ) -> StoreResult<Earlier> {
-    let sql = "SELECT request, status, headers, body FROM answers \
+    let sql = "SELECT request, status, headers, location, body FROM answers \
                WHERE author = $1 AND idempotency_key = $2 AND at > $3";
     let query = sqlx::query(sql).bind(author.to_owned()).bind(key.key.clone());
     let row = query.bind(kept_since(now)).fetch_optional(executor).await?;
@@ -69,7 +71,8 @@ async fn earlier<'e>(
         return Ok(Earlier::Other);
     }
     let status = u16::try_from(row.try_get::<i64, _>(1)?).unwrap_or(200);
-    Ok(Earlier::Same(Answer { status, etag: row.try_get(2)?, body: row.try_get(3)? }))
+    let (etag, location, body) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+    Ok(Earlier::Same(Answer { status, etag, location, body }))
 }
 
 /// The time at which the oldest answer that is kept was given.
@@ -99,10 +102,12 @@ impl Write {
             Cell::Text(key.request.clone()),
             Cell::Int(i64::from(answer.status)),
             Cell::Text(answer.etag.clone()),
+            Cell::Text(answer.location.clone()),
             Cell::Text(answer.body.clone()),
             Cell::Int(self.at),
         ];
-        let into = "answers (author, idempotency_key, request, status, headers, body, at)";
+        let into =
+            "answers (author, idempotency_key, request, status, headers, location, body, at)";
         self.keep(into, vec![row]).await
     }
 }

@@ -9,7 +9,7 @@ use super::{Backend, StoreError, StoreResult};
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 7] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 8] = [
     (1, "schema", shared(include_str!("../../migrations/0001_schema.sql"))),
     (
         2,
@@ -39,6 +39,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 7] = [
     (5, "pod domains", shared(include_str!("../../migrations/0005_pod_domains.sql"))),
     (6, "draft sizes known", shared(include_str!("../../migrations/0006_draft_sizes_known.sql"))),
     (7, "token bytes", shared(include_str!("../../migrations/0007_token_bytes.sql"))),
+    (8, "answer locations", shared(include_str!("../../migrations/0008_answer_locations.sql"))),
 ];
 
 /// The same SQL for both databases.

@@ -44,7 +44,11 @@ async fn a_write_that_is_repeated_happens_once() {
         assert_eq!((first.status, first.header("idempotency-replayed")), (201, None));
         let again = server.send(post(5)).await;
         assert_eq!((again.status, &again.text), (201, &first.text));
-        assert_eq!(again.header("etag"), first.header("etag"));
+        let place = format!("/v1/rules/{}", first.json()["id"].as_str().unwrap());
+        assert_eq!(first.header("location"), Some(place));
+        for name in ["etag", "location"] {
+            assert_eq!(again.header(name), first.header(name), "{name}");
+        }
         assert_eq!(again.header("idempotency-replayed").as_deref(), Some("true"));
         let other = server.send(post(6)).await;
         assert_eq!((other.status, other.fields()), (422, vec!["Idempotency-Key".to_owned()]));
