@@ -9,6 +9,7 @@
 //! ```
 
 mod cores;
+mod deadline;
 mod frames;
 mod http2_limits;
 mod io;

@@ -15,6 +15,7 @@ mod call;
 mod connection;
 mod deadline;
 mod fallback;
+mod h2_waker;
 mod headers;
 mod health;
 mod preface;

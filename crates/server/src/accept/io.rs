@@ -1,7 +1,6 @@
 //! A connection that is closed when its client sends no request, does not read the answers to its
 //! requests, or exceeds its limits.
 
-use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -10,10 +9,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
 use tokio::task::yield_now;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
 
+use super::deadline::Deadline;
 use super::frames::goaway;
 use super::http2_limits::{Http2Limits, LimitExceeded};
 use super::pool::{ConnectionGuard, ConnectionHandle};
@@ -24,9 +24,6 @@ use super::wire_meter::{Metered, Wire};
 /// shorter.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Maximum time for a client to send that many bytes.
-pub(super) const PREFACE_MAX: Duration = Duration::from_secs(10);
-
 /// A client that accepts fewer bytes than this within the time below, while more are waiting, is
 /// cut off.
 const SEND_BYTES_MIN: usize = 64 * 1024;
@@ -36,9 +33,7 @@ const SEND_MAX: Duration = Duration::from_secs(10);
 pub struct Connection<I> {
     io: I,
     protocol: Protocol,
-    max_age: Option<Duration>,
-    /// The deadline of the preface, and then of the connection's age.
-    deadline: Option<Pin<Box<Sleep>>>,
+    deadline: Deadline,
     /// Present while the client does not read.
     stall: Option<Stall>,
     /// The second in which the streams were last checked.
@@ -78,17 +73,17 @@ impl<I> Connection<I> {
     /// Takes the connection `io`, which `guard` admitted and which is asked to end at `max_age`. It
     /// must be called in a runtime: the preface has a deadline.
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
-        let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
+        let deadline = Deadline::of_preface(max_age);
         let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
         let (stall, last_sweep, wire) = (None, 0, None);
-        Self { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard }
+        Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
     }
 
     /// Replaces the byte stream by an equivalent one.
     pub fn map<J>(self, map: impl FnOnce(I) -> J) -> Connection<J> {
-        let Self { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard } = self;
+        let Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard } = self;
         let io = map(io);
-        Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard }
+        Connection { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
     }
 
     /// Replaces the byte stream by what `secure` makes of it, such as a TLS stream: from then on
@@ -104,24 +99,18 @@ impl<I> Connection<I> {
     where
         F: Future<Output = io::Result<J>>,
     {
-        let Self { io, protocol, max_age, mut deadline, stall, last_sweep, turn, guard, .. } = self;
-        let late = async {
-            match &mut deadline {
-                Some(deadline) => deadline.as_mut().await,
-                None => pending().await,
-            }
-        };
+        let Self { io, protocol, mut deadline, stall, last_sweep, turn, guard, .. } = self;
         let wire = Wire::default();
         let io = tokio::select! {
             secured = secure(wire.over(io)) => secured?,
-            () = late => return Err(io::ErrorKind::TimedOut.into()),
+            () = deadline.passes() => return Err(io::ErrorKind::TimedOut.into()),
             () = guard.handle().close_requested() => {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
         };
         wire.reset();
         let wire = Some(wire);
-        Ok(Connection { io, protocol, max_age, deadline, stall, last_sweep, turn, wire, guard })
+        Ok(Connection { io, protocol, deadline, stall, last_sweep, turn, wire, guard })
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -134,18 +123,6 @@ impl<I> Connection<I> {
         self.turn.require_turns()
     }
 
-    /// Once as many bytes as the preface has have arrived, the deadline is that of the connection's
-    /// age.
-    fn note_preface(&mut self) {
-        let deadline =
-            self.deadline.take().zip(self.max_age).and_then(|(mut deadline, max_age)| {
-                let accepted: Instant = deadline.deadline() - PREFACE_MAX;
-                deadline.as_mut().reset(accepted.checked_add(max_age)?);
-                Some(deadline)
-            });
-        self.deadline = deadline;
-    }
-
     fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
         let tls_cost = self.wire.as_mut().map(|wire| wire.note_content(bytes.len()));
         let cost = tls_cost.unwrap_or(bytes.len());
@@ -156,7 +133,7 @@ impl<I> Connection<I> {
             Protocol::Other(read) => {
                 *read += bytes.len();
                 if *read >= PREFACE.len() {
-                    self.note_preface();
+                    self.deadline.note_preface();
                 }
                 return Ok(());
             }
@@ -174,7 +151,7 @@ impl<I> Connection<I> {
                     self.protocol = Protocol::Http2(Box::new(Http2Limits::new(now)));
                 }
                 if is_over {
-                    self.note_preface();
+                    self.deadline.note_preface();
                 }
             }
         }
@@ -183,6 +160,7 @@ impl<I> Connection<I> {
                 let handle = self.guard.handle();
                 http2.note_read(bytes, handle.age_seconds(), handle.clock())?;
                 self.turn.note_read(0, http2.take_header_bytes());
+                self.turn.note_stream(http2.last_stream());
                 Ok(())
             }
             _ => Ok(()),
@@ -301,7 +279,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
+        let second = self.guard.handle().age_seconds();
+        if self.deadline.has_passed(second, cx) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;

@@ -2,7 +2,7 @@
 //! client that sends much delays the others only a little.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Maximum cost of one turn: a byte costs one, so a turn is hundreds of calls. tokio lets a task go
 /// on for 128 reads, which is a mebibyte of frames. With that, a client whose frames cause the most
@@ -24,6 +24,7 @@ pub struct TurnHandle(Arc<Handled>);
 struct Handled {
     is_handled: AtomicBool,
     cost: AtomicUsize,
+    newest_stream: AtomicU32,
 }
 
 /// The current turn.
@@ -43,6 +44,11 @@ impl TurnHandle {
     /// Signals that every request read so far has been accepted.
     pub fn note_handled(&self) {
         self.0.is_handled.store(true, Ordering::Relaxed);
+    }
+
+    /// The identifier of the newest stream of which anything was read.
+    pub fn newest_stream(&self) -> u32 {
+        self.0.newest_stream.load(Ordering::Relaxed)
     }
 
     /// Records work that the turn has caused besides reading: `cost` bytes would take as long.
@@ -68,7 +74,7 @@ impl Turn {
     /// again after others.
     pub(super) fn is_over(&mut self) -> bool {
         if self.waits {
-            let Handled { is_handled, cost } = &*self.handle.0;
+            let Handled { is_handled, cost, .. } = &*self.handle.0;
             if is_handled.load(Ordering::Relaxed) {
                 is_handled.store(false, Ordering::Relaxed);
                 cost.store(0, Ordering::Relaxed);
@@ -87,6 +93,11 @@ impl Turn {
     pub(super) fn note_read(&mut self, bytes: usize, header_bytes: usize) {
         self.cost += bytes + header_bytes * HEADER_BYTE_COST;
         self.is_idle = false;
+    }
+
+    /// Records the newest stream of which anything was read.
+    pub(super) fn note_stream(&mut self, newest: u32) {
+        self.handle.0.newest_stream.store(newest, Ordering::Relaxed);
     }
 
     /// Records that there was nothing to read. This ends a turn, except one that waits: more may

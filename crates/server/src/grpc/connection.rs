@@ -22,6 +22,7 @@ use tonic::service::Routes;
 use super::call::{Call, HandedOn, Step};
 use super::fallback;
 use super::fallback::FallbackCall;
+use super::h2_waker::H2Waker;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
@@ -104,7 +105,8 @@ pub(super) async fn serve<I>(
     }
     let (hold, turn) = (WriteHold::default(), io.require_turns());
     let io = CoalescingIo::new(io, hold.clone(), PREFACE);
-    let mut reader = CallReader { hold, turn, awaiting_message: VecDeque::new() };
+    let (waker, awaiting_message) = (H2Waker::new(), VecDeque::new());
+    let mut reader = CallReader { waker, hold, turn, awaiting_message };
     let Ok(mut connection) = Box::pin(builder().handshake(io)).await else { return };
     let mut events = Events::new();
     events.push(Box::pin(async {
@@ -168,6 +170,7 @@ type Events<'a> = FuturesUnordered<BoxFuture<'a, Event>>;
 
 /// State of the reads and writes of a connection, batch by batch.
 struct CallReader {
+    waker: H2Waker,
     hold: WriteHold,
     turn: TurnHandle,
     /// Calls of which only the headers have been read. The message may still arrive, for example
@@ -221,41 +224,62 @@ impl CallReader {
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
+        let waker = self.waker.waker();
+        let h2 = &mut Context::from_waker(&waker);
+        // Whether all calls that were read are answered, as far as they can be: then the answers
+        // are sent.
+        let mut is_answered = false;
         loop {
-            self.hold.begin();
-            let accepted = match connection.poll_accept(cx) {
+            self.hold.set(!is_answered);
+            self.waker.attach(cx);
+            let accepted = match connection.poll_accept(h2) {
                 Poll::Ready(accepted) => accepted,
+                Poll::Pending if is_answered => {
+                    self.turn.note_handled();
+                    return Poll::Pending;
+                }
                 Poll::Pending => {
-                    if let Some(call) = self.answer_awaiting_message(caller, cx) {
+                    self.waker.detach();
+                    if let Some(call) = self.answer_awaiting_message(caller, h2) {
                         return Poll::Ready(Some(call));
                     }
-                    self.hold.release();
-                    match connection.poll_accept(cx) {
-                        Poll::Ready(accepted) => accepted,
-                        Poll::Pending => {
-                            self.turn.note_handled();
-                            return Poll::Pending;
-                        }
-                    }
+                    is_answered = true;
+                    continue;
                 }
             };
-            let Some((request, mut respond)) = accepted_call(accepted) else {
+            let Some((request, respond)) = accepted_call(accepted) else {
                 return Poll::Ready(None);
             };
-            if headers::are_too_many(request.headers()) {
-                headers::refuse(&mut respond);
-                continue;
+            self.waker.detach();
+            let is_last = u32::from(respond.stream_id()) == self.turn.newest_stream();
+            if let Some(call) = self.answer(request, respond, caller, h2) {
+                return Poll::Ready(Some(call));
             }
-            match (Call { request, respond, started: None })
-                .answer(caller.0, caller.1, &self.turn, cx)
-            {
-                Step::Done => {}
-                Step::AwaitsMessage(call) => {
-                    self.awaiting_message.push_back(call.into_waiting(caller.0.now()));
-                }
-                Step::HandedOn(call) => return Poll::Ready(Some(call)),
-            }
+            is_answered = is_last && self.awaiting_message.is_empty();
         }
+    }
+
+    /// Answers a call, or keeps it until its message arrives; returns one that takes longer.
+    fn answer(
+        &mut self,
+        request: Request<RecvStream>,
+        mut respond: SendResponse<Bytes>,
+        (service, peer): (&DecisionService, &Peer),
+        h2: &mut Context<'_>,
+    ) -> Option<HandedOn> {
+        if headers::are_too_many(request.headers()) {
+            headers::refuse(&mut respond);
+            return None;
+        }
+        let call = Call { request, respond, started: None };
+        match call.answer(service, peer, &self.turn, h2) {
+            Step::Done => {}
+            Step::AwaitsMessage(call) => {
+                self.awaiting_message.push_back(call.into_waiting(service.now()));
+            }
+            Step::HandedOn(call) => return Some(call),
+        }
+        None
     }
 
     /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
@@ -263,14 +287,14 @@ impl CallReader {
     fn answer_awaiting_message(
         &mut self,
         (service, peer): (&DecisionService, &Peer),
-        cx: &mut Context<'_>,
+        h2: &mut Context<'_>,
     ) -> Option<HandedOn> {
         if self.awaiting_message.is_empty() {
             return None; // as for nearly all batches: the clock is not read
         }
         let now = service.now();
         for _ in 0..self.awaiting_message.len() {
-            match self.awaiting_message.pop_front()?.answer(service, peer, &self.turn, cx) {
+            match self.awaiting_message.pop_front()?.answer(service, peer, &self.turn, h2) {
                 Step::Done => {}
                 Step::HandedOn(call) => return Some(call),
                 Step::AwaitsMessage(call) if call.waited(now) >= MESSAGE_WAIT => {

@@ -36,11 +36,11 @@ impl WaitingCall {
     /// Answers the call, unless its client cancels it before.
     pub(super) async fn serve(self, service: DecisionService, peer: Peer) {
         let Self { message, mut respond, span, deadline, limit } = self;
-        let decided = decide(&service, &peer, &message, deadline, span.as_ref());
-        // Boxed only if it is traced, as few calls are.
+        // Boxed, since each future around it would have room for it twice.
+        let decided = Box::pin(decide(&service, &peer, &message, deadline, span.as_ref()));
         let decided = async {
             match &span {
-                Some(span) => Box::pin(span.around(decided)).await,
+                Some(span) => span.around(decided).await,
                 None => decided.await,
             }
         };

@@ -30,14 +30,9 @@ pub(super) struct CoalescingIo<I> {
 // === impl WriteHold ===
 
 impl WriteHold {
-    /// Flushes do nothing until [`WriteHold::release`].
-    pub(super) fn begin(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// The next flush writes everything that is buffered.
-    pub(super) fn release(&self) {
-        self.0.store(false, Ordering::Relaxed);
+    /// Whether flushes do nothing. The next one that does writes everything that is buffered.
+    pub(super) fn set(&self, holds: bool) {
+        self.0.store(holds, Ordering::Relaxed);
     }
 
     fn is_holding(&self) -> bool {
@@ -137,14 +132,14 @@ mod tests {
         let (io, mut other) = duplex(1024);
         let hold = WriteHold::default();
         let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.begin();
+        hold.set(true);
         for part in ["one ", "two ", "three"] {
             io.write_all(part.as_bytes()).await.unwrap();
             io.flush().await.unwrap();
         }
         let mut read = [0; 64];
         assert!(futures_util::poll!(std::pin::pin!(other.read(&mut read))).is_pending());
-        hold.release();
+        hold.set(false);
         io.flush().await.unwrap();
         let len = other.read(&mut read).await.unwrap();
         assert_eq!(&read[..len], b"one two three");
@@ -155,7 +150,7 @@ mod tests {
         let (io, mut other) = duplex(BUFFER_MAX);
         let hold = WriteHold::default();
         let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.begin();
+        hold.set(true);
         let block = vec![7_u8; BUFFER_MAX];
         io.write_all(&block).await.unwrap();
         io.write_all(&block).await.unwrap(); // the first one is in the pipe
@@ -185,7 +180,7 @@ mod tests {
         let (io, mut other) = duplex(1024);
         let hold = WriteHold::default();
         let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.begin();
+        hold.set(true);
         io.write_all(b"goodbye").await.unwrap();
         io.shutdown().await.unwrap();
         let mut read = String::new();

@@ -1,11 +1,13 @@
 //! Connections whose clients send nothing, read nothing, or send too much.
 
+use std::future::pending;
 use std::pin::pin;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::super::OpenConnections;
+use super::super::deadline::PREFACE_MAX;
 use super::super::pending_streams::PendingStreams;
 use super::super::turn::{COST_MAX, HEADER_BYTE_COST};
 use super::*;

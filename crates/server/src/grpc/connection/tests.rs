@@ -1,6 +1,7 @@
 //! Connections in virtual time, over pipes.
 
 mod deadline;
+mod turns;
 
 use std::sync::Arc;
 
@@ -22,6 +23,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 /// The parts of a server without rules.
 fn context(age: Option<Duration>) -> ConnectionContext {
+    context_of(CurrentRules::new(), age)
+}
+
+/// The parts of a server with these rules.
+fn context_of(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
     let options = Options {
         wait_min: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
@@ -32,7 +38,7 @@ fn context(age: Option<Duration>) -> ConnectionContext {
         ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
-    let service = DecisionService::new(limiter, Arc::new(CurrentRules::new()), None, 10);
+    let service = DecisionService::new(limiter, Arc::new(rules), None, 10);
     let routes = Routes::new(rate_limit_service::service(service.clone())).prepare();
     ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }
 }
