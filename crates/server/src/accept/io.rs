@@ -353,7 +353,11 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        // A stream with a buffer of its own sends it first.
+        if Pin::new(&mut self.io).poll_shutdown(cx)?.is_pending() {
+            return self.note_stalled(cx, true).map(Err);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

@@ -128,6 +128,16 @@ pub(super) async fn serve<I>(
     let mut tasks = Tasks::default();
     loop {
         tokio::select! {
+            // `next` is polled last: once it is pending, the turn is over and the task has to wait.
+            // If another branch were ready after it, the loop would begin a further turn at once.
+            biased;
+            Some(_) = tasks.calls.join_next(), if !tasks.calls.is_empty() => {}
+            Some(_) = tasks.others.join_next(), if !tasks.others.is_empty() => {}
+            Some(event) = events.next() => match event {
+                Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
+                Event::Leave => connection.graceful_shutdown(),
+                Event::End => return,
+            },
             next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
                 Some(HandedOn::Waiting(call)) => {
                     tasks.wait_for(call, &context.service, &peer).await;
@@ -136,13 +146,6 @@ pub(super) async fn serve<I>(
                     tasks.begin(*call, &handle, context.routes.clone()).await;
                 }
                 None => return,
-            },
-            Some(_) = tasks.calls.join_next(), if !tasks.calls.is_empty() => {}
-            Some(_) = tasks.others.join_next(), if !tasks.others.is_empty() => {}
-            Some(event) = events.next() => match event {
-                Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
-                Event::Leave => connection.graceful_shutdown(),
-                Event::End => return,
             },
         }
     }
@@ -226,12 +229,17 @@ impl CallReader {
     {
         let waker = self.waker.waker();
         let h2 = &mut Context::from_waker(&waker);
+        self.waker.detach();
         // Whether all calls that were read are answered, as far as they can be: then the answers
         // are sent.
         let mut is_answered = false;
         loop {
             self.hold.set(!is_answered);
-            self.waker.attach(cx);
+            if is_answered {
+                // Only this poll can be the last one. What happens in an earlier one must not wake
+                // the task: it would run again before its thread looks at other connections.
+                self.waker.attach(cx);
+            }
             let accepted = match connection.poll_accept(h2) {
                 Poll::Ready(accepted) => accepted,
                 Poll::Pending if is_answered => {
@@ -239,7 +247,6 @@ impl CallReader {
                     return Poll::Pending;
                 }
                 Poll::Pending => {
-                    self.waker.detach();
                     if let Some(call) = self.answer_awaiting_message(caller, h2) {
                         return Poll::Ready(Some(call));
                     }
@@ -247,10 +254,10 @@ impl CallReader {
                     continue;
                 }
             };
+            self.waker.detach();
             let Some((request, respond)) = accepted_call(accepted) else {
                 return Poll::Ready(None);
             };
-            self.waker.detach();
             let is_last = u32::from(respond.stream_id()) == self.turn.newest_stream();
             if let Some(call) = self.answer(request, respond, caller, h2) {
                 return Poll::Ready(Some(call));

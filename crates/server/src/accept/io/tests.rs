@@ -129,6 +129,21 @@ async fn a_client_that_does_not_read_what_a_buffer_holds_is_cut_off() {
     }
 }
 
+/// The end of a connection sends what the stream holds.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_does_not_read_the_end_of_a_connection_is_cut_off() {
+    let (_client, far) = duplex(1024);
+    let mut connection =
+        crate::accept::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
+    connection.write_all(&[0; 4096]).await.unwrap();
+    #[allow(clippy::disallowed_methods)] // paused
+    let start = Instant::now();
+    let ended = timeout(HOUR, connection.shutdown()).await.expect("it ends");
+    assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    let waited = start.elapsed();
+    assert!((SEND_MAX..SEND_MAX + SECOND * 2).contains(&waited), "{waited:?}");
+}
+
 #[tokio::test]
 async fn a_flood_is_answered_with_enhance_your_calm() {
     let (mut client, mut connection) = pair(None, 1 << 20);

@@ -1,6 +1,7 @@
 //! Connections in virtual time, over pipes.
 
 mod deadline;
+mod fairness;
 mod turns;
 
 use std::sync::Arc;

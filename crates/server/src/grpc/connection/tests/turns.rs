@@ -12,7 +12,7 @@ use super::*;
 const RULES: &str = "{domain: d, descriptors: [{key: k, rate_limit: {unlimited: true}}]}";
 
 /// One descriptor (k, v) of domain d, as a gRPC frame.
-const FRAME: &[u8] = b"\0\0\0\0\x0d\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v";
+pub(super) const FRAME: &[u8] = b"\0\0\0\0\x0d\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v";
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -63,17 +63,21 @@ impl AsyncWrite for Counted {
     }
 }
 
+pub(super) fn rules() -> CurrentRules {
+    let source = Source { name: "rules.yaml".into(), text: RULES.into() };
+    let loaded = rules::load(&[source], rules::Options::default()).unwrap();
+    let published = CurrentRules::new();
+    published.publish(Arc::new(loaded.rules));
+    published
+}
+
 /// Reads and writes of the connection for `count` calls that are sent at once, after a first one.
 async fn counts_of(count: usize) -> (usize, usize) {
     let (near, far) = duplex(1 << 16);
     let counts = Arc::new(Counts::default());
     let io = accept::standalone(Counted(near, Arc::clone(&counts)));
     let (_end, ended) = watch::channel(false);
-    let source = Source { name: "rules.yaml".into(), text: RULES.into() };
-    let loaded = rules::load(&[source], rules::Options::default()).unwrap();
-    let published = CurrentRules::new();
-    published.publish(Arc::new(loaded.rules));
-    tokio::spawn(serve(io, context_of(published, None), ended));
+    tokio::spawn(serve(io, context_of(rules(), None), ended));
     let (mut sender, connection) = h2::client::handshake(far).await.unwrap();
     tokio::spawn(connection);
     for count in [1, count] {
