@@ -34,6 +34,16 @@ pub struct Probed {
     stalls: Mutex<Vec<(Instant, Instant)>>,
 }
 
+/// The probes of a period.
+#[derive(Debug)]
+pub struct Ended {
+    pub count: usize,
+    /// The longest time that one of them took.
+    pub slowest: Duration,
+    /// The names of those that failed, and how long they took.
+    pub failed: Vec<(&'static str, Duration)>,
+}
+
 /// The result of one probe.
 #[derive(Debug)]
 struct End {
@@ -119,10 +129,9 @@ async fn decided(server: SocketAddr) -> bool {
 // === impl Probed ===
 
 impl Probed {
-    /// Number of probes that began between two instants, and those that failed: their names, and
-    /// how long they took. A failed probe does not count if the probing thread stalled while it was
+    /// The probes that began between two instants. A failed probe does not count if the probing thread stalled while it was
     /// under way.
-    pub fn between(&self, from: Instant, to: Instant) -> (usize, Vec<(&'static str, Duration)>) {
+    pub fn between(&self, from: Instant, to: Instant) -> Ended {
         let (ends, stalls) = (self.ends.lock(), self.stalls.lock());
         let is_excused = |end: &End| {
             let overlaps =
@@ -132,6 +141,10 @@ impl Probed {
         let within = ends.iter().filter(|end| (from..to).contains(&end.begun));
         let counted: Vec<_> = within.filter(|end| !is_excused(end)).collect();
         let failed = counted.iter().filter(|end| !end.is_answered);
-        (counted.len(), failed.map(|end| (end.name, end.ended - end.begun)).collect())
+        Ended {
+            count: counted.len(),
+            slowest: counted.iter().map(|end| end.ended - end.begun).max().unwrap_or_default(),
+            failed: failed.map(|end| (end.name, end.ended - end.begun)).collect(),
+        }
     }
 }

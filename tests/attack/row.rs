@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use serde_json::json;
 
 use crate::foe::Meter;
 use crate::neighbour::{End, Sample, percentile};
+use crate::probes::Ended;
 use crate::support::table_row::TableRow;
 
 pub const MIB: u64 = 1 << 20;
@@ -76,12 +76,13 @@ impl Row {
     }
 
     /// Records probes and new connections during the attack.
-    pub fn probes(&mut self, probes: usize, failed: &[(&'static str, Duration)]) {
-        self.line["probes"] = probes.into();
+    pub fn probes(&mut self, Ended { count, slowest, failed }: &Ended) {
+        self.line["probes"] = (*count).into();
         self.line["probes_failed"] = failed.len().into();
-        let faults = format!("{} of {probes} probes failed, after: {failed:?}", failed.len());
+        self.line["probe_max_ms"] = u64::try_from(slowest.as_millis()).unwrap_or(u64::MAX).into();
+        let faults = format!("{} of {count} probes failed, after: {failed:?}", failed.len());
         self.holds(failed.is_empty(), &faults);
-        self.holds(probes > 0, "no probe was made");
+        self.holds(*count > 0, "no probe was made");
     }
 
     /// The streams and connections that the server refused to the attacker.

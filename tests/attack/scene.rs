@@ -210,8 +210,7 @@ impl Scene {
         row.bytes(&self.foes.meter);
         row.memory(before, (peak, self.during_max), (after, self.after_max));
         row.neighbour(&calm, &attacked);
-        let (probes, failed) = self.honest.probed.between(begun, ended);
-        row.probes(probes, &failed);
+        row.probes(&self.honest.probed.between(begun, ended));
         self.pod.is_unharmed();
         Attacked { row, pod: self.pod, _rules: self.rules, foes: self.foes }
     }

@@ -8,16 +8,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use ratelease_cli::settings::{HostPort, Uds};
-use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
-
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, lookup_host};
 use tracing::debug;
 
 use super::ConnectionLimits;
 use super::error::BuildError;
 use ratelease_server::accept::{CONNECTIONS_MAX, OpenConnections};
 
-/// Maximum number of connections that wait to be accepted, the same as in `std` for TCP.
-const BACKLOG: u32 = 128;
+/// Maximum number of connections of a listener that wait to be accepted; the kernel may have a lower
+/// one (`net.core.somaxconn`). Linux drops the first packet of a connection for which there is no
+/// room, and its client tries again after one second and after three: too late for a probe. With
+/// the 128 of `std`, a crowd of 600 that reconnects does that to a probe. Many more could not be
+/// accepted before their clients give up.
+const BACKLOG: u32 = 1024;
 
 /// Number of attempts to lock the directory of a Unix socket, and the pause between two attempts.
 /// The lock is held for as long as it takes to connect to a socket of this machine.
@@ -63,8 +66,7 @@ pub(super) async fn tcp(
     name: &str,
     variable: &str,
 ) -> Result<TcpListener, BuildError> {
-    let bound = TcpListener::bind((address.host.as_str(), address.port)).await;
-    bound.map_err(|error| {
+    listen(address).await.map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => format!("end what uses it, or set {variable}"),
             io::ErrorKind::PermissionDenied => format!("choose a port above 1023 with {variable}"),
@@ -72,6 +74,26 @@ pub(super) async fn tcp(
         };
         BuildError::new(format!("cannot listen on {address} for {name}: {error}; {hint}"))
     })
+}
+
+/// Listens on the first address of a host that can be bound.
+async fn listen(HostPort { host, port }: &HostPort) -> io::Result<TcpListener> {
+    let mut last = None;
+    for address in lookup_host((host.as_str(), *port)).await? {
+        match listen_on(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address")))
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A pod that restarts takes its port again while connections of the former are in TIME_WAIT.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Binds a Unix socket and replaces one that no process listens on any more. No client can connect
@@ -182,6 +204,24 @@ mod tests {
         let _listener = bound.await.unwrap();
         let second = unix(&uds).await.err().map(|error| error.to_string()).unwrap();
         assert!(second.contains(IN_USE), "{second}");
+    }
+
+    #[tokio::test]
+    async fn a_crowd_that_no_one_accepts_yet_keeps_no_client_from_connecting() {
+        let somaxconn = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        let waiting = somaxconn.trim().parse().unwrap_or(600).min(600);
+        let any = HostPort { host: "localhost".to_owned(), port: 0 };
+        let listener = tcp(&any, "gRPC", "GRPC_PORT").await.unwrap();
+        let address = local_address(&listener).unwrap();
+        // Less than a second: the kernel drops the first packet if the queue is full.
+        let limit = Duration::from_millis(900);
+        let connect =
+            || std::net::TcpStream::connect_timeout(&address, limit).map_err(|it| it.kind());
+        let clients: Vec<_> = (0..waiting).map_while(|_| connect().ok()).collect();
+        assert_eq!(clients.len(), waiting);
+        let used = tcp(&HostPort { port: address.port(), ..any }, "gRPC", "GRPC_PORT").await;
+        let error = used.map(drop).unwrap_err().to_string();
+        assert!(error.contains("end what uses it, or set GRPC_PORT"), "{error}");
     }
 
     #[test]
