@@ -129,8 +129,8 @@ async fn decided(server: SocketAddr) -> bool {
 // === impl Probed ===
 
 impl Probed {
-    /// The probes that began between two instants. A failed probe does not count if the probing thread stalled while it was
-    /// under way.
+    /// The probes that began between two instants. A failed probe does not count if the probing
+    /// thread stalled while it was under way.
     pub fn between(&self, from: Instant, to: Instant) -> Ended {
         let (ends, stalls) = (self.ends.lock(), self.stalls.lock());
         let is_excused = |end: &End| {

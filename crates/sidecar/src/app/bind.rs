@@ -15,11 +15,11 @@ use super::ConnectionLimits;
 use super::error::BuildError;
 use ratelease_server::accept::{CONNECTIONS_MAX, OpenConnections};
 
-/// Maximum number of connections of a listener that wait to be accepted; the kernel may have a lower
-/// one (`net.core.somaxconn`). Linux drops the first packet of a connection for which there is no
-/// room, and its client tries again after one second and after three: too late for a probe. With
-/// the 128 of `std`, a crowd of 600 that reconnects does that to a probe. Many more could not be
-/// accepted before their clients give up.
+/// Maximum number of connections of a listener that wait to be accepted; the kernel may have a
+/// lower one (`net.core.somaxconn`). Linux drops the first packet of a connection for which there
+/// is no room, and its client tries again after one second and after three: too late for a probe.
+/// With the 128 of `std`, a crowd of 600 that reconnects does that to a probe. Many more could not
+/// be accepted before their clients give up.
 const BACKLOG: u32 = 1024;
 
 /// Number of attempts to lock the directory of a Unix socket, and the pause between two attempts.
