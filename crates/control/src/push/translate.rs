@@ -1,5 +1,7 @@
 //! From a document to the type of Envoy's rate limit service.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use super::wire::{
@@ -16,51 +18,61 @@ pub(super) fn config_of(document: &Document) -> Result<RateLimitConfig, String> 
     if let Some(field) = document.defaults.keys().next() {
         return Err(cannot_say(&document.domain, &format!("defaults.{field}")));
     }
-    let mut config = RateLimitConfig {
-        name: document.domain.clone(),
-        domain: document.domain.clone(),
-        descriptors: Vec::new(),
-    };
+    let mut tree = Tree::default();
     for record in &document.records {
-        let descriptor = descriptor_at(&mut config.descriptors, &record.entries);
-        if let Some(descriptor) = descriptor {
+        if let Some(descriptor) = tree.descriptor_at(&record.entries) {
             fill(descriptor, record).map_err(|field| cannot_say(&document.domain, &field))?;
         }
     }
-    Ok(config)
+    let (name, domain) = (document.domain.clone(), document.domain.clone());
+    Ok(RateLimitConfig { name, domain, descriptors: tree.into_descriptors() })
 }
 
 fn cannot_say(domain: &str, field: &str) -> String {
     format!("{domain}: {field}: the type RateLimitConfig cannot say it")
 }
 
-/// The descriptor at this address, which is made if it is not there. `None` without entries.
-fn descriptor_at<'l>(
-    mut list: &'l mut Vec<RateLimitDescriptor>,
-    entries: &[Entry],
-) -> Option<&'l mut RateLimitDescriptor> {
-    let (last, above) = entries.split_last()?;
-    for entry in above {
-        list = &mut child(list, entry).descriptors;
-    }
-    Some(child(list, last))
+/// The descriptors of a document. Each is found by its address: a domain may have so many that a
+/// search among those beside it takes minutes.
+#[derive(Default)]
+struct Tree<'d> {
+    /// Descriptors, each before those below it, with the index of the one above it.
+    nodes: Vec<(Option<usize>, RateLimitDescriptor)>,
+    /// The index of each by its address: the one above it, its key and its value.
+    known: HashMap<(Option<usize>, &'d str, &'d str), usize>,
 }
 
-fn child<'l>(list: &'l mut Vec<RateLimitDescriptor>, entry: &Entry) -> &'l mut RateLimitDescriptor {
-    let value = entry.value.as_deref().unwrap_or_default();
-    // Rules are in the order of the tree, so that it is the last one, if it is there.
-    let is_last = list.last().is_some_and(|it| it.key == entry.key && it.value == value);
-    if !is_last {
-        let found = list.iter().position(|it| it.key == entry.key && it.value == value);
-        let at = found.unwrap_or(list.len());
-        if found.is_none() {
-            let (key, value) = (entry.key.clone(), value.to_owned());
-            list.push(RateLimitDescriptor { key, value, ..RateLimitDescriptor::default() });
+// === impl Tree ===
+
+impl<'d> Tree<'d> {
+    /// The descriptor at this address, which is made if it is not there. `None` without entries.
+    fn descriptor_at(&mut self, entries: &'d [Entry]) -> Option<&mut RateLimitDescriptor> {
+        let mut at = None;
+        for Entry { key, value } in entries {
+            let value = value.as_deref().unwrap_or_default();
+            let nodes = &mut self.nodes;
+            at = Some(*self.known.entry((at, key, value)).or_insert_with(|| {
+                let (key, value) = (key.clone(), value.to_owned());
+                nodes.push((at, RateLimitDescriptor { key, value, ..Default::default() }));
+                nodes.len() - 1
+            }));
         }
-        return &mut list[at];
+        self.nodes.get_mut(at?).map(|(_, descriptor)| descriptor)
     }
-    let last = list.len() - 1;
-    &mut list[last]
+
+    /// The descriptors of the first level, with those below them.
+    fn into_descriptors(mut self) -> Vec<RateLimitDescriptor> {
+        let mut top = Vec::new();
+        while let Some((above, mut descriptor)) = self.nodes.pop() {
+            descriptor.descriptors.reverse(); // they came from the last to the first
+            match above {
+                Some(above) => self.nodes[above].1.descriptors.push(descriptor),
+                None => top.push(descriptor),
+            }
+        }
+        top.reverse();
+        top
+    }
 }
 
 fn fill(descriptor: &mut RateLimitDescriptor, record: &Record) -> Result<(), String> {
@@ -157,6 +169,47 @@ mod tests {
         assert!(b.rate_limit.as_ref().is_some_and(|it| it.unlimited));
         assert!(b.metadata.as_ref().is_some_and(|it| it.fields.contains_key("k")));
         assert_eq!((&*c.key, &c.rate_limit), ("c", &None));
+    }
+
+    /// Rules on several levels, in an order that comes back to earlier ones.
+    #[test]
+    fn descriptors_are_in_the_order_of_the_file_on_each_level() {
+        let record = |path: &[(&str, Option<&str>)]| Record {
+            entries: path
+                .iter()
+                .map(|(key, value)| Entry { key: (*key).into(), value: value.map(Into::into) })
+                .collect(),
+            settings: Map::new(),
+        };
+        let records = [
+            record(&[("a", None), ("x", Some("1"))]),
+            record(&[("b", Some("*"))]),
+            record(&[("a", None), ("x", Some("2")), ("y", None)]),
+            record(&[("a", None)]),
+            record(&[("a", None), ("x", Some("1")), ("z", None)]),
+            record(&[]),
+        ];
+        let document = Document { records: records.into(), ..Document::default() };
+        fn shown(list: &[RateLimitDescriptor]) -> String {
+            let one = |it: &RateLimitDescriptor| {
+                format!("{}={}[{}]", it.key, it.value, shown(&it.descriptors))
+            };
+            list.iter().map(one).collect()
+        }
+        let config = config_of(&document).unwrap();
+        assert_eq!(shown(&config.descriptors), "a=[x=1[z=[]]x=2[y=[]]]b=*[]");
+    }
+
+    /// With a search among the descriptors of a level, this takes many minutes.
+    #[test]
+    fn a_domain_with_as_many_rules_as_there_may_be_is_translated() {
+        let record = |at: usize| {
+            let entries = vec![Entry { key: format!("key-{at}"), value: None }];
+            Record { entries, settings: Map::new() }
+        };
+        let document =
+            Document { records: (0..500_000).map(record).collect(), ..Document::default() };
+        assert_eq!(config_of(&document).unwrap().descriptors.len(), 500_000);
     }
 
     #[test]
