@@ -1,25 +1,36 @@
 //! The connections of pods, which strangers may open too: closed if they carry no stream or their
-//! pod does not answer.
+//! pod does not answer. What a connection sends is read at a bounded rate.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use ratelease_engine::time::{Clock, Time};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
 use tokio_rustls::rustls::pki_types::CertificateDer;
+use tonic::Streaming;
 use tonic::transport::server::Connected;
 
+use super::selection::{CertifiedNodes, Selection};
 use crate::connections::ConnectionPlace;
 
 /// Maximum time of a connection without a stream.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// Messages that a connection may send at once, and how soon it may send another one. Each response
+/// permits two more: its answer, and one that crosses it. A pod sends a report each second, and else
+/// only answers.
+const MESSAGES_AT_ONCE: u32 = 64;
+const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
+const MESSAGES_OF_RESPONSE: u32 = 2;
 
 /// A connection of a pod.
 #[derive(Debug)]
@@ -41,13 +52,23 @@ pub(super) struct ConnectedPod {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     streams: AtomicUsize,
     is_closed: AtomicBool,
     waker: AtomicWaker,
     /// Whether the connection has ended.
     ended: watch::Sender<bool>,
+    /// The nodes that its certificate is for.
+    certified: OnceLock<Arc<CertifiedNodes>>,
+    clock: Clock,
+    messages: Mutex<MessageBudget>,
+}
+
+/// When the connection may send as many messages at once as the bound allows.
+#[derive(Debug, Default)]
+struct MessageBudget {
+    full_at: Time,
 }
 
 /// Keeps a connection open; it may be closed a while after the last of these is dropped.
@@ -63,6 +84,32 @@ impl ConnectedPod {
         StreamGuard(Arc::clone(&self.shared))
     }
 
+    /// The nodes that its certificate is for; none without TLS.
+    pub(super) fn certified(&self, selection: &Selection) -> Arc<CertifiedNodes> {
+        let of = || self.certificate.as_ref().map(|it| selection.certified_by(it));
+        Arc::clone(self.shared.certified.get_or_init(|| Arc::new(of().unwrap_or_default())))
+    }
+
+    /// Reads the next message of a stream, once the budget of the connection allows one. `None` at
+    /// the end of the stream. Cancel safe: a message is counted when it is returned.
+    pub(super) async fn message<M>(&self, stream: &mut Streaming<M>) -> Option<M> {
+        loop {
+            let wait = self.shared.messages.lock().wait(self.shared.clock.now());
+            if wait.is_zero() {
+                break;
+            }
+            sleep(wait).await;
+        }
+        let message = stream.message().await.ok().flatten();
+        self.shared.messages.lock().note_message(self.shared.clock.now());
+        message
+    }
+
+    /// Notes that a response is sent, which permits messages.
+    pub(super) fn note_response(&self) {
+        self.shared.messages.lock().note_response();
+    }
+
     /// Resolves once the connection has ended.
     pub(super) async fn ended(&self) {
         let mut ended = self.shared.ended.subscribe();
@@ -74,6 +121,40 @@ impl ConnectedPod {
     pub(super) fn close(&self) {
         self.shared.is_closed.store(true, Ordering::Release);
         self.shared.waker.wake();
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            streams: AtomicUsize::default(),
+            is_closed: AtomicBool::default(),
+            waker: AtomicWaker::default(),
+            ended: watch::Sender::default(),
+            certified: OnceLock::new(),
+            clock: Clock::start(),
+            messages: Mutex::default(),
+        }
+    }
+}
+
+// === impl MessageBudget ===
+
+impl MessageBudget {
+    /// How long until a message may be read.
+    fn wait(&self, now: Time) -> Duration {
+        self.full_at.since(now).saturating_sub(MESSAGE_INTERVAL * (MESSAGES_AT_ONCE - 1))
+    }
+
+    fn note_message(&mut self, now: Time) {
+        self.full_at = self.full_at.max(now) + MESSAGE_INTERVAL;
+    }
+
+    fn note_response(&mut self) {
+        let permitted = MESSAGE_INTERVAL * MESSAGES_OF_RESPONSE;
+        self.full_at = Time::default() + self.full_at.since(Time::default() + permitted);
     }
 }
 
@@ -94,7 +175,7 @@ impl<I> PodConnection<I> {
         certificate: Option<CertificateDer<'static>>,
         place: ConnectionPlace,
     ) -> Self {
-        let pod = ConnectedPod { address, certificate, shared: Arc::default() };
+        let pod = ConnectedPod { address, certificate, shared: Arc::new(Shared::new()) };
         let idle = Box::pin(sleep(IDLE_MAX));
         Self { io, pod, idle, had_streams: false, _place: place }
     }
@@ -169,5 +250,33 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for PodConnection<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_beyond_the_answers_to_responses_are_read_at_a_bounded_rate() {
+        let mut budget = MessageBudget::default();
+        let start = Time::from_nanos(1_000_000_000);
+        let mut read_at = |now: Time, most: u32| {
+            (0..most)
+                .take_while(|_| {
+                    let may = budget.wait(now).is_zero();
+                    if may {
+                        budget.note_message(now);
+                    }
+                    may
+                })
+                .count()
+        };
+        assert_eq!(read_at(start, 1000), 64);
+        assert_eq!(read_at(start + Duration::from_secs(10), 1000), 40);
+        budget.note_response();
+        let mut read_at = |now: Time| (budget.wait(now).is_zero(), budget.note_message(now)).0;
+        let now = start + Duration::from_secs(10);
+        assert_eq!([read_at(now), read_at(now), read_at(now)], [true, true, false]);
     }
 }

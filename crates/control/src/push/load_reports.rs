@@ -7,11 +7,13 @@
 //! A pod is asked for nothing while no rollout is under way. A report counts for a step if the pod
 //! ran that step's version at the report before it too, so that no hit of other rules counts.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::debug;
@@ -20,7 +22,7 @@ use super::connections::ConnectedPod;
 use super::node::NodeInfo;
 use super::published::{PublishedRollout, PublishedSet};
 use super::selection::CertifiedNodes;
-use super::server::PodServer;
+use super::server::{FIRST_MAX, PodServer};
 use super::wire::{self, ClusterStats, LoadReportingService, LoadStatsRequest, LoadStatsResponse};
 use crate::store::{CountKey, HitCount};
 
@@ -44,11 +46,12 @@ const SHADOW: &str = "shadow";
 struct Reports {
     server: PodServer,
     responses: mpsc::Sender<LoadStatsResponse>,
+    pod: ConnectedPod,
     peer: String,
-    certified: CertifiedNodes,
+    certified: Arc<CertifiedNodes>,
     node: NodeInfo,
     /// The domains that the pod was asked for.
-    asked: Vec<String>,
+    asked: BTreeSet<String>,
     /// The step that the pod ran when it was asked, or at its last report.
     step: Option<i64>,
 }
@@ -64,16 +67,16 @@ impl LoadReportingService for PodServer {
         let Some(pod) = request.extensions().get::<ConnectedPod>().cloned() else {
             return Err(Status::internal("a stream without a connection"));
         };
-        let certificate = pod.certificate.as_ref();
-        let certified = certificate.map(|it| self.selection.certified_by(it)).unwrap_or_default();
+        let certified = pod.certified(&self.selection);
         let (responses, waiting) = mpsc::channel(RESPONSES_MAX);
         let reports = Reports {
             server: self.clone(),
             responses,
             peer: pod.address.to_string(),
+            pod: pod.clone(),
             certified,
             node: NodeInfo::default(),
-            asked: Vec::new(),
+            asked: BTreeSet::new(),
             step: None,
         };
         let guard = pod.begin_stream();
@@ -90,23 +93,31 @@ impl LoadReportingService for PodServer {
 impl Reports {
     /// Takes reports until the pod or this process ends the stream.
     async fn run(mut self, mut requests: Streaming<LoadStatsRequest>) {
-        let Ok(Some(first)) = requests.message().await else { return };
+        let first = timeout(FIRST_MAX, self.pod.message(&mut requests)).await;
+        let Ok(Some(first)) = first else { return };
         let Ok(node) = NodeInfo::of(first.node.unwrap_or_default()) else { return };
         self.node = node;
         let Some(_reporting) = self.server.streams.note_reporting(&self.peer) else { return };
         loop {
             let set = Arc::clone(&self.server.published.borrow_and_update());
-            if !self.ask(&set) {
+            if !self.ask(&set) || !self.take_until_changed(&mut requests).await {
                 return;
             }
+        }
+    }
+
+    /// Takes reports until another set is published. Returns whether the stream goes on.
+    async fn take_until_changed(&mut self, requests: &mut Streaming<LoadStatsRequest>) -> bool {
+        loop {
             tokio::select! {
-                message = requests.message() => match message {
-                    Ok(Some(report)) => self.take(&report.cluster_stats),
-                    Ok(None) | Err(_) => return,
+                message = self.pod.message(requests) => match message {
+                    Some(report) => self.take(&report.cluster_stats),
+                    None => return false,
                 },
-                changed = self.server.published.changed() => if changed.is_err() { return },
-                () = self.responses.closed() => return,
+                changed = self.server.published.changed() => return changed.is_ok(),
+                () = self.responses.closed() => return false,
             }
+            tokio::task::yield_now().await;
         }
     }
 
@@ -114,9 +125,9 @@ impl Reports {
     /// pod reads.
     fn ask(&mut self, set: &PublishedSet) -> bool {
         let domains = set.rollout.iter().flat_map(|it| it.domains.keys());
-        let is_of =
-            |name: &&String| self.server.selection.allows(&self.certified, &self.node.id, name);
-        let domains: Vec<_> = domains.filter(is_of).cloned().collect();
+        let allowed = self.server.selection.allowed(&self.certified, &self.node.id);
+        let is_of = |name: &&String| allowed.as_ref().is_none_or(|it| it.contains(name.as_str()));
+        let domains: BTreeSet<_> = domains.filter(is_of).cloned().collect();
         if domains == self.asked {
             return true;
         }
@@ -126,7 +137,7 @@ impl Reports {
         let interval = REPORT_INTERVAL * u32::try_from(pods).unwrap_or(u32::MAX);
         let seconds = i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
         let response = LoadStatsResponse {
-            clusters: domains,
+            clusters: domains.into_iter().collect(),
             load_reporting_interval: Some(wire::Duration { seconds, nanos: 0 }),
             ..LoadStatsResponse::default()
         };

@@ -1,6 +1,6 @@
 //! Which domains a pod may have: by the names of its certificate, and by the id that it gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
@@ -35,11 +35,19 @@ impl Selection {
         self.0.contains_key(id) || !nodes.0.is_empty()
     }
 
-    /// Whether a pod may have this domain. The id is what the pod says, so that it only ever takes
-    /// domains away from those that the certificate allows.
-    pub(super) fn allows(&self, nodes: &CertifiedNodes, id: &str, domain: &str) -> bool {
-        let has = |name: &str| self.0.get(name).is_none_or(|it| it.iter().any(|it| it == domain));
-        has(id) && (nodes.0.is_empty() || nodes.0.iter().any(|name| has(name)))
+    /// The domains that a pod may have; `None` for all. The id is what the pod says, so that it
+    /// only ever takes domains away from those that the certificate allows.
+    pub(super) fn allowed(&self, nodes: &CertifiedNodes, id: &str) -> Option<BTreeSet<&str>> {
+        let of = |name: &str| self.0.get(name).into_iter().flatten().map(String::as_str);
+        let named = self.0.contains_key(id).then(|| of(id).collect::<BTreeSet<_>>());
+        if nodes.0.is_empty() {
+            return named;
+        }
+        let certified: BTreeSet<_> = nodes.0.iter().flat_map(|name| of(name)).collect();
+        Some(match named {
+            Some(named) => certified.intersection(&named).copied().collect(),
+            None => certified,
+        })
     }
 }
 
@@ -63,21 +71,20 @@ mod tests {
         ]));
         let shop = selection.certified_by(&certificate(&["edge.shop"]));
         assert_eq!(shop, CertifiedNodes(vec!["edge.shop".into()]));
+        let allows = |nodes: &CertifiedNodes, id: &str, domain: &str| {
+            selection.allowed(nodes, id).is_none_or(|it| it.contains(domain))
+        };
         for id in ["edge.shop", "another", ""] {
-            assert!(selection.allows(&shop, id, "shop"), "{id}");
-            assert!(!selection.allows(&shop, id, "bank"), "{id}");
+            assert!(allows(&shop, id, "shop") && !allows(&shop, id, "bank"), "{id}");
         }
         // Another id gives nothing, and takes away.
-        assert!(!selection.allows(&shop, "edge.bank", "bank"));
-        assert!(!selection.allows(&shop, "edge.bank", "shop"));
+        assert!(!allows(&shop, "edge.bank", "bank") && !allows(&shop, "edge.bank", "shop"));
         let both = selection.certified_by(&certificate(&["edge.shop", "edge.bank"]));
-        assert!(selection.allows(&both, "", "shop") && selection.allows(&both, "", "bank"));
-        assert!(!selection.allows(&both, "", "other"));
+        assert!(allows(&both, "", "shop") && allows(&both, "", "bank"));
+        assert!(!allows(&both, "", "other"));
         // Without a certificate that is named, the id is a filter.
         let other = selection.certified_by(&certificate(&["other"]));
-        assert!(selection.allows(&other, "other", "bank"));
-        assert!(!selection.is_limited(&other, "other"));
-        assert!(selection.is_limited(&other, "edge.shop") && selection.is_limited(&shop, ""));
-        assert!(!selection.allows(&other, "edge.shop", "bank"));
+        assert_eq!(selection.allowed(&other, "other"), None);
+        assert!(allows(&other, "edge.shop", "shop") && !allows(&other, "edge.shop", "bank"));
     }
 }

@@ -20,7 +20,7 @@ use super::connections::ConnectedPod;
 use super::counts::RolloutCounts;
 use super::delivery::Deliveries;
 use super::node::NodeInfo;
-use super::published::{PublishedDomain, PublishedRollout, PublishedSet};
+use super::published::{PublishedSet, Selected};
 use super::selection::{CertifiedNodes, Selection};
 use super::streams::Streams;
 use super::subscription::{Running, Sent, Subscription, Way};
@@ -34,7 +34,7 @@ use crate::store::PodRow;
 const RESPONSES_MAX: usize = 4;
 
 /// Maximum time until the whole first request of a stream: what has arrived of it takes memory.
-const FIRST_MAX: Duration = Duration::from_secs(10);
+pub(super) const FIRST_MAX: Duration = Duration::from_secs(10);
 
 /// How long a pod of ratelease is given to ask for rule files too, before it gets the type that
 /// says less. It asks for both at once, if it asks for both.
@@ -68,8 +68,10 @@ struct Stream {
     responses: mpsc::Sender<DiscoveryResponse>,
     pod: ConnectedPod,
     /// The nodes that its certificate is for; none without TLS.
-    certified: CertifiedNodes,
-    node: Option<NodeInfo>,
+    certified: Arc<CertifiedNodes>,
+    node: Option<Arc<NodeInfo>>,
+    /// What the pod gets of a set, of the last one that was looked at.
+    selected: Option<(Arc<PublishedSet>, Arc<Selected>)>,
     /// By type.
     subscriptions: BTreeMap<&'static str, Subscription>,
     /// While the type that says less waits for the other one.
@@ -105,8 +107,7 @@ impl PodServer {
         let Some(pod) = request.extensions().get::<ConnectedPod>().cloned() else {
             return Err(Status::internal("a stream without a connection"));
         };
-        let certificate = pod.certificate.as_ref();
-        let certified = certificate.map(|it| self.selection.certified_by(it)).unwrap_or_default();
+        let certified = pod.certified(&self.selection);
         let (sender, waiting) = mpsc::channel(RESPONSES_MAX);
         let guard = pod.begin_stream();
         let stream = Stream {
@@ -115,6 +116,7 @@ impl PodServer {
             pod,
             certified,
             node: None,
+            selected: None,
             subscriptions: BTreeMap::new(),
             grace: None,
             is_held: false,
@@ -141,34 +143,52 @@ impl PodServer {
 impl Stream {
     /// Serves the stream until the pod ends it.
     async fn run(mut self, mut requests: Streaming<DiscoveryRequest>) -> Result<(), Status> {
-        let first = timeout(FIRST_MAX, requests.message()).await;
+        let first = timeout(FIRST_MAX, self.pod.message(&mut requests)).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no request within 10 s"))?;
-        let Ok(Some(first)) = first else { return Ok(()) };
+        let Some(first) = first else { return Ok(()) };
         self.take(first)?;
         loop {
             self.send_changes().await?;
-            tokio::select! {
-                request = requests.message() => match request {
-                    Ok(Some(request)) => self.take(request)?,
-                    Ok(None) | Err(_) => return Ok(()),
-                },
-                changed = self.server.published.changed() => {
-                    changed.map_err(|_| Status::unavailable("the control plane ends"))?;
-                }
-                polled = self.server.polls.changed(), if self.is_held => {
-                    polled.map_err(|_| Status::unavailable("the control plane ends"))?;
-                }
-                () = end_of(&mut self.grace) => self.grace = None,
-                () = any_room(&mut self.subscriptions) => {}
+            if !self.wait(&mut requests).await? {
+                return Ok(());
             }
         }
     }
 
-    /// Takes a request: a subscription, or the answer to a response.
-    fn take(&mut self, request: DiscoveryRequest) -> Result<(), Status> {
+    /// Waits until there may be something to send: a request that changes nothing costs nothing
+    /// more. Returns whether the stream goes on.
+    async fn wait(&mut self, requests: &mut Streaming<DiscoveryRequest>) -> Result<bool, Status> {
+        let ends = |_| Status::unavailable("the control plane ends");
+        loop {
+            tokio::select! {
+                request = self.pod.message(requests) => match request {
+                    Some(request) => if self.take(request)? { return Ok(true) },
+                    None => return Ok(false),
+                },
+                changed = self.server.published.changed() => {
+                    return changed.map(|()| true).map_err(ends);
+                }
+                polled = self.server.polls.changed(), if self.is_held => {
+                    return polled.map(|()| true).map_err(ends);
+                }
+                () = end_of(&mut self.grace) => {
+                    self.grace = None;
+                    return Ok(true);
+                }
+                () = any_room(&mut self.subscriptions) => return Ok(true),
+            }
+            // Other tasks of the thread run between the messages of a hostile pod.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Takes a request: a subscription, or the answer to a response. Returns whether there may be
+    /// something to send now.
+    fn take(&mut self, request: DiscoveryRequest) -> Result<bool, Status> {
         let running = version_of(&request);
         if let (Some(node), None) = (request.node, &self.node) {
-            self.node = Some(NodeInfo::of(node)?);
+            self.node = Some(Arc::new(NodeInfo::of(node)?));
+            self.selected = None;
         }
         let known = [CONFIG_TYPE, RULES_TYPE].into_iter().find(|url| *url == request.type_url);
         let type_url = known.ok_or_else(|| {
@@ -176,15 +196,17 @@ impl Stream {
             Status::invalid_argument(format!("no resources of the type {shown}"))
         })?;
         let Some(subscription) = self.subscriptions.get_mut(type_url) else {
-            return self.subscribe(type_url, running);
+            return self.subscribe(type_url, running).map(|()| true);
         };
         if request.response_nonce != subscription.nonce.to_string() {
-            return Ok(()); // the answer to an earlier response
+            return Ok(false); // the answer to an earlier response
         }
-        let Some(Sent { version, at, unanswered }) = subscription.open.take() else {
-            return Ok(());
+        let Some(Sent { version, is_empty, at, unanswered }) = subscription.open.take() else {
+            return Ok(false);
         };
         unanswered.answered();
+        subscription.may_have_some &= !is_empty;
+        subscription.is_refused = request.error_detail.is_some();
         match request.error_detail {
             None => {
                 // Of an older version the pod shows when it came, not how long the push took.
@@ -207,7 +229,21 @@ impl Stream {
                 });
             }
         }
-        Ok(())
+        self.retry_refused(type_url);
+        Ok(true)
+    }
+
+    /// Sends what the pod refused again if it has accepted another set of the type `answered`: a
+    /// pod refuses a set beside what it has of other types.
+    fn retry_refused(&mut self, answered: &'static str) {
+        if self.subscriptions.get(answered).is_some_and(|it| it.is_refused) {
+            return;
+        }
+        for (type_url, subscription) in &mut self.subscriptions {
+            if *type_url != answered && subscription.is_refused {
+                subscription.content = None;
+            }
+        }
     }
 
     /// Begins a subscription of a pod that runs this version.
@@ -216,8 +252,8 @@ impl Stream {
         let node = self.node.clone().unwrap_or_default();
         let row = PodRow {
             domains,
-            node: node.id,
-            agent: node.agent,
+            node: node.id.clone(),
+            agent: node.agent.clone(),
             peer: self.pod.address.to_string(),
             type_url: type_url.to_owned(),
             connected_at: Timestamp::now().as_millisecond(),
@@ -250,19 +286,22 @@ impl Stream {
         if set.version == 0 {
             return Ok(()); // a pod keeps its own rules until there are some
         }
-        let rollout = self.node.as_ref().and_then(|node| set.rollout_of(node));
-        let chosen_by = rollout.map_or(0, |it| it.id);
-        let domains = self.domains(&set, rollout);
-        let names = || domains.iter().map(|(name, _)| name.clone()).collect();
-        let limited_to: Option<Arc<[String]>> = self.is_limited().then(names);
+        let node = self.node.clone().unwrap_or_default();
+        let chosen_by = set.rollout_of(&node).map_or(0, |it| it.id);
+        let selected = self.selected(&set, &node);
+        let limited_to = self.is_limited().then(|| Arc::clone(&selected.names));
         let has_rules = self.subscriptions.contains_key(RULES_TYPE);
         for type_url in [CONFIG_TYPE, RULES_TYPE] {
-            if type_url == CONFIG_TYPE && self.grace.is_some() {
+            if self.has_to_wait(type_url) {
                 continue;
             }
             // A pod that takes rule files has no use for the type that says less.
             let is_empty = type_url == CONFIG_TYPE && has_rules;
-            let domains = if is_empty { &[] } else { &*domains };
+            let domains = if is_empty { &[] } else { &*selected.domains };
+            let (content, changed) = match is_empty {
+                true => (blake3::hash(b""), 0),
+                false => (selected.content, selected.changed),
+            };
             let Some(subscription) = self.subscriptions.get_mut(type_url) else { continue };
             if subscription.open.is_some() {
                 continue;
@@ -272,22 +311,21 @@ impl Stream {
                 subscription.waiting = None;
                 continue;
             }
-            let content = domains.iter().map(|(name, it)| (name.clone(), it.hash.clone()));
-            let content: Vec<_> = content.collect();
-            if subscription.content.as_ref() == Some(&content) {
+            let is_same = |(sent, version)| sent == content && changed <= version;
+            if subscription.content.is_some_and(is_same) {
                 subscription.note_chosen(chosen_by, limited_to.clone());
                 subscription.note_same(set.version);
                 continue;
             }
-            let bytes = domains.iter().map(|(_, it)| it.bytes()).sum();
+            let bytes = if is_empty { 0 } else { selected.bytes };
             let peer = Peer::of(Some(self.pod.address.ip()));
             let Some(room) = subscription.room(&self.server.deliveries, peer, bytes) else {
                 continue;
             };
             let way = Way { room, pod: &self.pod, log: &self.server.log };
-            let response = subscription.response(type_url, &set, domains.to_vec(), way).await?;
+            let response = subscription.response(type_url, &set, domains, way).await;
             subscription.note_chosen(chosen_by, limited_to.clone());
-            subscription.content = Some(content);
+            subscription.content = Some((content, set.version));
             // There is room: at most one response of each type is on its way.
             let sent = self.responses.try_send(response);
             sent.map_err(|_| Status::aborted("the pod does not read"))?;
@@ -295,36 +333,34 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether nothing of this type is sent for now. Both types are never with the pod together: it
+    /// would refuse a domain that comes twice.
+    fn has_to_wait(&self, type_url: &str) -> bool {
+        match type_url {
+            CONFIG_TYPE => self.grace.is_some(),
+            _ => self.subscriptions.get(CONFIG_TYPE).is_some_and(|it| it.may_have_some),
+        }
+    }
+
+    /// What the pod gets of this set.
+    fn selected(&mut self, set: &Arc<PublishedSet>, node: &NodeInfo) -> Arc<Selected> {
+        if let Some((of, selected)) = &self.selected
+            && Arc::ptr_eq(of, set)
+        {
+            return Arc::clone(selected);
+        }
+        let allowed = self.server.selection.allowed(&self.certified, &node.id);
+        let selected = set.selected(node, allowed.as_ref());
+        self.selected = Some((Arc::clone(set), Arc::clone(&selected)));
+        selected
+    }
+
     /// Whether there are domains that this pod does not get.
     fn is_limited(&self) -> bool {
         let node = self.node.as_ref();
         let id = node.map_or("", |node| &node.id);
-        node.is_some_and(NodeInfo::is_limited)
+        node.is_some_and(|it| it.domains().is_some())
             || self.server.selection.is_limited(&self.certified, id)
-    }
-
-    /// The domains of this pod: those that its metadata names, of those that it may have. A pod
-    /// that a rollout chose has the domains of that instead.
-    fn domains(
-        &self,
-        set: &PublishedSet,
-        rollout: Option<&PublishedRollout>,
-    ) -> Vec<(String, Arc<PublishedDomain>)> {
-        let node = self.node.as_ref();
-        let id = node.map_or("", |node| &node.id);
-        let is_of = |name: &str| {
-            node.is_none_or(|node| node.wants(name))
-                && self.server.selection.allows(&self.certified, id, name)
-        };
-        let mut domains: BTreeMap<_, _> = set.domains.iter().collect();
-        for (name, domain) in rollout.iter().flat_map(|it| &it.domains) {
-            match domain {
-                Some(domain) => drop(domains.insert(name, domain)),
-                None => drop(domains.remove(name)),
-            }
-        }
-        let domains = domains.into_iter().filter(|(name, _)| is_of(name));
-        domains.map(|(name, domain)| (name.clone(), Arc::clone(domain))).collect()
     }
 }
 

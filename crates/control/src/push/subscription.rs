@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use ratelease_server::accept::Peer;
-use tokio::task::spawn_blocking;
-use tonic::Status;
 use tracing::warn;
 
 use super::connections::ConnectedPod;
@@ -25,8 +23,13 @@ pub(super) struct Subscription {
     pub(super) nonce: u64,
     /// The response that is not answered yet.
     pub(super) open: Option<Sent>,
-    /// What was sent last: names and hashes.
-    pub(super) content: Option<Vec<(String, String)>>,
+    /// What was sent last: an identifier of the texts, and the version.
+    pub(super) content: Option<(blake3::Hash, i64)>,
+    /// Whether the pod refused the last response that it answered.
+    pub(super) is_refused: bool,
+    /// Whether the pod may have resources of the type from this stream: some were sent, and it has
+    /// not answered an empty response since.
+    pub(super) may_have_some: bool,
     /// While the next response waits for room.
     pub(super) waiting: Option<RoomWait>,
 }
@@ -50,6 +53,7 @@ pub(super) struct Way<'w> {
 /// A response that is not answered yet.
 pub(super) struct Sent {
     pub(super) version: i64,
+    pub(super) is_empty: bool,
     pub(super) at: i64,
     pub(super) unanswered: Unanswered,
 }
@@ -70,7 +74,17 @@ impl Running {
 
 impl Subscription {
     pub(super) fn new(row: Row, since: i64, running: Running) -> Self {
-        Self { row, since, running, nonce: 0, open: None, content: None, waiting: None }
+        Self {
+            row,
+            since,
+            running,
+            nonce: 0,
+            open: None,
+            content: None,
+            is_refused: false,
+            may_have_some: false,
+            waiting: None,
+        }
     }
 
     /// Notes the rollout that chose the pod, and the domains that it is limited to.
@@ -105,25 +119,20 @@ impl Subscription {
         &mut self,
         type_url: &'static str,
         set: &PublishedSet,
-        domains: Vec<(String, Arc<PublishedDomain>)>,
+        domains: &[Arc<PublishedDomain>],
         way: Way<'_>,
-    ) -> Result<DiscoveryResponse, Status> {
-        let made = spawn_blocking(move || {
-            let (mut resources, mut faults) = (Vec::new(), Vec::new());
-            for (_, domain) in domains {
-                if type_url == RULES_TYPE {
-                    resources.push(domain.rules().clone());
-                    continue;
-                }
-                match domain.config() {
-                    Ok(resource) => resources.push(resource.clone()),
-                    Err(why) => faults.push(why.to_owned()),
-                }
+    ) -> DiscoveryResponse {
+        let (mut resources, mut faults) = (Vec::new(), Vec::new());
+        for domain in domains {
+            if type_url == RULES_TYPE {
+                resources.push(domain.rules().clone());
+                continue;
             }
-            (resources, faults)
-        });
-        let (resources, faults) =
-            made.await.map_err(|error| Status::internal(error.to_string()))?;
+            match domain.config().await {
+                Ok(resource) => resources.push(resource),
+                Err(why) => faults.push(why),
+            }
+        }
         self.nonce += 1;
         let PublishedSet { version, at, .. } = *set;
         // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
@@ -140,8 +149,11 @@ impl Subscription {
             nonce: self.nonce.to_string(),
         };
         let unanswered = way.room.deliver(&response, way.pod);
-        self.open = Some(Sent { version, at, unanswered });
-        Ok(response)
+        way.pod.note_response();
+        let is_empty = response.resources.is_empty();
+        self.may_have_some |= !is_empty;
+        self.open = Some(Sent { version, is_empty, at, unanswered });
+        response
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
+use envoy_types::pb::google::rpc::Status as Refusal;
 
 use discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use discovery::{DiscoveryRequest, DiscoveryResponse};
@@ -19,6 +20,9 @@ use super::delivery::Deliveries;
 use super::published::PublishedDomain;
 use super::wire::{CONFIG_TYPE, Node, RULES_TYPE};
 use super::*;
+
+/// How long a test waits for what must not happen.
+const NEVER: Duration = Duration::from_millis(700);
 
 /// Limit for what takes milliseconds.
 const SOON: Duration = Duration::from_secs(20);
@@ -52,12 +56,26 @@ impl Pod {
     }
 
     async fn accept(&self, response: &DiscoveryResponse) {
+        self.answer(response, None).await;
+    }
+
+    async fn refuse(&self, response: &DiscoveryResponse) {
+        self.answer(response, Some(Refusal::default())).await;
+    }
+
+    async fn answer(&self, response: &DiscoveryResponse, error_detail: Option<Refusal>) {
         let request = DiscoveryRequest {
             type_url: response.type_url.clone(),
             response_nonce: response.nonce.clone(),
+            error_detail,
             ..DiscoveryRequest::default()
         };
         self.requests.send(request).await.unwrap();
+    }
+
+    async fn gets_nothing(&mut self) {
+        let next = timeout(NEVER, self.responses.message()).await;
+        assert!(next.is_err(), "{next:?}");
     }
 }
 
@@ -76,6 +94,103 @@ async fn wait_until(what: &str, is: impl Fn() -> bool) {
         }
     };
     assert!(timeout(SOON, waiting).await.is_ok(), "after {SOON:?}, there is still no {what}");
+}
+
+/// The set of this version and text, which has this domain since the version `changed`.
+fn set_of(version: i64, text: &str, changed: i64) -> Arc<PublishedSet> {
+    let domain = PublishedDomain::new("shop", text.to_owned(), text.to_owned());
+    let domains = BTreeMap::from([("shop".to_owned(), Arc::new(domain))]);
+    let changed = BTreeMap::from([("shop".to_owned(), changed)]);
+    Arc::new(PublishedSet { version, domains, changed, ..PublishedSet::default() })
+}
+
+/// A server of a set, and its address.
+async fn serve_set(set: Arc<PublishedSet>) -> (watch::Sender<Arc<PublishedSet>>, String) {
+    let (sender, published) = watch::channel(set);
+    // The database was asked often enough for what any pod says to count.
+    let (_, polled) = watch::channel(2);
+    let (streams, counts) = (Streams::default(), RolloutCounts::default());
+    let server = PodServer::new((published, polled), streams, Selection::default(), counts);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(serve(listener, None, server, pending()));
+    (sender, address)
+}
+
+#[tokio::test]
+async fn domains_are_selected_once_for_all_pods_and_messages_that_change_nothing_select_none() {
+    let domain = Arc::new(PublishedDomain::new("shop", "1".into(), "domain: shop\n".into()));
+    let domains = (0..5000).map(|at| (format!("d{at}"), Arc::clone(&domain))).collect();
+    let set = Arc::new(PublishedSet { version: 1, domains, ..PublishedSet::default() });
+    let (sender, address) = serve_set(Arc::clone(&set)).await;
+    for _ in 0..3 {
+        let mut pod = Pod::connect(&address, &[RULES_TYPE]).await;
+        let response = pod.next().await;
+        assert_eq!(response.resources.len(), 5000);
+        let stale = DiscoveryResponse { nonce: "77".into(), ..response.clone() };
+        pod.accept(&response).await;
+        for _ in 0..25 {
+            pod.accept(&stale).await;
+            pod.accept(&response).await;
+        }
+        // The messages above are read in order, before this one, which names another type.
+        let other = DiscoveryResponse { type_url: CONFIG_TYPE.to_owned(), ..stale };
+        pod.accept(&other).await;
+        assert_eq!(pod.next().await.type_url, CONFIG_TYPE);
+    }
+    let selected = || set.selections.load(std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(selected(), 1);
+    drop(sender);
+}
+
+#[tokio::test]
+async fn a_pod_hears_of_a_version_that_restores_what_it_has() {
+    let (sender, address) = serve_set(set_of(5, "x", 5)).await;
+    let mut pod = Pod::connect(&address, &[RULES_TYPE]).await;
+    let first = pod.next().await;
+    // While its answer is out, version 6 has another text, and version 7 the former one.
+    sender.send_replace(set_of(6, "y", 6));
+    sender.send_replace(set_of(7, "x", 7));
+    pod.accept(&first).await;
+    let second = pod.next().await;
+    assert_eq!((&*second.version_info, &second.resources), ("7", &first.resources));
+    pod.accept(&second).await;
+    sender.send_replace(set_of(8, "x", 7));
+    pod.gets_nothing().await; // what the version changes is of other pods
+}
+
+#[tokio::test]
+async fn a_pod_never_has_the_resources_of_both_types() {
+    let (_sender, address) = serve_set(set_of(1, "domain: shop\n", 1)).await;
+    let mut pod = Pod::connect(&address, &[CONFIG_TYPE]).await;
+    let config = pod.next().await;
+    assert_eq!((&*config.type_url, config.resources.len()), (CONFIG_TYPE, 1));
+    let asks =
+        DiscoveryResponse { type_url: RULES_TYPE.to_owned(), ..DiscoveryResponse::default() };
+    pod.accept(&asks).await; // it asks for the other type before it has answered
+    pod.gets_nothing().await;
+    pod.accept(&config).await;
+    let empty = pod.next().await;
+    assert_eq!((&*empty.type_url, empty.resources.len()), (CONFIG_TYPE, 0));
+    pod.gets_nothing().await;
+    pod.accept(&empty).await;
+    let rules = pod.next().await;
+    assert_eq!((&*rules.type_url, rules.resources.len()), (RULES_TYPE, 1));
+}
+
+#[tokio::test]
+async fn what_a_pod_refused_is_sent_again_when_it_has_another_set_of_the_other_type() {
+    let (_sender, address) = serve_set(set_of(1, "domain: shop\n", 1)).await;
+    let mut pod = Pod::connect(&address, &[CONFIG_TYPE, RULES_TYPE]).await;
+    let (empty, rules) = (pod.next().await, pod.next().await);
+    assert_eq!((&*empty.type_url, &*rules.type_url), (CONFIG_TYPE, RULES_TYPE));
+    pod.refuse(&rules).await; // beside what it has of another server
+    pod.gets_nothing().await;
+    pod.accept(&empty).await;
+    let again = pod.next().await;
+    assert_eq!((&*again.type_url, &again.resources), (RULES_TYPE, &rules.resources));
+    pod.refuse(&again).await;
+    pod.gets_nothing().await;
 }
 
 #[tokio::test]
