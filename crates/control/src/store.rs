@@ -46,7 +46,7 @@ pub use drafts::{Draft, DraftDomain};
 pub use error::{StoreError, StoreResult};
 pub use history::ChangeRow;
 pub use pods::PodRow;
-pub use rollout_counts::{CountKey, HitCount};
+pub use rollout_counts::{CountKey, HitCount, ReplicaCount};
 pub use rollouts::{
     Bound, Choice, LABEL_BYTES_MAX, NewRollout, Rollout, RolloutDomain, RolloutStep, Stage,
 };

@@ -12,7 +12,9 @@ use super::problem::Problem;
 use super::rollout_input::{BoundInput, LabelInput, PodsInput};
 use crate::auth::Caller;
 use crate::push::ROLLBACK_AUTHOR;
-use crate::store::{Choice, CountKey, HitCount, PodRow, Rollout, RolloutStep, Stage};
+use crate::store::{
+    Choice, CountKey, HitCount, PodRow, Rollout, RolloutStep, Stage, Store, StoreError,
+};
 
 /// Domains without hits that a warning names.
 const NAMED_MAX: usize = 5;
@@ -81,7 +83,7 @@ pub(super) struct DomainView {
     chosen: HitView,
     /// Hits on the others.
     others: HitView,
-    /// The share that the chosen pods denied in the last 30 s, which the bound is for; absent
+    /// The share that the chosen pods denied in the last 30 s, as the bound weighs them; absent
     /// without hits.
     #[serde(skip_serializing_if = "Option::is_none")]
     recent_denied_share: Option<f64>,
@@ -142,7 +144,7 @@ pub(super) async fn view(
 ) -> Result<RolloutView, Problem> {
     let stage = rollout.last().map_or(Stage::Aborted, |step| step.stage);
     let version = rollout.last_open().map_or(0, |step| step.version);
-    let (all, recent) = (app.store.hits(version).await?, app.store.recent_hits(version).await?);
+    let Counts { all, recent, weighed, unread } = Counts::read(&app.store, version).await?;
     let names = rollout.domains.iter().map(|it| &*it.domain).filter(|it| caller.may_use(it));
     let domains: Vec<_> = names.map(|it| DomainView::new(it, version, &all, &recent)).collect();
     let mut warnings = Vec::new();
@@ -151,10 +153,11 @@ pub(super) async fn view(
         let rows = app.store.connected_pods(caller.domains()).await?;
         let groups = PodGroups::of(&rows, rollout.id, version);
         warnings = groups.warnings(rollout, &rows, &domains);
-        warnings
-            .extend(exceeding_of(rollout, &all).filter(|_| domains.len() == rollout.domains.len()));
+        let sees_all = domains.len() == rollout.domains.len();
+        warnings.extend(exceeding_of(rollout, &weighed).filter(|_| sees_all));
         pods = Some(groups);
     }
+    warnings.extend(unread);
     let bound =
         rollout.bound.map(|it| BoundInput { denied_share: it.denied_share, hits_min: it.hits_min });
     Ok(RolloutView {
@@ -170,11 +173,21 @@ pub(super) async fn view(
     })
 }
 
+/// The hits of a step.
+#[derive(Default)]
+struct Counts {
+    all: BTreeMap<CountKey, HitCount>,
+    recent: BTreeMap<CountKey, HitCount>,
+    weighed: BTreeMap<CountKey, HitCount>,
+    /// Why they cannot be read.
+    unread: Option<String>,
+}
+
 /// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
 /// words; `None` if there are none, or no bound.
 pub(super) async fn exceeding(app: &App, rollout: &Rollout) -> Result<Option<String>, Problem> {
     let version = rollout.last().map_or(0, |step| step.version);
-    Ok(exceeding_of(rollout, &app.store.hits(version).await?))
+    Ok(exceeding_of(rollout, &app.store.weighed_hits(version).await?))
 }
 
 fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Option<String> {
@@ -185,7 +198,7 @@ fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Optio
     let mut all = Vec::new();
     for (key, count) in hits.iter().filter(|(key, _)| key.is_chosen) {
         let HitCount { hits, denied, shadow } = *count;
-        let both = HitCount { hits, denied: denied + shadow, shadow: 0 };
+        let both = HitCount { hits, denied: denied.saturating_add(shadow), shadow: 0 };
         let share = both.denied_share().filter(|share| *share > bound.denied_share);
         let is_counted = i64::try_from(hits).is_ok_and(|hits| hits >= bound.hits_min);
         if share.is_some() && is_counted {
@@ -197,6 +210,25 @@ fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Optio
     (!all.is_empty()).then(|| {
         format!("the chosen pods would deny more than the share {bound}: {}", all.join(", "))
     })
+}
+
+// === impl Counts ===
+
+impl Counts {
+    /// Reads the hits. Rows that cannot be read must not hide the rollout, nor a list of rollouts.
+    async fn read(store: &Store, version: i64) -> Result<Self, Problem> {
+        let read = async {
+            let (all, recent) = (store.hits(version).await?, store.recent_hits(version).await?);
+            Ok(Self { all, recent, weighed: store.weighed_hits(version).await?, unread: None })
+        };
+        match read.await {
+            Err(StoreError::Internal(why)) => {
+                let unread = Some(format!("the hits cannot be read: {why}"));
+                Ok(Self { unread, ..Self::default() })
+            }
+            read => Ok(read?),
+        }
+    }
 }
 
 // === impl PodGroups ===

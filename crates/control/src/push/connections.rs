@@ -1,6 +1,7 @@
 //! The connections of pods, which strangers may open too: closed if they carry no stream or their
 //! pod does not answer. What a connection sends is read at a bounded rate.
 
+use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
+use ratelease_server::accept::Peer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};
@@ -88,6 +90,15 @@ impl ConnectedPod {
     pub(super) fn certified(&self, selection: &Selection) -> Arc<CertifiedNodes> {
         let of = || self.certificate.as_ref().map(|it| selection.certified_by(it));
         Arc::clone(self.shared.certified.get_or_init(|| Arc::new(of().unwrap_or_default())))
+    }
+
+    /// Identifies the pod by what it cannot choose: its certificate and its address. All clients of
+    /// a proxy on this machine have an address of loopback, so that there the id of its node, which
+    /// is the pod's own word, counts too.
+    pub(super) fn identity<'p>(&'p self, node: &'p str) -> impl Hash + use<'p> {
+        let ip = self.address.ip();
+        let node = ip.is_loopback().then_some(node);
+        (self.certificate.as_deref(), Peer::of(Some(ip)), node)
     }
 
     /// Reads the next message of a stream, once the budget of the connection allows one. `None` at

@@ -7,11 +7,12 @@
 //! A pod is asked for nothing while no rollout is under way. A report counts for a step if the pod
 //! ran that step's version at the report before it too, so that no hit of other rules counts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{BoxStream, StreamExt};
+use ratelease_engine::time::Time;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,9 +36,13 @@ const PODS_PER_SECOND: usize = 1000;
 /// Responses on their way to a pod.
 const RESPONSES_MAX: usize = 4;
 
-/// Maximum hits of a domain in one report. A pod decides some 10^6 in a second, so that more are a
-/// fault, which must not fill the counts.
+/// Maximum hits of a domain in one report; more are a fault.
 const HITS_MAX: u64 = 1 << 40;
+
+/// Hits of a domain that count for each second since the report before, of at least one second and
+/// at most a minute. A pod decides some 10^6 requests in a second. Of more, the shares count.
+const HITS_PER_SECOND: u64 = 1_000_000;
+const SECONDS_MAX: u64 = 60;
 
 /// The category of hits that would have been dropped, but for shadow mode.
 const SHADOW: &str = "shadow";
@@ -54,6 +59,8 @@ struct Reports {
     asked: BTreeSet<String>,
     /// The step that the pod ran when it was asked, or at its last report.
     step: Option<i64>,
+    /// The second of its last report.
+    reported_at: u64,
 }
 
 #[tonic::async_trait]
@@ -78,6 +85,7 @@ impl LoadReportingService for PodServer {
             node: NodeInfo::default(),
             asked: BTreeSet::new(),
             step: None,
+            reported_at: 0,
         };
         let guard = pod.begin_stream();
         tokio::spawn(async move {
@@ -157,20 +165,40 @@ impl Reports {
         let since = self.step;
         self.step = self.step_of(rollout);
         let counts = self.server.counts.clone();
+        let second = counts.clock().now().since(Time::default()).as_secs();
+        let elapsed = second - std::mem::replace(&mut self.reported_at, second);
+        let hits_max = elapsed.clamp(1, SECONDS_MAX) * HITS_PER_SECOND;
         if since != Some(rollout.version) {
             return;
         }
-        let is_chosen = rollout.chooses(&self.node);
-        for stats in report.iter().filter(|it| self.asked.contains(&it.cluster_name)) {
-            let Some(count) = read(stats) else {
-                let shown = ratelease_rules::excerpt(&self.node.id);
-                debug!(node = %shown, "a report of a pod is not counted: it contradicts itself");
-                continue;
-            };
-            let (version, domain) = (rollout.version, stats.cluster_name.clone());
-            counts.note(CountKey { version, domain, is_chosen }, &count);
+        let hits_min = rollout.bound.map_or(0, |it| it.hits_min).unsigned_abs();
+        // What the pod was sent counts, whatever node it says here that it is.
+        let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
+        let pod = counts.pod(self.pod.identity(&self.node.id));
+        for (domain, count) in self.read(report) {
+            let (version, domain) = (rollout.version, domain.to_owned());
+            let (key, count) = (CountKey { version, domain, is_chosen }, count.scaled(hits_max));
+            counts.note(key, pod, &count, (hits_min, second));
         }
         counts.note_report();
+    }
+
+    /// The hits of each domain that the pod was asked for. One that the report has several times is
+    /// counted once, with the sum.
+    fn read<'r>(&self, report: &'r [ClusterStats]) -> BTreeMap<&'r str, HitCount> {
+        let (mut counts, mut odd) = (BTreeMap::<_, HitCount>::new(), BTreeSet::new());
+        for stats in report.iter().filter(|it| self.asked.contains(&it.cluster_name)) {
+            match read(stats) {
+                Some(count) => counts.entry(&*stats.cluster_name).or_default().add(&count),
+                None => drop(odd.insert(&*stats.cluster_name)),
+            }
+        }
+        if !odd.is_empty() {
+            let shown = ratelease_rules::excerpt(&self.node.id);
+            debug!(node = %shown, "a report of a pod is not counted: it contradicts itself");
+        }
+        counts.retain(|domain, _| !odd.contains(domain));
+        counts
     }
 }
 

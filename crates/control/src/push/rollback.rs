@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::time::Time;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -26,20 +27,21 @@ const LOOK_MAX: Duration = Duration::from_secs(10);
 pub(crate) const AUTHOR: &str = "rollout";
 
 /// Writes what pods report, and rolls back. While the database is away the counts wait here; the
-/// bound is looked at when it is back. Does not return.
+/// bound is looked at when it is back, with the hits that are recent then. Does not return.
 pub async fn watch_rollout(
     store: Store,
     counts: RolloutCounts,
     published: watch::Receiver<Arc<PublishedSet>>,
     follower: Arc<Notify>,
 ) {
-    let reserved = store.reserved();
+    let (reserved, clock) = (store.reserved(), counts.clock());
     let mut is_away = false;
     loop {
         let _ = timeout(LOOK_INTERVAL, counts.changed()).await;
         let rollout = published.borrow().rollout.clone();
         let looked = async {
-            write(&reserved, &counts).await?;
+            let second = clock.now().since(Time::default()).as_secs();
+            write(&reserved, &counts, second, rollout.as_ref().map(|it| it.version)).await?;
             match &rollout {
                 Some(rollout) => look(&store, &reserved, rollout).await,
                 None => Ok(false),
@@ -66,36 +68,20 @@ pub async fn watch_rollout(
     }
 }
 
-/// Writes the counts that wait. If that fails they wait on.
-async fn write(store: &Store, counts: &RolloutCounts) -> StoreResult<()> {
-    let waiting = Waiting { counts, hits: counts.take() };
-    if !waiting.hits.is_empty() {
-        store.add_hits(&waiting.hits).await?;
+/// Writes what this replica counted. If that fails it is written the next time; a write of which
+/// only the answer was lost is replaced.
+async fn write(
+    store: &Store,
+    counts: &RolloutCounts,
+    second: u64,
+    present: Option<i64>,
+) -> StoreResult<()> {
+    let rows = counts.rows(second);
+    if !rows.counts.is_empty() {
+        store.replace_hits(rows.replica, &rows.counts).await?;
     }
-    waiting.written();
+    counts.written(&rows, present);
     Ok(())
-}
-
-/// Counts that are being written, and wait on if this is dropped before.
-struct Waiting<'c> {
-    counts: &'c RolloutCounts,
-    hits: BTreeMap<CountKey, HitCount>,
-}
-
-// === impl Waiting ===
-
-impl Waiting<'_> {
-    fn written(mut self) {
-        self.hits.clear();
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        for (key, count) in std::mem::take(&mut self.hits) {
-            self.counts.note(key, &count);
-        }
-    }
 }
 
 /// Rolls back if the bound is exceeded. Returns whether this call did.
@@ -162,17 +148,5 @@ mod tests {
         let expected = "chosen pods denied too much in the last 30 s: 'shop': 122 of 200 hits \
                         (61.0 %); the bound is 5.0 %";
         assert_eq!(reason, expected);
-    }
-
-    #[test]
-    fn counts_that_are_not_written_wait_on() {
-        let counts = RolloutCounts::default();
-        let (key, count) = recent("shop", true, 10, 1);
-        counts.note(key.clone(), &count);
-        let waiting = Waiting { counts: &counts, hits: counts.take() };
-        counts.note(key.clone(), &count); // of a report meanwhile
-        drop(waiting);
-        let Waiting { hits, .. } = &Waiting { counts: &counts, hits: counts.take() };
-        assert_eq!(hits[&key], HitCount { hits: 20, denied: 2, shadow: 0 });
     }
 }

@@ -148,6 +148,13 @@ impl Streams {
         versions.map(|row| row.accepted).min().filter(|version| *version > 0)
     }
 
+    /// Whether the pod of this address was sent what this rollout chose it for.
+    pub(super) fn is_chosen(&self, peer: &str, rollout: i64) -> bool {
+        let state = self.0.state.lock();
+        let mut rows = state.by_peer.get(peer).into_iter().flatten();
+        rows.any(|number| state.rows.get(number).is_some_and(|row| row.chosen_by == rollout))
+    }
+
     /// Notes that the pod of this address reports hits. `None` if it does already, or if too many
     /// do.
     pub(super) fn note_reporting(&self, peer: &str) -> Option<Reporting> {

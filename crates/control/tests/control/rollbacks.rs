@@ -7,6 +7,7 @@ use envoy_types::pb::envoy::service::discovery::v3::DiscoveryResponse;
 use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 use load_stats::load_reporting_service_client::LoadReportingServiceClient;
 use load_stats::{LoadStatsRequest, LoadStatsResponse};
+use ratelease_control::store::{CountKey, HitCount, ReplicaCount, Store};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -70,6 +71,14 @@ impl Reporter {
         let report = LoadStatsRequest { node: None, cluster_stats: vec![stats] };
         self.reports.send(report).await.unwrap();
     }
+}
+
+/// A pod of zone a that runs version 2 of a rollout and has reported once.
+async fn chosen(server: &Server, id: &str) -> Reporter {
+    let mut pod = Reporter::connect(server, node_in(id, "a")).await;
+    pod.runs("2").await;
+    assert_eq!(pod.asked().await, ["shop"]);
+    pod
 }
 
 /// Waits until all streams run this version.
@@ -258,4 +267,77 @@ async fn what_the_hits_do_not_say_is_said() {
     // Nothing goes forward by itself.
     assert_eq!(shown["stage"], "shadow");
     server.stop().await;
+}
+
+#[tokio::test]
+async fn one_pod_of_several_neither_forces_nor_prevents_a_roll_back() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        server.post("/v1/rollouts", &bounded("enforced")).await;
+        super::rollouts::pushed(&server, 2).await;
+        let mut honest = Vec::new();
+        for id in ["one", "two", "three", "four"] {
+            honest.push(chosen(&server, id).await);
+        }
+        let liar = chosen(&server, "five").await;
+        all_run(&server, 2).await;
+        for pod in honest.iter().chain([&liar]) {
+            pod.report(0, 0, 0).await;
+        }
+        for pod in &honest {
+            pod.report(1000, 0, 0).await;
+        }
+        liar.report(0, 1 << 39, 0).await;
+        let is_counted = |it: &Value| {
+            it["domains"][0]["chosen"]["denied"].as_u64().is_some_and(|denied| denied > 0)
+        };
+        let shown = rollout_is(&server, "hits of the liar", is_counted).await;
+        // More hits than a pod can have are not counted.
+        assert_eq!(shown["domains"][0]["chosen"]["denied"], 1_000_000, "{shown}");
+        for pod in &mut honest {
+            pod.pod.gets_nothing().await;
+        }
+        assert_eq!(server.json("/v1/rollouts/1").await["stage"], "enforced");
+        // It hides what the others deny just as little.
+        liar.report(1 << 39, 0, 0).await;
+        for pod in &honest {
+            pod.report(500, 500, 0).await;
+        }
+        for pod in &mut honest {
+            pod.runs("3").await;
+        }
+        assert_eq!(server.json("/v1/rollouts/1").await["stage"], "rolled_back");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn counts_that_are_written_again_count_once_and_sums_stay_in_their_range() {
+    for place in places().await {
+        let server = place.serve().await;
+        prepare(&server).await;
+        server.post("/v1/rollouts", &bounded("shadow")).await;
+        let store = Store::open(&place.database()).await.unwrap();
+        let key = CountKey { version: 2, domain: "shop".to_owned(), is_chosen: true };
+        let count = HitCount { hits: 100, denied: 10, shadow: 0 };
+        let counts = [(key.clone(), ReplicaCount { all: count, weighed: count, recent: count })];
+        for _ in 0..2 {
+            store.replace_hits(7, &counts).await.unwrap();
+        }
+        assert_eq!(store.hits(2).await.unwrap()[&key], count);
+        assert_eq!(store.weighed_hits(2).await.unwrap()[&key], count);
+        assert_eq!(store.recent_hits(2).await.unwrap()[&key], count);
+        let most = HitCount { hits: u64::MAX, denied: u64::MAX, shadow: u64::MAX };
+        let counts = [(key.clone(), ReplicaCount { all: most, weighed: most, recent: most })];
+        for replica in 8..12 {
+            store.replace_hits(replica, &counts).await.unwrap();
+        }
+        assert_eq!(store.hits(2).await.unwrap()[&key].hits, u64::MAX);
+        let hits = server.json("/v1/rollouts/1").await["domains"][0]["chosen"]["hits"].clone();
+        assert_eq!(hits, u64::MAX);
+        assert_eq!(server.json("/v1/rollouts").await["rollouts"][0]["rollout"], 1);
+        store.close().await;
+        server.stop().await;
+    }
 }
