@@ -2,16 +2,20 @@
 
 use std::error::Error;
 use std::io;
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use ratelease_cli::settings::Xds;
+use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::excerpt;
 use ratelease_tls::ClientFiles;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
@@ -25,6 +29,25 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 
 /// A server that does not answer a ping within this time is gone.
 const PING_MAX: Duration = Duration::from_secs(20);
+
+/// A server that pings pods, as ratelease-control does every 20 s, and that has been silent for this
+/// long is gone.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// A server pings if it spoke so often in a row after a silence of about that length.
+const HEARTBEATS_MIN: u32 = 2;
+const HEARTBEAT_GAPS: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(45);
+
+/// Ends a connection to a server that pinged and has become silent. Pings of its own would cost the
+/// connection with many servers, which take them for an attack.
+struct Monitored<S> {
+    stream: S,
+    clock: Clock,
+    /// When the server spoke last.
+    last: Time,
+    heartbeats: u32,
+    silence: Pin<Box<Sleep>>,
+}
 
 /// The bytes of a connection.
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -48,6 +71,11 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
         None => Box::new(stream),
         Some(files) => Box::new(secure(stream, files, &server.host).await?),
     };
+    // Only a server of ratelease's own type may be ratelease-control.
+    let stream: Box<dyn ReadWrite> = match settings.own_rules {
+        true => Box::new(Monitored::new(stream)),
+        false => stream,
+    };
     // tonic refuses `https` for a stream that is secured already.
     let endpoint = Endpoint::from_shared(format!("http://{server}"));
     let endpoint = endpoint.map_err(|error| innermost(&error))?;
@@ -62,6 +90,77 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
     });
     let connected = endpoint.connect_with_connector(once).await;
     connected.map_err(|error| with_hint(innermost(&error), settings))
+}
+
+// === impl Monitored ===
+
+impl<S> Monitored<S> {
+    fn new(stream: S) -> Self {
+        let (clock, silence) = (Clock::start(), Box::pin(sleep(SILENCE_MAX)));
+        Self { stream, clock, last: Time::default(), heartbeats: 0, silence }
+    }
+
+    /// Notes that the server spoke.
+    fn note_received(&mut self) {
+        let now = self.clock.now();
+        let gap = now.since(std::mem::replace(&mut self.last, now));
+        if HEARTBEAT_GAPS.contains(&gap) {
+            self.heartbeats += 1;
+        } else if gap > *HEARTBEAT_GAPS.end() {
+            self.heartbeats = 0;
+        }
+        self.silence.as_mut().reset(self.clock.instant(now + SILENCE_MAX));
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Monitored<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.note_received();
+        }
+        let pings = self.heartbeats >= HEARTBEATS_MIN;
+        if read.is_pending() && pings && self.silence.as_mut().poll(cx).is_ready() {
+            let why = format!("the server, which pinged before, was silent for {SILENCE_MAX:?}");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Monitored<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buffer)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// Adds what to check to the reason why no stream could be opened. With TLS 1.3 a server refuses a
@@ -111,4 +210,40 @@ pub(super) fn innermost(mut error: &dyn Error) -> String {
         error = source;
     }
     excerpt(&error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    /// Whether a read ends with an error within an hour after the server spoke at these gaps.
+    async fn ends_after(gaps: &[u64]) -> Option<Duration> {
+        let (mut server, pod) = duplex(64);
+        let (mut pod, clock) = (Monitored::new(pod), Clock::start());
+        for gap in gaps {
+            sleep(Duration::from_secs(*gap)).await;
+            server.write_all(b"ping").await.unwrap();
+            pod.read_exact(&mut [0; 4]).await.unwrap();
+        }
+        let silent_since = clock.now();
+        let read = timeout(Duration::from_secs(3600), pod.read_u8()).await;
+        read.ok().map(|read| {
+            assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            clock.now().since(silent_since)
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_pinged_and_is_silent_for_a_minute_is_gone() {
+        for gaps in [&[20, 20][..], &[0, 0, 20, 20, 0, 1], &[300, 20, 20, 20]] {
+            let ended = ends_after(gaps).await.expect("an end");
+            assert!(ended.abs_diff(SILENCE_MAX) < Duration::from_secs(1), "{gaps:?}: {ended:?}");
+        }
+        // One that sends rules now and then, and one that has become silent in another way.
+        for gaps in [&[][..], &[0], &[1, 1, 1], &[20], &[300, 300, 300], &[20, 20, 300]] {
+            assert_eq!(ends_after(gaps).await, None, "{gaps:?}");
+        }
+    }
 }
