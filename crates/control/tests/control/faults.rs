@@ -1,8 +1,6 @@
 //! A database that is away or restarted, and clients that are slow.
 
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use ratelease_control::store::{Author, Store};
@@ -130,41 +128,5 @@ fn no_output_holds_the_password_of_the_database() {
         let text = String::from_utf8(text).unwrap();
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(!text.is_empty() && !text.contains("s3cret"), "{text}");
-    }
-}
-
-/// A control plane as a process.
-pub(super) struct Process {
-    child: Child,
-    pub(super) http: SocketAddr,
-}
-
-impl Process {
-    pub(super) fn start(place: &Place) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
-        command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
-        command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
-        match &place.postgres {
-            Some(postgres) => command.env("DATABASE_URL", postgres.url()),
-            None => command.arg("--database-file").arg(place.dir.path().join("rules.db")),
-        };
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let line = lines.next().expect("it says where it listens").unwrap();
-        let http = line.split("http://").nth(1).and_then(|it| it.split(',').next());
-        let http = http.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
-        Self { child, http }
-    }
-
-    pub(super) fn kill(&mut self) {
-        self.child.kill().unwrap(); // SIGKILL
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -9,9 +9,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use super::faults::Process;
 use super::support::rng::Rng;
-use super::support::{Call, Place, Server, places, rule};
+use super::support::{Call, Place, Process, Server, places, rule};
 
 /// Writes of a test, and how often a process is killed meanwhile.
 const WRITES: usize = 200;

@@ -6,6 +6,8 @@
 mod ports;
 #[path = "support/postgres.rs"]
 mod postgres;
+#[path = "support/process.rs"]
+mod process;
 #[allow(dead_code)]
 #[path = "../../../../tests/it/support/proxy.rs"]
 pub(crate) mod proxy;
@@ -17,10 +19,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use ratelease_control::app::Control;
 use ratelease_control::push::Selection;
 use ratelease_control::rates::RateSettings;
-use ratelease_control::settings::Settings;
+use ratelease_control::settings::{Command, CommandLine, Settings};
 use ratelease_control::store::Database;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -31,6 +34,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 pub(crate) use postgres::{Postgres, url};
+#[allow(unused_imports)] // of the attacks only
+pub(crate) use process::{Process, resident};
 
 /// Maximum time of a call, on a machine that also compiles.
 const CALL_MAX: Duration = Duration::from_secs(90);
@@ -121,6 +126,20 @@ impl Place {
         match &self.postgres {
             Some(postgres) => Database::Postgres(postgres.url()),
             None => Database::Sqlite(self.dir.path().join("rules.db")),
+        }
+    }
+
+    /// Runs `ratelease-control token …` on the database of this place.
+    pub(crate) async fn token(&self, args: &[&str]) -> Result<String, String> {
+        let file = self.dir.path().join("rules.db");
+        let at = match &self.postgres {
+            Some(postgres) => ["--database-url".to_owned(), postgres.url()],
+            None => ["--database-file".to_owned(), file.display().to_string()],
+        };
+        let all = ["ratelease-control", "token"].iter().chain(args).map(|it| (*it).to_owned());
+        match CommandLine::try_parse_from(all.chain(at)).unwrap().command {
+            Command::Token(command) => ratelease_control::tokens::run(command).await,
+            Command::Serve(_) => unreachable!(),
         }
     }
 

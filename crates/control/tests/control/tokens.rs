@@ -1,23 +1,12 @@
 //! Who may do what.
 
-use clap::Parser;
-use ratelease_control::settings::{Command, CommandLine};
 use serde_json::{Value, json};
 
 use super::support::{Call, Place, Server, places, rule};
 
 /// Runs `ratelease-control token …` on the database of a place.
 pub(crate) async fn token(place: &Place, args: &[&str]) -> Result<String, String> {
-    let file = place.dir.path().join("rules.db");
-    let at = match &place.postgres {
-        Some(postgres) => ["--database-url".to_owned(), postgres.url()],
-        None => ["--database-file".to_owned(), file.display().to_string()],
-    };
-    let all = ["ratelease-control", "token"].iter().chain(args).map(|it| (*it).to_owned());
-    match CommandLine::try_parse_from(all.chain(at)).unwrap().command {
-        Command::Token(command) => ratelease_control::tokens::run(command).await,
-        Command::Serve(_) => unreachable!(),
-    }
+    place.token(args).await
 }
 
 async fn status(server: &Server, token: &str, method: &str, path: &str, body: &Value) -> u16 {

@@ -1,0 +1,63 @@
+//! A control plane as a process of its own, so that it can be killed and its memory be read.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+
+use super::Place;
+
+/// A control plane as a process.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) http: SocketAddr,
+}
+
+impl Process {
+    pub(crate) fn start(place: &Place) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
+        command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
+        command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
+        match &place.postgres {
+            Some(postgres) => command.env("DATABASE_URL", postgres.url()),
+            None => command.arg("--database-file").arg(place.dir.path().join("rules.db")),
+        };
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let line = lines.next().expect("it says where it listens").unwrap();
+        let http = line.split("http://").nth(1).and_then(|it| it.split(',').next());
+        let http = http.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+        Self { child, http }
+    }
+
+    /// Resident memory in bytes.
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) fn memory(&self) -> u64 {
+        resident(self.child.id())
+    }
+
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    #[allow(dead_code)] // of the tests of kills only
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap(); // SIGKILL
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Resident memory of a process in bytes; 0 if it has ended.
+pub(crate) fn resident(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|it| it.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_default() << 10
+}
