@@ -42,7 +42,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
-use tokio::sync::{Mutex, MutexGuard, Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;
 
 pub use openapi::document as openapi;
@@ -52,8 +52,9 @@ pub use serve::serve;
 use crate::auth::{Access, Caller};
 use crate::page;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
-use crate::rates::{Place, Rates};
-use crate::store::{PublisherLock, Store};
+use crate::rates::Rates;
+use crate::store::Store;
+use crate::work;
 
 const MIB: usize = 1 << 20;
 
@@ -85,7 +86,7 @@ pub struct App {
     /// Whether the database answered, and when it was asked.
     pub database_up: Mutex<Option<(Timestamp, bool)>>,
     /// Held by the publisher of this process, so that the others wait for it.
-    pub publishers: Mutex<()>,
+    pub publishers: Arc<Mutex<()>>,
     /// Wakes the task that follows the versions.
     pub follower: Arc<Notify>,
     /// What is pushed.
@@ -94,13 +95,6 @@ pub struct App {
     pub streams: Streams,
     /// What pods report of a rollout.
     pub counts: RolloutCounts,
-}
-
-/// While this is held, no other request publishes.
-struct PublisherTurn<'a> {
-    _all: PublisherLock,
-    _own: MutexGuard<'a, ()>,
-    _place: Place,
 }
 
 // === impl App ===
@@ -127,14 +121,16 @@ impl App {
         (!caller.has(Access::Admin)).then_some(self.token_bytes_max)
     }
 
-    /// Waits until this request alone publishes, of all replicas. Held from the compilation of what
-    /// is published to its commit.
-    async fn publisher_turn(&self, caller: &Caller) -> Result<PublisherTurn<'_>, Problem> {
+    /// Waits until this request alone publishes, of all replicas. It does so until it is answered,
+    /// and its work has ended.
+    async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
         let place = self.rates.publishers.take(&caller.name).await;
         // The lock of the process comes first: those that wait for it hold no connection.
-        let own = self.publishers.lock().await;
+        let own = Arc::clone(&self.publishers).lock_owned().await;
         let all = self.store.lock_publishers().await?;
-        Ok(PublisherTurn { _all: all, _own: own, _place: place })
+        // The connection first, so that the next publisher of this process finds it free.
+        work::hold((all, own, place));
+        Ok(())
     }
 
     /// Wakes the task that follows the versions, so that one that was just committed is pushed.

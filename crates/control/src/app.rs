@@ -126,7 +126,7 @@ impl Control {
             token_bytes_max: settings.token_bytes_max,
             rates: Rates::new(settings.rates),
             database_up: Mutex::default(),
-            publishers: Mutex::default(),
+            publishers: Arc::default(),
             follower: wake,
             published: published.clone(),
             streams: streams.clone(),

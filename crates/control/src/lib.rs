@@ -31,3 +31,4 @@ pub mod rates;
 pub mod settings;
 pub mod store;
 pub mod tokens;
+mod work;

@@ -10,6 +10,9 @@ use serde::Serialize;
 /// denials are dropped.
 const KEYS_MAX: usize = 100_000;
 
+/// Maximum bytes of the entries of these keys. One of them may have a megabyte.
+const KEY_BYTES_MAX: usize = 16 << 20;
+
 /// Number of unreadable lines for which the reason is shown.
 const UNREADABLE_SHOWN: usize = 5;
 
@@ -45,6 +48,8 @@ pub struct ReplayCounts {
     by_rule: HashMap<Box<str>, RuleCounts>,
     #[serde(skip)]
     by_key: HashMap<Key, KeyDenials>,
+    #[serde(skip)]
+    key_bytes: usize,
     /// Maximum number of denials that a key may have had before it was dropped.
     pub key_counts_low_by: u64,
 }
@@ -177,11 +182,12 @@ impl ReplayCounts {
             known.over_limit += 1;
             return;
         }
-        if self.by_key.len() >= KEYS_MAX {
+        let entries: Vec<_> = entries.map(|(key, value)| format!("{key}={value}")).collect();
+        let entries: Box<str> = entries.join(", ").into();
+        if self.by_key.len() >= KEYS_MAX || self.key_bytes + entries.len() > KEY_BYTES_MAX {
             self.give_way();
         }
-        let entries: Vec<_> = entries.map(|(key, value)| format!("{key}={value}")).collect();
-        let entries = entries.join(", ").into();
+        self.key_bytes += entries.len();
         self.by_key.insert(key, KeyDenials { rule: rule.into(), entries, over_limit: 1 });
     }
 
@@ -193,6 +199,7 @@ impl ReplayCounts {
         let median = *median;
         self.key_counts_low_by += median;
         self.by_key.retain(|_, counts| counts.over_limit > median);
+        self.key_bytes = self.by_key.values().map(|it| it.entries.len()).sum();
     }
 }
 

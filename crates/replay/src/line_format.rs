@@ -1,11 +1,12 @@
 //! What a line of a log asks for.
 
+use ratelease_rules::request::scoped::VALUE_BYTES_MAX;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::envoy;
-use crate::mapping::{Entries, Mapping};
+use crate::mapping::{Entries, Mapping, NoEntries, VALUES_BYTES_MAX};
 use crate::record::Record;
 
 /// How lines become requests. A line that is a request itself needs only the domain, if that.
@@ -67,7 +68,7 @@ impl LineFormat<'_> {
             Err(_) => 0,
         };
         match record.request() {
-            None => self.mapped(&record, |request| take(at, request)).map(Ok),
+            None => self.mapped(&record, |request| take(at, request)),
             Some(Ok(request)) => {
                 let mut request = request.borrow();
                 if request.domain.is_empty() {
@@ -80,12 +81,18 @@ impl LineFormat<'_> {
         }
     }
 
+    /// The work of reading this line, in bytes that are looked at. That of deciding its request is
+    /// apart: [`Replay::work`](crate::Replay).
+    pub fn work(&self, line: &str) -> u64 {
+        line.len() as u64 + self.descriptors.iter().map(Mapping::work).sum::<u64>()
+    }
+
     /// Makes the request of a line by the descriptors.
     fn mapped<R>(
         &self,
         record: &Record<'_>,
         take: impl FnOnce(&Request<'_>) -> R,
-    ) -> Result<R, FormatFault> {
+    ) -> Result<LineResult<R>, FormatFault> {
         if self.descriptors.is_empty() {
             return Err(FormatFault::NoDescriptor);
         }
@@ -98,13 +105,24 @@ impl LineFormat<'_> {
                 known: known.join(", "),
             });
         }
-        let descriptors: Vec<_> =
-            self.descriptors.iter().filter_map(|mapping| mapping.apply(record)).collect();
+        let (mut descriptors, mut room) = (Vec::new(), VALUES_BYTES_MAX);
+        for mapping in self.descriptors {
+            match mapping.apply(record, &mut room) {
+                Ok(entries) => descriptors.push(entries),
+                Err(NoEntries::Missing) => {}
+                Err(NoEntries::TooLong) => {
+                    return Ok(Err(format!(
+                        "its values are longer than those of a request: {VALUE_BYTES_MAX} bytes in \
+                         one, {VALUES_BYTES_MAX} in all"
+                    )));
+                }
+            }
+        }
         let descriptors: SmallVec<_> = descriptors.iter().map(descriptor).collect();
         let domain = self.domain.unwrap_or_default();
         let request = Request { domain, descriptors, hits_addend: 0 };
         with_domain(&request)?;
-        Ok(take(&request))
+        Ok(Ok(take(&request)))
     }
 }
 
@@ -127,6 +145,8 @@ pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
     let time = record.time(None).ok();
     let request = record.request().and_then(Result::ok);
     let of_request = request.map(|request| request.borrow().descriptors.len());
-    let mapped = mapping.ok().and_then(|mapping| mapping.apply(&record).map(|it| it.len()));
+    let mapped = mapping.ok().and_then(|mapping| {
+        mapping.apply(&record, &mut VALUES_BYTES_MAX.clone()).map(|it| it.len()).ok()
+    });
     Some((time, of_request.or(mapped).unwrap_or_default()))
 }

@@ -1,9 +1,22 @@
 //! `--descriptor`: maps a line of a log to the entries of a descriptor.
 
+use std::borrow::Cow;
+
 use ratelease_rules::request::ENTRIES_MAX;
+use ratelease_rules::request::scoped::VALUE_BYTES_MAX;
 
 use crate::envoy;
 use crate::record::Record;
+
+/// Maximum number of texts and fields in the values of one descriptor, and bytes of its mapping.
+const PIECES_MAX: usize = 256;
+const MAPPING_BYTES_MAX: usize = 64 << 10;
+
+/// Maximum bytes of the values of all descriptors of a line: the maximum of a real request.
+pub(crate) const VALUES_BYTES_MAX: usize = 1 << 20;
+
+/// Units of work for finding a field or an entry, beside one for each byte of its texts.
+pub(crate) const STEP_WORK: u64 = 64;
 
 /// A descriptor built from fields of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +34,15 @@ enum Piece {
     Field(String),
 }
 
+/// Why a line has no descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoEntries {
+    /// A field is missing, so that Envoy would send no descriptor.
+    Missing,
+    /// A value, or all of them, would be longer than a request may have.
+    TooLong,
+}
+
 /// The entries of one descriptor; values are owned.
 pub(crate) type Entries<'m> = Vec<(&'m str, String)>;
 
@@ -33,18 +55,34 @@ impl Mapping {
     /// # Errors
     /// What is wrong with the text, and what was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAPPING_BYTES_MAX {
+            return Err(format!("{} bytes are more than {MAPPING_BYTES_MAX}", text.len()));
+        }
         let entries: Vec<_> = text.split(',').map(entry).collect::<Result<_, _>>()?;
         if entries.len() > ENTRIES_MAX {
             return Err(format!("{} entries are more than {ENTRIES_MAX}", entries.len()));
         }
+        let pieces: usize = entries.iter().map(|(_, Template(pieces))| pieces.len()).sum();
+        if pieces > PIECES_MAX {
+            return Err(format!("{pieces} texts and fields are more than {PIECES_MAX}"));
+        }
         Ok(Self { entries })
     }
 
-    /// Returns the entries for `record`; `None` if a field is missing, because Envoy sends no
-    /// descriptor then.
-    pub(crate) fn apply(&self, record: &Record<'_>) -> Option<Entries<'_>> {
+    /// Returns the entries for `record`, and takes the bytes of their values from `room`.
+    pub(crate) fn apply(
+        &self,
+        record: &Record<'_>,
+        room: &mut usize,
+    ) -> Result<Entries<'_>, NoEntries> {
         let entries = self.entries.iter();
-        entries.map(|(key, template)| Some((key.as_str(), template.fill(record)?))).collect()
+        entries.map(|(key, template)| Ok((key.as_str(), template.fill(record, room)?))).collect()
+    }
+
+    /// The work of finding the fields of a line.
+    pub(crate) fn work(&self) -> u64 {
+        let pieces = self.entries.iter().flat_map(|(_, Template(pieces))| pieces);
+        pieces.map(|(Piece::Text(text) | Piece::Field(text))| STEP_WORK + text.len() as u64).sum()
     }
 
     /// Returns the first field that Envoy's text format does not have.
@@ -85,15 +123,22 @@ impl Template {
         }
     }
 
-    fn fill(&self, record: &Record<'_>) -> Option<String> {
+    /// The value for `record`. Its length is checked before it grows: a template may name a long
+    /// field again and again.
+    fn fill(&self, record: &Record<'_>, room: &mut usize) -> Result<String, NoEntries> {
         let mut filled = String::new();
         for piece in &self.0 {
-            match piece {
-                Piece::Text(text) => filled.push_str(text),
-                Piece::Field(name) => filled.push_str(&record.field(name)?),
+            let text = match piece {
+                Piece::Text(text) => Cow::Borrowed(text.as_str()),
+                Piece::Field(name) => record.field(name).ok_or(NoEntries::Missing)?,
+            };
+            if filled.len() + text.len() > VALUE_BYTES_MAX {
+                return Err(NoEntries::TooLong);
             }
+            *room = room.checked_sub(text.len()).ok_or(NoEntries::TooLong)?;
+            filled.push_str(&text);
         }
-        Some(filled)
+        Ok(filled)
     }
 }
 
@@ -101,10 +146,11 @@ impl Template {
 mod tests {
     use super::*;
 
-    fn filled(mapping: &str, line: &str) -> Option<Vec<(String, String)>> {
-        let mapping = Mapping::parse(mapping).unwrap();
-        let entries = mapping.apply(&Record::parse(line).unwrap())?;
-        Some(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    fn filled(mapping: &str, line: &str) -> Result<Vec<(String, String)>, NoEntries> {
+        let (mapping, mut room) = (Mapping::parse(mapping).unwrap(), VALUES_BYTES_MAX);
+        let entries = mapping.apply(&Record::parse(line).unwrap(), &mut room)?;
+        assert_eq!(room + entries.iter().map(|it| it.1.len()).sum::<usize>(), VALUES_BYTES_MAX);
+        Ok(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
 
     #[test]
@@ -119,7 +165,7 @@ mod tests {
             ("k=100%%", "100%"),
             ("k=a=b", "a=b"),
         ] {
-            let expected = Some(vec![("k".to_owned(), value.to_owned())]);
+            let expected = Ok(vec![("k".to_owned(), value.to_owned())]);
             assert_eq!(filled(mapping, line), expected, "{mapping}");
         }
         let two = filled("k=%a%,l=%b.c%", line).unwrap();
@@ -128,7 +174,19 @@ mod tests {
 
     #[test]
     fn a_missing_field_leaves_out_the_descriptor() {
-        assert_eq!(filled("k=v,l=%none%", r#"{"a": 1}"#), None);
+        assert_eq!(filled("k=v,l=%none%", r#"{"a": 1}"#), Err(NoEntries::Missing));
+    }
+
+    #[test]
+    fn a_value_that_is_longer_than_that_of_a_request_is_not_made() {
+        for (bytes, times, is_made) in
+            [(8192, 1, true), (4096, 2, true), (8193, 1, false), (2731, 3, false)]
+        {
+            let line = format!(r#"{{"a": "{}"}}"#, "x".repeat(bytes));
+            let found = filled(&format!("k={}", "%a%".repeat(times)), &line);
+            assert_eq!(found.is_ok(), is_made, "{bytes} {times}");
+            assert!(is_made || found == Err(NoEntries::TooLong));
+        }
     }
 
     #[test]
@@ -138,6 +196,11 @@ mod tests {
         }
         let many = vec!["k=v"; ENTRIES_MAX + 1].join(",");
         assert_eq!(Mapping::parse(&many).unwrap_err(), "65 entries are more than 64");
+        let many = format!("k={}", "%a%".repeat(PIECES_MAX + 1));
+        let fault = Mapping::parse(&many).unwrap_err();
+        assert_eq!(fault, "257 texts and fields are more than 256");
+        let long = format!("k={}", "v".repeat(MAPPING_BYTES_MAX));
+        assert_eq!(Mapping::parse(&long).unwrap_err(), "65538 bytes are more than 65536");
     }
 
     #[test]

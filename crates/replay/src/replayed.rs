@@ -3,14 +3,18 @@
 use ratelease_engine::verdict::{Code, Modes};
 use ratelease_rules::Rules;
 use ratelease_rules::key::KeyHasher;
-use ratelease_rules::request::Request;
+use ratelease_rules::request::{Descriptor, Request};
 
 use crate::counts::ReplayCounts;
 use crate::exact_limiter::ExactLimiter;
+use crate::mapping::STEP_WORK;
 
 /// Maximum number of keys that are counted at once, about 100 bytes each; keys whose windows have
 /// ended are evicted.
 const KEYS_MAX: usize = 1 << 20;
+
+/// Units of work for each descriptor: its rule is found, and its key looked at and charged.
+const DESCRIPTOR_WORK: u64 = 512;
 
 /// Decides requests at their logged times, and counts the results.
 pub struct Replay<'r> {
@@ -18,6 +22,9 @@ pub struct Replay<'r> {
     exact: ExactLimiter,
     /// The results so far.
     pub counts: ReplayCounts,
+    /// The work of deciding so far: a unit for each byte of keys and values, and more for each
+    /// entry and descriptor. One takes some nanoseconds.
+    pub work: u64,
 }
 
 /// What became of a request.
@@ -36,8 +43,14 @@ pub enum Decided {
 impl<'r> Replay<'r> {
     /// A replay that has counted nothing yet.
     pub fn new(rules: &'r Rules) -> Self {
-        let exact = ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
-        Self { rules, exact, counts: ReplayCounts::default() }
+        Self::within(rules, KEYS_MAX)
+    }
+
+    /// The same with at most `keys_max` keys at once. Requests beyond them pass, and are counted as
+    /// [`ReplayCounts::uncounted`].
+    pub fn within(rules: &'r Rules, keys_max: usize) -> Self {
+        let exact = ExactLimiter::new(keys_max, KeyHasher::new(""), Modes::default());
+        Self { rules, exact, counts: ReplayCounts::default(), work: 0 }
     }
 
     /// Decides `request` at the time `at`, in microseconds since the Unix epoch, and counts the
@@ -49,6 +62,7 @@ impl<'r> Replay<'r> {
             self.counts.without_descriptor += 1;
             return Decided::NotAsked;
         }
+        self.work += work(request);
         self.exact.advance(at);
         match self.exact.decide(self.rules, request) {
             Ok(verdict) => {
@@ -61,4 +75,13 @@ impl<'r> Replay<'r> {
             }
         }
     }
+}
+
+fn work(request: &Request<'_>) -> u64 {
+    let of_descriptor = |descriptor: &Descriptor<'_>| {
+        let entries = descriptor.entries.iter();
+        let entries = entries.map(|it| STEP_WORK + (it.key.len() + it.value.len()) as u64);
+        DESCRIPTOR_WORK + entries.sum::<u64>()
+    };
+    request.descriptors.iter().map(of_descriptor).sum()
 }

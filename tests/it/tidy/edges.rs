@@ -29,7 +29,7 @@ enum Name {
 }
 
 /// Tests may name anything.
-const EDGES: [Edge; 9] = [
+const EDGES: [Edge; 10] = [
     Edge {
         // `ctl/explain` asks for no tokens, and handles no requests; `trace/traced` is a store.
         within: Modules::AllBut(&[
@@ -94,6 +94,11 @@ const EDGES: [Edge; 9] = [
         within: Modules::AllBut(&[]),
         never: &[Name::Path(&["unbounded_channel"]), Name::Path(&["mpsc", "unbounded"])],
         reason: "every map, queue, wait and batch has a named ceiling",
+    },
+    Edge {
+        within: Modules::These(&["control/api"]),
+        never: &[Name::Path(&["spawn_blocking"])],
+        reason: "`work::heavy` keeps the permits of a request until its work ends",
     },
     Edge {
         within: Modules::AllBut(&["main", "sidecar/app", "ctl"]),

@@ -49,7 +49,8 @@ const LAYERS: [(&str, &str); 11] = [
     ),
     (
         "crates/control/src",
-        "document log_limit connections store auth rates push metrics page api settings tokens app",
+        "document log_limit connections store work auth rates push metrics page api settings tokens \
+         app",
     ),
     (
         "crates/sidecar/src",

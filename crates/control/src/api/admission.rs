@@ -15,6 +15,7 @@ use super::problem::Problem;
 use crate::auth::{Access, Caller, Token};
 use crate::rates::Quota;
 use crate::store::StoreError;
+use crate::work;
 
 /// The headers of draft-ietf-httpapi-ratelimit-headers-03, as envoyproxy/ratelimit has them.
 const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
@@ -46,10 +47,14 @@ pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: N
         Ok(admitted) => admitted,
         Err(refused) => return refused.into_response(),
     };
-    let _place = app.rates.requests.take(&admitted.caller.name).await;
+    let place = app.rates.requests.take(&admitted.caller.name).await;
     let quota = admitted.quota;
     parts.extensions.insert(admitted);
-    let mut response = next.run(Request::from_parts(parts, body)).await;
+    let handling = work::of_request(async move {
+        work::hold(place);
+        next.run(Request::from_parts(parts, body)).await
+    });
+    let mut response = handling.await;
     quota.write(response.headers_mut());
     response
 }
@@ -61,7 +66,7 @@ pub(super) async fn admit_long(
     request: Request,
     next: Next,
 ) -> Response {
-    let _place = app.rates.long.take(&caller.name).await;
+    work::hold(app.rates.long.take(&caller.name).await);
     next.run(request).await
 }
 

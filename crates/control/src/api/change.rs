@@ -69,7 +69,7 @@ pub(super) async fn make(
         let answer = apply(&mut write, domain, edit, change).await?;
         return call.finish_with(app, write, answer).await;
     }
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         if let Some(response) = attempt(app, call, domain, change).await? {
             return Ok(response);

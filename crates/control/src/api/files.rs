@@ -9,7 +9,6 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
-use tokio::task::spawn_blocking;
 use utoipa::{IntoParams, ToSchema};
 
 use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
@@ -19,7 +18,8 @@ use super::publishing::{Checked, approve, compile_all, publish_texts, unpublishe
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{Document, check_weights, read, render};
-use crate::store::{PublishedText, StoreError, Write};
+use crate::store::{PublishedText, Write};
+use crate::work::heavy;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
 const IMPORT_BYTES_MAX: usize = 32 * MIB;
@@ -94,8 +94,7 @@ pub(super) async fn import(
         Some("application/json") => sources(call.json()?)?,
         _ => vec![Source { name: "import.yaml".into(), text: call.body.to_vec() }],
     };
-    let documents = spawn_blocking(move || read(&sources)).await;
-    let documents = documents.map_err(|error| StoreError::Internal(error.to_string()))??;
+    let documents = heavy(move |_| read(&sources)).await??;
     for document in &documents {
         check_domain(&document.domain)?;
         call.caller.need_domain(&document.domain)?;
@@ -109,7 +108,7 @@ pub(super) async fn import(
         let (imported, _) = replace(&mut write, &documents, false).await?;
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     let changed = vec![0; documents.len()];
     let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
     for _ in 0..ATTEMPTS_MAX {
@@ -180,8 +179,7 @@ pub(super) async fn export(
         None => {
             for domain in app.store.domains().await?.into_iter().filter(|it| is_wanted(&it.name)) {
                 let draft: Document = app.store.draft(&domain.name).await?.document;
-                let text = spawn_blocking(move || render(&draft).text).await;
-                let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
+                let text = heavy(move |_| render(&draft).text).await?;
                 texts.insert(domain.name, text);
             }
         }

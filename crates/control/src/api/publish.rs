@@ -118,7 +118,7 @@ pub(super) async fn publish(
         return Ok(response);
     }
     let selection: Selection = body_or_default(&call)?;
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     for _ in 0..ATTEMPTS_MAX {
         let approved = approve(&app, &checked.texts).await;
@@ -153,7 +153,7 @@ pub(super) async fn rollback(
         return Err(Problem::not_found(format!("there is no version {version}")));
     }
     let domains = named_domains(&call.caller, domains)?;
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let documents = former_documents(&app, &call.caller, version, domains.clone()).await?;
         let texts: Vec<_> = documents.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use ratelease_rules::Source;
 use serde::Serialize;
 use serde_json::json;
-use tokio::task::{JoinError, spawn_blocking};
 use tracing::warn;
 use utoipa::ToSchema;
 
@@ -16,6 +15,7 @@ use super::App;
 use super::problem::{FieldFault, Problem};
 use crate::document::{Document, Finding, check as compile, check_together, read};
 use crate::store::{PublishedText, Rollout, Stage, StoreError, Write};
+use crate::work::heavy;
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
@@ -41,12 +41,12 @@ pub(super) struct Checked {
     pub(super) warnings: Vec<Finding>,
 }
 
-/// Compiles documents on a thread that may block.
+/// Compiles documents.
 pub(super) async fn compile_all(
     documents: Vec<Document>,
     changed: Vec<i64>,
 ) -> Result<Checked, Problem> {
-    let compiled = spawn_blocking(move || {
+    let compiled = heavy(move |_| {
         let (warnings, texts) = compile(&documents)?;
         let texts = documents.iter().zip(texts).zip(changed).map(|((document, text), changed)| {
             let (domain, rules) = (document.domain.clone(), document.records.len());
@@ -56,17 +56,13 @@ pub(super) async fn compile_all(
         let texts = texts.collect();
         Ok(Checked { texts, documents, warnings })
     });
-    compiled.await.map_err(internal)?.map_err(|findings: Vec<Finding>| findings.into())
-}
-
-fn internal(error: JoinError) -> Problem {
-    StoreError::Internal(error.to_string()).into()
+    compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
 }
 
 /// Reads a text that was published.
 pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
     let source = Source { name: "published".into(), text: text.into_bytes() };
-    let read = spawn_blocking(move || read(&[source])).await.map_err(internal)?;
+    let read = heavy(move |_| read(&[source])).await?;
     let mut documents = read.map_err(|_| {
         Problem::from(StoreError::Internal("a published text is refused now".to_owned()))
     })?;
@@ -279,7 +275,7 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
 
 /// Compiles all that would be published, as a pod does.
 async fn check_set(texts: Vec<(String, String)>) -> Result<(), Problem> {
-    let checked = spawn_blocking(move || check_together(texts)).await.map_err(internal)?;
+    let checked = heavy(move |_| check_together(texts)).await?;
     checked.map_err(|(domain, message)| {
         // The domain may be one that the caller may not use, so that only the log has it.
         let domain = ratelease_rules::excerpt(&domain);

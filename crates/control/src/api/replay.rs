@@ -1,6 +1,5 @@
 //! A dry run on traffic: decides the requests of a log under the draft and under what is published.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use axum::Json;
@@ -8,18 +7,17 @@ use axum::extract::State;
 use ratelease_replay::{FormatFault, LineFormat, Mapping};
 use ratelease_rules::{Options, Rules, Source, load};
 use serde::Deserialize;
-use tokio::task::spawn_blocking;
 use utoipa::ToSchema;
 
 use super::call::{WriteCall, check_domain};
 use super::differences::published_hashes;
 use super::problem::{CommonProblems, FieldFault, Problem};
 use super::publishing::compile_all;
-use super::replay_report::{Comparison, ReplayReport};
+use super::replay_report::{Comparison, KEYS_MAX, ReplayReport};
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::rates::Places;
-use crate::store::StoreError;
+use crate::work::{self, Cancel, heavy};
 
 /// Maximum bytes of a body: some 100 000 lines.
 const REPLAY_BYTES_MAX: usize = 32 * MIB;
@@ -27,8 +25,10 @@ const REPLAY_BYTES_MAX: usize = 32 * MIB;
 /// Maximum number of replays at a time; each keeps a core busy. Further ones wait.
 const REPLAYS_MAX: usize = 2;
 
-/// Number of lines between looks at whether the client is still there.
-const LINES_PER_CHECK: usize = 1024;
+/// Maximum work of a replay, which takes some seconds: some ten times that of a whole body of lines
+/// with four descriptors each. And the work between looks at whether the client is still there.
+const WORK_MAX: u64 = 2 << 30;
+const WORK_PER_CHECK: u64 = 4 << 20;
 
 /// Maximum bytes of a line: JSON takes up to a hundred times its bytes while it is read.
 const LINE_BYTES_MAX: usize = 64 << 10;
@@ -57,15 +57,6 @@ struct RuleSets {
     draft: Rules,
 }
 
-/// Set when the client has gone, or its time is over.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Replay a log under the draft
 ///
 /// A dry run on traffic: how many requests of the log the draft decides otherwise than what is
@@ -83,16 +74,9 @@ pub(super) async fn replay(
     }
     let mappings = mappings(&input.descriptors)?;
     let sets = rule_sets(&app, &call.caller).await?;
-    let place = REPLAYS.take(&call.caller.name).await;
-    let is_cancelled = Arc::new(AtomicBool::new(false));
-    let cancel = CancelOnDrop(Arc::clone(&is_cancelled));
-    let replayed = spawn_blocking(move || {
-        let _place = place;
-        run(&sets, &input, &mappings, &is_cancelled)
-    });
-    let report = replayed.await.map_err(|error| StoreError::Internal(error.to_string()))??;
-    drop(cancel);
-    Ok(Json(report))
+    work::hold(REPLAYS.take(&call.caller.name).await);
+    let replayed = heavy(move |cancel| run(&sets, &input, &mappings, cancel));
+    Ok(Json(replayed.await??))
 }
 
 fn mappings(descriptors: &[String]) -> Result<Vec<Mapping>, Problem> {
@@ -136,8 +120,7 @@ async fn rule_sets(app: &App, caller: &Caller) -> Result<RuleSets, Problem> {
     }
     let checked = compile_all(documents, changes).await?;
     draft.extend(checked.texts.into_iter().filter_map(|it| Some((it.domain, it.yaml?))));
-    let loaded = spawn_blocking(move || Some((rules(published)?, rules(draft)?))).await;
-    let loaded = loaded.map_err(|error| StoreError::Internal(error.to_string()))?;
+    let loaded = heavy(move |_| Some((rules(published)?, rules(draft)?))).await?;
     let (published, draft) = loaded.ok_or_else(|| {
         let detail = "the rules of all domains together exceed what a pod loads; remove some";
         Problem::conflict("too-many-rules", detail)
@@ -157,7 +140,7 @@ fn run(
     sets: &RuleSets,
     input: &ReplayInput,
     mappings: &[Mapping],
-    is_cancelled: &AtomicBool,
+    cancel: &Cancel,
 ) -> Result<ReplayReport, Problem> {
     let format = LineFormat {
         domain: input.domain.as_deref(),
@@ -166,18 +149,38 @@ fn run(
         needs_time: true,
     };
     let mut comparison = Comparison::new(&sets.published, &sets.draft);
-    for (at, line) in input.log.lines().enumerate() {
-        if at % LINES_PER_CHECK == 0 && is_cancelled.load(Ordering::Relaxed) {
-            break;
-        }
+    let (mut read, mut checked) = (0, 0);
+    for (number, line) in (1..).zip(input.log.lines()) {
         let line = line.trim();
         if line.len() > LINE_BYTES_MAX {
-            comparison.note_unreadable(at + 1, || format!("longer than {LINE_BYTES_MAX} bytes"));
+            comparison.note_unreadable(number, || format!("longer than {LINE_BYTES_MAX} bytes"));
         } else if !line.is_empty() {
-            comparison.line(at + 1, line, &format).map_err(|fault| no_request(at + 1, &fault))?;
+            read += format.work(line);
+            comparison.line(number, line, &format).map_err(|fault| no_request(number, &fault))?;
+        }
+        let work = read + comparison.work();
+        if work > WORK_MAX || comparison.is_full() {
+            return Err(too_much(number, comparison.is_full()));
+        }
+        if work - checked > WORK_PER_CHECK {
+            checked = work;
+            if cancel.is_cancelled() {
+                break;
+            }
         }
     }
     Ok(comparison.report())
+}
+
+/// Answers a log that asks for more than one replay does. What was counted until then would not be
+/// of the log.
+fn too_much(line: usize, is_full: bool) -> Problem {
+    let what = match is_full {
+        true => format!("needs more than {KEYS_MAX} counts at a time"),
+        false => "and those before it take more work than one replay does".to_owned(),
+    };
+    let message = format!("line {line} {what}; send fewer lines or descriptors at once");
+    cannot_replay(vec![FieldFault::of("log", message)])
 }
 
 /// Answers a log whose lines stand for no request.

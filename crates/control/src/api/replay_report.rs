@@ -14,6 +14,9 @@ use utoipa::ToSchema;
 const RULES_MAX: usize = 20;
 const EXAMPLES_MAX: usize = 10;
 
+/// Maximum number of keys that have counts at a time, of each set: about 100 bytes each.
+pub(super) const KEYS_MAX: usize = 1 << 18;
+
 /// Maximum characters of a value in an example.
 const VALUE_CHARS_MAX: usize = 200;
 
@@ -126,8 +129,8 @@ impl<'r> Comparison<'r> {
     pub(super) fn new(published: &'r Rules, draft: &'r Rules) -> Self {
         Self {
             domains: published.domains().chain(draft.domains()).collect(),
-            published: Replay::new(published),
-            draft: Replay::new(draft),
+            published: Replay::within(published, KEYS_MAX),
+            draft: Replay::within(draft, KEYS_MAX),
             other_domains: 0,
             newly_denied: 0,
             newly_passed: 0,
@@ -150,6 +153,16 @@ impl<'r> Comparison<'r> {
             self.note_unreadable(number, || why);
         }
         Ok(())
+    }
+
+    /// The work of deciding so far.
+    pub(super) fn work(&self) -> u64 {
+        self.published.work + self.draft.work
+    }
+
+    /// Whether there was no room for a key.
+    pub(super) fn is_full(&self) -> bool {
+        self.published.counts.uncounted + self.draft.counts.uncounted > 0
     }
 
     /// Notes a line that stands for no request.

@@ -56,7 +56,7 @@ pub(super) async fn begin(
     }
     let RolloutInput { domains, pods, stage, bound } = call.json()?;
     let (choice, bound) = checked(pods, bound)?;
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
         let prepared = prepare(&app, &call, selection).await;
@@ -131,7 +131,7 @@ pub(super) async fn advance(
     }
     let AdvanceInput { stage, force } = call.json()?;
     let stage = Stage::from(stage);
-    let _turn = app.publisher_turn(&call.caller).await?;
+    app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let approved = match stage {
             Stage::All => approve_last(&app, &call, &id).await,

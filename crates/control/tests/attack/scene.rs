@@ -63,6 +63,11 @@ struct Honest {
     seen: Arc<Mutex<Seen>>,
 }
 
+/// Whether the attacks are as large as `scripts/attack` has them.
+pub(crate) fn is_full() -> bool {
+    std::env::var_os("RATELEASE_ATTACK").is_some_and(|it| it == "full")
+}
+
 // === impl Scene ===
 
 impl Scene {
@@ -96,8 +101,7 @@ impl Scene {
 
     /// How long the attack lasts.
     pub(crate) fn lasts(&self) -> Duration {
-        let is_full = std::env::var_os("RATELEASE_ATTACK").is_some_and(|it| it == "full");
-        Duration::from_secs(if is_full { 20 } else { 4 })
+        Duration::from_secs(if is_full() { 20 } else { 4 })
     }
 
     fn client(&self) -> Honest {

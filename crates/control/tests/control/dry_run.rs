@@ -1,8 +1,11 @@
 //! What a draft would change: differences of rules, and decisions of a log.
 
-use serde_json::{Value, json};
+use std::time::Duration;
 
-use super::support::{Call, Place, Server, places, rule};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::support::{Call, Place, Server, now, places, rule};
 use super::tokens::token;
 
 /// Lines of requests with one entry: second of the minute, domain, key and value.
@@ -202,5 +205,65 @@ async fn a_token_of_a_domain_sees_and_replays_that_one_alone() {
     let read = token(&place, &["create", "--name", "viewer"]).await.unwrap();
     let call = Call::new("POST", "/v1/replay").token(&read).json(&body);
     assert_eq!(server.send(call).await.status, 403);
+    server.stop().await;
+}
+
+/// A line of a log with a field of so many bytes.
+fn line(field_bytes: usize) -> String {
+    json!({"time": "2026-11-23T19:00:00Z", "x": "x".repeat(field_bytes)}).to_string()
+}
+
+#[tokio::test]
+async fn a_replay_makes_no_value_that_a_request_cannot_have() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "k", "", 1)).await;
+    server.publish().await;
+    let log = format!("{}\n{}\n{}", line(60_000), line(8), line(2000));
+    let template = format!("k={}", "%x%%%".repeat(100));
+    let body = json!({"log": log, "domain": "shop", "descriptors": vec![template; 200]});
+    let report = replay(&server, &body).await;
+    assert_eq!((&report["unreadable"], &report["requests"]), (&json!(2), &json!(1)), "{report}");
+    let why = report["first_unreadable"][0]["why"].as_str().unwrap();
+    assert!(why.contains("8192 bytes") && why.contains("1048576 in all"), "{report}");
+    let long = json!({"log": log, "descriptors": [format!("k={}", "%x%".repeat(300))]});
+    let refused = server.post("/v1/replay", &long).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors[0]".to_owned()]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_log_that_asks_for_too_much_work_is_refused() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "k", "", 1)).await;
+    server.publish().await;
+    // Each line asks for a hundred times its bytes.
+    let log = vec![line(1); 400_000].join("\n");
+    let body = json!({"log": log, "domain": "shop", "descriptors": vec!["k=%x%"; 256]});
+    let refused = server.post("/v1/replay", &body).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["log".to_owned()]), "{refused:?}");
+    assert!(refused.text.contains("send fewer lines"), "{refused:?}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_replay_that_is_given_up_ends_within_a_line() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    server.add(&rule("shop", "k", "", 1)).await;
+    server.publish().await;
+    let body = |lines: usize, descriptors: usize| {
+        let template = format!("k={}", "%x%".repeat(200));
+        let log = vec![line(40); lines].join("\n");
+        json!({"log": log, "domain": "shop", "descriptors": vec![template; descriptors]})
+    };
+    let long = body(500, 120);
+    let given_up = timeout(Duration::from_millis(500), server.post("/v1/replay", &long));
+    assert!(given_up.await.is_err(), "it takes longer");
+    // A token has one replay at a time.
+    let began = now();
+    replay(&server, &body(1, 1)).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     server.stop().await;
 }

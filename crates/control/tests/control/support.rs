@@ -256,6 +256,12 @@ impl<'c> Call<'c> {
         self.body("application/json", body.to_string().as_bytes())
     }
 
+    /// Bytes of the body.
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) fn bytes(&self) -> usize {
+        self.body.len()
+    }
+
     pub(crate) fn token(self, token: &str) -> Self {
         self.header("authorization", &format!("Bearer {token}"))
     }

@@ -35,6 +35,12 @@ impl Process {
         resident(self.child.id())
     }
 
+    /// Number of threads.
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count()
+    }
+
     #[allow(dead_code)] // of the attacks only
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
