@@ -71,7 +71,8 @@ impl Shared {
     fn answer(&self, words: &[String], own: SocketAddr) -> Say {
         let is_hostile = self.is_hostile.load(Ordering::Relaxed);
         let say = match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-            ["HELLO", ..] => "%1\r\n+server\r\n+redis\r\n".to_owned(),
+            ["PING"] => "+PONG\r\n".to_owned(),
+            ["AUTH", ..] => "+OK\r\n".to_owned(),
             ["SCRIPT", ..] => "+name\r\n".to_owned(),
             _ if is_hostile => return (self.answer)(words, own),
             ["CLUSTER", "SLOTS"] => slots(&[own]),

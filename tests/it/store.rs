@@ -17,6 +17,7 @@ mod hostile;
 mod model;
 mod outage;
 mod pools;
+mod proxies;
 mod redirected;
 mod redis;
 mod refunds;

@@ -85,7 +85,8 @@ async fn a_master_under_sentinels_keeps_the_contract() {
     keeps_the_contract(&*connected(patient(sentinel.config())).await).await;
 }
 
-async fn keeps_the_contract(store: &dyn Store) {
+/// Checks every clause.
+pub(super) async fn keeps_the_contract(store: &dyn Store) {
     lends_what_is_wanted_or_left(store).await;
     grants_a_need_whole_or_not_at_all(store).await;
     a_denial_overdraws_where_it_may(store).await;

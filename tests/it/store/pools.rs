@@ -331,7 +331,7 @@ async fn a_foreign_value_under_a_pools_key_is_refused_and_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_that_pools_need() {
     let single = Single::start();
-    let rights = "reset on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +get +set \
+    let rights = "reset on >pw ~rl:* resetchannels -@all +auth +evalsha +eval +get +set \
                   +pttl +del";
     let words = ["ACL", "SETUSER", "pools"].into_iter().chain(rights.split_whitespace());
     single.server.command::<()>(&words.collect::<Vec<_>>());

@@ -234,7 +234,7 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
 /// With these permissions and no others it must work. A cluster needs `+cluster|slots +asking` as
 /// well, and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each
 /// script is loaded by its first call.
-const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +time +get +set";
+const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +auth +evalsha +eval +time +get +set";
 /// Permissions for the sliding log.
 const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
 /// Permissions for the heartbeat.

@@ -4,7 +4,7 @@
 //! Redis, or Valkey: a path, or a name on PATH.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,9 @@ pub struct Server {
     dir: PathBuf,
     arguments: Vec<String>,
     env: Vec<(&'static str, String)>,
-    password: Option<String>,
+    program: OsString,
+    /// `user:password@` of the tests' own commands, or `:password@`.
+    login: Option<String>,
     process: Process,
 }
 
@@ -35,7 +37,9 @@ struct Start<'a> {
     arguments: &'a [&'a str],
     password: Option<&'a str>,
     file: Option<&'a str>,
+    user: Option<(&'a str, &'a str)>,
     env: &'a [(&'static str, String)],
+    program: Option<&'a Path>,
 }
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -78,6 +82,18 @@ impl Server {
         Self::start_somewhere(&Start { arguments, file: Some(file), ..Start::default() })
     }
 
+    /// As [`Server::start_with_file`], where the tests' own commands log in as this user.
+    pub fn start_as(arguments: &[&str], file: &str, user: (&str, &str)) -> Self {
+        let (file, user) = (Some(file), Some(user));
+        Self::start_somewhere(&Start { arguments, file, user, ..Start::default() })
+    }
+
+    /// As [`Server::start`], with another program than the other tests'.
+    pub fn start_program(program: &Path, arguments: &[&str]) -> Self {
+        let program = Some(program);
+        Self::start_somewhere(&Start { arguments, program, ..Start::default() })
+    }
+
     /// Starts a server on this port, which must be free.
     pub fn start_on(port: u16, arguments: &[&str]) -> Self {
         let start = Start { arguments, ..Start::default() };
@@ -111,9 +127,12 @@ impl Server {
                 *argument = argument.replace("{free}", &free_port().to_string());
             }
         }
-        let process = Process::start(&dir, &all, start.env);
-        let (env, password) = (start.env.to_vec(), start.password.map(ToOwned::to_owned));
-        let server = Self { port, dir, arguments: all, env, password, process };
+        let program = start.program.map_or_else(redis_server, |program| program.into());
+        let process = Process::start(&dir, &program, &all, start.env);
+        let user = start.user.or_else(|| start.password.map(|password| ("", password)));
+        let login = user.map(|(user, password)| format!("{user}:{password}@"));
+        let env = start.env.to_vec();
+        let server = Self { port, dir, arguments: all, env, program, login, process };
         server.wait_until_up().then_some(server)
     }
 
@@ -151,8 +170,8 @@ impl Server {
     }
 
     fn try_connect(&self) -> redis::RedisResult<redis::Connection> {
-        let password = self.password.as_ref().map(|it| format!(":{it}@")).unwrap_or_default();
-        let client = redis::Client::open(format!("redis://{password}127.0.0.1:{}", self.port))?;
+        let login = self.login.as_deref().unwrap_or_default();
+        let client = redis::Client::open(format!("redis://{login}127.0.0.1:{}", self.port))?;
         let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
         Ok(connection)
@@ -218,7 +237,7 @@ impl Server {
     /// Restarts the server on its port and in its directory, and kills it first if it still runs.
     pub fn start_again(&mut self) {
         self.process.end("keep");
-        self.process = Process::start(&self.dir, &self.arguments, &self.env);
+        self.process = Process::start(&self.dir, &self.program, &self.arguments, &self.env);
         assert!(self.wait_until_up(), "its port was taken meanwhile");
     }
 }
@@ -232,11 +251,16 @@ impl Drop for Server {
 // === impl Process ===
 
 impl Process {
-    fn start(dir: &Path, arguments: &[String], env: &[(&'static str, String)]) -> Self {
+    fn start(
+        dir: &Path,
+        program: &OsStr,
+        arguments: &[String],
+        env: &[(&'static str, String)],
+    ) -> Self {
         let mut shell = Command::new("sh")
             .args(["-c", SHELL, "sh"])
             .arg(dir)
-            .arg(redis_server())
+            .arg(program)
             .args(arguments)
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())

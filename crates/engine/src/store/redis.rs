@@ -19,6 +19,7 @@ mod fault;
 pub(crate) mod fuzzing;
 mod heartbeat;
 mod log_once;
+mod login;
 mod off_map_nodes;
 mod open;
 mod reconnecting;

@@ -1,7 +1,7 @@
 //! An open connection, shared by all asks of its server, and how its end is detected.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub(super) struct Connection {
     timeout: Arc<AdaptiveTimeout>,
     /// When data last arrived, in nanoseconds of the context's clock.
     heard: AtomicU64,
+    /// Whether the scripts were sent at all.
+    has_scripts: AtomicBool,
     /// When the scripts were last sent again, on the same clock; 0 means never.
     reloaded: AtomicU64,
     owed: Owed,
@@ -62,8 +64,9 @@ impl Connection {
     ) -> Self {
         let heard = AtomicU64::new(context.clock.now().nanos());
         let owed = Owed::default();
-        let (reloaded, end) = (AtomicU64::new(0), OnceLock::new());
-        Self { address, opened, context, timeout, heard, reloaded, owed, stage, end }
+        let (has_scripts, reloaded) = (AtomicBool::new(false), AtomicU64::new(0));
+        let end = OnceLock::new();
+        Self { address, opened, context, timeout, heard, has_scripts, reloaded, owed, stage, end }
     }
 
     /// Sends all scripts ahead of whatever is sent after this. Returns once they are queued for
@@ -72,6 +75,7 @@ impl Connection {
     /// load scripts, is not read: the server then answers NOSCRIPT, and learns each script from its
     /// first call in full.
     pub(super) async fn load_scripts(&self) {
+        self.has_scripts.store(true, Ordering::Relaxed);
         let mut connection = self.opened.connection.clone();
         for load in self.context.scripts.loads() {
             if connection.send_packed_command(&load).await.is_err() {
@@ -181,13 +185,16 @@ impl Connection {
         }
     }
 
-    /// Whether to send the scripts again. True for one caller within [`RELOAD_GAP`].
+    /// Whether to send the scripts again. True for one caller within [`RELOAD_GAP`], and never on a
+    /// connection on which they were not sent at all.
     fn may_reload(&self) -> bool {
         let now = self.context.clock.now();
         let last = self.reloaded.load(Ordering::Relaxed);
         let is_due = last == 0 || now.since(Time::from_nanos(last)) >= RELOAD_GAP;
         let (order, now) = (Ordering::Relaxed, now.nanos().max(1));
-        is_due && self.reloaded.compare_exchange(last, now, order, order).is_ok()
+        self.has_scripts.load(order)
+            && is_due
+            && self.reloaded.compare_exchange(last, now, order, order).is_ok()
     }
 
     fn prove(&self) {

@@ -174,6 +174,11 @@ impl Fault {
         Self::new(self.kind, format!("{whom}: {}", self.text))
     }
 
+    /// Returns the fault with what to check after its text.
+    pub(super) fn with_hint(self, hint: &str) -> Self {
+        Self { text: shown(&format!("{}; {hint}", self.text)), ..self }
+    }
+
     pub(super) fn malformed(reply: &redis::Value) -> Self {
         let mut text = Beginning(String::new());
         // It fails only if the text is longer than what is kept.

@@ -4,18 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult,
-    Value,
-};
+use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, RedisError, Value};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 use super::context::StoreContext;
 use super::fault::{Fault, Kind};
+use super::login;
 use super::reply_limit::ReplyLimit;
 use super::secure;
-use super::stages::Stages;
+use super::stages::{Stage, Stages};
 use super::stream::{self, Bounded, BoxedStream};
 use crate::store::redis::settings::{Address, Auth, RedisSettings};
 
@@ -37,13 +36,16 @@ struct Driver(AbortHandle);
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Peer {
     Server,
-    /// Old sentinels do not know HELLO.
     Sentinel,
 }
 
 /// The largest number of commands on one connection that wait to be written; further ones wait for
 /// a place. It is the number that the lease client sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
+
+/// What to check when a server ends a connection in plaintext before its first reply: one that
+/// expects TLS takes our first command for a broken handshake.
+const HINT_TLS: &str = "if that port expects TLS, set REDIS_TLS=true or use rediss://";
 
 /// Connects to `address` and logs in within the given time, however many addresses a name has and
 /// however long reading a password takes. `stages` records the end of the connection.
@@ -55,79 +57,56 @@ pub(super) async fn open(
     within: Duration,
 ) -> Result<Opened, Fault> {
     let place = context.place(address)?;
-    let limit = Arc::new(ReplyLimit::default());
+    let deadline = context.clock.instant(context.clock.now() + within);
     let opening = async {
-        let login = peer.login(context).await?;
-        let opening = connect(context, address, &login, Arc::clone(&limit), stages).await;
-        // redis-rs never puts a password into an error.
-        opening.map_err(|error| fault_of(&error, address, &limit))
+        let auth = peer.auth(context).await?;
+        let stream = connect(context, address, deadline).await?;
+        let opened = Opened::over(stream, address.clone(), stages, place).await?;
+        let database = peer.database(&context.settings);
+        let logged_in = login::log_in(&opened, &auth, database).await;
+        logged_in.map_err(|fault| match (fault.kind, address) {
+            (Kind::Lost | Kind::MalformedReply, Address::Tcp(..)) if context.tls.is_none() => {
+                fault.with_hint(HINT_TLS)
+            }
+            _ => fault,
+        })?;
+        Ok(opened)
     };
-    let opened = tokio::time::timeout(within, Box::pin(opening)).await;
-    let (connection, driver) = opened.map_err(|_| Fault::timed_out())??;
-    Ok(Opened { connection, limit, address: address.clone(), _driver: driver, _place: place })
+    let opened = tokio::time::timeout_at(deadline, Box::pin(opening)).await;
+    opened.unwrap_or_else(|_| Err(Fault::timed_out()))
 }
 
+/// Opens the stream. `deadline` is when to give up a handshake; the caller gives up the rest.
 async fn connect(
     context: &StoreContext,
     address: &Address,
-    login: &RedisConnectionInfo,
-    limit: Arc<ReplyLimit>,
-    stages: Option<&Stages>,
-) -> RedisResult<(MultiplexedConnection, Driver)> {
-    // Deadlines for replies are set in `Connection`.
-    let mut config = AsyncConnectionConfig::new()
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(UNWRITTEN_MAX);
-    if let Some(stages) = stages {
-        config = config.set_push_sender(stages.on_push());
-    }
-    let stream: BoxedStream = match address {
-        Address::Tcp(host, port) => {
-            let allows = |ip| context.allows(address, ip);
-            let stream = stream::tcp(host, *port, context.threads(address), allows).await?;
-            match &context.tls {
-                Some(tls) => Box::new(Box::pin(tls.secure(stream, host, &context.files)).await?),
-                None => Box::new(stream),
-            }
-        }
-        Address::Unix(path) => Box::new(stream::unix(path).await?),
+    deadline: Instant,
+) -> Result<BoxedStream, Fault> {
+    let failed = |error: std::io::Error| Fault::of(&RedisError::from(error), address);
+    let (host, port) = match address {
+        Address::Tcp(host, port) => (host, *port),
+        Address::Unix(path) => return Ok(Box::new(stream::unix(path).await.map_err(failed)?)),
     };
-    log_in(Bounded::new(stream, limit), login, config).await
-}
-
-async fn log_in(
-    stream: Bounded<BoxedStream>,
-    login: &RedisConnectionInfo,
-    config: AsyncConnectionConfig,
-) -> RedisResult<(MultiplexedConnection, Driver)> {
-    let new = MultiplexedConnection::new_with_config(login, stream, config);
-    let (connection, driver) = new.await.map_err(secure::with_hint)?;
-    Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
+    let allows = |ip| context.allows(address, ip);
+    let stream = stream::tcp(host, port, context.threads(address), allows).await.map_err(failed)?;
+    let Some(tls) = &context.tls else { return Ok(Box::new(stream)) };
+    let secured = tls.secure(stream, host, &context.files, deadline).await;
+    Ok(Box::new(Box::pin(secured.map_err(failed)?)))
 }
 
 // === impl Peer ===
 
 impl Peer {
-    /// The login.
-    ///
-    /// Servers use RESP3: its HELLO logs in and switches the protocol in one command that either
-    /// succeeds or ends the attempt, so that a wrong password never leaves the connection logged in
-    /// as another user; and redis-rs reports a closed connection only with RESP3. With RESP2 it
-    /// would skip the login of a user without a password, and would omit the user's name for a
-    /// server that does not support names.
-    async fn login(self, context: &Arc<StoreContext>) -> Result<RedisConnectionInfo, Fault> {
-        let protocol = match self {
-            Self::Server => ProtocolVersion::RESP3,
-            Self::Sentinel => ProtocolVersion::RESP2,
-        };
+    /// The credentials, read now if they are in a file.
+    async fn auth(self, context: &Arc<StoreContext>) -> Result<Auth, Fault> {
         let auth = if self.has_file(&context.settings) {
             let of = Arc::clone(context);
-            let read = context.files.run(move || self.auth(&of.settings)).await;
+            let read = context.files.run(move || self.auth_now(&of.settings)).await;
             read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
         } else {
-            self.auth(&context.settings)
+            self.auth_now(&context.settings)
         };
-        auth.map(|auth| login(auth, protocol)).map_err(|why| Fault::new(Kind::Denied, why))
+        auth.map_err(|why| Fault::new(Kind::Denied, why))
     }
 
     fn has_file(self, settings: &RedisSettings) -> bool {
@@ -137,25 +116,19 @@ impl Peer {
         }
     }
 
-    fn auth(self, settings: &RedisSettings) -> Result<Auth, String> {
+    fn auth_now(self, settings: &RedisSettings) -> Result<Auth, String> {
         match self {
             Self::Server => settings.auth_now(),
             Self::Sentinel => settings.sentinel_auth_now(),
         }
     }
-}
 
-fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {
-    // CLIENT SETINFO is omitted: servers before 7.2 do not know it, and an access list may not
-    // include it.
-    let mut login = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
-    if let Some(username) = &auth.username {
-        login = login.set_username(username);
-    }
-    match (&auth.password, &auth.username) {
-        (Some(password), _) => login.set_password(password.reveal()),
-        (None, Some(_)) => login.set_password(""),
-        (None, None) => login,
+    /// The number of the database; sentinels have none.
+    fn database(self, settings: &RedisSettings) -> Option<u32> {
+        match self {
+            Self::Server => Some(settings.database),
+            Self::Sentinel => None,
+        }
     }
 }
 
@@ -172,10 +145,41 @@ pub(super) fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -
 // === impl Opened ===
 
 impl Opened {
+    /// Begins to use `stream`, on which nothing was sent yet.
+    async fn over(
+        stream: BoxedStream,
+        address: Address,
+        stages: Option<&Stages>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self, Fault> {
+        let limit = Arc::new(ReplyLimit::default());
+        // Without credentials, a database and its own name, redis-rs sends nothing: `login` does.
+        // It speaks RESP2 then, which all servers and proxies know. Deadlines for replies are set
+        // in `Connection`.
+        let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(UNWRITTEN_MAX);
+        let stream = Bounded::new(stream, Arc::clone(&limit));
+        let new = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
+        let (connection, driver) = new.map_err(|error| fault_of(&error, &address, &limit))?;
+        let stages = stages.cloned();
+        let driver = tokio::spawn(async move {
+            driver.await;
+            // redis-rs reports the end only to the callers that wait for replies.
+            if let Some(stages) = stages {
+                stages.advance(Stage::Retired);
+            }
+        });
+        let _driver = Driver(driver.abort_handle());
+        Ok(Self { connection, limit, address, _driver, _place: place })
+    }
+
     /// Sends one command and returns its reply; an error reply is a fault.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
         let reply = self.connection.clone().send_packed_command(command).await;
         let reply = reply.and_then(Value::extract_error);
+        let reply = reply.map_err(secure::with_hint);
         reply.map_err(|error| fault_of(&error, &self.address, &self.limit))
     }
 }

@@ -104,6 +104,8 @@ async fn keep_up(
     let context = connector.context();
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut outage = LogOnce::default();
+    // Some proxies close a connection on which SCRIPT is sent.
+    let mut sends_scripts = true;
     connector.limiters().first.pass(&context.clock).await;
     loop {
         let began = context.clock.now();
@@ -111,13 +113,17 @@ async fn keep_up(
             Ok(connection) => {
                 let connection = Arc::new(connection);
                 // Before the first ask, so that the server reads it after the scripts.
-                connection.load_scripts().await;
+                if sends_scripts {
+                    connection.load_scripts().await;
+                }
                 publish.send_replace(State::Up(Arc::clone(&connection)));
                 if connection.proves_itself().await {
                     if outage.ends() {
                         tracing::info!(redis = %connection.address, "connected to Redis again");
                     }
                     backoff.reset();
+                } else {
+                    sends_scripts = !sends_scripts;
                 }
                 (connection.ends().await, Duration::ZERO)
             }

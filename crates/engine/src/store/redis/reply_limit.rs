@@ -14,8 +14,7 @@ struct Limit {
     values: usize,
 }
 
-/// Replies to logins and scripts: a script's are below 200 bytes, and that of HELLO lists the
-/// server's modules.
+/// Replies to logins and scripts: a script's are below 200 bytes, those to INFO and ROLE longer.
 const ORDINARY: Limit = Limit { bytes: 16 << 10, values: 1 << 10 };
 
 /// Lists of the cluster's nodes. 1024 masters with two replicas each take 25 000 values and 0.4 MB

@@ -8,15 +8,20 @@ use parking_lot::Mutex;
 use ratelease_tls::{ClientFiles, ClientPems};
 use redis::RedisError;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
 
 use super::threads::Threads;
 
 /// What to check when a handshake fails.
 const HINT: &str = "check REDIS_TLS_CACERT, the client certificate, and the names of the server's";
+
+/// What to check when the other side does not answer a handshake, or not with TLS: a plain port
+/// waits for the end of a command, replies with an error, or closes the connection.
+const HINT_PLAIN: &str = "if that port has no TLS, unset REDIS_TLS and use redis://";
 
 /// What rustls calls a refusal by the other side.
 const ALERT: &str = "received fatal alert";
@@ -77,21 +82,43 @@ impl Tls {
         Ok(Arc::clone(&former.config))
     }
 
-    /// Performs the handshake with the server `host`. Files are read on `threads`.
+    /// Performs the handshake with the server `host`, until `deadline`. Files are read on
+    /// `threads`.
     pub(super) async fn secure(
         self: &Arc<Self>,
         stream: TcpStream,
         host: &str,
         threads: &Threads,
+        deadline: Instant,
     ) -> io::Result<TlsStream<TcpStream>> {
-        let failed = |error: &dyn std::fmt::Display| {
-            io::Error::new(io::ErrorKind::ConnectionAborted, format!("TLS: {error}; {HINT}"))
-        };
+        let failed = |error: &dyn std::fmt::Display| aborted(&format!("{error}; {HINT}"));
         let of = Arc::clone(self);
         let config = threads.run(move || of.config()).await?.map_err(|error| failed(&error))?;
         let name = ServerName::try_from(host.to_owned()).map_err(|error| failed(&error))?;
-        let secured = TlsConnector::from(config).connect(name, stream).await;
-        secured.map_err(|error| failed(&error))
+        let handshake = TlsConnector::from(config).connect(name, stream);
+        match tokio::time::timeout_at(deadline, Box::pin(handshake)).await {
+            Ok(Ok(secured)) => Ok(secured),
+            Ok(Err(error)) if is_plain(&error) => Err(aborted(&format!("{error}; {HINT_PLAIN}"))),
+            Ok(Err(error)) => Err(failed(&error)),
+            Err(_) => {
+                let text = format!("TLS: no answer in time; {HINT_PLAIN}");
+                Err(io::Error::new(io::ErrorKind::TimedOut, text))
+            }
+        }
+    }
+}
+
+fn aborted(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, format!("TLS: {text}"))
+}
+
+/// Whether a handshake failed in a way in which one with a plain port does.
+fn is_plain(error: &io::Error) -> bool {
+    let of_tls = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    match of_tls {
+        Some(rustls::Error::InvalidMessage(_)) => true,
+        Some(_) => false,
+        None => true,
     }
 }
 

@@ -22,6 +22,8 @@ pub struct RedisSettings {
     pub kind: RedisKind,
     /// Where to connect: the server, nodes of the cluster, or the sentinels.
     pub addresses: Vec<Address>,
+    /// The number of the database at the servers; a cluster has only 0.
+    pub database: u32,
     /// The user to log in as; `None` means Redis' own `default`.
     pub username: Option<String>,
     /// The password of the servers; `None` means no login.
@@ -95,6 +97,7 @@ impl RedisSettings {
         Self {
             kind,
             addresses,
+            database: 0,
             username: None,
             password: None,
             sentinel_username: None,

@@ -1,6 +1,5 @@
 //! The stages of a connection, from its login to its end.
 
-use redis::{PushInfo, PushKind};
 use tokio::sync::watch;
 
 /// The present stage of a connection, which tasks can wait on.
@@ -26,18 +25,6 @@ pub(super) enum Stage {
 impl Stages {
     pub(super) fn new() -> Self {
         Self(watch::Sender::new(Stage::New))
-    }
-
-    /// The callback by which redis-rs reports messages that are not replies, and the end of the
-    /// connection. It reports the end separately to the callers that wait for replies.
-    pub(super) fn on_push(&self) -> impl Fn(PushInfo) -> Result<(), ()> + use<> {
-        let stages = self.clone();
-        move |push| {
-            if push.kind == PushKind::Disconnection {
-                stages.advance(Stage::Retired);
-            }
-            Ok(())
-        }
     }
 
     /// Advances to `stage`. Returns whether that stage is new.

@@ -26,10 +26,10 @@ impl Fault {
             ErrorKind::Server(_) | ErrorKind::Extension => {
                 Kind::of_reply(error.code().unwrap_or_default(), &text)
             }
-            ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Kind::Refused,
+            ErrorKind::InvalidClientConfig => Kind::Refused,
             ErrorKind::Parse if text.contains(CUT) => Kind::Lost,
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::MalformedReply,
-            _ if error.is_timeout() => return Fault::timed_out(),
+            _ if error.is_timeout() => Kind::TimedOut,
             _ => Kind::Lost,
         };
         if !matches!(kind, Kind::Moved | Kind::AskRedirect) {
