@@ -33,8 +33,8 @@ settings! {
 
     /// host:port, or the path of a socket; for a cluster, a list separated by commas; for
     /// sentinels, the name of the master and then their addresses.
-    /// redis://user:password@host:port works too, and rediss:// for TLS [default: none, counts are
-    /// kept in the memory of this process]
+    /// redis://user:password@host:port/database works too, and rediss:// for TLS [default: none,
+    /// counts are kept in the memory of this process]
     pub(super) REDIS_URL: SecretSetting = secret("URL");
     /// Deployment type: single, cluster or sentinel
     REDIS_TYPE: Setting<Topology> = setting("TYPE", "single", topology);
@@ -128,6 +128,7 @@ impl RawRedis<'_> {
             tls: is_secured.then(|| self.tls.clone()),
             redirect_networks: redirect_networks?,
             timeout: timeout?,
+            database: nodes.database,
             ..RedisSettings::new(nodes.kind, nodes.addresses)
         })
     }
@@ -167,11 +168,23 @@ impl RawRedis<'_> {
             Topology::Single => self.single(socket_type).map_err(|problem| {
                 (problem, if is_unix { "/run/redis/redis.sock" } else { "redis:6379" })
             }),
-            Topology::Cluster => list(self.url.reveal(), RedisKind::Cluster, url::REDIS_PORT)
-                .map_err(|problem| (problem, "redis-0:6379,redis-1:6379")),
+            Topology::Cluster => {
+                self.cluster().map_err(|problem| (problem, "redis-0:6379,redis-1:6379"))
+            }
             Topology::Sentinel => sentinels(self.url.reveal())
                 .map_err(|problem| (problem, "mymaster,sentinel-0:26379,sentinel-1:26379")),
         }
+    }
+
+    fn cluster(&self) -> Result<Nodes, String> {
+        let nodes = list(self.url.reveal(), RedisKind::Cluster, url::REDIS_PORT)?;
+        if nodes.database != 0 {
+            let name = self.values.name(&REDIS_TYPE.row);
+            return Err(format!(
+                "a cluster has database 0 only; leave the number out, or set {name}=single"
+            ));
+        }
+        Ok(nodes)
     }
 
     fn single(&self, socket_type: Option<SocketType>) -> Result<Nodes, String> {
@@ -196,6 +209,7 @@ impl RawRedis<'_> {
                 kind: RedisKind::Single,
                 addresses: vec![endpoint.address],
                 auth: endpoint.auth,
+                database: endpoint.database.unwrap_or_default(),
                 tls: endpoint.tls,
             }),
         }
@@ -215,6 +229,7 @@ struct Nodes {
     kind: RedisKind,
     addresses: Vec<Address>,
     auth: Option<Auth>,
+    database: u32,
     tls: Tls,
 }
 
@@ -228,9 +243,10 @@ fn sentinels(text: &str) -> Result<Nodes, String> {
     list(list_text, RedisKind::Sentinel { master: master.to_owned() }, url::SENTINEL_PORT)
 }
 
-/// Parses a comma-separated list of nodes. All must have the same credentials, and TLS or not.
+/// Parses a comma-separated list of nodes. All must have the same credentials and database, as far
+/// as these are given, and TLS or not.
 fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
-    let mut nodes = Nodes { kind, addresses: Vec::new(), auth: None, tls: Tls::Off };
+    let (mut addresses, mut auth, mut database, mut tls) = (Vec::new(), None, None, Tls::Off);
     for (at, item) in text.split(',').map(str::trim).enumerate() {
         let place = at + 1;
         if place > ADDRESSES_MAX {
@@ -241,22 +257,28 @@ fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
         if matches!(endpoint.address, Address::Unix(_)) {
             return Err(format!("address {place}: nodes of a list are host:port, not paths"));
         }
-        if at > 0 && nodes.tls != endpoint.tls {
+        if at > 0 && tls != endpoint.tls {
             return Err(format!("address {place}: rediss:// is for all of them, or for none"));
         }
-        nodes.tls = endpoint.tls;
-        match (&nodes.auth, endpoint.auth) {
-            (Some(first), Some(other)) if *first != other => {
-                return Err(format!(
-                    "address {place}: its user or password differs from those before it"
-                ));
-            }
-            (None, found) => nodes.auth = found,
-            _ => {}
-        }
-        nodes.addresses.push(endpoint.address);
+        tls = endpoint.tls;
+        let differs = |what| format!("address {place}: its {what} differs from those before it");
+        join(&mut auth, endpoint.auth).map_err(|()| differs("user or password"))?;
+        join(&mut database, endpoint.database).map_err(|()| differs("database"))?;
+        addresses.push(endpoint.address);
     }
-    Ok(nodes)
+    Ok(Nodes { kind, addresses, auth, database: database.unwrap_or_default(), tls })
+}
+
+/// Adds what one address gives to what those before it gave. Fails if both give something else.
+fn join<T: PartialEq>(known: &mut Option<T>, found: Option<T>) -> Result<(), ()> {
+    match (&*known, found) {
+        (Some(first), Some(other)) if *first != other => Err(()),
+        (None, found) => {
+            *known = found;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {

@@ -174,12 +174,13 @@ impl Store for RedisStore {
     }
 
     fn describe(&self) -> String {
-        let first =
-            self.context.settings.addresses.first().map(Address::to_string).unwrap_or_default();
-        match &self.context.settings.kind {
-            RedisKind::Single => format!("redis {first}"),
+        let RedisSettings { kind, addresses, database, .. } = &self.context.settings;
+        let first = addresses.first().map(Address::to_string).unwrap_or_default();
+        let of = if *database == 0 { String::new() } else { format!(", database {database}") };
+        match kind {
+            RedisKind::Single => format!("redis {first}{of}"),
             RedisKind::Cluster => format!("cluster {first}"),
-            RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),
+            RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}{of}"),
         }
     }
 }

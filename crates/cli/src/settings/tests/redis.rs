@@ -89,6 +89,47 @@ fn user_and_password_come_from_the_setting_else_the_url() {
 }
 
 #[test]
+fn a_url_may_name_a_database_and_credentials_behind_it() {
+    let found = |kind: &str, url: &str| {
+        let (main, ..) = store(&[("REDIS_TYPE", kind), ("REDIS_URL", url)]);
+        let addresses = addresses(&main).join(" ");
+        let password = main.password.map(|password| password.reveal().to_owned());
+        (addresses, main.database, main.username, password)
+    };
+    let some = |text: &str| Some(text.to_owned());
+    for (kind, url, database) in [
+        ("single", "redis:6379", 0),
+        ("single", "redis://redis:6379/", 0),
+        ("single", "redis://redis:6379/0", 0),
+        ("single", "redis://redis:6379/11", 11),
+        ("single", "rediss://redis/11", 11),
+        ("single", "redis://redis?db=11", 11),
+        ("single", "redis://redis/?db=11", 11),
+        ("single", "redis://redis:6379/12?db=11", 12),
+        ("single", "redis://redis:6379?db=", 0),
+        ("single", "redis://redis/2147483647", 2_147_483_647),
+        ("cluster", "redis://redis:6379/0,redis", 0),
+    ] {
+        assert_eq!((found(kind, url).1, found(kind, url).3), (database, None), "{url}");
+    }
+    let url = "redis://us:pa/ss?word@redis:7000/3";
+    assert_eq!(found("single", url), ("redis:7000".into(), 3, some("us"), some("pa/ss?word")));
+    let url = "redis://redis:7000?password=p%40ss&db=3&username=us";
+    assert_eq!(found("single", url), ("redis:7000".into(), 3, some("us"), some("p@ss")));
+    let url = "redis://:first@redis?password=second&username=us";
+    assert_eq!(found("single", url), ("redis:6379".into(), 0, some("us"), some("first")));
+    let url = "mymaster,redis://s-0/5,s-1";
+    assert_eq!(found("sentinel", url).1, 5, "the database is of the master");
+    let env = [
+        ("REDIS_URL", "main:1"),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", "redis://fast:2/7"),
+    ];
+    let (main, per_second, _) = store(&env);
+    assert_eq!((main.database, per_second.expect("a second Redis").database), (0, 7));
+}
+
+#[test]
 fn limits_per_second_may_have_a_redis_of_their_own() {
     let env = [
         ("REDIS_URL", "main:1"),
@@ -150,8 +191,16 @@ fn a_faulty_url_is_reported_with_its_problem_and_an_example() {
     case("single", "tls", "/run/a", "REDIS_SOCKET_TYPE=tcp or tls needs host:port");
     case("single", "", "http://a:1", "the scheme is not redis://, rediss:// or unix://");
     case("cluster", "", "rediss://a,redis://b", "address 2: rediss:// is for all of them");
-    case("single", "", "redis://a:1/3", "only database 0 is supported");
-    case("single", "", "redis://a:1?x=y", "parameters behind ?");
+    for database in ["x", "-1", "+1", "1/", "2147483648", "99999999999"] {
+        case("single", "", &format!("redis://a:1/{database}"), "the database is not a number");
+        case("single", "", &format!("redis://a:1?db={database}"), "the database is not a number");
+    }
+    case("cluster", "", "redis://a:1/3,b:2", "a cluster has database 0 only");
+    case("cluster", "", "a:1,redis://b:2?db=3", "a cluster has database 0 only");
+    case("sentinel", "", "m,redis://a:1/3,redis://b:2/4", "address 2: its database differs");
+    case("single", "", "redis://a:1?x=y", "of the parameters behind ?, only db");
+    case("single", "", "redis://a:1?username=u", "a user needs a password");
+    case("single", "", "redis://a:1?password=%4", "a % behind ? needs two hex digits");
     case("single", "", "pass@a:1", "a user or password needs redis:// before it");
     case("single", "", "redis://pass@a:1", "expected user:password or :password before @");
     case("single", "", "redis://:@a:1", "the password before @ is empty");
