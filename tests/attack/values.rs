@@ -86,7 +86,10 @@ async fn v7_a_page_of_another_site_opens_no_limit() {
     };
     let refund = body(r#","hitsAddend":3,"isNegativeHits":true"#);
     let json = ("content-type", "application/json");
+    let form = ("content-type", "application/x-www-form-urlencoded");
     let foreign = ("origin", "https://evil.example");
+    // Of a browser that sends no `Origin`, as some of 2019 did with forms.
+    let page = [("content-type", "text/plain"), ("user-agent", "Mozilla/5.0 (X11)")];
     let mut broken = Vec::new();
     let attacked = scene.attack(async |foes, _| {
         let connection = Connection::open(foes.grpc).await;
@@ -96,8 +99,9 @@ async fn v7_a_page_of_another_site_opens_no_limit() {
         while !foes.is_over() {
             for (what, headers, body) in [
                 ("a refund", vec![json], &refund),
-                ("a refund as text", vec![("content-type", "text/plain")], &refund),
-                ("a charge as text", vec![("content-type", "text/plain")], &body("")),
+                ("a refund as text", page.to_vec(), &refund),
+                ("a refund as a form of curl", vec![form], &refund),
+                ("a charge as text", page.to_vec(), &body("")),
                 ("a charge by a page of another site", vec![json, foreign], &body("")),
             ] {
                 let status = post(foes, &headers, body).await.map(|answer| answer.status);
@@ -153,16 +157,17 @@ async fn v7c_faulty_scoped_requests_are_short_and_charge_nothing() {
     let wrong = format!("{{{}}}", wrong.join(","));
     assert!((900_000..1 << 20).contains(&wrong.len()), "nearly the longest body");
     let query = "/api/v1/rate_limit?user_id=v&endpoint=/";
+    let browser = ("user-agent", "Mozilla/5.0");
     let (mut longest, mut broken) = (0, Vec::new());
     let attacked = scene.attack(async |foes, _| {
         while !foes.is_over() {
-            for (method, path, header, body, expected) in [
-                ("POST", "/shouldAllow", ("content-type", "application/json"), &*wrong, 400),
-                ("POST", "/shouldAllow", ("content-type", "text/plain"), "{}", 415),
-                ("GET", query, ("user-agent", "Mozilla/5.0"), "", 403),
-                ("GET", query, ("origin", "https://evil.example"), "", 403),
+            for (method, path, headers, body, expected) in [
+                ("POST", "/shouldAllow", &[("content-type", "application/json")][..], &*wrong, 400),
+                ("POST", "/shouldAllow", &[("content-type", "text/plain"), browser], "{}", 415),
+                ("GET", query, &[browser], "", 403),
+                ("GET", query, &[("origin", "https://evil.example")], "", 403),
             ] {
-                let answer = send(foes, method, path, &[header], body).await;
+                let answer = send(foes, method, path, headers, body).await;
                 longest = longest.max(answer.as_ref().map_or(0, |answer| answer.body.len()));
                 // No answer: the room for bodies was taken by others.
                 let status = answer.map(|answer| answer.status).filter(|it| *it != 503);

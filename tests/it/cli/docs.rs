@@ -39,7 +39,7 @@ const NOT_RUN: [(&str, &str, &str); 22] = [
     ("hot-keys.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
     (
         "http.md",
-        "$ curl -H 'content-type: application/json' http://localhost:8080/shouldAllow",
+        "$ curl http://localhost:8080/shouldAllow",
         "needs a pod on the fixed port 8080; contract::scoped",
     ),
     ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),

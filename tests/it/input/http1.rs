@@ -102,7 +102,7 @@ async fn a_head_is_answered_without_a_body() {
         ("HEAD /healthcheck", 200),
         ("HEAD /livez", 200),
         ("HEAD /readyz", 200),
-        ("HEAD /json", 415), // as for any method: there is no JSON to decide
+        ("HEAD /json", 405), // as GET: there is nothing to decide
         ("HEAD /nothing", 404),
     ] {
         let asked = format!("{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");

@@ -1,6 +1,8 @@
 //! Bad requests over `/json`: 400 and the reason, as in the reference; 413 above 1 MiB; and
 //! requests that a page of another origin could make a browser send.
 
+use std::net::SocketAddr;
+
 use super::{pod, pod_with};
 use crate::support::http::{Answer, Client};
 
@@ -99,30 +101,46 @@ async fn the_method_does_not_matter_and_long_bodies_are_refused() {
     pod.is_unharmed();
 }
 
-/// Requests that a page may send anywhere without permission: forms, text, and bodies without a
-/// type.
+/// Content types that a page may send anywhere without permission: forms, text, none; and some that
+/// only look like JSON.
+const OTHER_TYPES: [&str; 8] = [
+    "",
+    "content-type: text/plain\r\n",
+    "content-type: application/x-www-form-urlencoded\r\n",
+    "content-type: multipart/form-data; boundary=application/json\r\n",
+    "content-type: text/plain; application/json\r\n",
+    "content-type: text/plain, application/json\r\n",
+    "content-type: application/jsonx\r\n",
+    "content-type: application/json\r\ncontent-type: text/plain\r\n",
+];
+
+/// Sends `body` with `head`: lines that end with `\r\n`.
+async fn post_with(http: SocketAddr, path: &str, head: &str, body: &str) -> Answer {
+    let mut client = Client::connect(http).await.unwrap();
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n{head}");
+    client.write(format!("{head}\r\n{body}").as_bytes()).await.unwrap();
+    client.answer().await.unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_of_another_type_is_415_and_charges_nothing() {
+async fn a_body_of_another_type_is_415_if_a_browser_may_have_sent_it_and_charges_nothing() {
     let (pod, _rules) = pod().await;
     let three = request(r#"{"key":"three","value":"typed"}"#, "");
-    for head in [
-        "",
-        "content-type: text/plain\r\n",
-        "content-type: application/x-www-form-urlencoded\r\n",
-        "content-type: multipart/form-data; boundary=application/json\r\n",
-        "content-type: text/plain; application/json\r\n",
-        "content-type: text/plain, application/json\r\n",
-        "content-type: application/jsonx\r\n",
-        "content-type: application/json\r\ncontent-type: text/plain\r\n",
-    ] {
-        let mut client = Client::connect(pod.http).await.unwrap();
-        let length = three.len();
-        let head =
-            format!("POST /json HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n{head}");
-        client.write(format!("{head}\r\n{three}").as_bytes()).await.unwrap();
-        let answer = client.answer().await.unwrap();
-        assert_eq!(answer.status, 415, "{head}: {answer:?}");
-        assert!(answer.body.contains("-H 'content-type: application/json'"), "{answer:?}");
+    for (path, body) in [("/json", &*three), ("/shouldAllow", "{}")] {
+        for of_browser in [
+            "origin: http://test\r\n",
+            "sec-fetch-site: same-origin\r\n",
+            "sec-fetch-mode: no-cors\r\n",
+            "user-agent: Mozilla/5.0 (X11; Linux x86_64)\r\n",
+        ] {
+            for content_type in OTHER_TYPES {
+                let head = format!("{content_type}{of_browser}");
+                let answer = post_with(pod.http, path, &head, body).await;
+                assert_eq!(answer.status, 415, "{path} {head}: {answer:?}");
+                assert!(answer.body.contains("-H 'content-type: application/json'"), "{answer:?}");
+            }
+        }
     }
     let mut client = Client::connect(pod.http).await.unwrap();
     for (content_type, status) in [
@@ -135,6 +153,33 @@ async fn a_body_of_another_type_is_415_and_charges_nothing() {
         let answer = client.send("POST", "/json", &headers, &three).await.unwrap();
         assert_eq!(answer.status, status, "{content_type}: {answer:?}");
     }
+}
+
+/// As `curl -d` sends it: with the type of a form.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_of_any_type_is_accepted_from_a_client_that_is_no_browser() {
+    let (pod, _rules) = pod().await;
+    for agent in
+        ["", "user-agent: curl/8.5.0\r\naccept: */*\r\n", "user-agent: Go-http-client/1.1\r\n"]
+    {
+        for content_type in OTHER_TYPES {
+            let head = format!("{agent}{content_type}");
+            let answer = post_with(pod.http, "/json", &head, &good()).await;
+            assert_eq!(answer.status, 200, "{head}: {answer:?}");
+            let scoped = r#"{"scope":"user","scope_value":"one","api":"/"}"#;
+            let answer = post_with(pod.http, "/shouldAllow", &head, scoped).await;
+            assert_eq!(answer.status, 200, "{head}: {answer:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_to_read_json_is_405_and_names_the_method() {
+    let (pod, _rules) = pod().await;
+    let mut client = Client::connect(pod.http).await.unwrap();
+    let answer = client.send("GET", "/json", &[], "").await.unwrap();
+    assert_eq!((answer.status, answer.header("allow")), (405, Some("POST")), "{answer:?}");
+    assert!(answer.body.contains("POST"), "{answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,7 +130,8 @@ async fn another_method_type_or_length_is_a_problem() {
         }
     }
     for content_type in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx"] {
-        let answer = refused("POST", "/shouldAllow", &[("content-type", content_type)]).await;
+        let headers = [("content-type", content_type), ("user-agent", "Mozilla/5.0")];
+        let answer = refused("POST", "/shouldAllow", &headers).await;
         problem(&answer, 415, "content-type");
     }
     let mut other = Client::connect(pod.http).await.unwrap();

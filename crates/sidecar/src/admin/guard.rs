@@ -24,7 +24,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    USER_AGENT, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use ratelease_engine::secret::Secret;
@@ -35,6 +35,9 @@ const INTERNAL_SUFFIXES: [&str; 4] = ["localhost", "internal", "svc", "cluster.l
 
 /// Maximum number of bytes shown of a refused name: no valid name is longer (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 255;
+
+/// What the `User-Agent` of every browser begins with.
+const BROWSERS: &[u8] = b"Mozilla/";
 
 /// Allows every name.
 const ANY: &str = "*";
@@ -207,6 +210,16 @@ pub fn with_headers(routes: Router) -> Router {
     }))
 }
 
+/// Whether a page in a browser may have sent a request with these headers. Each of them is one that
+/// a page cannot remove or change without permission: today's browsers send `Origin` with each
+/// `POST`, and `Sec-Fetch-*` to loopback and over TLS; all say in `User-Agent` that they are one.
+pub fn may_be_browser(headers: &HeaderMap) -> bool {
+    let named = headers.get_all(USER_AGENT).iter();
+    headers.contains_key(ORIGIN)
+        || headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"))
+        || named.into_iter().any(|name| name.as_bytes().starts_with(BROWSERS))
+}
+
 /// The name or address in `host`, without the port.
 fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
@@ -290,6 +303,37 @@ mod tests {
         // Requests that are not from a browser, and requests that name more than one host.
         assert_eq!(checked(&[], &[]), Ok(()));
         assert!(checked(&[], &[("host", "localhost"), ("host", "evil.example")]).is_err());
+    }
+
+    /// Every combination of the headers by which a browser is known, among others.
+    #[test]
+    fn a_request_with_any_header_of_a_browser_may_be_of_one() {
+        let of_browsers = [
+            ("origin", "http://localhost:6070"),
+            ("origin", "null"),
+            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-mode", "cors"),
+            ("sec-fetch-dest", ""),
+            ("sec-fetch-user", "?1"),
+            ("user-agent", "Mozilla/5.0 (X11)"),
+        ];
+        let of_all = [
+            ("host", "localhost"),
+            ("user-agent", "curl/8.5.0 Mozilla/5.0"),
+            ("content-type", "application/x-www-form-urlencoded"),
+            ("referer", "http://localhost/"),
+            ("x-sec-fetch-mode", "cors"),
+        ];
+        let chosen = |set: usize| (0..12).filter(move |at| set >> at & 1 == 1);
+        for set in 0..1 << 12_usize {
+            let mut headers = HeaderMap::new();
+            for at in chosen(set) {
+                let (name, value) = of_all.iter().chain(&of_browsers).nth(at).unwrap();
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let expected = chosen(set).any(|at| at >= of_all.len());
+            assert_eq!(may_be_browser(&headers), expected, "{headers:?}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use ratelease_server::service::{BodyReservation, PartialMessage};
 use tokio::time::timeout;
 
 use super::refusal::Refusal;
+use crate::admin::guard;
 
 /// Maximum size in bytes of a body: that of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -21,17 +22,25 @@ const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// Maximum time for a body to be complete, as for a gRPC message.
 const BODY_MAX: Duration = Duration::from_secs(2);
 
-/// The type has to be one that a page of another origin may not send without a preflight.
+/// A browser may send JSON to another origin only after a preflight, which nothing here grants; it
+/// may send any other type without one. So a body that is not JSON is accepted only from a client
+/// that cannot be a page in a browser.
 pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
+    if is_json(headers) || !guard::may_be_browser(headers) {
+        return Ok(());
+    }
+    let reason = "the content-type of a request that a browser may have sent (it has an Origin, a \
+                  Sec-Fetch-* header or the User-Agent of a browser) must be application/json; \
+                  with curl: -H 'content-type: application/json'";
+    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason))
+}
+
+/// Whether the one content type is JSON.
+fn is_json(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (types.next().and_then(|it| it.to_str().ok()), types.next());
     let essence = first.and_then(|it| it.split(';').next()).map(str::trim).unwrap_or_default();
-    if essence.eq_ignore_ascii_case("application/json") && second.is_none() {
-        return Ok(());
-    }
-    let reason = "the content-type must be application/json; \
-                with curl: -H 'content-type: application/json'";
-    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason))
+    essence.eq_ignore_ascii_case("application/json") && second.is_none()
 }
 
 /// Returns the whole body, which is counted on `reservation`.

@@ -3,31 +3,29 @@
 //!
 //! The port asks for no password, so every page open in a browser that reaches the port can send
 //! requests to it. A page of another origin may send a form, text or a body without a type
-//! anywhere; it may not send JSON unless the server allows it. So the content type has to be JSON,
-//! names and origins are checked as on the debug port, and refunds have to be enabled
-//! (`docs/decisions/0025`). A query has no type: browsers may not send it at all.
+//! anywhere; it may not send JSON unless the server allows it. So the content type has to be JSON
+//! where a browser may be the sender, names and origins are checked as on the debug port, and
+//! refunds have to be enabled (`docs/decisions/0025`). A query has no type: browsers may not send
+//! it at all.
 
 use std::sync::Arc;
 
-use ::http::StatusCode;
-use ::http::header::{HeaderMap, USER_AGENT};
+use ::http::{Method, StatusCode};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::any;
 use axum::{Extension, Router};
+use http_body::Body as _;
 use ratelease_rules::request::json as request_json;
 use ratelease_rules::request::scoped::ScopedRequest;
 
 use super::refusal::Refusal;
 use super::{body, json, scoped};
-use crate::admin::guard::Guard;
+use crate::admin::guard::{self, Guard};
 use ratelease_server::request_error::RequestError;
 use ratelease_server::service::{Answer, DecisionService, Peer};
 use ratelease_server::trace::{Outcome, Span};
 use ratelease_server::transport::{Route, Transport};
-
-/// What the names of all browsers begin with.
-const BROWSERS: &[u8] = b"Mozilla/";
 
 /// Who may ask for decisions over HTTP, and what for.
 #[derive(Debug, Clone, Default)]
@@ -102,12 +100,16 @@ impl Decider {
         peer: &Peer,
         span: Option<&Span>,
     ) -> Result<Response, Refusal> {
-        let (method, route) = (request.method().as_str(), self.route);
-        if route != Route::Json && method != route.method() {
+        let route = self.route;
+        if !self.accepts_method_of(&request) {
             return Err(Refusal::method(route.method()));
         }
         if route == Route::RateLimit {
-            refuse_browsers(request.headers())?;
+            if guard::may_be_browser(request.headers()) {
+                let reason = "this request charges limits, so no browser may send it; use curl, \
+                              or POST /shouldAllow";
+                return Err(Refusal::new(StatusCode::FORBIDDEN, reason));
+            }
             let query = request.uri().query().unwrap_or_default();
             let parsed = ScopedRequest::from_query(query).map_err(Refusal::faults)?;
             return Box::pin(self.decide(Parsed::Scoped(parsed), peer, span)).await;
@@ -117,6 +119,19 @@ impl Decider {
         let parsed = self.parse(&body::read(request.into_body(), &reservation).await?)?;
         // Boxed, so that an incomplete request does not hold the memory that a decision takes.
         Box::pin(self.decide(parsed, peer, span)).await
+    }
+
+    /// `/json` accepts any method with a body, as the reference does. A request to read it, as from
+    /// a link, has none.
+    fn accepts_method_of(&self, request: &Request) -> bool {
+        let method = request.method();
+        match self.route {
+            Route::Json => {
+                let reads = [Method::GET, Method::HEAD].contains(method);
+                !reads || !request.body().is_end_stream()
+            }
+            route => method.as_str() == route.method(),
+        }
     }
 
     fn parse(&self, body: &[u8]) -> Result<Parsed, Refusal> {
@@ -178,17 +193,4 @@ impl Decider {
             error => error.into(),
         }
     }
-}
-
-/// A page of another site can have a browser send any query, as an image for example, and over
-/// plain HTTP most browsers do not say which page it was. They do say that they are browsers, and
-/// a page cannot change that without permission.
-fn refuse_browsers(headers: &HeaderMap) -> Result<(), Refusal> {
-    let is_browser = headers.get(USER_AGENT).is_some_and(|it| it.as_bytes().starts_with(BROWSERS));
-    if is_browser || headers.contains_key("sec-fetch-mode") {
-        let reason = "this request charges limits, so no browser may send it; use curl, \
-                      or POST /shouldAllow";
-        return Err(Refusal::new(StatusCode::FORBIDDEN, reason));
-    }
-    Ok(())
 }

@@ -43,7 +43,9 @@ impl Refusal {
 
     /// The reason as a line of text.
     pub(super) fn into_text(self) -> Response {
-        (self.status, format!("{}\n", self.reason)).into_response()
+        let mut response = (self.status, format!("{}\n", self.reason)).into_response();
+        allow(&mut response, self.method);
+        response
     }
 
     /// The reason and the faults in JSON.
@@ -61,13 +63,18 @@ impl Refusal {
         }
         let content_type = [(CONTENT_TYPE, "application/problem+json")];
         let mut response = (status, content_type, problem.to_string()).into_response();
-        if let Some(method) = method {
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static(method));
-        }
+        allow(&mut response, method);
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+/// Names the method to use.
+fn allow(response: &mut Response, method: Option<&'static str>) {
+    if let Some(method) = method {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static(method));
     }
 }
 
