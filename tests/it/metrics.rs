@@ -339,13 +339,9 @@ async fn the_docs_name_every_metric_and_no_other() {
     // Rules come from files or from a server.
     let server = XdsServer::start().await;
     let at = server.addr.to_string();
-    let env = [
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-        ("CONFIG_GRPC_XDS_SERVER_URL", &at),
-        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
-    ];
+    let env = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", &*at)];
     let follower = Ratelease::spawn(rules.path(), &[], &env);
-    follower.says("/healthcheck", 200).await;
+    follower.says("/readyz", 503).await;
     let mut reported = BTreeSet::new();
     for pod in [&pod, &follower] {
         let page = page(pod.debug, "/metrics").await;

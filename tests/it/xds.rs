@@ -3,6 +3,7 @@
 mod bad;
 mod change;
 mod control_plane;
+mod first;
 mod gateway;
 mod large;
 mod published;

@@ -51,7 +51,7 @@ pub use otlp::{Otlp, OtlpCompression, OtlpProtocol, OtlpTls};
 pub use pod::{DebugListenerFlags, HealthListenerFlags};
 pub use responses::ResponseSettings;
 pub use role::Role;
-pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
+pub use rules::{HealthyWith, Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use store::{PerSecondFlags, StoreFlags};
 pub(crate) use store::{store_names, with_named_stores};
 pub use summary::EffectiveSetting;

@@ -104,6 +104,28 @@ impl CurrentRules {
         self.loads.send_modify(|loads| loads.failed += 1);
     }
 
+    /// Records the faults of sources that the last load left out. Does not count as a load.
+    pub fn note_left_out(&self, fault: String) {
+        *self.last_fault.lock() = Some(fault);
+    }
+
+    /// Whether there are no rules since no load has ended yet.
+    pub fn awaits_first(&self) -> bool {
+        *self.loads.borrow() == Loads::default() && self.rules.load().is_none()
+    }
+
+    /// Resolves once there are rules, or a load has ended without any.
+    pub async fn first(&self) {
+        let (mut changes, mut loads) = (self.changes(), self.loads());
+        while self.awaits_first() {
+            // An error means that the process ends. The rules of a snapshot are no load.
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = loads.changed() => {}
+            }
+        }
+    }
+
     /// Wakes when [`CurrentRules::current`] has become another set; the value counts the sets. To
     /// miss none, take the receiver first, then the rules.
     pub fn changes(&self) -> channel::Receiver<u64> {

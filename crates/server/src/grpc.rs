@@ -48,7 +48,7 @@ fn status_of(error: &RequestError) -> Status {
             Status::unknown(reason)
         }
         RequestError::Invalid(_) => Status::invalid_argument(reason),
-        RequestError::Store(_) => Status::unavailable(reason),
+        RequestError::AwaitsRules | RequestError::Store(_) => Status::unavailable(reason),
         RequestError::Overloaded | RequestError::NoRoom => Status::resource_exhausted(reason),
         RequestError::Panicked => Status::internal(reason),
     }

@@ -131,7 +131,7 @@ impl Meters {
         let reason = match error {
             RequestError::EmptyDomain => 0,
             RequestError::NoDescriptors => 1,
-            RequestError::NoRules => 2,
+            RequestError::NoRules | RequestError::AwaitsRules => 2,
             RequestError::Invalid(_) => 3,
             RequestError::Store(_) => 4,
             RequestError::Overloaded | RequestError::NoRoom => 5,

@@ -18,6 +18,9 @@ pub enum RequestError {
     /// Text and code are the reference implementation's.
     #[error("no rate limit configuration loaded")]
     NoRules,
+    /// The first rules have not arrived: the reference implementation listens on no port yet.
+    #[error("the first rules have not arrived yet")]
+    AwaitsRules,
     /// The request exceeds a bound or has an invalid value.
     #[error("{0}")]
     Invalid(InvalidRequest),

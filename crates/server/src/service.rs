@@ -210,7 +210,7 @@ impl DecisionService {
         let caller = deadline.map(|deadline| deadline.since(start));
         let answered = async {
             check(request)?;
-            let rules = self.rules_in_force.current().ok_or(RequestError::NoRules)?;
+            let rules = self.rules_in_force.current().ok_or_else(|| self.without_rules())?;
             let decided = self.limiter.decide_within(&rules, request, caller).await;
             let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
             Ok(make(self.finish(request, verdict, start)))
@@ -240,6 +240,14 @@ impl DecisionService {
             self.observers.note_error(error);
         }
         passed
+    }
+
+    #[cold]
+    fn without_rules(&self) -> RequestError {
+        match self.rules_in_force.awaits_first() {
+            true => RequestError::AwaitsRules,
+            false => RequestError::NoRules,
+        }
     }
 
     #[cold]

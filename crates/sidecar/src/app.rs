@@ -52,9 +52,10 @@ use threads::Threads;
 /// when calls do not finish.
 const DRAIN_PARTS: u32 = 4;
 
-/// Before it serves, a pod waits for the connection to its store, but no longer than this: without
-/// Redis it serves too, within a quarter of a second of its start. Finding a cluster and connecting
-/// to its masters takes five round trips, of ten milliseconds each where Redis is far away.
+/// Before it serves, a pod waits for the connection to its store and for its first rules, but no
+/// longer than this: without Redis it serves too, within a quarter of a second of its start.
+/// Without rules, probes are answered, and calls fail at once. Finding a cluster and connecting to
+/// its masters takes five round trips, of ten milliseconds each where Redis is far away.
 const CONNECT_MAX: Duration = Duration::from_millis(150);
 
 /// All parts, built and bound, not yet serving.
@@ -132,7 +133,7 @@ impl App {
         &self.banner
     }
 
-    /// Waits a short while for the connection to the store and serves until `stop` resolves, then
+    /// Waits a short while for the store and for the first rules, and serves until `stop` resolves, then
     /// drains: health fails first, calls are accepted until clients have had time to notice, calls
     /// in progress finish, leases are given back. Ends within the drain limit even if a client
     /// never closes.
@@ -174,10 +175,20 @@ impl App {
         let background = self.spawn_background(&health_handle);
         let App { health, limiter, service, open, threads, supervisor, .. } = self;
         // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
-        // requests of each new pod would be answered without Redis.
-        if timeout(CONNECT_MAX, self.store.ready()).await.is_err() {
+        // requests of each new pod would be answered without Redis, or not decided.
+        let (connected, loaded) = tokio::join!(
+            timeout(CONNECT_MAX, self.store.ready()),
+            timeout(CONNECT_MAX, self.published.first())
+        );
+        if connected.is_err() {
             let store = self.store.describe();
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
+        }
+        if loaded.is_err() {
+            warn!(
+                "waiting for the first rules of the xDS server: until then no request is decided, \
+                 and /readyz says no"
+            );
         }
         let mut http_servers = Background::new(&supervisor);
         let routes = http::routes(service.clone(), health.clone(), self.decisions);

@@ -74,8 +74,8 @@ fn from_value(value: proto::Value) -> Value {
 async fn ask_http(client: &mut Client, request: &RateLimitRequest) -> Result<Answer, String> {
     let body = to_json(request).to_string();
     let answer = client.send("POST", "/json", &[], &body).await.expect("an HTTP answer");
-    if answer.status == 400 {
-        return Err(format!("400 {}", answer.body.trim_end()));
+    if matches!(answer.status, 400 | 503) {
+        return Err(format!("{} {}", answer.status, answer.body.trim_end()));
     }
     assert_eq!(answer.header("content-type"), Some("application/json"));
     let mut body: Value = serde_json::from_str(&answer.body).expect("an answer in JSON");

@@ -12,8 +12,8 @@ use tonic_health::pb::health_client::HealthClient;
 use super::{Pod, World};
 use crate::support::http;
 use crate::support::ports::free_port;
-use crate::support::process::Process;
-use crate::support::ratelease::Ratelease;
+use crate::support::process::{Process, leashed};
+use crate::support::ratelease::{BINARY, Ratelease};
 
 const RULES: &str = "domain: d\n";
 
@@ -79,10 +79,25 @@ async fn health_follows_the_rules_where_asked_to() {
     until(false).await;
 }
 
+/// In the reference, a first load that fails is no reason to be unhealthy.
 #[tokio::test]
-async fn health_is_well_without_rules_unless_asked_otherwise() {
+async fn health_with_refused_rules_is_well_under_the_name_of_the_reference_alone() {
     let pod = Pod::start_unready(World::Memory, &[("d.yaml", "domain: [")], &[]).await;
     let client = probe(&pod.ratelease).await;
-    until(&pod.ratelease.process, &pod.ratelease, &client, true).await;
+    until(&pod.ratelease.process, &pod.ratelease, &client, false).await;
     assert_eq!(path(&pod.ratelease, "/readyz").await.0, 503);
+    pod.write("d.yaml", RULES);
+    until(&pod.ratelease.process, &pod.ratelease, &client, true).await;
+
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("config")).unwrap();
+    std::fs::write(root.path().join("config/d.yaml"), "domain: [").unwrap();
+    let program = root.path().join("ratelimit");
+    std::os::unix::fs::symlink(BINARY, &program).unwrap();
+    let env = [("RUNTIME_ROOT", root.path().to_str().unwrap()), ("USE_STATSD", "false")];
+    let pod = Ratelease::run(leashed(&program), &[], &env);
+    pod.says("/readyz", 503).await;
+    let client = probe(&pod).await;
+    until(&pod.process, &pod, &client, true).await;
+    assert_eq!(path(&pod, "/readyz").await.0, 503);
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_cli::settings::HealthyWith;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
@@ -14,7 +15,7 @@ use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
-use ratelease_sidecar::admin::health::{Health, WithoutRules};
+use ratelease_sidecar::admin::health::Health;
 use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
 use ratelease_sidecar::http::{self as pages, DecisionOptions};
 use tokio::net::TcpListener;
@@ -88,7 +89,7 @@ impl Doors {
         tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
         let routes = pages::routes(
             service.clone(),
-            Health::new(published, WithoutRules::Healthy),
+            Health::new(published, HealthyWith::Nothing),
             DecisionOptions::default(),
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -85,16 +85,25 @@ async fn bad_rules_at_start_are_reported_and_can_be_fixed_while_it_runs() {
     let pod = Ratelease::spawn(dir.path(), &[], &[]);
     pod.says("/readyz", 503).await;
     assert_eq!(status(pod.http, "/livez").await, 200);
-    assert_eq!(status(pod.http, "/healthcheck").await, 200);
-    pod.logs("ERROR ratelease_sidecar::app::rule_watch: no rules are in force: every request is")
+    assert_eq!(status(pod.http, "/healthcheck").await, 500);
+    pod.logs("ERROR ratelease_sidecar::app::rule_watch: no rules are in force: every call fails")
         .await;
     pod.logs("rules: test.yaml:4:5: ").await;
     let reply = decide(&pod, "hundred", "v").await;
     assert_eq!(reply.code, Code::Unknown, "{reply:?}");
     assert_eq!(reply.reason, "no rate limit configuration loaded");
+    let readyz = http::get(pod.http, "/readyz").await.unwrap().body;
+    assert!(readyz.contains("were refused; see the log"), "{readyz}");
+    let mut client = http::Client::connect(pod.http).await.unwrap();
+    let body = r#"{"domain":"test","descriptors":[{"entries":[{"key":"hundred","value":"v"}]}]}"#;
+    let json = [("content-type", "application/json")];
+    let answer = client.send("POST", "/json", &json, body.as_bytes()).await.unwrap();
+    assert_eq!(answer.status, 503, "the request is not to blame: {answer:?}");
+    assert!(answer.body.contains("configuration loaded: the rules were refused"), "{answer:?}");
 
     put(dir.path().join("test.yaml"), RULES);
     pod.ready().await;
+    pod.says("/healthcheck", 200).await;
     assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
     pod.is_unharmed();
 }

@@ -63,19 +63,23 @@ struct State {
 
 impl XdsServer {
     pub(crate) async fn start() -> Self {
-        let (server, listener) = Self::bound("127.0.0.1:0").await;
+        Self::start_at(([127, 0, 0, 1], 0).into()).await
+    }
+
+    pub(crate) async fn start_at(addr: SocketAddr) -> Self {
+        let (server, listener) = Self::bound(addr).await;
         serve(listener, server.routes());
         server
     }
 
     /// Starts one that requires client certificates.
     pub(crate) async fn tls(papers: &Papers) -> Self {
-        let (server, tcp) = Self::bound("127.0.0.1:0").await;
+        let (server, tcp) = Self::bound(([127, 0, 0, 1], 0).into()).await;
         serve(Tls { tcp, acceptor: acceptor(papers) }, server.routes());
         server
     }
 
-    async fn bound(addr: &str) -> (Self, TcpListener) {
+    async fn bound(addr: SocketAddr) -> (Self, TcpListener) {
         let listener = TcpListener::bind(addr).await.unwrap();
         let addr = listener.local_addr().unwrap();
         (Self { addr, state: Arc::default() }, listener)

@@ -82,9 +82,8 @@ async fn a_message_that_is_too_large_ends_the_stream_and_nothing_else() {
 async fn a_server_that_is_none_is_tried_again_and_named_in_the_log() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
-    let force = ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true");
-    let (pod, _dir) = spawn(&at.to_string(), &[force]);
-    pod.says("/healthcheck", 200).await;
+    let (pod, _dir) = spawn(&at.to_string(), &[]);
+    pod.says("/healthcheck", 500).await;
     // Closes at once, answers with something else, and then says nothing.
     let mut kept = Vec::new();
     for answer in [&b""[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b""] {

@@ -124,15 +124,16 @@ impl Scene {
     async fn start(shape: Shape) -> Self {
         let server = XdsServer::start().await;
         server.set("load", vec![load_rules()]);
+        server.set_of(RULES_TYPE, "none", Vec::new());
         let kept = tempfile::tempdir().unwrap();
         let snapshot = kept.path().join("snapshot");
         let env =
             [("CONFIG_GRPC_XDS_RATELEASE", "true"), ("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
         let (pod, dir) = spawn(&server.addr.to_string(), &env);
         pod.ready().await;
-        // The set that made it ready is counted after that.
-        let accepted = async || pod.count("xds_accepted") > 0;
-        pod.process.until("accepting the first set", SOON, accepted).await;
+        // The set that made it ready is counted after it is in force.
+        let accepted = async || pod.count("xds_accepted") == 2;
+        pod.process.until("accepting the first sets", SOON, accepted).await;
         let mut scene = Self { server, pod, shape, version: 0, _dirs: [kept, dir] };
         scene.change(u64::MAX).await;
         scene

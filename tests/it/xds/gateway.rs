@@ -51,10 +51,10 @@ async fn envoy_gateways_environment_serves_tls_and_follows_its_server() {
         ("REDIS_URL", &redis_at),
     ];
     let (pod, _dir) = spawn(&server.addr.to_string(), &env);
-    // Its probes are plain HTTP.
-    pod.says("/healthcheck", 200).await;
     server.set("1", vec![config("default/eg/http", "default/eg/http", &[("rule-0-match-0", 1)])]);
     server.accepted("1").await;
+    // Its probes are plain HTTP.
+    pod.says("/healthcheck", 200).await;
     let identity = Some((cert.clone().into(), key.clone().into()));
     let files = ClientFiles { roots: Some(ca.clone().into()), identity, server: ServerCheck::Host };
     let mut client = files.load(&files.read(), None).expect("good files");

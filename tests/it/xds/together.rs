@@ -1,9 +1,12 @@
 //! Both types of resources on one stream, and what a snapshot held of them.
 
+use crate::support::raw_grpc::Connection;
 use crate::support::xds_server::{CONFIG_TYPE, RULES_TYPE, XdsServer, any, config};
 
 use super::stream::Rules;
-use super::{SOON, has_limit, pod, pod_with, shop, spawn};
+use tonic::Code;
+
+use super::{SOON, call, has_limit, pod, pod_with, shop, spawn};
 
 const BOTH: (&str, &str) = ("CONFIG_GRPC_XDS_RATELEASE", "true");
 
@@ -32,6 +35,35 @@ async fn a_domain_may_move_from_one_type_to_the_other() {
     assert!(has_limit(&connection, "a", "user").await);
     assert_eq!(pod.status()["rules"]["count"], 1);
     assert_eq!(pod.stop().await, 0);
+}
+
+/// xDS gives no order between types: a server that moves a domain may send the type that it moves to
+/// first. It may send a refused set again, or not.
+#[tokio::test]
+async fn a_domain_that_comes_with_one_type_before_it_leaves_the_other_stays_limited() {
+    for resends in [false, true] {
+        let server = XdsServer::start().await;
+        if resends {
+            server.resend_refused();
+        }
+        server.set("1", vec![config("a", "a", &[("user", 1_000_000)])]);
+        server.set_of(RULES_TYPE, "r1", Vec::new());
+        let (pod, connection, _dir) = pod(&server, &[BOTH]).await;
+        server.accepted("1").await;
+        server.accepted("r1").await;
+        server.set_of(RULES_TYPE, "r2", vec![rules("a", "a")]);
+        let (version, refusal) = server.answer_to("nonce-r2").await;
+        assert_eq!((&*version, refusal.is_some()), ("r1", true), "two sets have the domain");
+        server.set("2", Vec::new());
+        server.accepted("2").await;
+        let is_accepted = async || server.answer_to("nonce-r2").await == ("r2".to_owned(), None);
+        pod.process.until("accepting what was refused", SOON, is_accepted).await;
+        tokio::time::sleep(std::time::Duration::from_secs(3)).await; // for what must not happen
+        assert!(has_limit(&connection, "a", "user").await);
+        assert_eq!(pod.status()["rules"]["count"], 1);
+        assert_eq!(pod.status()["rules"]["last_fault"], serde_json::Value::Null);
+        assert_eq!(pod.stop().await, 0);
+    }
 }
 
 #[tokio::test]
@@ -97,11 +129,14 @@ async fn a_first_set_that_cannot_be_read_ends_the_wait_as_one_with_faults_does()
     };
     server.set("1", vec![garbage]);
     let (pod, _dir) = spawn(&server.addr.to_string(), &[]);
-    pod.says("/healthcheck", 200).await;
+    pod.says("/healthcheck", 500).await;
     // It serves at once, and the stream counts the refusal when it hears of it.
     let is_counted = async || pod.count("xds_refused") == 1;
     pod.process.until("counting the refusal", SOON, is_counted).await;
     assert!(pod.status()["rules"]["last_fault"].as_str().is_some_and(|it| it.contains("decoded")));
+    let connection = Connection::open(pod.grpc).await;
+    let reply = call(&connection, "shop", "user").await;
+    assert_eq!((reply.code, &*reply.reason), (Code::Unknown, "no rate limit configuration loaded"));
     assert_eq!(pod.stop().await, 0);
 }
 

@@ -29,12 +29,25 @@ pub struct RulesSource {
     pub dotfiles: Dotfiles,
     /// How rules are compiled.
     pub options: Options,
-    /// Report healthy only while rules of at least one domain are loaded.
-    pub healthy_with_config: bool,
-    /// Start even if the first load fails, and wait for rules.
+    /// What the process needs to be healthy.
+    pub healthy_with: HealthyWith,
+    /// Start even if the rules cannot be read, and wait for them.
     pub force_start: bool,
     /// File in which the last good rules are kept, for a start at which no rules can be loaded.
     pub snapshot: Option<PathBuf>,
+}
+
+/// What a process needs to be healthy, beside that it does not end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HealthyWith {
+    /// Nothing: as the reference where its start was forced.
+    Nothing,
+    /// That the first load has ended, well or not: as the reference, which opens no port before.
+    FirstLoad,
+    /// Rules in force, if only those of no domain: it decides requests.
+    Rules,
+    /// Rules of at least one domain.
+    Domain,
 }
 
 /// The rules directory, and how its files are read.
@@ -116,9 +129,11 @@ settings! {
 
     /// Also watch whether RUNTIME_ROOT itself is replaced; the rules directory is always watched
     RUNTIME_WATCH_ROOT: Setting<bool> = switch(true);
-    /// Report healthy only while rules of at least one domain are loaded
+    /// Report healthy only while rules of at least one domain are loaded. Otherwise rules without a
+    /// domain will do, and as ratelimit any end of the first load
     HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: Setting<bool> = switch(false);
-    /// Start even if the first load of the rules fails, and wait for rules
+    /// Start even if the rules directory cannot be read; as ratelimit, be healthy before the first
+    /// load. No request is decided before there are rules
     FORCE_START_WITHOUT_INITIAL_CONFIG: Setting<bool> = switch(false);
     /// File that keeps the last good rules, for a start at which no rules can be loaded, and the
     /// number of pods, for a start without Redis [default: none]
@@ -139,7 +154,7 @@ impl RulesFlags {
     pub(super) fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesSource> {
         let dir = self.dir.resolve(role, faults);
         let watch_root = self.serve.get(&RUNTIME_WATCH_ROOT, faults);
-        let healthy_with_config = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
+        let needs_domain = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
         let force_start = self.serve.get(&FORCE_START_WITHOUT_INITIAL_CONFIG, faults);
         let RulesDir { dir, root, dotfiles, options } = dir?;
         Some(RulesSource {
@@ -147,10 +162,23 @@ impl RulesFlags {
             watch_root: root.filter(|_| watch_root == Some(true)),
             dotfiles,
             options,
-            healthy_with_config: healthy_with_config?,
+            healthy_with: HealthyWith::of(role, needs_domain?, force_start?),
             force_start: force_start?,
             snapshot: self.serve.text(&RULES_SNAPSHOT).map(PathBuf::from),
         })
+    }
+}
+
+// === impl HealthyWith ===
+
+impl HealthyWith {
+    fn of(role: Role, needs_domain: bool, is_forced: bool) -> Self {
+        match role {
+            _ if needs_domain => Self::Domain,
+            Role::Ratelease => Self::Rules,
+            Role::Ratelimit if is_forced => Self::Nothing,
+            Role::Ratelimit => Self::FirstLoad,
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratelease_cli::settings::HealthyWith;
 use ratelease_server::current_rules::CurrentRules;
 
 /// A view of the process's health. A cheap handle: clones share all state.
@@ -12,24 +13,15 @@ use ratelease_server::current_rules::CurrentRules;
 pub struct Health {
     published: Arc<CurrentRules>,
     draining: Arc<AtomicBool>,
-    without_rules: WithoutRules,
-}
-
-/// Whether a process without rules is healthy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WithoutRules {
-    /// As in the reference implementation.
-    Healthy,
-    /// With `HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`.
-    Unhealthy,
+    healthy_with: HealthyWith,
 }
 
 // === impl Health ===
 
 impl Health {
     /// Creates a view that takes the rules from `published`.
-    pub fn new(published: Arc<CurrentRules>, without_rules: WithoutRules) -> Self {
-        Self { published, draining: Arc::default(), without_rules }
+    pub fn new(published: Arc<CurrentRules>, healthy_with: HealthyWith) -> Self {
+        Self { published, draining: Arc::default(), healthy_with }
     }
 
     /// Marks this process as unhealthy from now on: it is about to end.
@@ -40,16 +32,21 @@ impl Health {
     /// The status that `/healthcheck` and the gRPC health service report.
     pub fn is_healthy(&self) -> bool {
         let rules = self.published.current();
-        let has_rules = rules.is_some_and(|rules| rules.domains().next().is_some());
-        !self.draining.load(Ordering::Acquire)
-            && (has_rules || self.without_rules == WithoutRules::Healthy)
+        let has_what_it_needs = match self.healthy_with {
+            HealthyWith::Nothing => true,
+            HealthyWith::FirstLoad => rules.is_some() || !self.published.awaits_first(),
+            HealthyWith::Rules => rules.is_some(),
+            HealthyWith::Domain => rules.is_some_and(|rules| rules.domains().next().is_some()),
+        };
+        has_what_it_needs && !self.draining.load(Ordering::Acquire)
     }
 
     /// Why this process should get no requests; `None` if it is ready.
     pub fn unready(&self) -> Option<&'static str> {
         match self.published.current() {
             _ if self.draining.load(Ordering::Acquire) => Some("draining\n"),
-            None => Some("no rules were loaded yet\n"),
+            None if self.published.awaits_first() => Some("the first rules have not arrived yet\n"),
+            None => Some("no rules are in force: the first ones were refused; see the log\n"),
             Some(_) => None,
         }
     }

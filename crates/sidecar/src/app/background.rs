@@ -128,13 +128,21 @@ impl Background {
 /// Sets gRPC's health status after each change of the rules. Returns only if the sender of changes
 /// is gone, which does not happen.
 async fn follow_health((published, health, handle): (Arc<CurrentRules>, Health, HealthHandle)) {
-    let mut changes = published.changes();
+    let (mut changes, mut loads) = (published.changes(), published.loads());
     loop {
         let healthy = health.is_healthy();
         handle.set_healthy(healthy);
         // If a drain began meanwhile, it set the status to unhealthy, and the line above may have
         // overwritten that; the status is then set again.
-        if healthy == health.is_healthy() && changes.changed().await.is_err() {
+        if healthy != health.is_healthy() {
+            continue;
+        }
+        // A snapshot is not a load, and a load that failed is no change.
+        let changed = tokio::select! {
+            changed = changes.changed() => changed,
+            loaded = loads.changed() => loaded,
+        };
+        if changed.is_err() {
             return;
         }
     }

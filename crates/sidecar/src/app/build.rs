@@ -26,7 +26,7 @@ use super::stats_sources::StatsSources;
 use super::threads::Threads;
 use super::{App, bind, files};
 use crate::admin::guard::{self, Guard};
-use crate::admin::health::{Health, WithoutRules};
+use crate::admin::health::Health;
 use crate::admin::live::Live;
 use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::pages;
@@ -211,11 +211,7 @@ fn age(listeners: &Listeners) -> ConnectionAge {
 }
 
 fn health(rules: &RulesSource, published: &Arc<CurrentRules>) -> Health {
-    let without_rules = match rules.healthy_with_config {
-        true => WithoutRules::Unhealthy,
-        false => WithoutRules::Healthy,
-    };
-    Health::new(Arc::clone(published), without_rules)
+    Health::new(Arc::clone(published), rules.healthy_with)
 }
 
 fn samples(logging: &Logging, clock: Clock) -> Samples {

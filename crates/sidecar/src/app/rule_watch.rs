@@ -41,7 +41,7 @@ impl RuleParts<'_> {
     ) -> Result<RuleWatch, BuildError> {
         match xds {
             None => self.watch_files(source).await,
-            Some(xds) => self.follow(xds, source, runtime).await,
+            Some(xds) => self.follow(xds, source, runtime),
         }
     }
 
@@ -66,7 +66,8 @@ impl RuleParts<'_> {
                 error!("the rules of the snapshot are in force until these faults are fixed");
             } else {
                 error!(
-                    "no rules are in force: every request is refused until these faults are fixed"
+                    "no rules are in force: every call fails, so that Envoy's failure_mode_deny \
+                     decides, and /readyz says no, until these faults are fixed"
                 );
             }
             failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
@@ -74,9 +75,8 @@ impl RuleParts<'_> {
         Ok(RuleWatch::Files(watcher))
     }
 
-    /// Starts to follow an xDS server, and waits for the first rules unless the settings say
-    /// otherwise.
-    async fn follow(
+    /// Starts to follow an xDS server.
+    fn follow(
         self,
         xds: Xds,
         source: &RulesSource,
@@ -87,9 +87,6 @@ impl RuleParts<'_> {
         let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
         let watch = watch
             .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;
-        if !source.force_start {
-            XdsWatch::first_set(published).await;
-        }
         Ok(RuleWatch::Xds(watch))
     }
 }

@@ -183,11 +183,11 @@ impl Decider {
         answered.map_err(|error| self.undecided(error))
     }
 
-    /// The answer to a request that could not be decided. The reference's statuses are those of
-    /// `/json` alone.
+    /// The answer to a request that could not be decided. The reference's status for an error of
+    /// the store is that of `/json` alone.
     fn undecided(&self, error: RequestError) -> Refusal {
         match error {
-            RequestError::Store(_) | RequestError::NoRules if self.route != Route::Json => {
+            RequestError::Store(_) if self.route != Route::Json => {
                 Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
             error => error.into(),

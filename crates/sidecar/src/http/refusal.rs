@@ -95,14 +95,20 @@ fn kind(status: StatusCode, faults: &[FieldFault]) -> &'static str {
 
 impl From<RequestError> for Refusal {
     /// The reference implementation returns 400 for all requests without a verdict, errors of the
-    /// store included.
+    /// store included. Here a request is not blamed for rules that are missing.
     fn from(error: RequestError) -> Self {
         match error {
             RequestError::Overloaded => Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("the maximum of {HTTP_CALLS_MAX} requests over HTTP are waiting; retry"),
             ),
-            RequestError::NoRoom => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            RequestError::NoRoom | RequestError::AwaitsRules => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+            RequestError::NoRules => Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{error}: the rules were refused; see the log, or /status"),
+            ),
             RequestError::Panicked => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
             }

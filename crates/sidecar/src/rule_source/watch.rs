@@ -34,7 +34,7 @@ use super::snapshot::{Snapshot, digest};
 use crate::file_watch::timing::{self, Timing};
 use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
 use change_times::ChangeTimes;
-pub use load::{Compiled, Load};
+pub use load::{Compiled, Load, Terms};
 use load::{Digest, LoadError, LoadOutcome, Loaded};
 use old_rules::OldRules;
 use ratelease_server::current_rules::CurrentRules;
@@ -296,7 +296,10 @@ impl<L: Load> Watch<L> {
             return None;
         };
         let Loaded { digest, sources, result } = *loaded;
-        self.known = Some(digest);
+        let Terms { is_trial, is_partial, left_out } = self.load.terms();
+        // What was neither put in force nor reported is loaded again when it is found again.
+        let is_settled = if result.is_ok() { !is_partial } else { !is_trial };
+        self.known = is_settled.then_some(digest);
         if cause == Cause::Poll {
             // No event reported this change, so a watch may have ended.
             self.arm(Cause::Event);
@@ -308,19 +311,24 @@ impl<L: Load> Watch<L> {
                     self.published.note_panic();
                 }
                 let faults = error.lines();
-                let joined = faults.join("\n");
-                // A set that is pushed may be refused twice, with and without what it replaces.
-                if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined) {
-                    log(&faults);
+                if !is_trial {
+                    let joined = faults.join("\n");
+                    // A set that is pushed may be refused again beside other sets.
+                    if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined)
+                    {
+                        log(&faults);
+                    }
+                    self.published.refuse(joined);
                 }
-                self.published.refuse(joined);
                 self.load.note_outcome(Some(Err(faults)));
                 return Some(Err(error));
             }
         };
         let files = sources.len();
         let warnings = compiled.warnings.len();
-        if self.in_force == Some(digest) {
+        if is_partial {
+            debug!(files, warnings, "rules compiled; more are to come before they are in force");
+        } else if self.in_force == Some(digest) {
             info!(files, "the source holds the rules in force again");
             self.published.restore();
         } else {
@@ -338,6 +346,9 @@ impl<L: Load> Watch<L> {
             if let Some(snapshot) = &self.snapshot {
                 snapshot.set_sources(sources);
             }
+        }
+        if !left_out.is_empty() {
+            self.published.note_left_out(left_out.join("\n"));
         }
         self.load.note_outcome(Some(Ok(())));
         Some(Ok(FirstLoad { files, warnings }))

@@ -38,7 +38,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
-use tracing::info;
 
 use super::snapshot::Snapshot;
 use super::watch::Watcher;
@@ -92,20 +91,6 @@ impl XdsWatch {
         let client = Client { settings: Arc::new(settings), rules, status: status.clone(), loads };
         let stream = runtime.spawn(follow(client, kept)).abort_handle();
         Ok(Self { watcher, stream, status })
-    }
-
-    /// Resolves once there are rules of the snapshot, or the server has sent a set, good or not.
-    pub async fn first_set(published: &CurrentRules) {
-        let (mut changes, mut loads) = (published.changes(), published.loads());
-        if published.current().is_some() || published.loads_failed() > 0 {
-            return;
-        }
-        info!("waiting for the first rules of the xDS server");
-        // An error means that the process ends.
-        tokio::select! {
-            _ = changes.changed() => {}
-            _ = loads.changed() => {}
-        }
     }
 
     /// The state of the stream.

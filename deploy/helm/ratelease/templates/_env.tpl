@@ -15,7 +15,6 @@
 {{- if .Values.rules.xds.ratelease }}
 - {name: CONFIG_GRPC_XDS_RATELEASE, value: "true"}
 {{- end }}
-- {name: FORCE_START_WITHOUT_INITIAL_CONFIG, value: "true"}
 {{- if .Values.rules.xds.tlsSecret }}
 - {name: CONFIG_GRPC_XDS_SERVER_USE_TLS, value: "true"}
 - {name: CONFIG_GRPC_XDS_SERVER_TLS_CACERT, value: /xds-certs/ca.crt}
@@ -27,6 +26,9 @@
 - {name: RUNTIME_SUBDIRECTORY, value: ratelimit}
 - {name: RUNTIME_IGNOREDOTFILES, value: "true"}
 - {name: RUNTIME_WATCH_ROOT, value: "false"}
+{{- end }}
+{{- if not (hasKey .Values.env "RULES_SNAPSHOT") }}
+- {name: RULES_SNAPSHOT, value: /state/rules}
 {{- end }}
 {{- if .Values.redis.url }}
 - {name: REDIS_URL, value: {{ .Values.redis.url | quote }}}

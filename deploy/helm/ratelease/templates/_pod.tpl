@@ -92,6 +92,7 @@ spec:
 {{- end -}}
 
 {{- define "ratelease.mounts" -}}
+- {name: state, mountPath: /state}
 {{- if not .Values.rules.xds.server }}
 - {name: rules, mountPath: /data/ratelimit/config, readOnly: true}
 {{- end }}
@@ -110,6 +111,9 @@ spec:
 {{- end -}}
 
 {{- define "ratelease.volumes" -}}
+# The last good rules, for a container that is restarted: it outlives that.
+- name: state
+  emptyDir: {sizeLimit: 256Mi}
 {{- if not .Values.rules.xds.server }}
 - name: rules
   configMap: {name: {{ include "ratelease.rulesConfigMap" . | quote }}}

@@ -131,10 +131,15 @@ fn switches_of_the_rules_are_read() {
     ];
     let rules = good("ratelimit", &env).rules;
     assert!(rules.dotfiles == Dotfiles::Skip && rules.options.merge_domains);
-    assert!(rules.healthy_with_config && rules.force_start);
+    assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::Domain, true));
     let rules = good("ratelimit", &[]).rules;
     assert!(rules.dotfiles == Dotfiles::Read && !rules.options.merge_domains);
-    assert!(!rules.healthy_with_config && !rules.force_start);
+    assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::FirstLoad, false));
+    let forced = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
+    assert_eq!(good("ratelimit", &forced).rules.healthy_with, HealthyWith::Nothing);
+    // Under its own name it is healthy once it decides requests.
+    assert_eq!(good("ratelease serve", &forced).rules.healthy_with, HealthyWith::Rules);
+    assert_eq!(good("ratelease serve", &[]).rules.healthy_with, HealthyWith::Rules);
 }
 
 #[test]

@@ -32,6 +32,11 @@ pub trait Load: Send + 'static {
         false
     }
 
+    /// What the last reading is for.
+    fn terms(&self) -> Terms {
+        Terms::default()
+    }
+
     /// Receives the outcome of the last reading: success if its rules are in force, otherwise all
     /// its faults; `None` if nothing had changed.
     fn note_outcome(&mut self, _outcome: Option<Result<(), Vec<String>>>) {}
@@ -40,6 +45,17 @@ pub trait Load: Send + 'static {
     fn changed_at(&mut self, _source: &Source) -> Option<SystemTime> {
         None
     }
+}
+
+/// What a reading is for; by default, to be in force if it is good, and to be reported if not.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// Faults are the reader's business alone: it has other sources to try.
+    pub is_trial: bool,
+    /// Good rules are not in force yet: the reader waits for more sources.
+    pub is_partial: bool,
+    /// The faults of sources that the reader left out: they stay the last fault beside good rules.
+    pub left_out: Vec<String>,
 }
 
 /// Good rules, with their warnings.

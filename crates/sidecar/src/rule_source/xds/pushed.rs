@@ -8,7 +8,7 @@ use ratelease_rules::{Faults, Keeps, Options, RulesCache, Source};
 use tokio::sync::oneshot;
 
 use super::translate::path_of;
-use crate::rule_source::watch::{Compiled, Load};
+use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// Maximum number of faults whose place is looked up: each search reads a whole text.
 const FAULTS_SHOWN_MAX: usize = 100;
@@ -39,6 +39,7 @@ struct PushedSet {
     number: u64,
     /// `None` once they are in force or refused: text takes memory.
     sources: Option<Result<Vec<Arc<Source>>, Vec<String>>>,
+    terms: Terms,
     reply: Option<oneshot::Sender<Outcome>>,
 }
 
@@ -55,7 +56,11 @@ pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -
 impl Pusher {
     /// Puts the rules of `sources` in force, or returns their faults. The faults of a set that
     /// could not even be read are pushed too, so that they are shown and logged as those of rules.
-    pub(super) async fn push(&self, sources: Result<Vec<Arc<Source>>, Vec<String>>) -> Outcome {
+    pub(super) async fn push(
+        &self,
+        sources: Result<Vec<Arc<Source>>, Vec<String>>,
+        terms: Terms,
+    ) -> Outcome {
         let (reply, replied) = oneshot::channel();
         let sources = sources.map(|mut sources| {
             // The order depends only on their names, not on which type came last.
@@ -65,7 +70,7 @@ impl Pusher {
         {
             let mut set = self.set.lock();
             let number = set.number + 1;
-            *set = PushedSet { number, sources: Some(sources), reply: Some(reply) };
+            *set = PushedSet { number, sources: Some(sources), terms, reply: Some(reply) };
         }
         // If a wake-up is pending already, it serves for this one too.
         let _ = self.wake.try_send(());
@@ -99,6 +104,11 @@ impl Load for Pushed {
     /// A set is pushed as a whole.
     fn is_atomic(&self) -> bool {
         true
+    }
+
+    fn terms(&self) -> Terms {
+        let set = self.set.lock();
+        if set.number == self.number { set.terms.clone() } else { Terms::default() }
     }
 
     fn note_outcome(&mut self, outcome: Option<Outcome>) {

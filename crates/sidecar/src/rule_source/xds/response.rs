@@ -1,12 +1,7 @@
 //! Reads a response: its resources, or all faults of them. It takes a while for large ones, and
 //! runs on a thread that may block.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use ratelease_rules::Source;
-
-use super::resource::{Resource, ResourceType, Resources};
+use super::resource::{ResourceType, Resources};
 use super::wire::DiscoveryResponse;
 
 /// Maximum number of faults that are kept; of further ones only the number is known.
@@ -24,20 +19,16 @@ pub(super) type Digest = blake3::Hash;
 pub(super) struct Received {
     pub(super) version: String,
     pub(super) resources: Resources,
-    /// The domains that no resource of another name may have beside it.
-    domains: BTreeSet<String>,
 }
 
-/// Reads a response of this type, of which `known` resources were accepted, unless it holds what
-/// was `refused` last. The error is all faults of its resources.
+/// Reads a response of this type, of which `known` resources were accepted. The error is all faults
+/// of its resources.
 pub(super) fn read(
     of: ResourceType,
     response: &DiscoveryResponse,
-    merges_domains: bool,
-    refused: Option<Digest>,
     known: &Resources,
-) -> Option<Result<Received, Vec<String>>> {
-    read_within(TEXT_BYTES_MAX, of, response, merges_domains, refused, known)
+) -> Result<Received, Vec<String>> {
+    read_within(TEXT_BYTES_MAX, of, response, known)
 }
 
 /// The same with another maximum of the bytes of the texts.
@@ -45,13 +36,8 @@ pub(super) fn read_within(
     text_bytes_max: usize,
     of: ResourceType,
     response: &DiscoveryResponse,
-    merges_domains: bool,
-    refused: Option<Digest>,
     known: &Resources,
-) -> Option<Result<Received, Vec<String>>> {
-    if refused.is_some_and(|refused| refused == digest(response)) {
-        return None;
-    }
+) -> Result<Received, Vec<String>> {
     let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
     let mut bytes = 0;
     for (at, resource) in response.resources.iter().enumerate() {
@@ -60,10 +46,10 @@ pub(super) fn read_within(
             Ok((name, resource)) => {
                 bytes += resource.source.text.len();
                 if bytes > text_bytes_max {
-                    return Some(Err(vec![format!(
+                    return Err(vec![format!(
                         "resources[{at}]: the rules up to here take more than {text_bytes_max} \
                          bytes; send fewer"
-                    )]));
+                    )]);
                 }
                 let former = resources.insert(name, resource);
                 former.map(|_| "a second one of its name".to_owned())
@@ -81,12 +67,9 @@ pub(super) fn read_within(
         faults.push(format!("and {more} more"));
     }
     if !faults.is_empty() {
-        return Some(Err(faults));
+        return Err(faults);
     }
-    let domains = resources.values().map(|it| it.domain.clone());
-    let domains = domains.filter(|domain| !merges_domains && !domain.is_empty()).collect();
-    let version = response.version_info.clone();
-    Some(Ok(Received { version, resources, domains }))
+    Ok(Received { version: response.version_info.clone(), resources })
 }
 
 /// Identifies what `response` holds.
@@ -99,18 +82,4 @@ pub(super) fn digest(response: &DiscoveryResponse) -> Digest {
         }
     }
     hasher.finalize()
-}
-
-// === impl Received ===
-
-impl Received {
-    /// The sources of the set.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &Arc<Source>> {
-        self.resources.values().map(|resource| &resource.source)
-    }
-
-    /// Whether neither this resource nor another one of its domain is in the set.
-    pub(super) fn lacks(&self, name: &str, resource: &Resource) -> bool {
-        !self.resources.contains_key(name) && !self.domains.contains(&resource.domain)
-    }
 }

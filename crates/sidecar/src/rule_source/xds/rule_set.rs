@@ -1,20 +1,27 @@
 //! The resources of all types together: which sources are in force, and how each response is
 //! answered.
+//!
+//! Nothing is in force before the server has sent a good set of each type, unless a snapshot had
+//! rules: a part of the rules would let the requests of the other part pass. A set is refused
+//! *beside the other types as they are*, so it is kept and tried again whenever they change, and
+//! nothing is removed while one is refused: its successor may be in there.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ratelease_engine::time::Clock;
 use ratelease_rules::{Source, excerpt};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::pushed::Pusher;
 use super::resource::ResourceType;
-use super::response::{Received, digest, read};
+use super::response::{digest, read};
 use super::status::XdsStatus;
-use super::subscription::Subscription;
+use super::subscription::{Leaving, Subscription};
 use super::wire::{DiscoveryRequest, DiscoveryResponse, Node};
+use crate::rule_source::watch::Terms;
 
 /// The resources of all types.
 #[derive(Debug)]
@@ -22,6 +29,8 @@ pub(super) struct RuleSet {
     subscriptions: Vec<Subscription>,
     /// Whether several resources may add rules to one domain.
     merges_domains: bool,
+    /// Whether the rules of a snapshot are in force, all of which came from these types.
+    is_seeded: bool,
     pusher: Pusher,
     status: XdsStatus,
     clock: Clock,
@@ -30,25 +39,28 @@ pub(super) struct RuleSet {
 /// The answer to a response.
 #[derive(Debug)]
 pub(super) struct Answer {
-    pub(super) request: DiscoveryRequest,
+    /// The first one answers the response; others say that a set of another type, which had been
+    /// refused, is accepted.
+    pub(super) requests: Vec<DiscoveryRequest>,
     pub(super) kind: AnswerKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnswerKind {
     Accepted,
+    /// The first set of its type is good, and waits for that of another type to be put in force.
+    AcceptedFirst,
     Refused,
     /// The response is the one that was refused last.
     RefusedAgain,
 }
 
-/// Which sources are pushed besides those of a set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Others {
-    /// The accepted sources of other types, and those that are being removed.
-    WithLeaving,
-    /// The accepted sources of other types.
-    AcceptedOnly,
+/// What may be put in force: a set of each type, and resources that are leaving.
+#[derive(Debug)]
+struct Candidate {
+    /// Of which types it has the newest set in place of the accepted one.
+    newest: Vec<bool>,
+    leaving: Vec<Leaving>,
 }
 
 // === impl RuleSet ===
@@ -62,13 +74,17 @@ impl RuleSet {
         clock: Clock,
     ) -> Self {
         let subscriptions = types.iter().copied().map(Subscription::new).collect();
-        Self { subscriptions, merges_domains, pusher, status, clock }
+        let is_seeded = false;
+        let set = Self { subscriptions, merges_domains, is_seeded, pusher, status, clock };
+        set.status.note_missing(set.missing());
+        set
     }
 
     /// Takes the sources of a snapshot, which are in force, as accepted: those that the server does
     /// not send are removed after the same wait as others.
     pub(super) fn seed(&mut self, sources: &[Arc<Source>]) {
-        self.subscriptions.iter_mut().for_each(|it| it.seed(sources));
+        let seeded: usize = self.subscriptions.iter_mut().map(|it| it.seed(sources)).sum();
+        self.is_seeded = seeded > 0 && seeded == sources.len();
     }
 
     /// The first requests of a stream.
@@ -86,100 +102,147 @@ impl RuleSet {
         };
         let version = excerpt(&response.version_info);
         let subscription = self.subscriptions.get_mut(at)?;
-        subscription.note_nonce(&response);
-        let (of, refused) = (subscription.of(), subscription.refused());
-        let (merges_domains, known) = (self.merges_domains, subscription.accepted_resources());
+        subscription.note_response(&response);
+        let (of, is_first) = (subscription.of(), !subscription.has_set());
+        let (refused, known) = (subscription.refused(), Arc::clone(subscription.accepted()));
         let response = Arc::new(response);
         let to_read = Arc::clone(&response);
-        // Decoding a large set takes a while, and this thread serves pages too.
-        let read =
-            spawn_blocking(move || read(of, &to_read, merges_domains, refused, &known)).await;
-        let read = match read {
-            Ok(Some(read)) => read,
-            Ok(None) => {
-                let request = self.subscriptions.get(at)?.refuse_again();
-                return Some(Answer { request, kind: AnswerKind::RefusedAgain });
-            }
-            Err(error) => {
-                let request = self.subscriptions.get(at)?.request();
-                warn!("internal error: a response of the xDS server was not read: {error}");
-                return Some(Answer { request, kind: AnswerKind::Refused });
-            }
+        let read = unless_it_panics(move || {
+            let is_known = refused.is_some_and(|refused| refused == digest(&to_read));
+            (!is_known).then(|| read(of, &to_read, &known))
+        });
+        let Some(read) = read.await.unwrap_or_else(|fault| Some(Err(vec![fault]))) else {
+            let requests = vec![subscription.refusal()];
+            return Some(Answer { requests, kind: AnswerKind::RefusedAgain });
         };
-        let taken = match read {
-            Ok(received) => self.put_in_force(at, received).await,
-            Err(faults) => self.pusher.push(Err(faults)).await.map(|()| self.request_of(at)),
+        subscription.keep(read);
+        let accepted = self.settle(at).await;
+        let subscription = self.subscriptions.get_mut(at)?;
+        let Some(mut requests) = accepted else {
+            let digest = unless_it_panics(move || digest(&response)).await.ok();
+            subscription.note_refused(digest);
+            self.status.note_refused(subscription.refused_faults().unwrap_or_default());
+            let requests = vec![subscription.refusal()];
+            return Some(Answer { requests, kind: AnswerKind::Refused });
         };
-        match taken {
-            Ok(request) => {
-                debug!(version, "resources accepted");
-                Some(Answer { request: request?, kind: AnswerKind::Accepted })
-            }
-            Err(faults) => {
-                self.status.note_refused(&faults);
-                let digest = spawn_blocking(move || digest(&response)).await.ok()?;
-                let request = self.subscriptions.get_mut(at)?.refuse(digest, faults);
-                Some(Answer { request, kind: AnswerKind::Refused })
-            }
+        debug!(version, "resources accepted");
+        // The answer to the response comes first.
+        requests.sort_by_key(|request| request.type_url != of.url());
+        let is_early = is_first && !self.is_whole(&[]);
+        if is_early {
+            let missing = self.missing().join(", ");
+            info!("good resources of {}; they are in force once {missing} has come too", of.url());
         }
+        let kind = if is_early { AnswerKind::AcceptedFirst } else { AnswerKind::Accepted };
+        Some(Answer { requests, kind })
     }
 
-    fn request_of(&self, at: usize) -> Option<DiscoveryRequest> {
-        self.subscriptions.get(at).map(Subscription::request)
-    }
-
-    /// Puts a set in force beside the others, and returns the request that says so.
-    async fn put_in_force(
-        &mut self,
-        at: usize,
-        received: Received,
-    ) -> Result<Option<DiscoveryRequest>, Vec<String>> {
-        let (sources, has_leaving) = self.sources_with(at, &received, Others::WithLeaving);
-        let mut outcome = self.pusher.push(Ok(sources)).await;
-        let mut keeps_leaving = true;
-        if outcome.is_err() && has_leaving {
-            // What the server sends no longer may contradict what took its place.
-            let (sources, _) = self.sources_with(at, &received, Others::AcceptedOnly);
-            outcome = self.pusher.push(Ok(sources)).await;
-            if outcome.is_ok() {
-                self.subscriptions.iter_mut().for_each(Subscription::drop_all_leaving);
-            }
-            keeps_leaving = false;
+    /// Puts the newest set of a type in force: with those of other types that are not accepted, or
+    /// alone. Returns the requests that say what is accepted; `None` if the set is refused.
+    async fn settle(&mut self, at: usize) -> Option<Vec<DiscoveryRequest>> {
+        let readable: Vec<_> = self.subscriptions.iter().map(|it| it.newest().is_some()).collect();
+        let alone: Vec<_> = (0..readable.len()).map(|it| it == at).collect();
+        let subscription = self.subscriptions.get(at)?;
+        if subscription.newest().is_none() {
+            let faults = subscription.refused_faults().unwrap_or_default().to_vec();
+            let _ = self.pusher.push(Err(faults), Terms::default()).await;
+            return None;
         }
-        outcome?;
-        self.status.note_accepted(&received.version);
-        let now = keeps_leaving.then(|| self.clock.now());
-        Ok(self.subscriptions.get_mut(at).map(|it| it.accept(received, now)))
-    }
-
-    /// The sources of a set and of all other types, and whether any of them are leaving.
-    fn sources_with(
-        &self,
-        at: usize,
-        received: &Received,
-        others: Others,
-    ) -> (Vec<Arc<Source>>, bool) {
-        let mut sources: Vec<Arc<Source>> = received.sources().cloned().collect();
-        let mut has_leaving = false;
-        for (other, subscription) in self.subscriptions.iter().enumerate() {
-            if other != at {
-                sources.extend(subscription.accepted().cloned());
-            }
-            if others == Others::WithLeaving {
-                let before = sources.len();
-                match other == at {
-                    true => sources.extend(subscription.leaving_beside(received).cloned()),
-                    false => sources.extend(subscription.leaving().cloned()),
+        if readable != alone {
+            for candidate in self.candidates(readable) {
+                match self.put_in_force(&candidate, true).await {
+                    Ok(()) => return Some(self.accept(candidate)),
+                    Err(faults) => self.note_faults_beside(at, faults),
                 }
-                has_leaving |= sources.len() > before;
             }
         }
-        (sources, has_leaving)
+        let candidates = self.candidates(alone);
+        let last = candidates.len().saturating_sub(1);
+        for (number, candidate) in candidates.into_iter().enumerate() {
+            match self.put_in_force(&candidate, number < last).await {
+                Ok(()) => return Some(self.accept(candidate)),
+                Err(faults) => self.subscriptions.get_mut(at)?.set_faults(faults),
+            }
+        }
+        None
     }
 
-    /// Resolves when the wait for the removal of a resource is over.
+    /// Takes note of why the newest sets of other types are not in force beside that of `at`. If
+    /// that one has faults too, it is told them as its own.
+    fn note_faults_beside(&mut self, at: usize, faults: Vec<String>) {
+        let others = self.subscriptions.iter_mut().enumerate().filter(|(other, _)| *other != at);
+        let refused = others.filter(|(_, it)| it.newest().is_some());
+        refused.for_each(|(_, it)| it.set_faults(faults.clone()));
+    }
+
+    /// The sets of these types in place of the accepted ones, with what is leaving; and without it,
+    /// if there is any, since it may contradict what takes its place.
+    fn candidates(&self, newest: Vec<bool>) -> Vec<Candidate> {
+        let now = self.clock.now();
+        let each = || self.subscriptions.iter().zip(&newest);
+        let mut leaving: Vec<_> = each().map(|(it, new)| it.leaving_beside(*new, now)).collect();
+        if !self.merges_domains && leaving.iter().any(|it| !it.is_empty()) {
+            // A resource goes at once if another one has its domain.
+            let resources = each().flat_map(|(it, new)| it.resources(*new).values());
+            let taken: BTreeSet<&str> = resources.map(|it| &*it.domain).collect();
+            for leaving in &mut leaving {
+                leaving.retain(|_, (it, _)| it.domain.is_empty() || !taken.contains(&*it.domain));
+            }
+        }
+        let none = leaving.iter().map(|_| Leaving::new()).collect();
+        let has_leaving = leaving.iter().any(|it| !it.is_empty());
+        let without = has_leaving.then(|| Candidate { newest: newest.clone(), leaving: none });
+        [Candidate { newest, leaving }].into_iter().chain(without).collect()
+    }
+
+    async fn put_in_force(&self, candidate: &Candidate, is_trial: bool) -> Result<(), Vec<String>> {
+        let Candidate { newest, leaving } = candidate;
+        let each = self.subscriptions.iter().zip(newest);
+        let resources = each.clone().flat_map(|(it, new)| it.resources(*new).values());
+        let leaving = leaving.iter().flat_map(|it| it.values().map(|(resource, _)| resource));
+        let sources = resources.chain(leaving).map(|it| Arc::clone(&it.source)).collect();
+        let left_out = each.filter(|(_, new)| !**new).filter_map(|(it, _)| it.refused_faults());
+        let left_out = left_out.flatten().cloned().collect();
+        let is_partial = !self.is_whole(newest);
+        self.pusher.push(Ok(sources), Terms { is_trial, is_partial, left_out }).await
+    }
+
+    /// Accepts the newest sets of a candidate that is in force, and returns the requests that say
+    /// so.
+    fn accept(&mut self, candidate: Candidate) -> Vec<DiscoveryRequest> {
+        let Candidate { newest, leaving } = candidate;
+        let mut requests = Vec::new();
+        for ((it, is_newest), leaving) in self.subscriptions.iter_mut().zip(newest).zip(leaving) {
+            it.set_leaving(leaving);
+            if is_newest {
+                requests.extend(it.accept_newest());
+                self.status.note_accepted(it.running());
+            }
+        }
+        self.status.note_missing(self.missing());
+        requests
+    }
+
+    /// Whether a set of each type is known, if the newest ones of these types are.
+    fn is_whole(&self, newest: &[bool]) -> bool {
+        let is_known = |(at, it): (usize, &Subscription)| {
+            it.has_set() || newest.get(at).copied().unwrap_or_default()
+        };
+        self.is_seeded || self.subscriptions.iter().enumerate().all(is_known)
+    }
+
+    /// The types of which no set was accepted yet.
+    fn missing(&self) -> Vec<&'static str> {
+        self.subscriptions.iter().filter(|it| !it.has_set()).map(|it| it.of().url()).collect()
+    }
+
+    /// Resolves when the wait for the removal of a resource is over. Nothing is removed while a set
+    /// is refused or missing: it may have what takes the place of the resource.
     pub(super) async fn until_leaving(&self) {
-        match self.subscriptions.iter().filter_map(Subscription::leave_at).min() {
+        let holds = |it: &Subscription| !it.has_set() || it.refused_faults().is_some();
+        let is_held = self.subscriptions.iter().any(holds);
+        let next = self.subscriptions.iter().filter_map(Subscription::leave_at).min();
+        match next.filter(|_| !is_held) {
             Some(at) => sleep_until(self.clock.instant(at)).await,
             None => std::future::pending().await,
         }
@@ -192,17 +255,25 @@ impl RuleSet {
         for subscription in &mut self.subscriptions {
             has_dropped |= subscription.drop_leaving(now);
         }
-        if !has_dropped {
-            return;
-        }
-        let in_force = |it: &Subscription| it.accepted().chain(it.leaving()).cloned().collect();
-        let sources = self.subscriptions.iter().flat_map::<Vec<_>, _>(in_force).collect();
-        // Fewer sources have no new fault; if they had, it would be logged.
-        let _ = self.pusher.push(Ok(sources)).await;
-        // That was a good load, but the newest response may be one that was refused.
-        let refused = self.subscriptions.iter().find_map(Subscription::refused_faults);
-        if let Some(faults) = refused {
-            let _ = self.pusher.push(Err(faults.to_vec())).await;
+        if has_dropped {
+            let newest = vec![false; self.subscriptions.len()];
+            let leaving = self.subscriptions.iter().map(|it| it.leaving().clone()).collect();
+            // Fewer sources have no new fault; if they had, it would be logged.
+            let _ = self.put_in_force(&Candidate { newest, leaving }, false).await;
         }
     }
 }
+
+/// Runs `work`, which may take a while, on a thread that may block: this one serves pages too. The
+/// error says that it panicked.
+async fn unless_it_panics<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    spawn_blocking(work).await.map_err(|error| {
+        warn!("internal error: a response of the xDS server was not read: {error}");
+        "internal error: the response could not be read; see the log of the pod".to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests;

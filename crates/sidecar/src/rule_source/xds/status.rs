@@ -33,6 +33,8 @@ struct State {
     version: String,
     accepted: u64,
     accepted_at: Option<Time>,
+    /// The types of which no set was accepted yet.
+    missing: Vec<&'static str>,
     refused: u64,
     refused_at: Option<Time>,
     last_refusal: Option<String>,
@@ -74,6 +76,11 @@ impl XdsStatus {
         state.logged.clear();
     }
 
+    /// Records the types of which no set was accepted yet.
+    pub(super) fn note_missing(&self, types: Vec<&'static str>) {
+        self.state.lock().missing = types;
+    }
+
     pub(super) fn note_refused(&self, faults: &[String]) {
         let mut text = faults.join("\n");
         text.truncate(text.floor_char_boundary(REFUSAL_BYTES_MAX));
@@ -95,6 +102,7 @@ impl XdsStatus {
             "last_failure": state.last_failure,
             "version": state.version,
             "accepted": state.accepted,
+            "missing": state.missing,
             "accepted_seconds_ago": age(state.accepted_at),
             "refused": state.refused,
             "refused_seconds_ago": age(state.refused_at),

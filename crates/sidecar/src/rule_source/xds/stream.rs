@@ -130,16 +130,19 @@ impl Client {
             let response = self.meanwhile(open.responses.message()).await;
             let why = match response {
                 Ok(Some(response)) => {
-                    let Some(Answer { request, kind }) = self.rules.take(response).await else {
+                    let Some(Answer { requests, kind }) = self.rules.take(response).await else {
                         self.pause(ANSWER_PAUSE).await;
                         continue;
                     };
                     if kind == AnswerKind::RefusedAgain {
                         self.pause(REFUSAL_PAUSE).await;
                     }
-                    was_useful |= kind == AnswerKind::Accepted;
-                    if open.requests.try_send(request).is_ok() {
-                        self.pause(ANSWER_PAUSE).await;
+                    was_useful |= matches!(kind, AnswerKind::Accepted | AnswerKind::AcceptedFirst);
+                    if requests.into_iter().all(|it| open.requests.try_send(it).is_ok()) {
+                        // The first sets of all types are put in force together, at once.
+                        if kind != AnswerKind::AcceptedFirst {
+                            self.pause(ANSWER_PAUSE).await;
+                        }
                         continue;
                     }
                     "the server does not read".to_owned()

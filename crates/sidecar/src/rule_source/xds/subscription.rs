@@ -1,4 +1,4 @@
-//! The resources of one type: those that the server sent last, those that are in force, and the
+//! The resources of one type: those that the server sent last, those that are accepted, and the
 //! requests that answer the server. No I/O.
 
 use std::collections::BTreeMap;
@@ -34,12 +34,30 @@ pub(super) struct Subscription {
     running: String,
     /// The number of the last response.
     nonce: String,
+    /// Whether there was a response on this stream.
+    is_answered: bool,
+    /// Whether a set that the server sent was ever accepted.
+    has_set: bool,
     /// The accepted resources, by name.
     accepted: Arc<Resources>,
     /// Resources that the server sends no longer, and that are in force until then.
-    leaving: BTreeMap<String, (Resource, Time)>,
-    /// What was refused last, unless something was accepted since, and its faults.
-    refused: Option<(Digest, Vec<String>)>,
+    leaving: Leaving,
+    /// The newest set, until it is accepted.
+    newest: Option<Newest>,
+}
+
+/// Resources that the server sends no longer, by name, and until when they stay in force.
+pub(super) type Leaving = BTreeMap<String, (Resource, Time)>;
+
+/// A set that is not accepted.
+#[derive(Debug)]
+struct Newest {
+    /// Identifies what it holds; `None` if it is to be read again when it is sent again.
+    digest: Option<Digest>,
+    /// The set, which may become good when another type changes; `None` if it cannot be read.
+    set: Option<Received>,
+    /// Why it was refused; empty until then.
+    faults: Vec<String>,
 }
 
 // === impl Subscription ===
@@ -51,9 +69,11 @@ impl Subscription {
             version: String::new(),
             running: String::new(),
             nonce: String::new(),
+            is_answered: false,
+            has_set: false,
             accepted: Arc::default(),
             leaving: BTreeMap::new(),
-            refused: None,
+            newest: None,
         }
     }
 
@@ -61,10 +81,13 @@ impl Subscription {
         self.of
     }
 
-    /// Takes those of these sources that came from this type as accepted ones.
-    pub(super) fn seed(&mut self, sources: &[Arc<Source>]) {
+    /// Takes those of these sources that came from this type as accepted ones. Returns their
+    /// number.
+    pub(super) fn seed(&mut self, sources: &[Arc<Source>]) -> usize {
         let resources = sources.iter().filter_map(|source| self.of.of_source(source));
-        Arc::make_mut(&mut self.accepted).extend(resources);
+        let accepted = Arc::make_mut(&mut self.accepted);
+        accepted.extend(resources);
+        accepted.len()
     }
 
     /// The first request of a stream. It names no version: the versions of a server that was
@@ -77,6 +100,10 @@ impl Subscription {
         }
         self.version.clear();
         self.nonce.clear();
+        self.is_answered = false;
+        if let Some(newest) = &mut self.newest {
+            newest.digest = None;
+        }
         DiscoveryRequest { node: Some(node), ..self.request() }
     }
 
@@ -85,61 +112,101 @@ impl Subscription {
     }
 
     /// Requests that follow answer this response.
-    pub(super) fn note_nonce(&mut self, response: &DiscoveryResponse) {
+    pub(super) fn note_response(&mut self, response: &DiscoveryResponse) {
         self.nonce.clone_from(&response.nonce);
+        self.is_answered = true;
+    }
+
+    /// Whether a set that the server sent was ever accepted.
+    pub(super) fn has_set(&self) -> bool {
+        self.has_set
     }
 
     /// The accepted resources.
-    pub(super) fn accepted_resources(&self) -> Arc<Resources> {
-        Arc::clone(&self.accepted)
+    pub(super) fn accepted(&self) -> &Arc<Resources> {
+        &self.accepted
     }
 
-    /// The accepted sources.
-    pub(super) fn accepted(&self) -> impl Iterator<Item = &Arc<Source>> {
-        self.accepted.values().map(|resource| &resource.source)
+    /// The newest set, if it can be read and is not accepted.
+    pub(super) fn newest(&self) -> Option<&Received> {
+        self.newest.as_ref()?.set.as_ref()
     }
 
-    /// The sources that the server sends no longer, and that are still in force.
-    pub(super) fn leaving(&self) -> impl Iterator<Item = &Arc<Source>> {
-        self.leaving.values().map(|(resource, _)| &resource.source)
+    /// Keeps a set, or the faults of one that cannot be read, as the newest one.
+    pub(super) fn keep(&mut self, read: Result<Received, Vec<String>>) {
+        let (set, faults) = match read {
+            Ok(set) => (Some(set), Vec::new()),
+            Err(faults) => (None, faults),
+        };
+        self.newest = Some(Newest { digest: None, set, faults });
     }
 
-    /// The sources that stay in force for a while beside a set that does not contain them. Those
-    /// whose domain has another resource in the set do not.
-    pub(super) fn leaving_beside<'s>(
-        &'s self,
-        received: &'s Received,
-    ) -> impl Iterator<Item = &'s Arc<Source>> {
-        let leaving = self.leaving.iter().map(|(name, (resource, _))| (name, resource));
-        let former = self.accepted.iter().chain(leaving);
-        former.filter(|(name, it)| received.lacks(name, it)).map(|(_, resource)| &resource.source)
-    }
-
-    /// Takes a set whose rules are in force, and returns the request that says so. Those of
-    /// [`Subscription::leaving_beside`] stay for a while from `now`, if that is given.
-    pub(super) fn accept(&mut self, received: Received, now: Option<Time>) -> DiscoveryRequest {
-        if let Some(now) = now {
-            let missing = self.accepted.iter().filter(|(name, it)| received.lacks(name, it));
-            let leaving =
-                missing.map(|(name, it)| (name.clone(), (it.clone(), now + REMOVAL_WAIT)));
-            self.leaving.extend(leaving);
+    /// The accepted resources, or those of the newest set.
+    pub(super) fn resources(&self, is_newest: bool) -> &Resources {
+        match self.newest().filter(|_| is_newest) {
+            Some(newest) => &newest.resources,
+            None => &self.accepted,
         }
-        self.leaving.retain(|name, (it, _)| received.lacks(name, it));
-        self.running.clone_from(&received.version);
-        self.version = received.version;
-        self.accepted = Arc::new(received.resources);
-        self.refused = None;
-        self.request()
     }
 
-    /// Takes note of a refusal, and returns the request that says so.
-    pub(super) fn refuse(&mut self, digest: Digest, faults: Vec<String>) -> DiscoveryRequest {
-        self.refused = Some((digest, faults));
-        self.refuse_again()
+    /// The resources that stay in force for a while beside [`Subscription::resources`], which do
+    /// not contain them: those that are leaving, and those that leave from `now`.
+    pub(super) fn leaving_beside(&self, is_newest: bool, now: Time) -> Leaving {
+        let resources = self.resources(is_newest);
+        let from_now = self.accepted.iter().map(|(name, it)| (name, it, now + REMOVAL_WAIT));
+        let before = self.leaving.iter().map(|(name, (it, until))| (name, it, *until));
+        from_now
+            .chain(before)
+            .filter(|(name, ..)| !resources.contains_key(*name))
+            .map(|(name, it, until)| (name.clone(), (it.clone(), until)))
+            .collect()
+    }
+
+    /// The resources that are in force beside the accepted ones.
+    pub(super) fn leaving(&self) -> &Leaving {
+        &self.leaving
+    }
+
+    /// Takes note of what is in force beside the accepted resources.
+    pub(super) fn set_leaving(&mut self, leaving: Leaving) {
+        self.leaving = leaving;
+    }
+
+    /// Accepts the newest set, whose rules are good. Returns the request that says so, unless the
+    /// set was sent on an earlier stream.
+    pub(super) fn accept_newest(&mut self) -> Option<DiscoveryRequest> {
+        let Received { version, resources } = self.newest.take()?.set?;
+        self.accepted = Arc::new(resources);
+        self.has_set = true;
+        self.running.clone_from(&version);
+        if !self.is_answered {
+            return None;
+        }
+        self.version = version;
+        Some(self.request())
+    }
+
+    /// The version that was accepted last on any stream; empty before the first.
+    pub(super) fn running(&self) -> &str {
+        &self.running
+    }
+
+    /// Takes note of why the newest set is not accepted.
+    pub(super) fn set_faults(&mut self, faults: Vec<String>) {
+        if let Some(newest) = &mut self.newest {
+            newest.faults = faults;
+        }
+    }
+
+    /// The newest set is refused: one that holds the same is not read again.
+    pub(super) fn note_refused(&mut self, digest: Option<Digest>) {
+        if let Some(newest) = &mut self.newest {
+            newest.digest = digest;
+        }
     }
 
     /// The request that refuses the last response for the reasons of the last refusal.
-    pub(super) fn refuse_again(&self) -> DiscoveryRequest {
+    pub(super) fn refusal(&self) -> DiscoveryRequest {
         let faults = self.refused_faults().unwrap_or_default();
         let mut message = faults.iter().take(FAULTS_TOLD_MAX).cloned().collect::<Vec<_>>();
         if let Some(more) = faults.len().checked_sub(FAULTS_TOLD_MAX).filter(|more| *more > 0) {
@@ -150,14 +217,14 @@ impl Subscription {
         DiscoveryRequest { error_detail: Some(error), ..self.request() }
     }
 
-    /// Identifies what was refused last, unless something was accepted since.
+    /// Identifies what was refused last on this stream, unless something was accepted since.
     pub(super) fn refused(&self) -> Option<Digest> {
-        self.refused.as_ref().map(|(digest, _)| *digest)
+        self.newest.as_ref()?.digest
     }
 
     /// The faults of what was refused last, unless something was accepted since.
     pub(super) fn refused_faults(&self) -> Option<&[String]> {
-        self.refused.as_ref().map(|(_, faults)| &**faults)
+        self.newest.as_ref().map(|newest| &*newest.faults)
     }
 
     /// When the next resource is to be removed; `None` if none is waiting for that.
@@ -170,11 +237,6 @@ impl Subscription {
         let before = self.leaving.len();
         self.leaving.retain(|_, (_, at)| *at > now);
         self.leaving.len() < before
-    }
-
-    /// Drops all of them.
-    pub(super) fn drop_all_leaving(&mut self) {
-        self.leaving.clear();
     }
 
     /// The request that names the accepted version and the last response.

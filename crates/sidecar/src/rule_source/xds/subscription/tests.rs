@@ -2,7 +2,7 @@
 
 use prost::Message;
 
-use super::super::response::{digest, read, read_within};
+use super::super::response::{read, read_within};
 use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, Struct};
 use super::*;
 
@@ -34,24 +34,26 @@ fn receive(
     resources: Vec<Any>,
 ) -> Result<Received, Vec<String>> {
     let response = response(version, resources);
-    subscription.note_nonce(&response);
-    let (refused, known) = (subscription.refused(), subscription.accepted_resources());
-    read(OF, &response, false, refused, &known).expect("not what was refused")
+    subscription.note_response(&response);
+    read(OF, &response, subscription.accepted())
 }
 
 /// Receives and accepts a set; returns the names of all that is in force then.
 fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64) -> Vec<String> {
     let resources = of.iter().map(|name| resource(name, name)).collect();
-    let received = receive(subscription, version, resources).expect("a good set");
-    let request = subscription.accept(received, Some(at(millis)));
+    let received = receive(subscription, version, resources);
+    subscription.keep(received);
+    subscription.set_leaving(subscription.leaving_beside(true, at(millis)));
+    let request = subscription.accept_newest().expect("a good set of this stream");
     assert_eq!((&*request.version_info, request.response_nonce), (version, format!("n{version}")));
     assert_eq!(request.error_detail, None);
     names(subscription)
 }
 
 fn names(subscription: &Subscription) -> Vec<String> {
-    let all = subscription.accepted().chain(subscription.leaving());
-    all.map(|source| source.name.clone()).collect()
+    let leaving = subscription.leaving().values().map(|(resource, _)| resource);
+    let all = subscription.accepted().values().chain(leaving);
+    all.map(|resource| resource.source.name.clone()).collect()
 }
 
 #[test]
@@ -85,7 +87,8 @@ fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() 
     assert!(faults[1].starts_with("resources[2]: a resource of another type"), "{faults:?}");
     assert_eq!(faults[2], "resources[3]: a second one of its name");
     let many: Vec<_> = (0..100).map(|at| format!("fault {at}")).collect();
-    let request = subscription.refuse(blake3::hash(b""), many);
+    subscription.keep(Err(many));
+    let request = subscription.refusal();
     assert_eq!((&*request.version_info, &*request.response_nonce), ("1", "n2"));
     let error = request.error_detail.expect("a reason");
     assert_eq!(error.code, 3);
@@ -95,25 +98,44 @@ fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() 
 }
 
 #[test]
-fn what_was_refused_is_not_read_again_until_something_is_accepted() {
+fn what_was_refused_is_known_on_its_stream_until_something_is_accepted() {
     let mut subscription = Subscription::new(OF);
-    let bad = || vec![Any { value: vec![0xff; 9].into(), ..resource("b", "b") }];
-    let none = Resources::new();
-    let first = response("1", bad());
-    let faults = read(OF, &first, false, None, &none).expect("read").expect_err("faults");
-    subscription.refuse(digest(&first), faults);
-    let refused = subscription.refused();
-    assert!(read(OF, &response("2", bad()), false, refused, &none).is_none());
-    assert!(subscription.refuse_again().error_detail.is_some());
-    take(&mut subscription, "3", &["a"], 0);
-    assert_eq!((subscription.refused(), subscription.refused_faults()), (None, None));
+    let bad = vec![Any { value: vec![0xff; 9].into(), ..resource("b", "b") }];
+    for next in ["accepted", "another stream"] {
+        let read = receive(&mut subscription, "1", bad.clone());
+        assert!(read.is_err());
+        subscription.keep(read);
+        assert_eq!(subscription.refused(), None, "not before it is refused");
+        let digest = blake3::hash(b"");
+        subscription.note_refused(Some(digest));
+        assert_eq!(subscription.refused(), Some(digest));
+        assert!(subscription.refusal().error_detail.is_some());
+        if next == "accepted" {
+            take(&mut subscription, "3", &["a"], 0);
+            assert_eq!(subscription.refused_faults(), None);
+        } else {
+            subscription.begin(Node::default());
+            assert!(subscription.refused_faults().is_some(), "nothing was sent in its place");
+        }
+        assert_eq!(subscription.refused(), None);
+    }
+}
+
+#[test]
+fn a_set_of_an_earlier_stream_is_accepted_without_a_request() {
+    let mut subscription = Subscription::new(OF);
+    let received = receive(&mut subscription, "1", vec![resource("a", "a")]);
+    subscription.keep(received);
+    subscription.begin(Node::default());
+    assert_eq!(subscription.accept_newest(), None, "the server has sent nothing on this one");
+    assert_eq!((names(&subscription), subscription.running()), (vec!["xds:a".to_owned()], "1"));
+    assert_eq!(subscription.request().version_info, "");
 }
 
 #[test]
 fn faults_without_number_are_counted_and_not_kept() {
     let all = vec![Any::default(); 5000];
-    let read = read(OF, &response("1", all), false, None, &Resources::new());
-    let faults = read.expect("read").expect_err("faults");
+    let faults = read(OF, &response("1", all), &Resources::new()).expect_err("faults");
     assert_eq!(faults.len(), 1001);
     assert_eq!(faults[1000], "and 4000 more");
 }
@@ -138,19 +160,6 @@ fn resources_stay_for_a_while_when_the_server_sends_them_no_longer() {
 }
 
 #[test]
-fn a_resource_goes_at_once_if_another_one_has_its_domain_unless_domains_are_merged() {
-    let mut subscription = Subscription::new(OF);
-    take(&mut subscription, "1", &["a"], 0);
-    let renamed = || response("2", vec![resource("z", "a")]);
-    let none = Resources::new();
-    let read = |merges| read(OF, &renamed(), merges, None, &none).expect("read").expect("good");
-    assert_eq!(subscription.leaving_beside(&read(true)).count(), 1);
-    assert_eq!(subscription.leaving_beside(&read(false)).count(), 0);
-    subscription.accept(read(false), Some(at(10)));
-    assert_eq!(names(&subscription), ["xds:z"]);
-}
-
-#[test]
 fn what_a_snapshot_held_stays_until_the_server_sends_a_set_and_a_while_longer() {
     let mut subscription = Subscription::new(OF);
     let text = b"domain: \"a\"\ndescriptors:\n".to_vec();
@@ -168,10 +177,10 @@ fn a_set_whose_texts_are_too_large_is_refused_at_the_resource_that_exceeds() {
     let none = Resources::new();
     let within = |max, count: usize| {
         let response = response("1", all[..count].to_vec());
-        read_within(max, OF, &response, false, None, &none).expect("read")
+        read_within(max, OF, &response, &none)
     };
     let one = within(usize::MAX, 1).unwrap();
-    let bytes: usize = one.sources().map(|source| source.text.len()).sum();
+    let bytes: usize = one.resources.values().map(|it| it.source.text.len()).sum();
     assert!(within(3 * bytes, 3).is_ok(), "{bytes} bytes each");
     let faults = within(3 * bytes - 1, 3).unwrap_err();
     let fault = format!(

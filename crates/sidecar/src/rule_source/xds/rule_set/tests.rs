@@ -1,0 +1,290 @@
+//! Sets of both types in any order: what is in force, and what the server is told.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use prost::Message;
+use ratelease_engine::rng::mixed;
+use ratelease_rules::Options;
+use ratelease_server::current_rules::CurrentRules;
+use tokio::time::{advance, timeout};
+
+use super::super::pushed::pushed;
+use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy};
+use super::super::wire::{RateLimitUnit, RulesResource};
+use super::*;
+use crate::rule_source::watch::Watcher;
+
+const TYPES: [ResourceType; 2] = [ResourceType::RateLimitConfig, ResourceType::Rules];
+const CONFIG: usize = 0;
+const RULES: usize = 1;
+
+/// Sequences of the property, and steps of each.
+const SEQUENCES: u64 = 300;
+const STEPS: u64 = 14;
+
+/// A domain with a limit; `None` for a resource that compiles to a fault.
+type Domain = (&'static str, Option<u32>);
+
+/// A pod that follows a server, which the test plays.
+struct Pod {
+    rules: RuleSet,
+    published: Arc<CurrentRules>,
+    responses: u64,
+    _watcher: Watcher,
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn new() -> Self {
+        let (published, clock) = (Arc::<CurrentRules>::default(), Clock::start());
+        let (load, pusher) = pushed(Options::default());
+        let (watcher, wake, _) = Watcher::spawn_pushed(load, Arc::clone(&published), None).unwrap();
+        let status = XdsStatus::new("test", clock);
+        let mut rules = RuleSet::new(&TYPES, false, pusher(wake), status, clock);
+        rules.begin(&Node::default());
+        Self { rules, published, responses: 0, _watcher: watcher }
+    }
+
+    /// Sends a set, and returns the requests that answer it.
+    async fn send(&mut self, of: usize, set: &[Domain]) -> Answer {
+        let resources = set.iter().map(|(domain, limit)| resource(TYPES[of], domain, *limit));
+        self.send_resources(of, resources.collect()).await
+    }
+
+    async fn send_resources(&mut self, of: usize, resources: Vec<Any>) -> Answer {
+        self.responses += 1;
+        let version = self.responses.to_string();
+        let response = DiscoveryResponse {
+            nonce: format!("n{version}"),
+            version_info: version,
+            resources,
+            type_url: TYPES[of].url().to_owned(),
+        };
+        self.rules.take(response).await.expect("an answer: it was asked for")
+    }
+
+    /// Waits, and removes what the server sends no longer.
+    async fn wait(&mut self, wait: Duration) {
+        advance(wait).await;
+        let is_due = timeout(Duration::from_millis(1), self.rules.until_leaving()).await.is_ok();
+        if is_due {
+            self.rules.let_go().await;
+        }
+    }
+
+    /// The domains in force; `None` without rules.
+    fn domains(&self) -> Option<Vec<String>> {
+        let rules = self.published.current()?;
+        Some(rules.domains().map(str::to_owned).collect())
+    }
+}
+
+fn resource(of: ResourceType, domain: &str, limit: Option<u32>) -> Any {
+    let unit = if limit.is_some() { RateLimitUnit::Year } else { RateLimitUnit::Unknown };
+    let requests_per_unit = limit.unwrap_or_default();
+    let value = match of {
+        ResourceType::RateLimitConfig => {
+            let policy =
+                RateLimitPolicy { unit: unit.into(), requests_per_unit, ..Default::default() };
+            let descriptor = RateLimitDescriptor {
+                key: "user".into(),
+                rate_limit: Some(policy),
+                ..Default::default()
+            };
+            let (name, domain) = (domain.into(), domain.into());
+            RateLimitConfig { name, domain, descriptors: vec![descriptor] }.encode_to_vec()
+        }
+        ResourceType::Rules => {
+            let unit = if limit.is_some() { "year" } else { "eon" };
+            let yaml = format!(
+                "domain: {domain}\ndescriptors:\n- key: user\n  rate_limit: {{unit: {unit}, \
+                 requests_per_unit: {requests_per_unit}}}\n"
+            );
+            let yaml = yaml.into_bytes().into();
+            RulesResource { name: domain.into(), yaml }.encode_to_vec()
+        }
+    };
+    Any { type_url: of.url().to_owned(), value: value.into() }
+}
+
+/// The version of the rules of these sets together; `None` if they have faults.
+fn version_of(sets: &[Vec<Domain>; 2]) -> Option<u64> {
+    let mut sources = Vec::new();
+    for (of, set) in TYPES.into_iter().zip(sets) {
+        for (domain, limit) in set {
+            let (_, resource) = of.read(&resource(of, domain, *limit), &Default::default()).ok()?;
+            sources.push(resource.source);
+        }
+    }
+    sources.sort_by(|a, b| a.name.cmp(&b.name));
+    let sources: Vec<Source> = sources.iter().map(|it| Source::clone(it)).collect();
+    let loaded = ratelease_rules::load(&sources, Options::default()).ok()?;
+    Some(loaded.rules.version())
+}
+
+fn is_refused(answer: &Answer) -> bool {
+    let first = answer.requests.first().expect("a request that answers the response");
+    first.error_detail.is_some()
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_in_force_before_a_good_set_of_each_type_has_come() {
+    for [first, second] in [[CONFIG, RULES], [RULES, CONFIG]] {
+        let mut pod = Pod::new();
+        let answer = pod.send(first, &[]).await;
+        assert_eq!((answer.kind, is_refused(&answer)), (AnswerKind::AcceptedFirst, false));
+        assert_eq!(pod.domains(), None, "half of the rules are none");
+        assert!(pod.published.awaits_first());
+        let answer = pod.send(first, &[("a", Some(1))]).await;
+        assert_eq!(answer.kind, AnswerKind::Accepted, "a further one of its type is paced");
+        assert!(is_refused(&pod.send(second, &[("b", None)]).await));
+        assert_eq!(pod.domains(), None, "the other half has faults");
+        pod.wait(Duration::from_secs(60)).await;
+        assert_eq!(pod.domains(), None);
+        assert!(!is_refused(&pod.send(second, &[("b", Some(2))]).await));
+        assert_eq!(pod.domains(), Some(vec!["a".to_owned(), "b".to_owned()]));
+    }
+    let mut pod = Pod::new();
+    pod.send(RULES, &[]).await;
+    pod.send(CONFIG, &[]).await;
+    assert_eq!(pod.domains(), Some(Vec::new()), "that there are no rules was said for each type");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_set_is_in_force_once_the_other_type_no_longer_contradicts_it() {
+    let mut pod = Pod::new();
+    pod.send(RULES, &[]).await;
+    pod.send(CONFIG, &[("shop", Some(1))]).await;
+    // The domain moves, and the type that it moves to comes first.
+    assert!(is_refused(&pod.send(RULES, &[("shop", Some(1))]).await));
+    let answer = pod.send(CONFIG, &[]).await;
+    assert_eq!(answer.kind, AnswerKind::Accepted);
+    let told: Vec<_> =
+        answer.requests.iter().map(|it| (&*it.type_url, &*it.version_info)).collect();
+    let [config, rules] = TYPES.map(ResourceType::url);
+    assert_eq!(told, [(config, "4"), (rules, "3")], "the server is told of both");
+    assert!(answer.requests.iter().all(|it| it.error_detail.is_none()));
+    pod.wait(Duration::from_secs(60)).await;
+    assert_eq!(pod.domains(), Some(vec!["shop".to_owned()]));
+    assert_eq!(pod.published.last_fault(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_leaves_while_a_set_is_refused_and_the_fault_stays_in_sight() {
+    let mut pod = Pod::new();
+    pod.send(RULES, &[]).await;
+    pod.send(CONFIG, &[("shop", Some(1))]).await;
+    assert!(is_refused(&pod.send(RULES, &[("shop", None)]).await));
+    assert!(!is_refused(&pod.send(CONFIG, &[]).await));
+    for _ in 0..3 {
+        pod.wait(Duration::from_secs(60)).await;
+        assert_eq!(pod.domains(), Some(vec!["shop".to_owned()]));
+        let fault = pod.published.last_fault().unwrap_or_default();
+        assert!(fault.starts_with("xds-yaml:shop:4:22: "), "{fault}: the last load was good");
+    }
+    // A stream that breaks changes nothing of that.
+    pod.rules.begin(&Node::default());
+    pod.wait(Duration::from_secs(60)).await;
+    assert_eq!(pod.domains(), Some(vec!["shop".to_owned()]));
+    assert!(!is_refused(&pod.send(RULES, &[]).await));
+    pod.wait(Duration::from_secs(60)).await;
+    assert_eq!(pod.domains(), Some(Vec::new()), "now each type says that there is nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_domains_may_change_places() {
+    let mut pod = Pod::new();
+    pod.send(RULES, &[("a", Some(1))]).await;
+    pod.send(CONFIG, &[("b", Some(1))]).await;
+    assert!(is_refused(&pod.send(CONFIG, &[("a", Some(1))]).await));
+    assert!(!is_refused(&pod.send(RULES, &[("b", Some(1))]).await));
+    pod.wait(Duration::from_secs(60)).await;
+    let expected = [vec![("a", Some(1))], vec![("b", Some(1))]];
+    assert_eq!(pod.published.current().map(|it| it.version()), version_of(&expected));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_while_a_response_is_read_is_a_fault_that_the_server_is_told() {
+    let fault = unless_it_panics(|| -> () { panic!("deliberate") }).await.unwrap_err();
+    assert!(fault.starts_with("internal error: "), "{fault}");
+    let mut subscription = Subscription::new(ResourceType::Rules);
+    subscription.keep(Err(vec![fault.clone()]));
+    let refusal = subscription.refusal().error_detail.expect("a refusal");
+    assert_eq!(refusal.message, fault);
+}
+
+/// Draws numbers from a seed.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mixed(self.0) % count
+    }
+
+    fn set(&mut self) -> Vec<Domain> {
+        let mut set = Vec::new();
+        for domain in ["a", "b", "c"] {
+            match self.below(8) {
+                0..=3 => {}
+                4 => set.push((domain, None)),
+                _ => set.push((domain, Some(u32::try_from(self.below(3)).unwrap()))),
+            }
+        }
+        set
+    }
+}
+
+/// The server sends sets in any order, some with faults and some that contradict each other; it
+/// sends what was refused again, or not; streams break, and time passes.
+#[tokio::test(start_paused = true)]
+async fn in_force_is_what_a_new_pod_would_have_and_no_domain_is_lost_on_the_way() {
+    let first: u64 = std::env::var("RATELEASE_SEED").map_or(1, |it| it.parse().unwrap());
+    for seed in first..first + SEQUENCES {
+        let mut draw = Draw(seed << 32);
+        let (mut pod, mut sent) = (Pod::new(), [Vec::new(), Vec::new()]);
+        let (mut has_both, mut may_be_empty) = ([false; 2], false);
+        let resends = draw.below(2) == 0;
+        for step in 0..STEPS {
+            let place = format!("RATELEASE_SEED={seed}, step {step}");
+            let before = pod.domains().unwrap_or_default();
+            match draw.below(8) {
+                0 => pod.wait(Duration::from_millis(100 * draw.below(40))).await,
+                1 => {
+                    pod.rules.begin(&Node::default());
+                    let first = usize::try_from(draw.below(2)).unwrap();
+                    for of in [first, 1 - first] {
+                        if has_both[of] {
+                            pod.send(of, &sent[of]).await;
+                        }
+                    }
+                }
+                _ => {
+                    let of = usize::try_from(draw.below(2)).unwrap();
+                    (sent[of], has_both[of]) = (draw.set(), true);
+                    let is_empty = sent.iter().all(Vec::is_empty) && has_both == [true; 2];
+                    may_be_empty = is_empty || may_be_empty && before.is_empty();
+                    let answer = pod.send(of, &sent[of]).await;
+                    if is_refused(&answer) && resends {
+                        pod.send(of, &sent[of]).await;
+                    }
+                }
+            }
+            let now = pod.domains();
+            assert!(now.is_none() || has_both == [true; 2], "{place}: half of the rules");
+            assert!(now != Some(Vec::new()) || may_be_empty, "{place}: no rules");
+            let wanted: BTreeSet<_> = sent.iter().flatten().map(|(domain, _)| *domain).collect();
+            let lost = before.iter().find(|it| {
+                wanted.contains(&***it) && !now.as_ref().is_some_and(|now| now.contains(it))
+            });
+            assert_eq!(lost, None, "{place}: of {before:?}, with {sent:?}");
+        }
+        pod.wait(Duration::from_secs(60)).await;
+        if let Some(version) = version_of(&sent).filter(|_| has_both == [true; 2]) {
+            let in_force = pod.published.current().map(|it| it.version());
+            assert_eq!(in_force, Some(version), "RATELEASE_SEED={seed}: {sent:?}");
+        }
+    }
+}
