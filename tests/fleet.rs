@@ -46,6 +46,9 @@ mod lowered;
 /// The cost of lukewarm keys.
 #[path = "fleet/lukewarm.rs"]
 mod lukewarm;
+/// Limits that are raised and lowered once their keys are used up.
+#[path = "fleet/raised.rs"]
+mod raised;
 /// Refunds, exact to the token.
 #[path = "fleet/refunds.rs"]
 mod refunds;

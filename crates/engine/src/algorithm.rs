@@ -93,7 +93,7 @@ impl State {
             Self::SlidingWindow(state) if state.previous > 0 => after(state.window, 1),
             Self::FixedWindow(_) | Self::SlidingWindow(_) => 0,
             Self::TokenBucket(state) | Self::LeakyBucket(state) => {
-                state.tat_ns.div_ceil(1_000_000_000)
+                state.ends_at(window_seconds(terms))
             }
             Self::Pool(state) => state.ends_at(),
             Self::SlidingLog(log) => log.newest().map_or(0, |newest| {

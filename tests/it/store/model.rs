@@ -194,7 +194,7 @@ impl Count {
 
     /// A rule may change while its key is in use, except in properties that give it another key.
     fn sometimes_another(&self, rng: &mut Rng) -> Limit {
-        if rng.below(20) > 0 {
+        if rng.below(5) > 0 {
             return self.limit;
         }
         let nth = self.limit.identity() >> 56;

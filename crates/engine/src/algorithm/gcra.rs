@@ -5,10 +5,20 @@
 //! Its distance from the present is the **debt**; `n` tokens add `n · window / requests` to it.
 //! Debits round up and credits round down, so that rounding never lends a token: each ask costs
 //! less than one tick too much.
+//!
+//! **A changed limit keeps the count.** A debt is a time, and a limit of another rate earns it back
+//! in another time, so the state says under which limit it was written. The first ask under another
+//! limit converts it, whether that lends tokens or not, since from then on the debt is earned back
+//! at that limit's rate. A token bucket owes the same number of *tokens* as before: those that do
+//! not fit into a smaller bucket are kept beside it, are paid after the rest, and fit again once a
+//! larger limit asks. Of a leaky bucket the last slot that was lent stays where it is, and the next
+//! one follows it at the new distance. So nothing is forgotten, and limits that alternate on one
+//! key (pods in the middle of a reload, a rollout) admit together at most what a bucket of the
+//! larger burst and the larger rate would.
 
 use std::time::Duration;
 
-use ratelease_rules::{Algorithm, Limit};
+use ratelease_rules::{Algorithm, Limit, MAX_DELAY_MAX};
 
 use super::{MICROS_PER_SECOND, window_seconds};
 
@@ -16,8 +26,29 @@ use super::{MICROS_PER_SECOND, window_seconds};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// The theoretical arrival time, in nanoseconds since the Unix epoch. Until the year 2262 it
-    /// has 19 digits and 63 bits, which Redis stores inside its object of 16 bytes.
+    /// has 19 digits and 63 bits.
     pub tat_ns: u64,
+    /// [`Pace::requests`] of the limit that wrote the state; 0 if that is not known, since version
+    /// 0.2 did not store it. Then it counts as the asking limit's.
+    pub requests: u32,
+    /// Tokens owed beyond what the bucket holds: they were lent under a larger limit. They are paid
+    /// while the bucket is full.
+    pub beyond: u32,
+    /// [`Pace::tokens_max`] of the bucket that could not hold them. A larger one takes them back.
+    pub capacity: u32,
+}
+
+/// A state as the limit that asks sees it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Owed {
+    /// In ticks.
+    debt: u64,
+    /// As [`State::beyond`].
+    beyond: u64,
+    /// As [`State::capacity`].
+    capacity: u64,
+    /// Whether the state has to be written again, since it is in the terms of another limit.
+    converted: bool,
 }
 
 /// A rate and its largest debt, in whole ticks. The scripts receive these numbers: doubles are
@@ -37,9 +68,12 @@ pub struct Pace {
     /// Room for tokens at a debt of 0: whole ticks, and parts of a tick, of which `requests` make
     /// one.
     pub room: (u64, u64),
-    /// Tokens that are available as long as the debt does not exceed the room: for a leaky bucket,
-    /// the slot that begins at the room's end. The rest of the room holds the other tokens.
+    /// Tokens that are available as long as the debt does not exceed the room: 1 for a leaky
+    /// bucket, whose slot begins at the room's end, 0 for a token bucket. The rest of the room holds
+    /// the other tokens.
     pub tokens_min: u64,
+    /// Length of the window in microseconds. All limits of one key have the same.
+    pub window_us: u64,
 }
 
 /// The change of a debt in one step.
@@ -86,21 +120,23 @@ impl Pace {
 
     fn in_ticks(terms: Limit, tick_ns: u64) -> Self {
         let ticks_per_us = 1_000 / tick_ns;
+        let window_us = window_seconds(terms) * MICROS_PER_SECOND;
+        let is_slotted = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
         let mut pace = Self {
             tick_ns,
-            window: window_seconds(terms) * MICROS_PER_SECOND * ticks_per_us,
+            window: window_us * ticks_per_us,
             requests: u64::from(terms.requests_per_unit).max(1),
             tokens_max: 0,
             debt_max: 0,
             room: (0, 0),
-            tokens_min: 0,
+            tokens_min: u64::from(is_slotted),
+            window_us,
         };
         match terms.algorithm {
             // A rate of zero: there is no debt, and there are never any tokens.
             _ if terms.requests_per_unit == 0 => {}
             Algorithm::LeakyBucket { max_delay_us } => {
                 pace.room = (u64::from(max_delay_us) * ticks_per_us, 0);
-                pace.tokens_min = 1;
                 // 32 bits wide, like all other amounts.
                 pace.tokens_max = pace.earned(pace.room).min(u64::from(u32::MAX) - 1) + 1;
                 pace.debt_max = pace.room.0 + pace.cost(1);
@@ -118,8 +154,10 @@ impl Pace {
     /// Applies a move to the debt of `state` at `now_unix_us`. If nothing changes, the state stays
     /// as it is.
     pub fn step(&self, state: Option<State>, now_unix_us: u64, by: Move) -> (State, Moved) {
-        let stored = state.map_or(0, |state| self.debt(state, now_unix_us));
-        let before = self.credited(stored, by.back);
+        let owed = state.map_or(Owed::default(), |state| self.owed(state, now_unix_us));
+        // What comes back pays first what no bucket of this size would have lent.
+        let beyond = owed.beyond.saturating_sub(by.back);
+        let before = self.credited(owed.debt, by.back.saturating_sub(owed.beyond));
         let left = self.left(before);
         let (tokens, spent) = if by.need <= left {
             let tokens = by.want.max(by.need).min(left);
@@ -128,12 +166,21 @@ impl Pace {
             (0, if by.charge_denied { left } else { 0 })
         };
         let after = before.saturating_add(self.cost(spent));
+        let is_changed = after != owed.debt || beyond != owed.beyond || owed.converted;
         let state = match state {
-            Some(state) if after == stored => state,
-            None if after == 0 => State { tat_ns: 0 },
-            _ => State { tat_ns: self.tat_ns(now_unix_us, after) },
+            Some(state) if !is_changed => state,
+            None if after == 0 => self.state(0, Owed::default()),
+            _ => self.state(self.tat_ns(now_unix_us, after), Owed { beyond, ..owed }),
         };
         (state, Moved { tokens, now_unix_us, before, after })
+    }
+
+    /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have been
+    /// lent under a limit with a longer `max_delay`.
+    pub fn longest(&self) -> u64 {
+        let delay = fit(MAX_DELAY_MAX.as_nanos()) / self.tick_ns;
+        let queue = self.room.0.max(delay).saturating_add(self.cost(1));
+        if self.is_slotted() { queue } else { self.debt_max }
     }
 
     /// Tokens that are available with this debt.
@@ -197,18 +244,121 @@ impl Pace {
 
     fn credited(&self, debt: u64, tokens: u64) -> u64 {
         // The debt is at most that of an empty bucket, so a credit of the whole capacity clears it.
-        if tokens >= self.tokens_max { 0 } else { debt.saturating_sub(self.worth(tokens).0) }
+        if tokens > 0 && tokens >= self.tokens_max {
+            0
+        } else {
+            debt.saturating_sub(self.worth(tokens).0)
+        }
     }
 
-    /// A started tick counts as a whole one. A debt above the largest comes not from lent tokens
-    /// but from a clock that was set back or a limit that was lowered, so it is cut.
-    fn debt(&self, state: State, now_unix_us: u64) -> u64 {
-        let ahead = state.tat_ns.saturating_sub(now_unix_us.saturating_mul(1_000));
-        ahead.div_ceil(self.tick_ns).min(self.debt_max)
+    /// What `state` owes to this limit.
+    fn owed(&self, state: State, now_unix_us: u64) -> Owed {
+        let now_ns = now_unix_us.saturating_mul(1_000);
+        let ahead = state.tat_ns.saturating_sub(now_ns);
+        let (requests, beyond) = (u64::from(state.requests), u64::from(state.beyond));
+        let same = requests == 0 || requests == self.requests;
+        // A started tick counts as a whole one.
+        let debt = ahead.div_ceil(self.tick_ns);
+        if self.is_slotted() {
+            let debt = if same { debt } else { self.after_slots(requests, ahead) };
+            let cut = debt.min(self.longest());
+            let converted = cut > 0 && (!same || cut < debt);
+            return Owed { debt: cut, converted, ..Owed::default() };
+        }
+        let rate = Rate { requests: requests.max(1), window_us: self.window_us };
+        let idle_us = now_ns.saturating_sub(state.tat_ns) / 1_000;
+        // A bucket that is full pays what is owed beyond it, by whole tokens.
+        let paid = if beyond > 0 { rate.whole(idle_us) } else { 0 };
+        let (beyond, capacity) = (beyond.saturating_sub(paid), u64::from(state.capacity));
+        if same && debt <= self.debt_max && (beyond == 0 || capacity >= self.tokens_max) {
+            return Owed { debt, beyond, capacity, converted: false };
+        }
+        let rate = if same { Rate { requests: self.requests, ..rate } } else { rate };
+        self.tokens_owed(rate, ahead.div_ceil(1_000).min(DEBT_MAX_US), beyond)
+    }
+
+    /// The same tokens in this limit's bucket, as many as fit, the others beyond it.
+    fn tokens_owed(&self, rate: Rate, debt_us: u64, beyond: u64) -> Owed {
+        let whole = rate.whole(debt_us).min(TOKENS_MAX);
+        let part_us = debt_us.saturating_sub(rate.worth(whole).0);
+        let part_us =
+            fit((u128::from(part_us) * u128::from(rate.requests))
+                .div_ceil(u128::from(self.requests)));
+        let part = part_us.saturating_mul(self.ticks_per_us());
+        let (part, more) = if part > self.room.0 { (0, 1) } else { (part, 0) };
+        let owed = beyond.saturating_add(whole).saturating_add(more).min(TOKENS_MAX);
+        let held = self.earned((self.room.0 - part, self.room.1)).min(self.tokens_max).min(owed);
+        let debt = part.saturating_add(self.cost(held)).min(self.debt_max);
+        let (beyond, capacity) = (owed - held, self.tokens_max);
+        Owed { debt, beyond, capacity, converted: owed > 0 || debt > 0 }
+    }
+
+    /// The debt after the last slot that was lent at another rate, which may lie further ahead than
+    /// this limit lends slots.
+    fn after_slots(&self, requests: u64, ahead_ns: u64) -> u64 {
+        if ahead_ns == 0 {
+            return 0;
+        }
+        let ticks = |us: u64| us.saturating_mul(self.ticks_per_us());
+        let slot = ticks(self.window_us / requests.max(1));
+        ticks(ahead_ns.div_ceil(1_000)).saturating_add(self.cost(1)).saturating_sub(slot)
+    }
+
+    fn is_slotted(&self) -> bool {
+        self.tokens_min > 0
+    }
+
+    fn ticks_per_us(&self) -> u64 {
+        1_000 / self.tick_ns
+    }
+
+    fn state(&self, tat_ns: u64, Owed { beyond, capacity, .. }: Owed) -> State {
+        let narrow = |wide| u32::try_from(wide).unwrap_or(u32::MAX);
+        let capacity = if beyond > 0 { narrow(capacity) } else { 0 };
+        State { tat_ns, requests: narrow(self.requests), beyond: narrow(beyond), capacity }
     }
 
     fn tat_ns(&self, now_unix_us: u64, debt: u64) -> u64 {
         now_unix_us.saturating_mul(1_000).saturating_add(debt.saturating_mul(self.tick_ns))
+    }
+}
+
+/// The rate that a state was written under, in microseconds, which count it well enough: a limit
+/// changes rarely.
+#[derive(Debug, Clone, Copy)]
+struct Rate {
+    requests: u64,
+    window_us: u64,
+}
+
+/// 32 bits wide, like all amounts.
+const TOKENS_MAX: u64 = u32::MAX as u64;
+
+// === impl Rate ===
+
+impl Rate {
+    /// Whole tokens that are earned in this time.
+    fn whole(self, us: u64) -> u64 {
+        fit(u128::from(us) * u128::from(self.requests) / u128::from(self.window_us))
+    }
+
+    /// The worth of `tokens` in microseconds and parts of one.
+    fn worth(self, tokens: u64) -> (u64, u64) {
+        let parts = u128::from(tokens) * u128::from(self.window_us);
+        let requests = u128::from(self.requests.max(1));
+        (fit(parts / requests), fit(parts % requests))
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// When everything is paid, in seconds since the Unix epoch, for a window of this length.
+    pub fn ends_at(&self, window_seconds: u64) -> u64 {
+        let beyond = u64::from(self.beyond).saturating_mul(window_seconds);
+        let beyond = beyond.div_ceil(u64::from(self.requests).max(1));
+        let beyond = beyond.min(DEBT_MAX_US / MICROS_PER_SECOND);
+        self.tat_ns.div_ceil(1_000_000_000).saturating_add(beyond)
     }
 }
 

@@ -110,9 +110,13 @@ proptest! {
         let (state, _) = step(None, now, &Ask { want, ..look });
         let ends_us = state.ends_at(limit) * MICROS_PER_SECOND;
         let after = ends_us.max(now) + later;
-        let (_, with) = step(Some(state), after, &look);
-        let (_, without) = step(None, after, &look);
-        prop_assert_eq!(with, without);
+        // The store forgets the key, whatever the limit is by then.
+        for requests_per_unit in [limit.requests_per_unit, 1, 1_000] {
+            let look = Ask { limit: Limit { requests_per_unit, ..limit }, ..look };
+            let (_, with) = step(Some(state.clone()), after, &look);
+            let (_, without) = step(None, after, &look);
+            prop_assert_eq!(with, without);
+        }
     }
 
     /// Holds for any earlier charges, in this window or the one before.
@@ -135,6 +139,177 @@ proptest! {
         prop_assert!(grant.left <= fresh, "{:?}, {} of a fresh key", grant, fresh);
         let (_, grant) = step(state, now, &Ask { back, want: u64::MAX, ..look });
         prop_assert!(grant.tokens <= fresh, "{:?}, {} of a fresh key", grant, fresh);
+    }
+}
+
+/// Limits of one key: they differ in their amounts only.
+fn any_limits() -> impl Strategy<Value = Vec<Limit>> {
+    let amount = || prop_oneof![1..20u32, 1..5_000u32, 1..=9_999u32];
+    let algorithm = (0..5usize, amount()).prop_map(|(nth, amount)| match nth {
+        0 => Algorithm::FixedWindow,
+        1 => Algorithm::TokenBucket { burst: amount },
+        2 => Algorithm::SlidingWindow,
+        3 => Algorithm::SlidingLog,
+        _ => Algorithm::LeakyBucket { max_delay_us: amount * 300 },
+    });
+    let unit = proptest::sample::select(vec![Unit::Second, Unit::Hour, Unit::Year]);
+    (algorithm, unit).prop_flat_map(move |(algorithm, unit)| {
+        let limit = (amount(), amount()).prop_map(move |(requests_per_unit, amount)| {
+            let algorithm = match algorithm {
+                // Rules refuse a bucket that takes more than a hundred years to fill.
+                Algorithm::TokenBucket { .. } => {
+                    Algorithm::TokenBucket { burst: amount.min(100 * requests_per_unit) }
+                }
+                // As much as a slot, so that delays weigh in every unit.
+                Algorithm::LeakyBucket { .. } => {
+                    Algorithm::LeakyBucket { max_delay_us: amount * 300 }
+                }
+                other => other,
+            };
+            Limit { algorithm, ..Limit::fixed_window(requests_per_unit, unit) }
+        });
+        proptest::collection::vec(limit, 2..4)
+    })
+}
+
+/// Pause in thousandths of the first limit's token, the limit that asks, want, need, and whether a
+/// denial is charged.
+type ChangingStep = (u64, proptest::sample::Index, u64, u64, bool);
+
+fn any_changing_history() -> impl Strategy<Value = (Vec<Limit>, Vec<ChangingStep>)> {
+    let pause = prop_oneof![2 => Just(0), 2 => 0..3_000u64, 1 => 0..90_000u64];
+    let amount = || prop_oneof![4 => 0..6u64, 1 => 0..9_000u64];
+    let step = (pause, any::<proptest::sample::Index>(), amount(), amount(), any::<bool>());
+    (any_limits(), proptest::collection::vec(step, 1..60))
+}
+
+const NOON: u64 = 1_700_000_000_250_000;
+
+fn token_us(limit: Limit) -> u64 {
+    window_us(limit) / u64::from(limit.requests_per_unit)
+}
+
+/// The most tokens that may be lent from `from` to `to` (microseconds), both included, if the
+/// largest amounts of `limits` were those of one limit.
+fn most_between(limits: &[Limit], from: u64, to: u64) -> u128 {
+    let most = |amount: fn(&Limit) -> u64| u128::from(limits.iter().map(amount).max().unwrap());
+    let rate = most(|limit| limit.requests_per_unit.into());
+    let window_us = u128::from(window_us(limits[0]));
+    let span = u128::from(to - from);
+    match limits[0].algorithm {
+        Algorithm::TokenBucket { .. } => most(|limit| limit.capacity()) + span * rate / window_us,
+        Algorithm::LeakyBucket { .. } => 1 + span * rate / window_us,
+        Algorithm::SlidingLog if span < window_us => rate,
+        Algorithm::SlidingLog => u128::MAX,
+        // Windows are aligned.
+        _ if u128::from(from) / window_us == u128::from(to) / window_us => rate,
+        _ => u128::MAX,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// Pods in the middle of a reload, or of a rollout, ask one key under different limits.
+    #[test]
+    fn limits_that_alternate_lend_no_more_than_one_of_the_largest_amounts(
+        (limits, history) in any_changing_history()
+    ) {
+        let (mut now, mut state) = (NOON, None);
+        let mut lent: Vec<(u64, u64)> = Vec::new();
+        for (pause, which, want, need, charge_denied) in history {
+            now += token_us(limits[0]).max(1) * pause / 1_000;
+            let limit = *which.get(&limits);
+            let few = if let Algorithm::LeakyBucket { .. } = limit.algorithm { 6 } else { u64::MAX };
+            let (want, need) = (want.min(few), need.min(few));
+            let ask = Ask { want, need, charge_denied, ..Ask::look(Key::for_test(0), limit) };
+            let (next, grant) = step(state, now, &ask);
+            state = Some(next);
+            if let Algorithm::LeakyBucket { .. } = limit.algorithm {
+                // A slot ends at the next one, and begins when it was said to, to the microsecond.
+                let starts = u64::try_from(grant.starts_after.as_micros()).unwrap();
+                let slots = (0..grant.tokens)
+                    .map(|nth| now + starts + nth * window_us(limit) / u64::from(limit.requests_per_unit));
+                lent.extend(slots.map(|at| (at, 1)));
+            } else {
+                lent.push((now, grant.tokens));
+            }
+            let mut sum = 0;
+            let to = lent.last().map_or(now, |(at, _)| *at);
+            for (from, tokens) in lent.iter().rev() {
+                sum += u128::from(*tokens);
+                // Starts were cut to whole microseconds.
+                let slack = u64::from(matches!(limit.algorithm, Algorithm::LeakyBucket { .. }));
+                let most = most_between(&limits, *from, to + 2 * slack);
+                prop_assert!(sum <= most, "{} of {} since {}", sum, most, from);
+            }
+        }
+    }
+
+    /// The limit is changed and changed back, as often as one likes, while no time passes.
+    #[test]
+    fn a_limit_that_is_changed_keeps_its_count(
+        limits in any_limits(), spent in any::<proptest::sample::Index>(), turns in 1..4usize,
+        looks: bool,
+    ) {
+        let first = limits[0];
+        let look = |limit| Ask::look(Key::for_test(0), limit);
+        let spent = 1 + spent.index(usize::try_from(most(first)).unwrap()) as u64;
+        let (state, grant) = step(None, NOON, &Ask { want: spent, ..look(first) });
+        prop_assert_eq!(grant.tokens, spent);
+        let mut state = Some(state);
+        for _ in 0..turns {
+            for limit in limits.iter().copied().rev() {
+                let need = if looks { 0 } else { u64::MAX };
+                let (next, grant) = step(state, NOON, &Ask { need, ..look(limit) });
+                state = Some(next);
+                if !matches!(limit.algorithm, Algorithm::LeakyBucket { .. }) {
+                    // What a debit was rounded up to stays: less than a token.
+                    let left = limit.capacity().saturating_sub(spent);
+                    prop_assert!(
+                        grant.left <= left && grant.left + 1 >= left,
+                        "{} left of {} after {}", grant.left, limit.capacity(), spent
+                    );
+                }
+            }
+        }
+    }
+
+    /// A token bucket's next token comes within the time of one token of the limit that asks,
+    /// whatever the earlier limits were, and not before it was said to.
+    #[test]
+    fn a_changed_limit_acts_at_once_and_says_when(
+        (limits, history) in any_changing_history(), others in 0..3u64,
+    ) {
+        let (mut now, mut state) = (NOON, None);
+        let denied = |limit| Ask { need: 1, ..Ask::look(Key::for_test(0), limit) };
+        for (pause, which, want, ..) in history {
+            now += token_us(limits[0]).max(1) * pause / 1_000;
+            let limit = *which.get(&limits);
+            let look = Ask::look(Key::for_test(0), limit);
+            let (next, grant) = step(state, now, &Ask { want, ..look });
+            state = Some(next);
+            if grant.left > 0 {
+                continue;
+            }
+            let micros = |span: Duration| u64::try_from(span.as_nanos().div_ceil(1_000)).unwrap();
+            let after = micros(grant.retry_after);
+            if let Algorithm::TokenBucket { .. } = limit.algorithm {
+                prop_assert!(after <= token_us(limit) + 3, "{} of {}", after, token_us(limit));
+            }
+            let mut state = state.clone();
+            // Requests that come too early are denied, and do not put it off.
+            for other in 1..=others {
+                let at = now + after / (others + 1) * other;
+                if at < now + after {
+                    let (next, grant) = step(state, at, &denied(limit));
+                    prop_assert_eq!(grant.left, 0);
+                    state = Some(next);
+                }
+            }
+            prop_assert_eq!(step(state.clone(), now + after - 1, &look).1.left, 0);
+            prop_assert!(step(state, now + after, &look).1.left > 0, "after {}", after);
+        }
     }
 }
 

@@ -4,8 +4,10 @@
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1),
 --            nanoseconds in a tick (1 or 1000), what a token costs (ticks, parts of a tick), parts
---            that make a tick, tokens at most, debt at most, room without a debt (ticks, parts of
---            a tick), tokens at its end (0 or 1), how long a lease may last in microseconds,
+--            that make a tick (the limit's requests), tokens at most, debt at most, room without a
+--            debt (ticks, parts of a tick), tokens at its end (1 for the slots of a leaky bucket,
+--            else 0), the window in microseconds, the longest debt that is not the mistake of a clock,
+--            how long a lease may last in microseconds,
 --            and, only if tokens are returned: their number, and the time they were lent at in
 --            microseconds (none for a refund, which is never late)
 --   reply    tokens, the time in microseconds, debt before, debt after
@@ -14,60 +16,120 @@
 -- comes near that; parts, and all amounts of tokens, are at most 2^32.
 --
 -- The state is one time, 19 decimal digits of nanoseconds since the Unix epoch: more than a double
--- holds, so that seconds and nanoseconds are read and written apart. Redis keeps such a number
--- inside its object of 16 bytes. SET is the last command, so a script that fails has changed
--- nothing.
+-- holds, so that seconds and nanoseconds are read and written apart. A colon and the requests of the
+-- limit that wrote it follow, in hexadecimal digits, so that the value takes an object of 48 bytes;
+-- and where tokens are owed beyond the bucket, a colon and their number, a colon and the capacity of
+-- the bucket that could not hold them. A time alone was written by version 0.2, and counts as written
+-- under the limit that asks. SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local tick = tonumber(ARGV[4])
 local cost, part, parts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local tokens_max, debt_max = tonumber(ARGV[8]), tonumber(ARGV[9])
 local room, room_part, tokens_min = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local ttl, back, lent_at = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15])
+local window, longest = tonumber(ARGV[13]), tonumber(ARGV[14])
+local ttl, back, lent_at = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
+local TOKENS_MAX = 4294967295
+local CENTURY_US = 3153600000000000
 
--- What n tokens are worth, in ticks and parts of a tick. The product of n and part may have 64
--- bits, so n is split into halves.
-local function worth(n)
+-- What n tokens are worth at a rate, in ticks and parts of a tick. The product of n and part may
+-- have 64 bits, so n is split into halves.
+local function worth_at(n, cost, part, parts)
   local high = math.floor(n / 65536) * part
   local low = (high % parts) * 65536 + (n % 65536) * part
   return n * cost + math.floor(high / parts) * 65536 + math.floor(low / parts), low % parts
 end
 
-local function left_of(debt)
-  local most = tokens_max - tokens_min
+-- The same, rounded up.
+local function cost_at(n, cost, part, parts)
+  local ticks, rest = worth_at(n, cost, part, parts)
+  return rest > 0 and ticks + 1 or ticks
+end
+
+-- The tokens, at most so many, that are earned in these ticks and parts of a tick.
+local function earned_at(ticks, rest, most, cost, part, parts)
   local function fit(n)
-    local ticks, rest = worth(n)
-    return ticks < room - debt or (ticks == room - debt and rest <= room_part)
+    local needed, more = worth_at(n, cost, part, parts)
+    return needed < ticks or (needed == ticks and more <= rest)
   end
-  if debt > room then return 0 end
   -- The quotient is off by one at most.
-  local n = math.floor((room - debt + room_part / parts) / (cost + part / parts))
-  n = math.min(n, most)
+  local n = math.min(math.floor((ticks + rest / parts) / (cost + part / parts)), most)
   while n > 0 and not fit(n) do n = n - 1 end
   while n < most and fit(n + 1) do n = n + 1 end
-  return tokens_min + n
+  return n
+end
+
+local function left_of(debt)
+  if debt > room then return 0 end
+  return tokens_min + earned_at(room - debt, room_part, tokens_max - tokens_min, cost, part, parts)
 end
 
 local time = redis.call('TIME')
 local seconds, micros = tonumber(time[1]), tonumber(time[2])
 local now = seconds * 1000000 + micros
-local ticks_per_second, ticks_now = 1000000000 / tick, micros * (1000 / tick)
+local ticks_per_second, ticks_per_us = 1000000000 / tick, 1000 / tick
+local ticks_now = micros * ticks_per_us
 
-local stored = 0
-local value = redis.call('GET', KEYS[1])
-if value then
-  local of, nanos = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
-  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
-  -- Beyond the largest debt it need not be exact, since it is cut to that.
-  local ahead = (tonumber(of) - seconds) * ticks_per_second + math.ceil(tonumber(nanos) / tick)
-  stored = math.max(0, math.min(ahead - ticks_now, debt_max))
+-- What a debt of `us` at another rate, and tokens beyond its bucket, are in this limit's bucket.
+local function owed_in_tokens(us, beyond, old_cost, old_part, requests)
+  local whole = earned_at(us, 0, TOKENS_MAX, old_cost, old_part, requests)
+  local rest = (us - (worth_at(whole, old_cost, old_part, requests))) * requests
+  rest = math.floor((rest + parts - 1) / parts) * ticks_per_us
+  beyond = beyond + whole
+  if rest > room then rest, beyond = 0, beyond + 1 end
+  beyond = math.min(beyond, TOKENS_MAX)
+  local held =
+    earned_at(room - rest, room_part, math.min(beyond, tokens_max), cost, part, parts)
+  return math.min(rest + cost_at(held, cost, part, parts), debt_max), beyond - held
 end
 
-local before = stored
+local stored, beyond, capacity, converted = 0, 0, 0, false
+local value = redis.call('GET', KEYS[1])
+if value then
+  local of, nanos, rest = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)(.*)$')
+  local requests, more, held
+  if of and rest ~= '' then
+    requests, more, held = rest:match('^:([1-9a-f]%x*):?(%d*):?(%d*)$')
+    if not requests then of = nil end
+  end
+  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
+  requests = requests and tonumber(requests, 16) or parts
+  beyond, capacity = tonumber(more) or 0, tonumber(held) or 0
+  local same = requests == parts
+  -- A difference above 2^53 is above the longest debt too.
+  local ahead = (tonumber(of) - seconds) * ticks_per_second + math.ceil(tonumber(nanos) / tick)
+  ahead = math.max(0, ahead - ticks_now)
+  local us = (tonumber(of) - seconds) * 1000000 + math.ceil(tonumber(nanos) / 1000) - micros
+  local old_cost, old_part = math.floor(window / requests), window % requests
+  if tokens_min == 1 then
+    if not same and us > 0 then
+      ahead = (us - old_cost) * ticks_per_us + cost_at(1, cost, part, parts)
+    end
+    stored, beyond = math.max(0, math.min(ahead, longest)), 0
+    converted = stored > 0 and (not same or stored < ahead)
+  else
+    if us < 0 and beyond > 0 then
+      -- A bucket that is full pays what is owed beyond it, by whole tokens.
+      beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
+    end
+    if same and ahead <= debt_max and (beyond == 0 or capacity >= tokens_max) then
+      stored = ahead
+    else
+      us = math.max(0, math.min(us, CENTURY_US))
+      stored, beyond = owed_in_tokens(us, beyond, old_cost, old_part, requests)
+      capacity, converted = tokens_max, stored > 0 or beyond > 0
+    end
+  end
+end
+
+local before, beyond_after = stored, beyond
 if back and (not lent_at or math.abs(now - lent_at) <= ttl) then
+  -- It pays first what no bucket of this size would have lent.
+  beyond_after = math.max(0, beyond - back)
+  back = math.max(0, back - beyond)
   if back >= tokens_max then
     before = 0
   else
-    before = math.max(0, before - (worth(back)))
+    before = math.max(0, before - (worth_at(back, cost, part, parts)))
   end
 end
 local left = left_of(before)
@@ -78,16 +140,20 @@ if need <= left then
 elseif ARGV[3] == '1' then
   spent = left
 end
-local ticks, rest = worth(spent)
-local after = before + ticks
-if rest > 0 then after = after + 1 end
+local after = before + cost_at(spent, cost, part, parts)
 
--- A look writes nothing, and no call creates a key that means the same as its absence.
-if after ~= stored then
+-- A look writes only a state of another limit or a debt that was cut, and no call creates a key that means the same
+-- as its absence.
+if after ~= stored or beyond_after ~= beyond or converted then
   local nanos = (ticks_now + after) % ticks_per_second * tick
   local of = seconds + math.floor((ticks_now + after) / ticks_per_second)
+  local state = string.format('%d%09d:%x', of, nanos, parts)
   -- A second past the time, as the clock that expires keys may differ from TIME.
   local expires = (of + 1) * 1000 + math.ceil(nanos / 1000000)
-  redis.call('SET', KEYS[1], string.format('%d%09d', of, nanos), 'PXAT', expires)
+  if beyond_after > 0 then
+    state = state .. string.format(':%d:%d', beyond_after, capacity)
+    expires = expires + math.min(math.ceil(beyond_after * (window / 1000) / parts), CENTURY_US / 1000)
+  end
+  redis.call('SET', KEYS[1], state, 'PXAT', expires)
 end
 return { tokens, now, before, after }

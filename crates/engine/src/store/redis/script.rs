@@ -19,7 +19,7 @@ use crate::store::{Ask, Grant, Return};
 const AMOUNT_MAX: u64 = 1 << 32;
 
 /// The length of the longest list of arguments: those of a bucket, with a return.
-const ARGUMENTS_MAX: usize = 15;
+const ARGUMENTS_MAX: usize = 17;
 
 /// The call for `ask`, on the `key` of its count.
 pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
@@ -75,10 +75,13 @@ fn amount(tokens: u64) -> u64 {
     tokens.min(AMOUNT_MAX)
 }
 
-fn pace(pace: &Pace) -> [u64; 9] {
-    let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, .. } = *pace;
-    let ((cost, part), (room, room_part)) = (pace.token(), pace.room);
-    [tick_ns, cost, part, requests, tokens_max, debt_max, room, room_part, tokens_min]
+fn pace(pace: &Pace) -> [u64; 11] {
+    let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, window_us, .. } = *pace;
+    let ((cost, part), (room, room_part), longest) = (pace.token(), pace.room, pace.longest());
+    [
+        tick_ns, cost, part, requests, tokens_max, debt_max, room, room_part, tokens_min,
+        window_us, longest,
+    ]
 }
 
 /// Reads the reply. A reply that the script cannot have given is treated as garbled: it is better
@@ -142,7 +145,7 @@ fn of_bucket(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
         Algorithm::LeakyBucket { .. } => leaky_bucket::grant(&pace, &moved),
         _ => token_bucket::grant(&pace, ask, &moved),
     };
-    (debited && after <= pace.debt_max).then_some(grant)
+    (debited && after <= pace.longest()).then_some(grant)
 }
 
 fn of_sliding_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
