@@ -34,7 +34,7 @@ const FILES_LOOK: Duration = Duration::from_secs(1);
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let clock = Clock::start();
+    let clock = Clock::start_counting_suspension();
     let Some(parsed) = parse_with_files() else { return ExitCode::SUCCESS };
     let settings = match parsed {
         Ok(Task::Serve(settings)) => *settings,

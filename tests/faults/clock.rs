@@ -1,5 +1,5 @@
 //! R11: clocks that step. A pod's wall clock must have no effect; that of a Redis node decides
-//! windows.
+//! windows. R25: a pod whose machine is suspended.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,6 +10,7 @@ use crate::support::faketime::FakeClock;
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_server::Server;
+use crate::support::windows::{early_in_a_window, into_window};
 
 const HOUR: f64 = 3600.0;
 
@@ -155,4 +156,64 @@ fn expire(redis: &Server, row: &mut Row) {
         let ttl: i64 = redis.command(&["PTTL", &key]);
         row.holds(ttl > 0 || ttl == -2, &format!("{key} never expires"));
     }
+}
+
+/// Window and limit of [`r25_the_machine_of_a_pod_is_suspended`].
+const SUSPENDED_WINDOW: Duration = Duration::from_secs(20);
+const SUSPENDED_LIMIT: u64 = 1_000;
+
+/// The process is stopped, and so is its monotonic clock: `CLOCK_BOOTTIME` alone goes on, as on a
+/// machine that was suspended.
+#[tokio::test(flavor = "multi_thread")]
+async fn r25_the_machine_of_a_pod_is_suspended() {
+    let _turn = turn().await;
+    let promise = "what it held of the old window is not spent in the next one: at most L";
+    let mut row = Row::new("R25", "the machine of a pod is suspended past its window", promise);
+    let places = crate::support::redis::Cluster::shared().places();
+    let rules = Rules::new(&format!(
+        "domain: r25\ndefaults: {{failure_mode: deny}}\ndescriptors:\n\
+         - {{key: path, rate_limit: {{unit: second, unit_multiplier: {}, requests_per_unit: {}}}}}\n",
+        SUSPENDED_WINDOW.as_secs(),
+        SUSPENDED_LIMIT,
+    ));
+    let clock = FakeClock::new();
+    let fake = clock.env_of_both();
+    let mut env = PATIENT.to_vec();
+    env.extend(fake.iter().map(|(name, value)| (*name, value.as_str())));
+    let suspended = Ratelease::start(rules.path(), &places, &env).await;
+    let awake = Ratelease::start(rules.path(), &places, &PATIENT).await;
+    let (of_suspended, of_awake) = (Asker::connect(&suspended).await, Asker::connect(&awake).await);
+    let spend = async |asker: &Asker, path: &str, requests: u64| {
+        let mut passed = 0;
+        for _ in 0..requests {
+            passed += u64::from(asker.ask("r25", &[("path", path)], 1).await.statuses[0].code == 1);
+        }
+        passed
+    };
+    // Connects; the first requests of a pod may wait long.
+    spend(&of_suspended, "/warm", 1).await;
+    spend(&of_awake, "/warm", 1).await;
+
+    early_in_a_window(SUSPENDED_WINDOW, SUSPENDED_WINDOW - Duration::from_secs(5)).await;
+    let before = spend(&of_suspended, "/tight", SUSPENDED_LIMIT * 3 / 10).await;
+    suspended.process.signal("STOP");
+    let stopped = now();
+    let left = u64::from(of_awake.remaining("r25", ("path", "/tight")).await);
+    let held = SUSPENDED_LIMIT - before - left;
+    tokio::time::sleep(SUSPENDED_WINDOW - into_window(SUSPENDED_WINDOW)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut admitted = spend(&of_awake, "/tight", SUSPENDED_LIMIT + 50).await;
+    clock.set(-stopped.elapsed().as_secs_f64());
+    suspended.process.signal("CONT");
+    admitted += spend(&of_suspended, "/tight", held + 50).await;
+    let stays = into_window(SUSPENDED_WINDOW);
+
+    row.note(&format!("{held} held when it was suspended; ended {stays:.1?} into the window"));
+    row.holds(held > 0, "it held nothing when it was suspended");
+    row.holds(admitted >= SUSPENDED_LIMIT * 95 / 100, &format!("{admitted} admitted"));
+    row.admitted(admitted, SUSPENDED_LIMIT);
+    for pod in [&suspended, &awake] {
+        judge_process(&mut row, pod).await;
+    }
+    row.end();
 }

@@ -19,6 +19,20 @@ pub struct Time(u64);
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     start: Instant,
+    suspension: Suspension,
+}
+
+/// How the clock counts the time for which the machine was suspended.
+#[derive(Debug, Clone, Copy)]
+enum Suspension {
+    /// It stands still meanwhile, as tokio's clock does.
+    Left,
+    /// The system counts it; its time when the clock was started, in nanoseconds.
+    #[cfg(target_os = "linux")]
+    Counted(u64),
+    /// A test sets how long it lasted, in nanoseconds.
+    #[cfg(test)]
+    Set(&'static std::sync::atomic::AtomicU64),
 }
 
 // === impl Time ===
@@ -59,18 +73,60 @@ impl Clock {
     /// Starts a clock at zero. It follows tokio's clock, which tests without sockets may pause.
     #[allow(clippy::disallowed_methods, reason = "this is the edge where monotonic time is read")]
     pub fn start() -> Self {
-        Self { start: Instant::now() }
+        Self { start: Instant::now(), suspension: Suspension::Left }
+    }
+
+    /// Starts a clock at zero that goes on while the machine is suspended, as a store's clock does
+    /// (Linux: `CLOCK_BOOTTIME`, which is as cheap to read). By a clock that stood still meanwhile,
+    /// a lease would outlive its window.
+    pub fn start_counting_suspension() -> Self {
+        #[cfg(target_os = "linux")]
+        let suspension = Suspension::Counted(boot_nanos());
+        #[cfg(not(target_os = "linux"))]
+        let suspension = Suspension::Left;
+        Self { suspension, ..Self::start() }
+    }
+
+    /// A clock at zero; a test sets for how many nanoseconds the machine was suspended.
+    #[cfg(test)]
+    pub(crate) fn start_suspended_for(nanos: &'static std::sync::atomic::AtomicU64) -> Self {
+        Self { suspension: Suspension::Set(nanos), ..Self::start() }
     }
 
     /// The present time.
     #[inline]
     pub fn now(&self) -> Time {
-        Time::default() + self.start.elapsed()
+        match self.suspension {
+            Suspension::Left => Time::default() + self.start.elapsed(),
+            #[cfg(target_os = "linux")]
+            Suspension::Counted(start) => Time(boot_nanos().saturating_sub(start)),
+            #[cfg(test)]
+            Suspension::Set(_) => Time::default() + self.start.elapsed() + self.suspended(),
+        }
     }
 
-    /// `time` as a tokio instant to sleep until.
+    /// `time` as a tokio instant to sleep until. Tokio's clock stands still while the machine is
+    /// suspended, so a sleep that is under way then ends that much later.
     pub fn instant(&self, time: Time) -> Instant {
-        self.start + Duration::from_nanos(time.0)
+        self.start + Duration::from_nanos(time.0).saturating_sub(self.suspended())
+    }
+
+    /// For how long the machine was suspended since the start, in whole milliseconds: the two
+    /// clocks are not read at the same time, and sleeps until one time should end together.
+    fn suspended(&self) -> Duration {
+        match self.suspension {
+            Suspension::Left => Duration::ZERO,
+            #[cfg(target_os = "linux")]
+            Suspension::Counted(_) => {
+                let awake = self.start.elapsed();
+                let apart = Duration::from_nanos(self.now().0).saturating_sub(awake);
+                apart - Duration::from_nanos(u64::from(apart.subsec_nanos()) % 1_000_000)
+            }
+            #[cfg(test)]
+            Suspension::Set(nanos) => {
+                Duration::from_nanos(nanos.load(std::sync::atomic::Ordering::Relaxed))
+            }
+        }
     }
 
     /// The next multiple of `period`, of at least a nanosecond and at most 584 years, as a tokio
@@ -80,6 +136,15 @@ impl Clock {
         let nanos = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX).max(1);
         self.instant(now + Duration::from_nanos(nanos - now.0 % nanos))
     }
+}
+
+/// Time since the machine was started, with the time for which it was suspended.
+#[cfg(target_os = "linux")]
+#[inline]
+fn boot_nanos() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    // Neither is negative.
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 #[cfg(test)]

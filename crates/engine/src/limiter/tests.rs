@@ -1,6 +1,6 @@
 //! The limiter over the embedded store, in virtual time.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry};
@@ -109,7 +109,11 @@ impl Rig {
 
     /// A fleet with this round trip to the store.
     fn slow(yaml: &str, round_trip: Duration) -> Self {
-        let clock = Clock::start();
+        Self::on(Clock::start(), yaml, round_trip)
+    }
+
+    /// The same; store and pods follow this clock.
+    fn on(clock: Clock, yaml: &str, round_trip: Duration) -> Self {
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
         let store = Distant {
             memory: MemoryStore::new(wall, STORE_KEYS_MAX),

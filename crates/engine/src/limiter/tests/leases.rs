@@ -232,3 +232,39 @@ async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_
     tokio::time::sleep(Duration::from_millis(10)).await;
     assert_eq!(rig.left(1_000).await, 999);
 }
+
+/// Tokio's clock, which stands still while a machine is suspended, is paused in these tests.
+#[tokio::test(start_paused = true)]
+async fn a_lease_ends_with_its_window_also_while_the_machine_is_suspended() {
+    for algorithm in ["fixed_window", "token_bucket", "sliding_window"] {
+        let suspended: &'static AtomicU64 = Box::leak(Box::default());
+        let limit = format!("unit: hour, requests_per_unit: 1000, algorithm: {algorithm}");
+        let clock = Clock::start_suspended_for(suspended);
+        let rig = Rig::on(clock, &limits(&limit, "unlimited: true"), Duration::from_micros(500));
+        let (suspends, awake) = (rig.pod(), rig.pod());
+        for _ in 0..300 {
+            decide(&suspends, &rig.rules, &request(&["a"])).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let held = 700 - rig.left(1000).await;
+        assert!(held > 0, "{algorithm}: the pod holds nothing");
+        // Until the middle of the next window, or until the bucket is full.
+        suspended.store(3_600_000_000_000, Ordering::Relaxed);
+        let mut admitted = 0;
+        for pod in [&awake, &suspends] {
+            admitted += passed_of(pod, &rig.rules, "a", 1_100).await;
+        }
+        assert!(admitted <= 1_001, "{algorithm}: {admitted} with {held} held before");
+        assert!(admitted >= 500, "{algorithm}: {admitted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sleep_until_a_time_ends_then_after_a_suspension() {
+    let suspended: &'static AtomicU64 = Box::leak(Box::default());
+    let clock = Clock::start_suspended_for(suspended);
+    suspended.store(60_000_000_000, Ordering::Relaxed);
+    let due = clock.now() + Duration::from_millis(20);
+    tokio::time::sleep_until(clock.instant(due)).await;
+    assert!(clock.now() >= due && clock.now().since(due) < Duration::from_millis(5));
+}
