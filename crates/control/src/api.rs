@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
@@ -70,6 +71,10 @@ const PING_MAX: Duration = Duration::from_secs(1);
 /// Minimum time between two pings.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Age at which metrics are made again: that takes time in proportion to the streams of pods, while
+/// their lock is held, and whoever asks needs no token.
+const METRICS_AGE_MAX: Duration = Duration::from_secs(1);
+
 /// What the calls share.
 #[derive(Debug)]
 pub struct App {
@@ -85,6 +90,8 @@ pub struct App {
     pub rates: Rates,
     /// Whether the database answered, and when it was asked.
     pub database_up: Mutex<Option<(Timestamp, bool)>>,
+    /// The metrics, and when they were made.
+    pub metrics: Mutex<Option<(Timestamp, Bytes)>>,
     /// Held by the publisher of this process, so that the others wait for it.
     pub publishers: Arc<Mutex<()>>,
     /// Wakes the task that follows the versions.
@@ -113,6 +120,11 @@ impl App {
         let is_up = matches!(timeout(PING_MAX, self.store.reserved().ping()).await, Ok(Ok(())));
         *last = Some((now, is_up));
         is_up
+    }
+
+    /// The database, for requests that read a few rows and change nothing.
+    fn lists(&self) -> Store {
+        self.store.lists()
     }
 
     /// Maximum bytes that the writes of this caller may add to what is kept. Those of an operator
@@ -155,6 +167,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/pods", get(observe::pods))
         .route("/v1/token", get(own_token::read))
         .route("/v1/audit", get(observe::audit))
+        .layer(from_fn_with_state(Arc::clone(&app), admission::admit_read))
         .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
     let long = Router::new()

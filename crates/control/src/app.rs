@@ -1,6 +1,6 @@
 //! **The process**: opens the database, binds the ports, and runs the tasks until it is stopped.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
@@ -24,9 +24,10 @@ use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
 
-/// How long a start waits for PostgreSQL, and how often it asks.
+/// How long a start waits for PostgreSQL, and the first and the longest pause until it asks again.
 const DATABASE_WAIT: Duration = Duration::from_secs(30);
 const DATABASE_PAUSE: Duration = Duration::from_millis(500);
+const DATABASE_PAUSE_MAX: Duration = Duration::from_secs(8);
 
 /// Why the process cannot start, or has ended.
 #[derive(Debug, Error)]
@@ -126,6 +127,7 @@ impl Control {
             token_bytes_max: settings.token_bytes_max,
             rates: Rates::new(settings.rates),
             database_up: Mutex::default(),
+            metrics: Mutex::default(),
             publishers: Arc::default(),
             follower: wake,
             published: published.clone(),
@@ -166,14 +168,22 @@ async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError>
 
 /// Opens a database, which may start at the same time.
 async fn open(database: &Database) -> Result<Store, StoreError> {
-    let mut last = String::new();
+    if let Some(host) = database.host_without_tls() {
+        warn!(
+            "the connection to the database at {host} is in plain text if the server has no TLS, \
+             and its certificate is not verified: append sslmode=verify-full to the URL, or \
+             sslmode=disable on a network that is encrypted below"
+        );
+    }
+    let (mut last, mut pause) = (String::new(), DATABASE_PAUSE);
     let opening = async {
         loop {
             match Store::open(database).await {
                 Err(StoreError::Unavailable(why)) => {
-                    warn!("waiting for the database: {why}");
+                    warn!("waiting for the database: {why}; asking again in {pause:?}");
                     last = why;
-                    sleep(DATABASE_PAUSE).await;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(DATABASE_PAUSE_MAX);
                 }
                 opened => return opened,
             }
@@ -216,19 +226,35 @@ fn random_token() -> Result<Token, StoreError> {
     Token::random().map_err(|error| StoreError::Internal(error.to_string()))
 }
 
+/// Writes a token to a file that only its owner can read. The file is there with all of it or not
+/// at all, whenever the process or the machine ends: one without a token would end each later start.
+fn write_token(path: &Path, token: &Token) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(token.reveal().as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    let dir = path.parent().filter(|it| !it.as_os_str().is_empty());
+    fs::File::open(dir.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// Reads the token of a file; if there is no file, makes one that only its owner can read.
 fn token_of_file(path: &Path) -> Result<Token, StartError> {
     let fail = |why: String| StartError::TokenFile(path.to_owned(), why);
-    match std::fs::read_to_string(path) {
+    match fs::read_to_string(path) {
         Ok(text) => {
             let expected = "holds no token; remove it to have one made, or write rlc_… to it";
             Token::parse(text.trim()).ok_or_else(|| fail(expected.to_owned()))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let token = random_token()?;
-            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-            let written = made.and_then(|mut it| it.write_all(token.reveal().as_bytes()));
-            written.map_err(|error| fail(error.to_string()))?;
+            write_token(path, &token).map_err(|error| fail(error.to_string()))?;
             Ok(token)
         }
         Err(error) => Err(fail(error.to_string())),

@@ -26,6 +26,7 @@ pub mod document;
 mod log_limit;
 pub mod metrics;
 mod page;
+mod places;
 pub mod push;
 pub mod rates;
 pub mod settings;

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -43,8 +44,13 @@ async fn serve(flags: ServeFlags) -> ExitCode {
         Ok(settings) => settings,
         Err(faults) => return fail(faults),
     };
-    let stop = stop_signal();
-    let control = match Control::start(settings).await {
+    let mut stop = pin!(stop_signal());
+    let started = tokio::select! {
+        started = Control::start(settings) => started,
+        // It may wait for the database.
+        () = &mut stop => return ExitCode::SUCCESS,
+    };
+    let control = match started {
         Ok(control) => control,
         Err(error) => return fail(error),
     };

@@ -5,8 +5,6 @@
 //! of keys, because addresses are chosen by strangers; a full one drops the key that expires
 //! soonest.
 
-mod places;
-
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
@@ -21,7 +19,8 @@ use ratelease_engine::store::memory::MemoryStore;
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::{Algorithm, Limit, StoreRef, Unit};
 
-pub use places::{Place, Places};
+pub use crate::places::{Place, Places};
+use crate::store::LIST_CONNECTIONS_MAX;
 
 /// Maximum number of tokens, and of addresses, that are counted at a time.
 const KEYS_MAX: usize = 1 << 14;
@@ -36,6 +35,10 @@ const REQUESTS_MAX: u32 = 64;
 /// some 100 MiB: of all tokens, and of one.
 const LONG_MAX: usize = 4;
 const LONG_OF_TOKEN_MAX: u32 = 3;
+
+/// Maximum number of requests at a time that read from the database and change nothing, as many as
+/// there are connections for them: of all tokens, and of one.
+const READS_OF_TOKEN_MAX: u32 = 3;
 
 /// How many requests there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +57,11 @@ pub struct Rates {
     addresses: MemoryStore,
     address_limit: Limit,
     known: Mutex<KnownTokens>,
+    lookups: Places,
     /// Requests that are handled at a time.
     pub requests: Places,
+    /// Those of them that read a few rows.
+    pub reads: Places,
     /// Those of them that are about whole domains.
     pub long: Places,
     /// Those of them that publish, one of each token: they wait for each other, in order.
@@ -112,7 +118,9 @@ impl Rates {
             addresses: store(),
             address_limit: a_minute(failed_tokens, failed_tokens.get()),
             known: Mutex::default(),
+            lookups: Places::new(usize::MAX, 1),
             requests: Places::new(usize::MAX, REQUESTS_MAX),
+            reads: Places::new(LIST_CONNECTIONS_MAX as usize, READS_OF_TOKEN_MAX),
             long: Places::new(LONG_MAX, LONG_OF_TOKEN_MAX),
             publishers: Places::new(usize::MAX, 1),
         }
@@ -123,8 +131,9 @@ impl Rates {
         self.take(&self.tokens, self.token_limit, token, 1)
     }
 
-    /// Counts a token of this address that is not valid.
-    pub fn take_failure(&self, address: IpAddr) -> Quota {
+    /// Counts a token of this address that is not valid, and is not known as valid any more.
+    pub fn take_failure(&self, address: IpAddr, token: &str) -> Quota {
+        self.known.lock().remove(hash(token));
         self.take(&self.addresses, self.address_limit, &client(address), 1)
     }
 
@@ -132,8 +141,19 @@ impl Rates {
     /// that no stranger behind the same proxy keeps others out. The quota says how long to wait.
     pub fn admits(&self, address: IpAddr, token: &str) -> Result<(), Quota> {
         let quota = self.take(&self.addresses, self.address_limit, &client(address), 0);
-        let is_admitted = quota.remaining > 0 || self.known.lock().all.contains(&hash(token));
+        let is_admitted = quota.remaining > 0 || self.is_known(token);
         if is_admitted { Ok(()) } else { Err(quota) }
+    }
+
+    /// Whether a token was valid when it was last used.
+    pub fn is_known(&self, token: &str) -> bool {
+        self.known.lock().all.contains(&hash(token))
+    }
+
+    /// Waits until no other token of this address that is not known is looked up: else many at a
+    /// time would all be admitted before the first is counted.
+    pub async fn take_lookup(&self, address: IpAddr) -> Place {
+        self.lookups.take(client(address).as_str()).await
     }
 
     /// Notes that a token is valid.
@@ -200,6 +220,12 @@ fn hash(token: &str) -> blake3::Hash {
 // === impl KnownTokens ===
 
 impl KnownTokens {
+    fn remove(&mut self, token: blake3::Hash) {
+        if self.all.remove(&token) {
+            self.order.retain(|it| *it != token);
+        }
+    }
+
     fn add(&mut self, token: blake3::Hash) {
         if !self.all.insert(token) {
             return;
@@ -242,19 +268,22 @@ mod tests {
         rates.note_valid("known");
         for _ in 0..2 {
             assert_eq!(rates.admits(here, "guess"), Ok(()));
-            rates.take_failure(here);
+            rates.take_failure(here, "guess");
         }
         let quota = rates.admits(here, "guess").unwrap_err();
         assert!(quota.retry_after.unwrap() > Duration::from_secs(20), "{quota:?}");
         assert_eq!(rates.admits(here, "known"), Ok(()));
         assert_eq!(rates.admits(Ipv4Addr::new(10, 0, 0, 1).into(), "guess"), Ok(()));
+        rates.take_failure(here, "known");
+        assert!(rates.admits(here, "known").is_err(), "it was revoked");
+        assert!(rates.known.lock().order.is_empty());
     }
 
     #[test]
     fn addresses_that_a_stranger_chooses_take_bounded_memory() {
         let rates = rates(1, 1);
         for at in 0..3 * u32::try_from(KEYS_MAX).unwrap() {
-            rates.take_failure(Ipv4Addr::from(at).into());
+            rates.take_failure(Ipv4Addr::from(at).into(), "guess");
         }
         assert!(rates.addresses.keys() <= KEYS_MAX, "{rates:?}");
         for at in 0..2 * KNOWN_MAX {

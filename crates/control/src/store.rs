@@ -3,6 +3,7 @@
 //! ```text
 //! Write ── a transaction: counters first, so that writes happen one after the other
 //!   ├ rules: the draft, and its history      ├ answers: idempotency keys
+//!   ├ replace: a draft as a whole            │
 //!   ├ versions: publish, roll back           ├ audit, tokens
 //!   ├ rollouts: versions for some pods       ├ rollout_counts: hits that pods report
 //!   └ ceiling: the size of drafts            └ quota: what a token may add
@@ -21,6 +22,7 @@ mod history;
 mod page;
 mod pods;
 mod quota;
+mod replace;
 mod rollout_counts;
 mod rollouts;
 mod rules;
@@ -31,21 +33,24 @@ mod write;
 
 use std::fmt;
 use std::fs::OpenOptions;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::str::FromStr;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
-use sqlx::{AnyConnection, AnyPool, Executor};
-use tokio::sync::Semaphore;
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use sqlx::{AnyConnection, AnyPool, Connection, Executor};
+use tokio::time::timeout;
 
 pub use answers::{Answer, AnswerKey, Earlier};
 pub use audit::AuditRow;
-pub use drafts::{Draft, DraftDomain};
+pub use drafts::{Draft, DraftDomain, StoredDraft};
 pub use error::{StoreError, StoreResult};
 pub use history::ChangeRow;
 pub use pods::PodRow;
+pub use replace::Replacement;
 pub use rollout_counts::{CountKey, HitCount, ReplicaCount};
 pub use rollouts::{
     Bound, Choice, LABEL_BYTES_MAX, NewRollout, Rollout, RolloutDomain, RolloutStep, Stage,
@@ -53,19 +58,30 @@ pub use rollouts::{
 pub use rules::{RuleFilter, RulePage, RulePosition, StoredRule};
 pub use tokens::{NewToken, TokenRow};
 pub use versions::{PublishedText, VersionChange, VersionRow};
+use write::WriteTurns;
 pub use write::{Author, PublisherLock, Write};
 
-/// Maximum number of connections of this process for requests.
-const CONNECTIONS_MAX: u32 = 12;
+/// Maximum number of connections of this process for writes, and for requests about whole domains.
+/// Both are bounded in number: a write at a time of tokens and one of operators, four long requests,
+/// and the lock of publishers.
+const CONNECTIONS_MAX: u32 = 10;
+
+/// Connections for requests that only read a few rows, so that they take none from writes.
+pub(crate) const LIST_CONNECTIONS_MAX: u32 = 6;
 
 /// Connections beside them, for the check of tokens and for the follower of the versions.
 const RESERVED_MAX: u32 = 4;
 
-/// Writes at a time. They happen one after the other, so that more would only hold connections.
-const WRITES_MAX: usize = 2;
+/// Maximum time of a statement of PostgreSQL: of a list, and of others. One whose request has gone
+/// holds its connection no longer. SQLite has no such time, so that lists are bounded in rows.
+const LIST_STATEMENT_SECONDS: u32 = 5;
+const STATEMENT_SECONDS: u32 = 30;
 
 /// Maximum time that a request waits for a connection.
 const ACQUIRE_MAX: Duration = Duration::from_secs(3);
+
+/// Maximum time of the first connection.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// The channel on which PostgreSQL announces new versions.
 pub(crate) const CHANNEL: &str = "ratelease_control";
@@ -92,10 +108,30 @@ pub enum Database {
 #[derive(Debug, Clone)]
 pub struct Store {
     pool: AnyPool,
+    lists: AnyPool,
     /// Connections that no request waits for a lock with.
     reserved: AnyPool,
-    writes: Arc<Semaphore>,
+    turns: WriteTurns,
     backend: Backend,
+}
+
+impl Database {
+    /// The host of a PostgreSQL to which the connection may be in plain text although nothing asks
+    /// for that. `None` for one of this machine.
+    pub fn host_without_tls(&self) -> Option<String> {
+        let Self::Postgres(url) = self else { return None };
+        let options = PgConnectOptions::from_str(url).ok()?;
+        let host = options.get_host();
+        let is_local = options.get_socket().is_some()
+            || host.starts_with('/')
+            || host == "localhost"
+            || host
+                .trim_matches(['[', ']'])
+                .parse::<IpAddr>()
+                .is_ok_and(|it| it.to_canonical().is_loopback());
+        let may_be_plain = matches!(options.get_ssl_mode(), PgSslMode::Allow | PgSslMode::Prefer);
+        (may_be_plain && !is_local).then(|| host.to_owned())
+    }
 }
 
 /// Without the URL.
@@ -121,21 +157,30 @@ impl Store {
             Database::Postgres(url) => (Backend::Postgres, url.clone()),
             Database::Sqlite(path) => (Backend::Sqlite, sqlite_url(path)?),
         };
-        let options = |max| {
+        let options = |max, seconds| {
             AnyPoolOptions::new()
                 .max_connections(max)
                 .acquire_timeout(ACQUIRE_MAX)
-                .after_connect(move |connection, _| Box::pin(prepare(connection, backend)))
+                .after_connect(move |connection, _| Box::pin(prepare(connection, backend, seconds)))
         };
-        let pool = options(CONNECTIONS_MAX).connect(&url).await?;
+        if backend == Backend::Postgres {
+            first_connection(&url).await?;
+        }
+        let pool = options(CONNECTIONS_MAX, STATEMENT_SECONDS).connect(&url).await?;
         schema::migrate(&pool, backend).await?;
-        let reserved = options(RESERVED_MAX).connect_lazy(&url)?;
-        Ok(Self { pool, reserved, writes: Arc::new(Semaphore::new(WRITES_MAX)), backend })
+        let lists = options(LIST_CONNECTIONS_MAX, LIST_STATEMENT_SECONDS).connect_lazy(&url)?;
+        let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
+        Ok(Self { pool, lists, reserved, turns: WriteTurns::default(), backend })
     }
 
     /// Which database it is.
     pub fn backend(&self) -> Backend {
         self.backend
+    }
+
+    /// The same database, through the connections for requests that read a few rows.
+    pub(crate) fn lists(&self) -> Self {
+        Self { pool: self.lists.clone(), ..self.clone() }
     }
 
     /// The same database, through connections that requests cannot use up. For short reads.
@@ -155,7 +200,31 @@ impl Store {
     /// Closes all connections.
     pub async fn close(&self) {
         self.pool.close().await;
+        self.lists.close().await;
         self.reserved.close().await;
+    }
+}
+
+/// Connects once, for the error of the database: a pool would only say that it timed out.
+async fn first_connection(url: &str) -> StoreResult<()> {
+    let place = PgConnectOptions::from_str(url).map_or_else(
+        |_| "PostgreSQL".to_owned(),
+        |options| match options.get_socket() {
+            Some(socket) => format!("PostgreSQL at {}", socket.display()),
+            None => format!("PostgreSQL at {}:{}", options.get_host(), options.get_port()),
+        },
+    );
+    let setting = "DATABASE_URL, --database-url or --database-url-file has the address";
+    let connected = timeout(CONNECT_MAX, AnyConnection::connect(url)).await;
+    let connection = connected.map_err(|_| {
+        StoreError::Unavailable(format!("{place}: no answer within {CONNECT_MAX:?}; {setting}"))
+    })?;
+    match connection.map_err(StoreError::from) {
+        Ok(connection) => Ok(connection.close().await?),
+        Err(StoreError::Unavailable(why)) => {
+            Err(StoreError::Unavailable(format!("{place}: {why}; {setting}")))
+        }
+        Err(error) => Err(StoreError::Refused(format!("{place}: {error}; {setting}"))),
     }
 }
 
@@ -178,16 +247,45 @@ fn sqlite_url(path: &Path) -> StoreResult<String> {
 
 /// Prepares a new connection. A client that stops in the middle of a write, or a database that is
 /// slow, must not hold the others up.
-async fn prepare(connection: &mut AnyConnection, backend: Backend) -> sqlx::Result<()> {
+async fn prepare(
+    connection: &mut AnyConnection,
+    backend: Backend,
+    statement_seconds: u32,
+) -> sqlx::Result<()> {
     let statements = match backend {
-        Backend::Postgres => {
-            "SET statement_timeout = '30s'; SET lock_timeout = '10s'; \
+        Backend::Postgres => format!(
+            "SET statement_timeout = '{statement_seconds}s'; SET lock_timeout = '10s'; \
              SET idle_in_transaction_session_timeout = '60s'"
-        }
+        ),
         Backend::Sqlite => {
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA busy_timeout = 5000"
+                .to_owned()
         }
     };
-    connection.execute(sqlx::raw_sql(statements)).await?;
+    connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statements))).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_postgres_elsewhere_has_tls_unless_the_url_says_otherwise() {
+        let host = |url: &str| Database::Postgres(url.to_owned()).host_without_tls();
+        for url in ["postgres://u:p@db.example/x", "postgres://u@10.0.0.1/x?sslmode=prefer"] {
+            assert!(host(url).is_some(), "{url}");
+        }
+        for url in [
+            "postgres://u@127.0.0.1/x",
+            "postgres://u@localhost/x",
+            "postgres://u@[::1]/x",
+            "postgres:///x?host=/run/postgresql",
+            "postgres://u@db.example/x?sslmode=verify-full",
+            "postgres://u@db.example/x?sslmode=disable",
+        ] {
+            assert_eq!(host(url), None, "{url}");
+        }
+        assert_eq!(Database::Sqlite("x".into()).host_without_tls(), None);
+    }
 }

@@ -23,6 +23,8 @@ mod outages;
 mod pods;
 #[path = "control/publish.rs"]
 mod publish;
+#[path = "control/repeats.rs"]
+mod repeats;
 #[path = "control/rollbacks.rs"]
 mod rollbacks;
 #[path = "control/rollouts.rs"]

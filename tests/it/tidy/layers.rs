@@ -49,7 +49,7 @@ const LAYERS: [(&str, &str); 11] = [
     ),
     (
         "crates/control/src",
-        "document log_limit connections store work auth rates push metrics page api settings tokens \
+        "document log_limit connections places store work auth rates push metrics page api settings tokens \
          app",
     ),
     (

@@ -59,6 +59,19 @@ pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
+/// Lets in a few reads at a time of each token, which share the connections for them.
+pub(super) async fn admit_read(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.method().is_safe() {
+        work::hold(app.rates.reads.take(&caller.name).await);
+    }
+    next.run(request).await
+}
+
 /// Lets in a few requests at a time: those that read or compile whole domains.
 pub(super) async fn admit_long(
     State(app): State<Arc<App>>,
@@ -80,6 +93,10 @@ async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
     let address = parts.extensions.get::<ClientAddress>();
     let address = address.map_or(Ipv4Addr::UNSPECIFIED.into(), |ClientAddress(address)| *address);
     let text = value.to_str().unwrap_or_default();
+    let _lookup = match app.rates.is_known(text) {
+        true => None,
+        false => Some(app.rates.take_lookup(address).await),
+    };
     app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
     let token = text.split_once(' ');
     let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
@@ -92,7 +109,7 @@ async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
         }
     };
     let Some((token, caller)) = token.zip(caller) else {
-        app.rates.take_failure(address);
+        app.rates.take_failure(address, text);
         return Err(unauthorized("the token is not known, expired or revoked"));
     };
     app.rates.note_valid(text);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde::de::DeserializeOwned;
@@ -46,7 +46,8 @@ pub(super) struct WriteQuery {
 }
 
 /// A write: who, why, on what condition, and the body. Reading it checks the token first: without a
-/// valid one, the body is not read.
+/// valid one, the body is not read. One whose `Idempotency-Key` is known is answered here, before
+/// any handler looks at what may have changed since the first answer.
 #[derive(Debug)]
 pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     pub(super) caller: Caller,
@@ -70,9 +71,19 @@ pub(super) enum Begun {
 // === impl WriteCall ===
 
 impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
-    type Rejection = Problem;
+    type Rejection = Response;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Response> {
+        let call = Self::read(request, app).await.map_err(IntoResponse::into_response)?;
+        match call.repeated(app).await.map_err(IntoResponse::into_response)? {
+            Some(response) => Err(response),
+            None => Ok(call),
+        }
+    }
+}
+
+impl<const MAX: usize> WriteCall<MAX> {
+    async fn read(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
         let caller = Caller::from_request_parts(&mut parts, app).await?;
         caller.need(Access::Write)?;
@@ -89,9 +100,7 @@ impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
         let publishes = query.publish;
         Ok(Self { caller, body, publishes, if_match, reason: query.reason, key })
     }
-}
 
-impl<const MAX: usize> WriteCall<MAX> {
     /// Reads the body as JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         from_json(&self.body)
@@ -100,7 +109,10 @@ impl<const MAX: usize> WriteCall<MAX> {
     /// Begins the write, unless it was done already.
     pub(super) async fn begin(&self, app: &App) -> Result<Begun, Problem> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
-        let mut write = app.store.begin(&author).await?;
+        let mut write = match self.caller.has(Access::Admin) {
+            true => app.store.begin(&author).await?,
+            false => app.store.begin_of_token(&author).await?,
+        };
         if let Some(key) = &self.key
             && let Some(response) = replay(write.earlier(key).await?)?
         {
@@ -110,9 +122,9 @@ impl<const MAX: usize> WriteCall<MAX> {
         Ok(Begun::New(Box::new(write)))
     }
 
-    /// The answer that the first request of the key got, if this is a later one. For what is
-    /// costly before the transaction, which asks again.
-    pub(super) async fn repeated(&self, app: &App) -> Result<Option<Response>, Problem> {
+    /// The answer that the first request of the key got, if this is a later one. The transaction
+    /// asks again: both may be under way.
+    async fn repeated(&self, app: &App) -> Result<Option<Response>, Problem> {
         match &self.key {
             None => Ok(None),
             Some(key) => replay(app.store.earlier(&self.caller.name, key).await?),

@@ -38,7 +38,7 @@ pub(super) async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
 ) -> Result<Json<DomainList>, Problem> {
-    let domains = app.store.domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
+    let domains = app.lists().domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
     Ok(Json(DomainList { domains: domains.map(DraftDomainView::from).collect() }))
 }
 

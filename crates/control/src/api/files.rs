@@ -14,11 +14,13 @@ use utoipa::{IntoParams, ToSchema};
 use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
 use super::change::ATTEMPTS_MAX;
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{Checked, approve, compile_all, publish_texts, unpublished_changes};
+use super::publishing::{
+    Checked, approve, compile_all, publish_texts, replacements, unpublished_changes,
+};
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{Document, check_weights, read, render};
-use crate::store::{PublishedText, Write};
+use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
 
 /// Maximum bytes of an import: 100 000 rules are some 10 MB.
@@ -86,9 +88,6 @@ pub(super) async fn import(
     headers: http::HeaderMap,
     call: WriteCall<IMPORT_BYTES_MAX>,
 ) -> Result<Response, Problem> {
-    if let Some(response) = call.repeated(&app).await? {
-        return Ok(response);
-    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let sources = match kind.unwrap_or_default().split(';').next().map(str::trim) {
         Some("application/json") => sources(call.json()?)?,
@@ -100,54 +99,67 @@ pub(super) async fn import(
         call.caller.need_domain(&document.domain)?;
     }
     check_weights(&documents)?;
-    if !call.publishes {
-        let mut write = match call.begin(&app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
-        let (imported, _) = replace(&mut write, &documents, false).await?;
-        return call.finish(&app, write, StatusCode::OK, None, &imported).await;
+    if call.publishes {
+        app.take_publisher_turn(&call.caller).await?;
     }
-    app.take_publisher_turn(&call.caller).await?;
-    let changed = vec![0; documents.len()];
-    let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
+    let (documents, texts) = match call.publishes {
+        true => {
+            let changed = vec![0; documents.len()];
+            let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
+            (documents, texts)
+        }
+        false => (documents, Vec::new()),
+    };
+    let documents = Arc::new(documents);
     for _ in 0..ATTEMPTS_MAX {
-        let approved = approve(&app, &texts).await?;
+        let replacements = replacements(&app, &documents).await?;
+        let approved = match call.publishes {
+            true => Some(approve(&app, &texts).await?),
+            false => None,
+        };
         let mut write = match call.begin(&app).await? {
             Begun::New(write) => write,
             Begun::Repeated(response) => return Ok(*response),
         };
-        let (imported, changed) = replace(&mut write, &documents, true).await?;
+        let replaced = replace(&mut write, &documents, &replacements, call.publishes).await?;
+        let Some((imported, changed)) = replaced else { continue };
         let texts = texts.iter().cloned().zip(changed);
         let texts: Vec<_> =
             texts.map(|(text, changed)| PublishedText { changed, ..text }).collect();
-        if publish_texts(&mut write, &texts, None, approved).await?.is_some() {
-            return call.finish(&app, write, StatusCode::OK, None, &imported).await;
+        if let Some(approved) = approved
+            && publish_texts(&mut write, &texts, None, approved).await?.is_none()
+        {
+            continue;
         }
+        return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
     Err(Problem::raced())
 }
 
 /// Makes these documents the drafts of their domains. Returns the number of the last change of
-/// each draft too.
+/// each draft too; `None` if one of them changed since it was compared.
 async fn replace(
     write: &mut Write,
     documents: &[Document],
+    replacements: &[Replacement],
     publishes: bool,
-) -> Result<(Imported, Vec<i64>), Problem> {
+) -> Result<Option<(Imported, Vec<i64>)>, Problem> {
     let (mut domains, mut numbers) = (Vec::new(), Vec::new());
-    for document in documents {
+    for (document, replacement) in documents.iter().zip(replacements) {
         let domain = document.domain.clone();
         if publishes && write.draft_state(&domain).await?.0 {
             return Err(unpublished_changes(&domain));
         }
-        let changed = write.replace_domain(document).await?;
+        let changed = match write.replace(replacement).await {
+            Err(StoreError::Moved(_)) => return Ok(None),
+            changed => changed?,
+        };
         numbers.push(write.draft_state(&domain).await?.1);
         domains.push(ImportedDomain { domain, rules: document.records.len(), changed });
     }
     let names: Vec<_> = domains.iter().map(|it| it.domain.as_str()).collect();
     write.note_action("rules.import", &names.join(", ")).await?;
-    Ok((Imported { domains }, numbers))
+    Ok(Some((Imported { domains }, numbers)))
 }
 
 /// Export rule files

@@ -58,11 +58,13 @@ pub(super) async fn history(
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<History>, Problem> {
     let limit = page_size(query.limit)?;
-    let (found, has_more) = app.store.changes(&id, query.before.unwrap_or(i64::MAX), limit).await?;
-    let (domain, _) = found.first().ok_or_else(|| Problem::no_rule(&id))?;
-    caller.need_domain(domain)?;
-    let next = found.last().filter(|_| has_more).map(|(_, last)| last.number);
-    let changes = found.into_iter().map(|(_, change)| ChangeView::from(change)).collect();
+    let before = query.before.unwrap_or(i64::MAX);
+    let (found, has_more) = app.lists().changes(&id, caller.domains(), before, limit).await?;
+    if found.is_empty() {
+        return Err(Problem::no_rule(&id));
+    }
+    let next = found.last().filter(|_| has_more).map(|last| last.number);
+    let changes = found.into_iter().map(ChangeView::from).collect();
     Ok(Json(History { changes, next }))
 }
 

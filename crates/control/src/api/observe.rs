@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
+use axum::response::IntoResponse;
+use http::header;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::App;
 use super::call::{QueryOf, check_text};
 use super::paging::{HistoryQuery, PAGE_MAX, page_size, time};
 use super::problem::{CommonProblems, Problem};
 use super::rollout_view::is_seen_by;
+use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
 use crate::metrics;
 use crate::store::{AuditRow, PodRow};
@@ -125,11 +129,11 @@ pub(super) async fn pods(
     let limit = page_size(query.limit.or(Some(PAGE_MAX)))?;
     let after = query.after.unwrap_or_default();
     check_text("after", &after)?;
-    let mut version = app.store.last_version().await?;
-    let (mut pods, has_more) = app.store.pods(caller.domains(), &after, limit).await?;
+    let mut version = app.lists().last_version().await?;
+    let (mut pods, has_more) = app.lists().pods(caller.domains(), &after, limit).await?;
     let next = pods.last().filter(|_| has_more).map(PodRow::place);
     if let Some(domains) = caller.domains() {
-        let open = app.store.open_rollout().await?.filter(|it| is_seen_by(&caller, it));
+        let open = app.lists().open_rollout().await?.filter(|it| is_seen_by(&caller, it));
         let mut versions = OwnVersions { app: &app, domains, known: BTreeMap::new() };
         version = versions.last_until(version).await?;
         for pod in &mut pods {
@@ -160,7 +164,7 @@ impl OwnVersions<'_> {
         if let Some(known) = self.known.get(&version) {
             return Ok(*known);
         }
-        let own = self.app.store.last_version_of(self.domains, version).await?;
+        let own = self.app.lists().last_version_of(self.domains, version).await?;
         self.known.insert(version, own);
         Ok(own)
     }
@@ -189,7 +193,7 @@ pub(super) async fn audit(
 ) -> Result<Json<AuditList>, Problem> {
     caller.need(Access::Admin)?;
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
-    let (actions, has_more) = app.store.audit(before, limit).await?;
+    let (actions, has_more) = app.lists().audit(before, limit).await?;
     let next = actions.last().filter(|_| has_more).map(|last| last.number);
     Ok(Json(AuditList { actions: actions.into_iter().map(ActionView::from).collect(), next }))
 }
@@ -205,9 +209,17 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
 #[utoipa::path(get, path = "/metrics", security(()), responses(
     (status = 200, description = "Prometheus' text format", body = String,
         content_type = "text/plain")))]
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> String {
-    let set = Arc::clone(&app.published.borrow());
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let has_database = app.has_database().await;
+    let (mut last, now) = (app.metrics.lock().await, Timestamp::now());
+    last.take_if(|(at, _)| now.duration_since(*at).unsigned_abs() > METRICS_AGE_MAX);
+    let make = || (now, Bytes::from(metrics_text(&app, has_database)));
+    let text = last.get_or_insert_with(make).1.clone();
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
+}
+
+fn metrics_text(app: &App, has_database: bool) -> String {
+    let set = Arc::clone(&app.published.borrow());
     let (states, lag) = (app.streams.states(set.version, set.at), app.streams.lag());
     let mut text = metrics::render(&set, states, &lag, has_database);
     metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);

@@ -33,7 +33,7 @@ pub(super) async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
 ) -> Result<Json<TokenView>, Problem> {
-    let kept_bytes = app.store.token(&caller.id).await?.map_or(0, |it| it.written);
+    let kept_bytes = app.lists().token(&caller.id).await?.map_or(0, |it| it.written);
     let kept_bytes_max = app.bytes_max_of(&caller);
     let (access, domains) = (caller.access(), caller.domains().map(<[_]>::to_vec));
     Ok(Json(TokenView { name: caller.name, access, domains, kept_bytes, kept_bytes_max }))

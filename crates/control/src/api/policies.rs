@@ -125,7 +125,7 @@ pub(super) async fn read(
         scope_value: Some(id.clone()),
         text: None,
     };
-    let found = app.store.rules(&filter, None, 1).await?.rules.into_iter().next();
+    let found = app.lists().rules(&filter, None, 1).await?.rules.into_iter().next();
     let policy = found.as_ref().and_then(Policy::of);
     let id = ratelease_rules::excerpt(&id);
     policy.map(Json).ok_or_else(|| Problem::not_found(format!("there is no policy '{id}'")))

@@ -208,7 +208,7 @@ impl From<ReadFaults> for Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unavailable(_) | StoreError::File(..) => {
+            StoreError::Unavailable(_) | StoreError::Refused(_) | StoreError::File(..) => {
                 if LOG.admits() {
                     warn!("a request was refused: {error}");
                 }
@@ -232,6 +232,10 @@ impl From<StoreError> for Problem {
                      an administrator for another token, or to raise that setting"
                 );
                 Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
+            StoreError::TokenEnded => {
+                let detail = "the token expired or was revoked meanwhile; nothing was written";
+                Self::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
             }
             StoreError::Duplicate => Self::conflict("duplicate", "there is one already"),
             StoreError::Moved(domain) => Self::conflict(

@@ -15,11 +15,13 @@ use super::change::ATTEMPTS_MAX;
 use super::differences::published_hashes;
 use super::paging::{HistoryQuery, page_size, time};
 use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{Checked, Published, approve, compile_all, publish_texts, read_text};
+use super::publishing::{
+    Checked, Published, approve, compile_all, publish_texts, read_text, replacements,
+};
 use super::rollout_view::reason_for;
 use crate::auth::Caller;
 use crate::document::{Difference, Document, difference};
-use crate::store::{PublishedText, VersionRow, Write};
+use crate::store::{PublishedText, Replacement, StoreError, VersionRow, Write};
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -114,9 +116,6 @@ pub(super) async fn publish(
     State(app): State<Arc<App>>,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    if let Some(response) = call.repeated(&app).await? {
-        return Ok(response);
-    }
     let selection: Selection = body_or_default(&call)?;
     app.take_publisher_turn(&call.caller).await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
@@ -145,9 +144,6 @@ pub(super) async fn rollback(
     State(app): State<Arc<App>>,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    if let Some(response) = call.repeated(&app).await? {
-        return Ok(response);
-    }
     let RollbackInput { version, domains, discard_draft } = call.json()?;
     if !(1..=app.store.last_version().await?).contains(&version) {
         return Err(Problem::not_found(format!("there is no version {version}")));
@@ -155,14 +151,17 @@ pub(super) async fn rollback(
     let domains = named_domains(&call.caller, domains)?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let documents = former_documents(&app, &call.caller, version, domains.clone()).await?;
-        let texts: Vec<_> = documents.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
+        let former = former_documents(&app, &call.caller, version, domains.clone()).await?;
+        let texts: Vec<_> = former.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
+        let documents = Arc::new(former.into_iter().map(|(document, _)| document).collect());
+        let replacements = replacements(&app, &documents).await?;
         let approved = approve(&app, &texts).await;
         let mut write = match call.begin(&app).await? {
             Begun::New(write) => write,
             Begun::Repeated(response) => return Ok(*response),
         };
-        let texts = restore(&mut write, &documents, discard_draft).await?;
+        let restored = restore(&mut write, &replacements, texts, discard_draft).await?;
+        let Some(texts) = restored else { continue };
         let published = publish_texts(&mut write, &texts, Some(version), approved?).await?;
         if let Some(published) = published {
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
@@ -176,15 +175,16 @@ fn text_of(document: &Document, yaml: Option<String>) -> PublishedText {
     PublishedText { domain, changed: 0, yaml, rules }
 }
 
-/// Makes the drafts of these domains what they were in an earlier version.
+/// Makes the drafts of these domains what they were in an earlier version, of which they have the
+/// texts. `None` if one of them changed since it was compared.
 async fn restore(
     write: &mut Write,
-    documents: &[(Document, Option<String>)],
+    replacements: &[Replacement],
+    mut texts: Vec<PublishedText>,
     discard_draft: bool,
-) -> Result<Vec<PublishedText>, Problem> {
-    let mut texts = Vec::new();
-    for (document, yaml) in documents {
-        let domain = &document.domain;
+) -> Result<Option<Vec<PublishedText>>, Problem> {
+    for (text, replacement) in texts.iter_mut().zip(replacements) {
+        let domain = &text.domain;
         if write.draft_state(domain).await?.0 && !discard_draft {
             let domain = ratelease_rules::excerpt(domain);
             let detail = format!(
@@ -193,11 +193,13 @@ async fn restore(
             );
             return Err(Problem::conflict("draft-changed", detail));
         }
-        write.replace_domain(document).await?;
-        let changed = write.draft_state(domain).await?.1;
-        texts.push(PublishedText { changed, ..text_of(document, yaml.clone()) });
+        match write.replace(replacement).await {
+            Err(StoreError::Moved(_)) => return Ok(None),
+            replaced => replaced?,
+        };
+        text.changed = write.draft_state(domain).await?.1;
     }
-    Ok(texts)
+    Ok(Some(texts))
 }
 
 /// List versions
@@ -211,7 +213,7 @@ pub(super) async fn versions(
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<VersionList>, Problem> {
     let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
-    let versions = app.store.versions(caller.domains(), before, limit).await?;
+    let versions = app.lists().versions(caller.domains(), before, limit).await?;
     let versions = versions.into_iter().map(|it| VersionView::new(it, &caller)).collect();
     Ok(Json(VersionList { versions }))
 }

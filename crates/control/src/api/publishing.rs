@@ -4,6 +4,7 @@
 //! and [`publish_texts`] commits only if nothing was published since.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ratelease_rules::Source;
 use serde::Serialize;
@@ -14,7 +15,7 @@ use utoipa::ToSchema;
 use super::App;
 use super::problem::{FieldFault, Problem};
 use crate::document::{Document, Finding, check as compile, check_together, read};
-use crate::store::{PublishedText, Rollout, Stage, StoreError, Write};
+use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, Write};
 use crate::work::heavy;
 
 /// What was published.
@@ -57,6 +58,22 @@ pub(super) async fn compile_all(
         Ok(Checked { texts, documents, warnings })
     });
     compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
+}
+
+/// What makes the drafts of their domains these documents. Compared before the transaction.
+pub(super) async fn replacements(
+    app: &App,
+    documents: &Arc<Vec<Document>>,
+) -> Result<Vec<Replacement>, Problem> {
+    let mut replacements = Vec::new();
+    for at in 0..documents.len() {
+        let Some(document) = documents.get(at) else { continue };
+        let draft = app.store.stored_draft(&document.domain).await?;
+        let documents = Arc::clone(documents);
+        let replacement = heavy(move |_| Some(Replacement::new(draft, documents.get(at)?)));
+        replacements.extend(replacement.await?);
+    }
+    Ok(replacements)
 }
 
 /// Reads a text that was published.

@@ -69,6 +69,9 @@ pub(super) struct RuleSettings {
 /// Any JSON object.
 type Object = Map<String, Value>;
 
+/// Stands for a domain or key that is missing, while the other fields are checked.
+const UNNAMED: &str = "unnamed";
+
 /// A rule that is added, or the new settings of one. Fields that a rule has when it is read may be
 /// sent back.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -108,7 +111,8 @@ pub(super) struct ListQuery {
     scope: Option<String>,
     /// Whose first entry has this value; empty for rules without one.
     value: Option<String>,
-    /// Whose entries or settings contain this text, of at most 128 bytes.
+    /// Whose entries or settings, but for `metadata`, contain this text, of at most 128 bytes, in
+    /// whatever case. A page of a search may have no rules and lead to a further one.
     #[param(max_length = 128)]
     q: Option<String>,
     /// At most so many, up to 1000; 100 by default.
@@ -147,7 +151,7 @@ pub(super) async fn list(
     let domains = domain.map(|it| vec![it]).or_else(|| caller.domains().map(<[_]>::to_vec));
     let filter = RuleFilter { domains, scope, scope_value: value, text: q };
     let after = cursor.map(|text| position(&text)).transpose()?;
-    let page = app.store.rules(&filter, after.as_ref(), page_size(limit)?).await?;
+    let page = app.lists().rules(&filter, after.as_ref(), page_size(limit)?).await?;
     let rules = page.rules.into_iter().map(RuleView::from).collect();
     Ok(Json(RuleList { rules, next: page.next.map(|it| cursor_of(&it)) }))
 }
@@ -161,16 +165,27 @@ pub(super) async fn create(
     call: WriteCall,
 ) -> Result<Response, Problem> {
     let input: RuleInput = call.json()?;
-    let missing = |field: &str| {
-        Problem::faults("the rule is incomplete", vec![FieldFault::of(field, "is missing")])
-    };
-    let domain = input.domain.ok_or_else(|| missing("domain"))?;
-    let mut entries = input.entries.ok_or_else(|| missing("entries"))?;
+    let given = [("domain", input.domain.is_some()), ("entries", input.entries.is_some())];
+    let missing = given.into_iter().filter(|(_, is_given)| !is_given);
+    let mut faults: Vec<_> =
+        missing.map(|(field, _)| FieldFault::of(field, "is missing")).collect();
+    // What is missing keeps no other fault from being found.
+    let domain = input.domain.unwrap_or_else(|| UNNAMED.to_owned());
+    let mut entries = input.entries.unwrap_or_else(|| vec![Entry::new(UNNAMED, "")]);
     check_domain(&domain)?;
-    call.caller.need_domain(&domain)?;
+    if !faults.iter().any(|it| it.field == "domain") {
+        call.caller.need_domain(&domain)?;
+    }
     check_entries(&mut entries)?;
     let record = Record { entries, settings: input.settings };
-    check(&app, &domain, &record).await?;
+    match check(&app, &domain, &record).await {
+        Err(problem) if problem.errors.is_empty() || faults.is_empty() => return Err(problem),
+        Err(problem) => faults.extend(problem.errors),
+        Ok(()) => {}
+    }
+    if !faults.is_empty() {
+        return Err(Problem::faults("the rule cannot be added; fix each field", faults));
+    }
     let change = NewRule { id: record.id(&domain), record };
     make(&app, &call, &domain, call.publishes, &change).await
 }
@@ -183,8 +198,8 @@ pub(super) async fn read(
     caller: Caller,
     IdOf(id): IdOf,
 ) -> Result<Response, Problem> {
-    let rule = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
-    caller.need_domain(&rule.domain)?;
+    let rule = app.lists().rule(&id, caller.domains()).await?;
+    let rule = rule.ok_or_else(|| Problem::no_rule(&id))?;
     let etag = HeaderValue::from_str(&etag(&rule));
     let mut response = Json(RuleView::from(rule)).into_response();
     if let Ok(etag) = etag {
@@ -206,8 +221,7 @@ pub(super) async fn change(
     call: WriteCall,
 ) -> Result<Response, Problem> {
     let input: RuleInput = call.json()?;
-    let known = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
-    call.caller.need_domain(&known.domain)?;
+    let known = known(&app, &call, &id).await?;
     keep_address(&known, &input)?;
     let record = Record { entries: known.record.entries, settings: input.settings };
     check(&app, &known.domain, &record).await?;
@@ -226,13 +240,16 @@ pub(super) async fn remove(
     IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Problem> {
-    if let Some(response) = call.repeated(&app).await? {
-        return Ok(response);
-    }
-    let known = app.store.rule(&id).await?.ok_or_else(|| Problem::no_rule(&id))?;
-    call.caller.need_domain(&known.domain)?;
+    let known = known(&app, &call, &id).await?;
     let change = ChangedRule { app: &app, call: &call, id: &id, record: None };
     make(&app, &call, &known.domain, call.publishes, &change).await
+}
+
+/// The rule of this id that the caller may use. One of another domain is answered as one that is not
+/// there: an id can be computed from a domain and entries that are guessed.
+async fn known(app: &App, call: &WriteCall, id: &str) -> Result<StoredRule, Problem> {
+    let found = app.store.rule(id, call.caller.domains()).await?;
+    found.ok_or_else(|| Problem::no_rule(id))
 }
 
 /// A rule that is added.
@@ -370,9 +387,9 @@ async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
     let problem = Problem::new(StatusCode::PRECONDITION_FAILED, "changed", detail);
     let id = present.id.to_string();
     let problem = problem.with("current", json!(RuleView::from(present)));
-    match app.store.changes(&id, i64::MAX, 1).await {
+    match app.store.changes(&id, None, i64::MAX, 1).await {
         Ok((changes, _)) => {
-            let last = changes.into_iter().next().map(|(_, change)| ChangeView::from(change));
+            let last = changes.into_iter().next().map(ChangeView::from);
             problem.with("last_change", json!(last))
         }
         Err(_) => problem,

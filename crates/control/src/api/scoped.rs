@@ -82,7 +82,7 @@ pub(super) async fn list(
     check_text("scope_value", scope_value.as_deref().unwrap_or_default())?;
     let domains = Some(vec![DOMAIN.to_owned()]);
     let filter = RuleFilter { domains, scope, scope_value, text: None };
-    let rules = app.store.rules(&filter, None, LIST_MAX).await?.rules;
+    let rules = app.lists().rules(&filter, None, LIST_MAX).await?.rules;
     Ok(Json(rules.iter().filter_map(ScopedRule::of).collect()))
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn read(
     IdOf(id): IdOf,
 ) -> Result<Json<ScopedRule>, Problem> {
     caller.need_domain(DOMAIN)?;
-    let found = app.store.rule(&id).await?.filter(|it| it.domain == DOMAIN);
+    let found = app.lists().rule(&id, Some(&[DOMAIN.to_owned()])).await?;
     found.as_ref().and_then(ScopedRule::of).map(Json).ok_or_else(|| Problem::no_rule(&id))
 }
 

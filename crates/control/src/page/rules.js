@@ -52,9 +52,14 @@ function queryOf(wanted) {
 // Shows the first page of what is wanted, and has a button add further ones.
 async function listRules(list, listed, wanted, signal) {
   const filter = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value));
+  // A page of a search may have no rules although further ones do.
   const load = async (cursor) => {
-    const query = {...filter, limit: PAGE, ...(cursor && {cursor})};
-    return get("/v1/rules", query, signal);
+    for (;;) {
+      const query = {...filter, limit: PAGE, ...(cursor && {cursor})};
+      const page = await get("/v1/rules", query, signal);
+      if (page.rules.length || !page.next) return page;
+      cursor = page.next;
+    }
   };
   try {
     let {rules, next} = await load();

@@ -9,7 +9,7 @@ async function save(editor, etag = editor.etag) {
       const body = ruleTyped(editor), query = {reason: editor.reason.value.trim()};
       const {rule} = editor;
       const answer = rule.id
-        ? await call("PUT", `/v1/rules/${rule.id}`, {body, query, headers: {"if-match": etag}})
+        ? await call("PUT", `/v1/rules/${encodeURIComponent(rule.id)}`, {body, query, headers: {"if-match": etag}})
         : await call("POST", "/v1/rules", {body, query});
       saved(editor, answer);
     } catch (problem) {
@@ -74,7 +74,7 @@ async function removeRule(editor) {
   await busy(editor.form, async () => {
     try {
       const query = {reason: reason.value.trim()};
-      await call("DELETE", `/v1/rules/${rule.id}`, {query, headers: {"if-match": etag}});
+      await call("DELETE", `/v1/rules/${encodeURIComponent(rule.id)}`, {query, headers: {"if-match": etag}});
       unsaved.delete(editor.key);
       location.hash = "#/rules";
       showNotice("Removed from the draft. Pods keep it until you publish.",
@@ -88,7 +88,7 @@ async function removeRule(editor) {
 
 // Who changed the rule, when and why.
 async function showHistory(main, id, signal) {
-  const {changes} = await get(`/v1/rules/${id}/history`, {limit: 20}, signal);
+  const {changes} = await get(`/v1/rules/${encodeURIComponent(id)}/history`, {limit: 20}, signal);
   const item = (it) => h("div", {class: "change"}, time(it.at), " ", author(it.author), " ",
     it.before ? it.after ? "changed it" : "removed it" : "added it", it.reason && `: ${it.reason}`,
     settingChanges(it.before, it.after));

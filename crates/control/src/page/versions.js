@@ -4,14 +4,17 @@ async function versionsView(main, {signal}) {
   const list = h("div", {"data-list": true});
   fill(main, h("section", {},
     h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Versions")), list));
-  const headings = [["version", "name"], ["published"], ["by"], ["why"], ["state"]];
+  const headings = [["version", "name"], ["published"], ["by"], ["why"], ["state"],
+    ...(mayWrite() ? [["way back"]] : [])];
   const load = (before) => get("/v1/versions", {limit: PAGE, ...(before && {before})}, signal);
   let {versions} = await load();
   if (!versions.length) return fill(list, h("p", {class: "soft"}, "Nothing is published yet."));
   const newest = versions[0].version;
   const row = (it) => [h("a", {href: `#/versions/${it.version}`}, `Version ${it.version}`),
     time(it.at), author(it.author), it.reason, [it.version === newest && tag("in force", "good"),
-      it.restores && tag(`brings back ${it.restores}`)]];
+      it.restores && tag(`brings back ${it.restores}`)],
+    ...(mayWrite() ? [it.version !== newest && h("a", {href: `#/versions/${it.version}`,
+      "aria-label": `Roll back to version ${it.version}`}, "Roll back …")] : [])];
   const shown = table("The latest first", headings, versions.map(row));
   const more = button("Show more", async () => {
     ({versions} = await load(versions.at(-1).version));
@@ -36,11 +39,12 @@ async function versionView(main, {id, signal}) {
     h("a", {href: "#/versions", id: "close"}, "Close")),
   facts([["published", time(it.at)], ["by", it.author], ["why", it.reason || "–"],
     ...(it.restores ? [["brings back", `version ${it.restores}`]] : [])])),
+  // Before what it changed, which may be long.
+  !isNewest && mayWrite() && await rollbackSection(version, signal),
   h("h3", {}, "What it changed"), differencesBox(changed));
-  if (!isNewest && mayWrite()) await rollbackSection(main, version, signal);
 }
 
-async function rollbackSection(main, version, signal) {
+async function rollbackSection(version, signal) {
   const found = await differences({to: version}, signal);
   const reason = textInput("", {maxlength: 1000});
   const lose = checkbox(false), problem = h("div");
@@ -55,9 +59,8 @@ async function rollbackSection(main, version, signal) {
     event.preventDefault();
     rollBack(form, problem, losing, {version, discard_draft: lose.checked}, reason.value.trim());
   });
-  main.append(h("h3", {}, "What a roll back would change"),
-    ...[differencesBox(found)].flat(9).filter((it) => it),
-    found.domains.length ? h("section", {}, h("h3", {}, "Roll back"), form) : "");
+  return [found.domains.length > 0 && h("section", {}, h("h3", {}, "Roll back"), form),
+    h("h3", {}, "What a roll back would change"), differencesBox(found)];
 }
 
 async function rollBack(form, place, losing, body, reason) {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use sqlx::{AssertSqlSafe, Row};
 
 use super::ceiling::DRAFT_RULES;
-use super::{Store, StoreResult, Write};
+use super::{Store, StoreResult, StoredRule, Write};
 use crate::document::Document;
 
 /// A domain of the draft.
@@ -27,6 +27,17 @@ pub struct Draft {
     pub document: Document,
     /// The number of its last change.
     pub changed: i64,
+}
+
+/// The draft of a domain as it is stored.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StoredDraft {
+    /// The number of its last change; `None` if the domain has no draft.
+    pub changed: Option<i64>,
+    /// Its `defaults`.
+    pub defaults: Map<String, Value>,
+    /// Its rules, in their order.
+    pub rules: Vec<StoredRule>,
 }
 
 /// Attempts to read a draft that does not change meanwhile.
@@ -58,13 +69,22 @@ impl Store {
     /// # Errors
     /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
     pub async fn draft(&self, domain: &str) -> StoreResult<Draft> {
+        let StoredDraft { changed, defaults, rules } = self.stored_draft(domain).await?;
+        let records = rules.into_iter().map(|rule| rule.record).collect();
+        let document = Document { domain: domain.to_owned(), defaults, records };
+        Ok(Draft { document, changed: changed.unwrap_or_default() })
+    }
+
+    /// The draft of a domain, with all that is stored of its rules.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    pub async fn stored_draft(&self, domain: &str) -> StoreResult<StoredDraft> {
         for _ in 0..ATTEMPTS_MAX {
-            let (before, defaults) = self.draft_head(domain).await?;
+            let (changed, defaults) = self.draft_head(domain).await?;
             let rules = self.rules_of(domain).await?;
-            if self.draft_head(domain).await?.0 == before {
-                let records = rules.into_iter().map(|rule| rule.record).collect();
-                let document = Document { domain: domain.to_owned(), defaults, records };
-                return Ok(Draft { document, changed: before });
+            if self.draft_head(domain).await?.0 == changed {
+                return Ok(StoredDraft { changed, defaults, rules });
             }
         }
         Err(super::StoreError::Moved(domain.to_owned()))
@@ -75,12 +95,12 @@ impl Store {
         Ok(self.draft_head(domain).await?.1)
     }
 
-    async fn draft_head(&self, domain: &str) -> StoreResult<(i64, Map<String, Value>)> {
+    async fn draft_head(&self, domain: &str) -> StoreResult<(Option<i64>, Map<String, Value>)> {
         let sql = "SELECT changed, defaults FROM domains WHERE name = $1";
         let row = sqlx::query(sql).bind(domain.to_owned()).fetch_optional(&self.pool).await?;
-        let Some(row) = row else { return Ok((0, Map::new())) };
+        let Some(row) = row else { return Ok((None, Map::new())) };
         let defaults: String = row.try_get(1)?;
-        Ok((row.try_get(0)?, serde_json::from_str(&defaults)?))
+        Ok((Some(row.try_get(0)?), serde_json::from_str(&defaults)?))
     }
 }
 
@@ -103,10 +123,18 @@ impl Write {
 
     /// Whether a domain has changes that are not published, and the number of the last one.
     pub(crate) async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
+        let (changed, published) = self.draft_numbers(domain).await?.unwrap_or_default();
+        Ok((changed != published, changed))
+    }
+
+    /// The number of the last change of a draft; `None` if there is none.
+    pub(super) async fn last_change(&mut self, domain: &str) -> StoreResult<Option<i64>> {
+        Ok(self.draft_numbers(domain).await?.map(|(changed, _)| changed))
+    }
+
+    async fn draft_numbers(&mut self, domain: &str) -> StoreResult<Option<(i64, i64)>> {
         let sql = "SELECT changed, published FROM domains WHERE name = $1";
         let query = sqlx::query_as(sql).bind(domain.to_owned());
-        let row: Option<(i64, i64)> = query.fetch_optional(&mut *self.tx).await?;
-        let (changed, published) = row.unwrap_or_default();
-        Ok((changed != published, changed))
+        Ok(query.fetch_optional(&mut *self.tx).await?)
     }
 }

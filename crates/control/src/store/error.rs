@@ -15,6 +15,9 @@ pub enum StoreError {
     /// It cannot be reached, or is too slow. Nothing was written, unless it happened at the commit.
     #[error("the database is not available: {0}")]
     Unavailable(String),
+    /// It refuses to be used by this program.
+    #[error("the database cannot be used: {0}")]
+    Refused(String),
     /// The file of the database cannot be opened.
     #[error("{path}: {1}", path = .0.display())]
     File(PathBuf, #[source] io::Error),
@@ -27,6 +30,9 @@ pub enum StoreError {
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
+    /// The token was revoked, or has expired, while the request waited.
+    #[error("the token is expired or revoked")]
+    TokenEnded,
     /// The token has kept as much as it may.
     #[error("the token has kept {written} bytes; expected at most {max}")]
     QuotaUsed {

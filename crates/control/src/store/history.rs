@@ -5,6 +5,7 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::page::PageQuery;
+use super::versions::places;
 use super::write::Cell;
 use super::{Store, StoreResult, Write};
 use crate::document::{RuleChange, RuleId};
@@ -30,36 +31,45 @@ pub struct ChangeRow {
 
 impl Store {
     /// At most `limit` changes of a rule that are before the number `before`, the latest first, and
-    /// whether there are more.
+    /// whether there are more. None if the rule is of another domain than these; `None` for any.
     ///
     /// # Errors
     /// Fails if the database is not available.
     pub async fn changes(
         &self,
         id: &str,
+        domains: Option<&[String]>,
         before: i64,
         limit: usize,
-    ) -> StoreResult<(Vec<(String, ChangeRow)>, bool)> {
+    ) -> StoreResult<(Vec<ChangeRow>, bool)> {
+        let mut cells = vec![Cell::Text(id.to_owned()), Cell::Int(before)];
+        let of_domains = match domains {
+            None => String::new(),
+            Some([]) => " AND 1 = 0".to_owned(),
+            Some(domains) => {
+                cells.extend(domains.iter().cloned().map(Cell::Text));
+                format!(" AND domain IN ({})", places(3, domains.len()))
+            }
+        };
         let query = PageQuery {
-            columns: "number, before, after, at, author, reason, domain",
-            from: "changes WHERE rule = $1 AND number < $2".to_owned(),
+            columns: "number, before, after, at, author, reason",
+            from: format!("changes WHERE rule = $1 AND number < $2{of_domains}"),
             order: "number DESC",
             texts: &["before", "after", "reason"],
-            cells: vec![Cell::Text(id.to_owned()), Cell::Int(before)],
+            cells,
             limit,
         };
         let (rows, has_more) = query.fetch(&self.pool).await?;
         let json = |text: Option<String>| text.map(|it| serde_json::from_str(&it)).transpose();
         let read = |row: &AnyRow| {
-            let change = ChangeRow {
+            Ok(ChangeRow {
                 number: row.try_get(0)?,
                 before: json(row.try_get(1)?)?,
                 after: json(row.try_get(2)?)?,
                 at: row.try_get(3)?,
                 author: row.try_get(4)?,
                 reason: row.try_get(5)?,
-            };
-            Ok((row.try_get(6)?, change))
+            })
         };
         let changes = rows.iter().map(read).collect::<StoreResult<_>>()?;
         Ok((changes, has_more))

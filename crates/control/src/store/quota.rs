@@ -16,9 +16,12 @@ const ROW_BYTES: usize = 128;
 // === impl Write ===
 
 impl Write {
-    /// Counts what this write keeps for the token of this id.
+    /// Counts what this write keeps for the token of this id. A token that was revoked, or that has
+    /// expired since the request began, writes nothing: a revocation is a write too, so that it is
+    /// seen here if it was committed before.
     ///
     /// # Errors
+    /// [`StoreError::TokenEnded`] for such a token.
     /// [`StoreError::QuotaUsed`] if earlier writes of the token have kept `bytes_max`; `None` for
     /// no bound.
     pub(crate) async fn count_for(
@@ -26,8 +29,11 @@ impl Write {
         token: &str,
         bytes_max: Option<i64>,
     ) -> StoreResult<()> {
-        let query = sqlx::query_as("SELECT written FROM tokens WHERE id = $1");
-        let (written,): (i64,) = query.bind(token.to_owned()).fetch_one(&mut *self.tx).await?;
+        let sql = "SELECT written FROM tokens WHERE id = $1 AND revoked_at IS NULL \
+                   AND (expires_at IS NULL OR expires_at > $2)";
+        let query = sqlx::query_as(sql).bind(token.to_owned()).bind(self.at);
+        let row: Option<(i64,)> = query.fetch_optional(&mut *self.tx).await?;
+        let (written,) = row.ok_or(StoreError::TokenEnded)?;
         if let Some(max) = bytes_max.filter(|max| written >= *max) {
             return Err(StoreError::QuotaUsed { written, max });
         }

@@ -7,13 +7,17 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use super::page::PageQuery;
 use super::write::{Cell, bound};
 use super::{Store, StoreResult, Write};
-use crate::document::{Document, Entry, Record, RuleId, difference};
+use crate::document::{Entry, Record, RuleId};
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
 const COLUMNS: &str = "id, domain, entries, settings, position, revision, updated_at, updated_by";
 
 /// The order of rules.
 const ORDER: &str = "domain, position, id";
+
+/// Maximum number of rules that one page of a search looks at. It looks for the text itself: LIKE
+/// takes time in proportion to the bytes of both texts, and goes on when its request has gone.
+const SEARCHED_MAX: usize = 5000;
 
 /// A rule of the draft.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +47,7 @@ pub struct RuleFilter {
     pub scope: Option<String>,
     /// Whose first entry has this value; empty for none.
     pub scope_value: Option<String>,
-    /// Whose entries or settings contain this text.
+    /// Whose entries or settings, but for the metadata, contain this text in whatever case.
     pub text: Option<String>,
 }
 
@@ -70,15 +74,21 @@ pub struct RulePage {
 // === impl Store ===
 
 impl Store {
-    /// The rule of this id in the draft.
+    /// The rule of this id in the draft, if it is of one of these domains; `None` for any.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn rule(&self, id: &str) -> StoreResult<Option<StoredRule>> {
-        find(&self.pool, id).await
+    pub async fn rule(
+        &self,
+        id: &str,
+        domains: Option<&[String]>,
+    ) -> StoreResult<Option<StoredRule>> {
+        let found = find(&self.pool, id).await?;
+        Ok(found.filter(|rule| domains.is_none_or(|all| all.contains(&rule.domain))))
     }
 
-    /// At most `limit` rules of the draft, which begin after `after`.
+    /// At most `limit` rules of the draft, which begin after `after`. A search looks at a bounded
+    /// number of rules, so that a page of one may have none although there are further ones.
     ///
     /// # Errors
     /// Fails if the database is not available.
@@ -90,15 +100,24 @@ impl Store {
     ) -> StoreResult<RulePage> {
         let (from, cells) = list_query(filter, after);
         let texts = &["entries", "settings"];
-        let query = PageQuery { columns: COLUMNS, from, order: ORDER, texts, cells, limit };
-        let (rows, has_more) = query.fetch(&self.pool).await?;
-        let rules = rows.iter().map(StoredRule::read).collect::<StoreResult<Vec<_>>>()?;
-        let next = rules.last().filter(|_| has_more).map(|last| RulePosition {
-            domain: last.domain.clone(),
-            position: last.position,
-            id: last.id.to_string(),
-        });
-        Ok(RulePage { rules, next })
+        let sought = filter.text.as_ref().map(|it| it.to_ascii_lowercase());
+        let rows_max = if sought.is_some() { SEARCHED_MAX } else { limit };
+        let query =
+            PageQuery { columns: COLUMNS, from, order: ORDER, texts, cells, limit: rows_max };
+        let (rows, mut has_more) = query.fetch(&self.pool).await?;
+        let (mut rules, mut last) = (Vec::new(), None);
+        for row in &rows {
+            if rules.len() == limit {
+                has_more = true;
+                break;
+            }
+            let rule = StoredRule::read(row)?;
+            last = Some(rule.place());
+            if sought.as_ref().is_none_or(|text| rule.has_text(text)) {
+                rules.push(rule);
+            }
+        }
+        Ok(RulePage { rules, next: last.filter(|_| has_more) })
     }
 
     /// All rules of the draft of a domain, which a ceiling bounds.
@@ -146,12 +165,6 @@ fn list_query(filter: &RuleFilter, after: Option<&RulePosition>) -> (String, Vec
         if let Some(wanted) = wanted {
             all.push(format!("{column} = {}", place(Cell::Text(wanted.clone()))));
         }
-    }
-    if let Some(text) = &filter.text {
-        let escaped = text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_");
-        let (one, other) = (format!("%{escaped}%"), format!("%{escaped}%"));
-        let (one, other) = (place(Cell::Text(one)), place(Cell::Text(other)));
-        all.push(format!("(entries LIKE {one} ESCAPE '\\' OR settings LIKE {other} ESCAPE '\\')"));
     }
     if let Some(RulePosition { domain, position, id }) = after {
         let domain = place(Cell::Text(domain.clone()));
@@ -233,53 +246,6 @@ impl Write {
         self.note_change(&rule.domain, &rule.id, Some(&rule.record.settings), None).await
     }
 
-    /// Makes the draft of a domain this document. Rules that do not change keep their revision.
-    /// Returns the number of rules that changed.
-    pub(crate) async fn replace_domain(&mut self, document: &Document) -> StoreResult<usize> {
-        let domain = &document.domain;
-        self.touch_domain(domain).await?;
-        let sql = "UPDATE domains SET defaults = $1 WHERE name = $2";
-        let defaults = json!(document.defaults).to_string();
-        let query = sqlx::query(sql).bind(defaults).bind(domain.clone());
-        query.execute(&mut *self.tx).await?;
-        let filter = RuleFilter { domains: Some(vec![domain.clone()]), ..RuleFilter::default() };
-        let former = select(&mut *self.tx, &filter).await?;
-        let (rules, bytes) = (former.len(), former.iter().map(StoredRule::bytes).sum::<i64>());
-        let rules = i64::try_from(rules).unwrap_or(i64::MAX);
-        let records = former.iter().map(|rule| rule.record.clone()).collect();
-        let before = Document { domain: domain.clone(), records, ..Document::default() };
-        let changes = difference(&before, document).rules;
-        let number = self.number();
-        self.note_changes(domain, &changes).await?;
-        let count = i64::try_from(document.records.len()).unwrap_or(i64::MAX);
-        let first = self.take_numbers(count).await?;
-        let mut unchanged: std::collections::HashMap<RuleId, StoredRule> =
-            former.into_iter().map(|rule| (rule.id.clone(), rule)).collect();
-        let cells = document.records.iter().zip(first..).map(|(record, position)| {
-            let id = record.id(domain);
-            let same = unchanged.remove(&id).filter(|it| it.record == *record);
-            let rule = same.map(|it| StoredRule { position, ..it });
-            let rule = rule.unwrap_or_else(|| StoredRule {
-                id,
-                domain: domain.clone(),
-                record: record.clone(),
-                position,
-                revision: number,
-                updated_at: self.at,
-                updated_by: self.author.name.clone(),
-            });
-            rule.cells()
-        });
-        let cells: Vec<_> = cells.collect();
-        let size = |cells: &Vec<Cell>| StoredRule::bytes_of(cells);
-        let bytes = cells.iter().map(size).sum::<i64>() - bytes;
-        self.resize(domain, count - rules, bytes).await?;
-        let query = sqlx::query("DELETE FROM rules WHERE domain = $1").bind(domain.clone());
-        query.execute(&mut *self.tx).await?;
-        self.insert(StoredRule::INTO, cells).await?;
-        Ok(changes.len())
-    }
-
     /// The rules of a domain whose first entry is this one.
     pub(crate) async fn rules_of_scope(
         &mut self,
@@ -300,7 +266,7 @@ impl Write {
 // === impl StoredRule ===
 
 impl StoredRule {
-    const INTO: &str = "rules (id, domain, entries, settings, position, revision, updated_at, \
+    pub(super) const INTO: &str = "rules (id, domain, entries, settings, position, revision, updated_at, \
                         updated_by, scope, scope_value)";
 
     fn read(row: &AnyRow) -> StoreResult<Self> {
@@ -320,18 +286,27 @@ impl StoredRule {
         })
     }
 
+    fn place(&self) -> RulePosition {
+        let (domain, id) = (self.domain.clone(), self.id.to_string());
+        RulePosition { domain, position: self.position, id }
+    }
+
+    /// Whether the entries or settings contain a text, which is in lower case.
+    fn has_text(&self, text: &str) -> bool {
+        let is_in = |of: String| of.to_ascii_lowercase().contains(text);
+        let settings = self.record.settings.iter().filter(|(name, _)| *name != "metadata");
+        is_in(Entry::list_to_text(&self.record.entries)) || { settings }
+            .any(|(name, value)| is_in(format!("\"{name}\":{value}")))
+    }
+
     /// The bytes that count for the ceilings of drafts.
-    fn bytes(&self) -> i64 {
-        Self::bytes_of(&self.cells())
+    pub(super) fn bytes(&self) -> i64 {
+        // Its entries and settings.
+        let bytes = self.cells().get(2..4).into_iter().flatten().map(Cell::bytes).sum::<usize>();
+        i64::try_from(bytes).unwrap_or(i64::MAX)
     }
 
-    /// The same of a row: its entries and settings.
-    fn bytes_of(cells: &[Cell]) -> i64 {
-        let bytes = cells.get(2..4).into_iter().flatten().map(Cell::bytes);
-        i64::try_from(bytes.sum::<usize>()).unwrap_or(i64::MAX)
-    }
-
-    fn cells(&self) -> Vec<Cell> {
+    pub(super) fn cells(&self) -> Vec<Cell> {
         let first = self.record.entries.first();
         let scope = first.map(|it| it.key.clone()).unwrap_or_default();
         let value = first.and_then(|it| it.value.clone()).unwrap_or_default();

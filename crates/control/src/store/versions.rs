@@ -135,11 +135,15 @@ impl Store {
         Ok((version, texts.collect()))
     }
 
-    /// When a version was published, in milliseconds since the Unix epoch.
+    /// When a version was published, in milliseconds since the Unix epoch; 0 for the number 0, with
+    /// which a database begins.
     ///
     /// # Errors
     /// Fails if the database is not available, or has no such version.
     pub async fn version_time(&self, number: i64) -> StoreResult<i64> {
+        if number == 0 {
+            return Ok(0);
+        }
         let query = sqlx::query_as("SELECT at FROM versions WHERE number = $1").bind(number);
         let (at,): (i64,) = query.fetch_one(&self.pool).await?;
         Ok(at)

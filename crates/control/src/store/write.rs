@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use sqlx::any::AnyArguments;
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Transaction};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
+use crate::places::{Place, Places};
 
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535, but SQLite
 /// finds each by a search through those before it: the import of 100 000 rules takes 4.1 s with 50
@@ -20,8 +21,21 @@ const ROWS_MAX: usize = 50;
 /// The key of PostgreSQL's advisory lock that publishers hold: "ratelcp" in ASCII.
 const PUBLISHERS_KEY: i64 = 0x0072_6174_656C_6370;
 
-/// Maximum time that a write waits for those before it.
+/// Maximum time that a write of a token waits for those before it, and one of an operator.
 const TURN_MAX: Duration = Duration::from_secs(8);
+const OPERATOR_TURN_MAX: Duration = Duration::from_secs(30);
+
+/// The order of writes, which happen one after the other; those that wait hold no connection. Each
+/// token has one that waits for its turn among those of the other tokens, so that it delays them by
+/// one. One of an operator waits for the present one, and for one of a token at most.
+#[derive(Debug, Clone)]
+pub(super) struct WriteTurns {
+    tokens: Places,
+    present: Arc<Semaphore>,
+}
+
+/// While this is held, others wait.
+type WriteTurn = (OwnedSemaphorePermit, Option<Place>);
 
 /// Who writes, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,8 +57,8 @@ pub struct Write {
     number: i64,
     backend: Backend,
     pub(super) kept: Kept,
-    /// Held until it ends. Those that wait for it hold no connection.
-    _turn: OwnedSemaphorePermit,
+    /// Held until it ends.
+    _turn: WriteTurn,
 }
 
 /// What a write adds to what is kept, and for which token.
@@ -93,19 +107,57 @@ pub(super) fn bound(sql: &str, cells: Vec<Cell>) -> Query<'_, Any, AnyArguments>
     })
 }
 
+async fn in_time(
+    max: Duration,
+    turn: impl Future<Output = Option<WriteTurn>>,
+) -> StoreResult<WriteTurn> {
+    let turn = timeout(max, turn).await.ok().flatten();
+    turn.ok_or_else(|| StoreError::Unavailable(format!("other writes took longer than {max:?}")))
+}
+
+// === impl WriteTurns ===
+
+impl Default for WriteTurns {
+    fn default() -> Self {
+        Self { tokens: Places::new(1, 1), present: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+impl WriteTurns {
+    async fn of_operator(&self) -> Option<WriteTurn> {
+        // It is never closed.
+        Arc::clone(&self.present).acquire_owned().await.ok().map(|present| (present, None))
+    }
+
+    async fn of_token(&self, name: &str) -> Option<WriteTurn> {
+        let place = self.tokens.take(name).await;
+        self.of_operator().await.map(|(present, _)| (present, Some(place)))
+    }
+}
+
 // === impl Store ===
 
 impl Store {
-    /// Begins a write, after those that began before have ended.
+    /// Begins a write of an operator or of the program itself, after those that began before have
+    /// ended.
     ///
     /// # Errors
     /// Fails if the database is not available, or others write for too long.
     pub async fn begin(&self, author: &Author) -> StoreResult<Write> {
-        let turn = timeout(TURN_MAX, Arc::clone(&self.writes).acquire_owned()).await;
-        let Ok(Ok(turn)) = turn else {
-            let why = format!("other writes took longer than {TURN_MAX:?}");
-            return Err(StoreError::Unavailable(why));
-        };
+        let turn = in_time(OPERATOR_TURN_MAX, self.turns.of_operator()).await?;
+        self.begin_in(turn, author).await
+    }
+
+    /// Begins a write of a token, in its turn.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub(crate) async fn begin_of_token(&self, author: &Author) -> StoreResult<Write> {
+        let turn = in_time(TURN_MAX, self.turns.of_token(&author.name)).await?;
+        self.begin_in(turn, author).await
+    }
+
+    async fn begin_in(&self, turn: WriteTurn, author: &Author) -> StoreResult<Write> {
         let tx = self.pool.begin().await?;
         let (author, at) = (author.clone(), Timestamp::now().as_millisecond());
         let (backend, kept) = (self.backend, Kept::default());
@@ -207,4 +259,35 @@ pub(super) async fn insert(
         bound(&sql, cells).execute(&mut **tx).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_token_delays_others_by_one_write_and_an_operator_by_one_more() {
+        let turns = WriteTurns::default();
+        let present = turns.of_token("a").await;
+        let mut second = Box::pin(turns.of_token("a"));
+        let mut third = Box::pin(turns.of_token("a"));
+        let mut other = Box::pin(turns.of_token("b"));
+        let mut operator = Box::pin(turns.of_operator());
+        for waits in [&mut second, &mut third, &mut other] {
+            assert!(waits.now_or_never().is_none());
+        }
+        assert!((&mut operator).now_or_never().is_none());
+        drop(present);
+        // The operator waited for the present one alone: those of tokens wait for each other.
+        drop((&mut operator).now_or_never().expect("the operator's turn"));
+        assert!((&mut second).now_or_never().is_none(), "the other token is before it");
+        let present = (&mut other).now_or_never().expect("the turn of the other token");
+        drop(present);
+        let present = (&mut second).now_or_never().expect("its second turn");
+        assert!((&mut third).now_or_never().is_none());
+        drop(present);
+        assert!(third.now_or_never().is_some());
+    }
 }

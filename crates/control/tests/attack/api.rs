@@ -101,3 +101,51 @@ async fn c1a_tokens_that_are_not_valid() {
     };
     scene.attacked_by(attack).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
+    let scene = Scene::begin("C4a", "searches that nearly match everywhere").await;
+    // All that a domain may have: each rule's metadata is almost what is searched for.
+    let rule = |at| {
+        let text = "a".repeat(60_000);
+        format!(
+            "- key: k{at}\n  rate_limit: {{unit: hour, requests_per_unit: 9}}\n  metadata: {{a: {text}}}\n"
+        )
+    };
+    let yaml = (0..250).map(rule).collect::<String>();
+    let yaml = format!("domain: {ATTACKED}\ndescriptors:\n{yaml}");
+    let import = Call::new("POST", "/v1/import").token(&scene.foe);
+    let import = import.body("application/yaml", yaml.as_bytes());
+    assert_eq!(import.to(scene.process.http).await.unwrap().status, 200);
+    let path = format!("/v1/rules?domain={ATTACKED}&limit=1&q={}b", "a".repeat(127));
+    let attack = async |scene: &mut Scene| {
+        let end = now() + scene.lasts();
+        while now() < end {
+            let call = || Call::new("GET", &path).token(&scene.foe).to(scene.process.http);
+            futures_util::future::join_all((0..24).map(|_| call())).await;
+            scene.sent += 24 * 300;
+        }
+    };
+    scene.attacked_by(attack).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c5a_imports_that_change_nothing() {
+    let scene = Scene::begin("C5a", "imports that change nothing, side by side").await;
+    let yaml = rules(if is_full() { 200_000 } else { 20_000 });
+    let import = async |scene: &Scene| {
+        let call = Call::new("POST", "/v1/import").token(&scene.foe);
+        call.body("application/yaml", yaml.as_bytes()).to(scene.process.http).await.unwrap().status
+    };
+    assert_eq!(import(&scene).await, 200);
+    let attack = async |scene: &mut Scene| {
+        let end = now() + scene.lasts();
+        while now() < end {
+            let imports = (0..3).map(|_| import(scene));
+            let statuses = futures_util::future::join_all(imports).await;
+            scene.sent += 3 * yaml.len() as u64;
+            scene.row.holds(statuses == [200; 3], &format!("{statuses:?}"));
+        }
+    };
+    scene.attacked_by(attack).await;
+}

@@ -1,6 +1,8 @@
 //! A database that is away or restarted, and clients that are slow.
 
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use ratelease_control::store::{Author, Store};
@@ -10,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::support::{Place, SOON, now, places, rule, wait_for};
+use super::support::{Place, SOON, free_port, now, places, rule, wait_for};
 
 /// A write while the database is away is answered within this time.
 pub(super) const REFUSED_WITHIN: Duration = Duration::from_secs(11);
@@ -129,4 +131,54 @@ fn no_output_holds_the_password_of_the_database() {
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(!text.is_empty() && !text.contains("s3cret"), "{text}");
     }
+}
+
+/// `ratelease-control serve` on this database, which writes its log to a pipe.
+fn serve(url: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
+    command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
+    command.env("DATABASE_URL", url).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+#[test]
+fn a_database_that_is_away_is_named_with_its_error_and_a_signal_ends_the_wait() {
+    let port = free_port();
+    let mut child = serve(&format!("postgres://user:s3cret@127.0.0.1:{port}/x")).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    for part in [&format!("127.0.0.1:{port}"), "Connection refused", "DATABASE_URL"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    let began = now();
+    let signal = format!("kill -TERM {}", child.id());
+    assert!(Command::new("sh").args(["-c", &signal]).status().unwrap().success());
+    let status = child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    // The pauses grow.
+    assert!(lines.count() < 5);
+}
+
+#[tokio::test]
+async fn a_start_that_ends_while_it_writes_the_token_leaves_no_file_without_one() {
+    let place = Place::postgres().await;
+    let file = place.token_file();
+    // A file may have no byte, so that the kernel ends the process at its first write.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -c 0; ulimit -f 0; exec timeout 30 \"$0\" \"$@\""]);
+    limited
+        .arg(env!("CARGO_BIN_EXE_ratelease-control"))
+        .arg("serve")
+        .args(["--http-listen", "127.0.0.1:0"]);
+    limited.args(["--pods-listen", "127.0.0.1:0", "--token-file"]).arg(&file);
+    limited.env("DATABASE_URL", place.postgres.as_ref().unwrap().url());
+    let output = limited.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert!(!output.success(), "{output}");
+    assert!(!file.exists(), "a file without a token");
+    let server = place.serve().await;
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(server.get("/v1/rules").await.status, 200);
+    server.stop().await;
 }

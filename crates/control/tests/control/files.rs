@@ -1,11 +1,13 @@
 //! Rule files, in and out; large and hostile ones.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::support::rng::Rng;
 use super::support::{Call, Place, now, places};
 
 /// A rule file of this many rules.
@@ -105,6 +107,80 @@ async fn many_rules_are_imported_published_and_changed_alone() {
         assert_eq!(server.send(put).await.status, 200);
         let report = server.post("/v1/check", &Value::Null).await.json();
         assert_eq!(report["differences"][0]["rules"].as_array().unwrap().len(), 1);
+        server.stop().await;
+    }
+}
+
+/// A rule file of rules with these numbers and limits.
+fn numbered(rules: &[(u64, u64)]) -> String {
+    let rule = |(number, limit): &(u64, u64)| {
+        format!("- key: k{number}\n  rate_limit: {{unit: hour, requests_per_unit: {limit}}}\n")
+    };
+    let rules: String = rules.iter().map(rule).collect();
+    let rules = if rules.is_empty() { " []".to_owned() } else { format!("\n{rules}") };
+    format!("domain: shop\ndescriptors:{rules}")
+}
+
+#[tokio::test]
+async fn each_import_leaves_the_rules_of_its_file_in_their_order_and_touches_no_others() {
+    for place in places().await {
+        let mut rng = Rng::new();
+        let server = place.serve().await;
+        let mut former: BTreeMap<String, Value> = BTreeMap::new();
+        for round in 0..30 {
+            let mut rules = Vec::new();
+            for _ in 0..rng.below(12) {
+                let rule = (rng.below(12), 1 + rng.below(2));
+                if rules.iter().all(|(number, _)| *number != rule.0) {
+                    rules.push(rule);
+                }
+            }
+            let imported = server.import(&numbered(&rules)).await;
+            let list = server.json("/v1/rules?domain=shop").await["rules"].clone();
+            let list = list.as_array().unwrap();
+            let keys: Vec<_> = list.iter().map(|it| it["entries"][0]["key"].clone()).collect();
+            let expected: Vec<_> = rules.iter().map(|(number, _)| format!("k{number}")).collect();
+            assert_eq!(json!(keys), json!(expected), "round {round}");
+            let mut changed = former.len();
+            let mut present = BTreeMap::new();
+            for (rule, (_, limit)) in list.iter().zip(&rules) {
+                assert_eq!(rule["rate_limit"]["requests_per_unit"], *limit, "round {round}");
+                let id = rule["id"].as_str().unwrap().to_owned();
+                match former.get(&id) {
+                    Some(before) if before["rate_limit"] == rule["rate_limit"] => {
+                        assert_eq!(before["revision"], rule["revision"], "round {round}");
+                        changed -= 1;
+                    }
+                    Some(_) => {}
+                    None => changed += 1,
+                }
+                present.insert(id, rule.clone());
+            }
+            assert_eq!(imported["domains"][0]["changed"], changed, "round {round}");
+            former = present;
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_import_that_changes_nothing_writes_no_rule() {
+    for place in places().await {
+        let server = place.serve().await;
+        let yaml = large("shop", 2000);
+        server.import(&yaml).await;
+        server.publish().await;
+        let before = server.json("/v1/rules?limit=1000").await;
+        server.import(&yaml).await;
+        assert_eq!(server.json("/v1/rules?limit=1000").await, before, "positions and revisions");
+        assert_eq!(server.json("/v1/domains").await["domains"][0]["is_changed"], false);
+        // One rule more is one row more, wherever it stands.
+        let more = yaml.replacen("- key", "- key: new\n- key", 2).replacen("- key: new\n", "", 1);
+        server.import(&more).await;
+        let after = server.json("/v1/rules?limit=1000").await;
+        let of = |list: &Value, at: usize| list["rules"][at].clone();
+        assert_eq!(of(&after, 1)["entries"][0]["key"], "new");
+        assert_eq!((of(&after, 0), of(&after, 2)), (of(&before, 0), of(&before, 1)));
         server.stop().await;
     }
 }

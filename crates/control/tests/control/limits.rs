@@ -7,6 +7,7 @@ use std::time::Duration;
 use ratelease_control::rates::RateSettings;
 use ratelease_control::store::Store;
 use serde_json::{Value, json};
+use sqlx::Connection;
 
 use super::faults::REFUSED_WITHIN;
 use super::files::large;
@@ -75,6 +76,22 @@ async fn an_address_that_guesses_tokens_is_refused_and_those_who_have_one_are_no
         assert_eq!(server.get("/v1/domains").await.status, 200);
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn tokens_that_are_guessed_at_the_same_time_are_counted_as_well() {
+    let place = Place::sqlite();
+    let server = place.serve_with(|settings| settings.rates = rates(6000, 3)).await;
+    let guesses = (0..40).map(|at| {
+        let mut guess = server.token.clone();
+        guess.replace_range(16..20, &format!("{at:04}"));
+        let call = Call::new("GET", "/v1/domains").token(&guess);
+        async { server.send(call).await.status }
+    });
+    let statuses = futures_util::future::join_all(guesses).await;
+    let looked_up = statuses.iter().filter(|status| **status == 401).count();
+    assert_eq!((looked_up, statuses.iter().filter(|it| **it == 429).count()), (3, 37));
+    server.stop().await;
 }
 
 #[tokio::test]
@@ -242,4 +259,36 @@ async fn writes_do_not_wait_for_what_is_compiled() {
         }
     }
     panic!("publications, and the slowest write of each: {rounds:?}");
+}
+
+#[tokio::test]
+async fn reads_of_a_token_leave_connections_to_others_and_end_in_their_time() {
+    let place = Place::postgres().await;
+    let server = place.serve().await;
+    server.add(&rule("shop", "user", "", 5)).await;
+    let foe = token(&place, &["create", "--name", "foe"]).await.unwrap();
+    let postgres = place.postgres.as_ref().unwrap();
+    let mut connection = sqlx::PgConnection::connect(&postgres.url()).await.unwrap();
+    let mut held = connection.begin().await.unwrap();
+    let lock = "LOCK TABLE rules IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut *held).await.unwrap();
+    let reads = (0..24).map(|_| {
+        let call = Call::new("GET", "/v1/rules?domain=shop").token(&foe);
+        async { server.send(call).await.status }
+    });
+    let began = now();
+    let others = async {
+        postgres.waits_for_lock("relation").await;
+        for _ in 0..50 {
+            let read = server.get("/v1/versions").await;
+            assert_eq!(read.status, 200, "{read:?}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(4), "they waited: {:?}", began.elapsed());
+    };
+    let (statuses, ()) = tokio::join!(futures_util::future::join_all(reads), others);
+    assert!(statuses.iter().all(|status| *status == 503), "{statuses:?}");
+    assert!(began.elapsed() < REFUSED_WITHIN, "{:?}", began.elapsed());
+    held.rollback().await.unwrap();
+    assert_eq!(server.send(Call::new("GET", "/v1/rules").token(&foe)).await.status, 200);
+    server.stop().await;
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::files::large;
 use super::support::{Call, Place, hourly, places, rule};
 
 #[tokio::test]
@@ -104,6 +105,29 @@ async fn lists_are_filtered_and_paged() {
         assert_eq!((answer.status, answer.fields()), (422, vec!["cursor".to_owned()]));
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn all_faults_of_a_rule_are_answered_at_once() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let limit = json!({"unit": "fortnight", "requests_per_unit": -1});
+    for (domain, missing) in
+        [(json!("shop"), &["entries"][..]), (Value::Null, &["domain", "entries"])]
+    {
+        let mut rule = json!({"entires": [{"key": "user"}], "rate_limit": limit});
+        if !domain.is_null() {
+            rule["domain"] = domain;
+        }
+        let refused = server.post("/v1/rules", &rule).await;
+        assert_eq!(refused.status, 422, "{refused:?}");
+        let fields = refused.fields();
+        let others = ["entires", "rate_limit.unit", "rate_limit.requests_per_unit"];
+        for field in missing.iter().copied().chain(others) {
+            assert!(fields.iter().any(|it| it == field), "{field}: {refused:?}");
+        }
+    }
+    server.stop().await;
 }
 
 #[tokio::test]
@@ -257,6 +281,37 @@ async fn the_short_forms_are_rules_that_are_published_at_once() {
         let refused = server.post("/rules", &unknown).await;
         assert_eq!((refused.status, refused.fields()), (422, vec!["scope".to_owned()]));
         assert!(refused.text.contains("did you mean 'user'"), "{refused:?}");
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_search_looks_at_a_bounded_part_and_leads_to_the_rest() {
+    for place in places().await {
+        let server = place.serve().await;
+        server.import(&large("shop", 12_000)).await;
+        let metadata = json!({"domain": "shop", "entries": [{"key": "last"}],
+            "rate_limit": hourly(77), "metadata": {"note": "zzz-in-metadata"}});
+        server.add(&metadata).await;
+        let found = async |text: &str| {
+            let (mut cursor, mut pages, mut found) = (String::new(), 0, Vec::new());
+            loop {
+                let page = server.json(&format!("/v1/rules?limit=2&q={text}{cursor}")).await;
+                pages += 1;
+                found.extend(page["rules"].as_array().unwrap().iter().map(|it| it["id"].clone()));
+                let Some(next) = page["next"].as_str() else { break };
+                cursor = format!("&cursor={next}");
+            }
+            let count = found.len();
+            found.sort_by_key(Value::to_string);
+            found.dedup();
+            assert_eq!(found.len(), count, "a rule is on two pages");
+            (count, pages)
+        };
+        assert_eq!(found("user-011999").await, (1, 3));
+        assert_eq!(found("USER-00000").await.0, 10, "in whatever case");
+        assert_eq!(found("%22requests_per_unit%22:77").await.0, 1);
+        assert_eq!(found("zzz-in").await.0, 0, "metadata is not searched");
         server.stop().await;
     }
 }

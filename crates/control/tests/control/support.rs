@@ -33,6 +33,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+pub(crate) use ports::free_port;
 pub(crate) use postgres::{Postgres, url};
 #[allow(unused_imports)] // of the attacks only
 pub(crate) use process::{Process, resident};

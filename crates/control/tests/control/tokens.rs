@@ -1,6 +1,8 @@
 //! Who may do what.
 
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::support::{Call, Place, Server, places, rule};
 
@@ -36,10 +38,10 @@ async fn a_token_does_what_it_is_for_and_nothing_else() {
         for (token, method, path, body, expected) in [
             (&write, "POST", "/v1/rules", &shop, 201),
             (&write, "POST", "/v1/rules", &rule("bank", "user", "7", 5), 403),
-            (&write, "GET", &*bank, &Value::Null, 403),
-            (&write, "PUT", &*bank, &put, 403),
-            (&write, "DELETE", &*bank, &put, 403),
-            (&write, "GET", &format!("{bank}/history"), &Value::Null, 403),
+            (&write, "GET", &*bank, &Value::Null, 404),
+            (&write, "PUT", &*bank, &put, 404),
+            (&write, "DELETE", &*bank, &put, 404),
+            (&write, "GET", &format!("{bank}/history"), &Value::Null, 404),
             (&write, "GET", "/v1/rules?domain=bank", &Value::Null, 403),
             (&write, "GET", "/v1/export?domain=bank", &Value::Null, 403),
             (&write, "POST", "/v1/publish", &domains, 403),
@@ -192,4 +194,71 @@ async fn every_call_of_the_openapi_document_exists_and_needs_a_token() {
         assert!(document["components"]["schemas"][name].is_object(), "no schema {name}");
     }
     server.stop().await;
+}
+
+#[tokio::test]
+async fn an_id_of_another_domain_is_answered_as_one_that_is_not_there() {
+    for place in places().await {
+        let server = place.serve().await;
+        let (present, _) = server.add(&rule("bank", "card", "", 5)).await;
+        let (removed, tag) = server.add(&rule("bank", "iban", "", 5)).await;
+        let path = format!("/v1/rules/{}", removed["id"].as_str().unwrap());
+        let remove = Call::new("DELETE", &path).header("if-match", &tag);
+        assert_eq!(server.send(remove).await.status, 204);
+        let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop,default"];
+        let token = token(&place, &create).await.unwrap();
+        let put = json!({"rate_limit": {"unlimited": true}});
+        let scoped = json!({"scope": "user", "max_requests": 5, "window_seconds": 60});
+        for (method, path, body) in [
+            ("GET", "/v1/rules/{id}", &Value::Null),
+            ("PUT", "/v1/rules/{id}", &put),
+            ("PUT", "/v1/rules/{id}?publish=true", &put),
+            ("DELETE", "/v1/rules/{id}", &Value::Null),
+            ("GET", "/v1/rules/{id}/history", &Value::Null),
+            ("GET", "/rules/{id}", &Value::Null),
+            ("PUT", "/rules/{id}", &scoped),
+            ("DELETE", "/rules/{id}", &Value::Null),
+        ] {
+            let answer = async |id: &str| {
+                let call = Call::new(method, &path.replace("{id}", id)).token(&token);
+                let call = call.header("if-match", "*");
+                let call = if body.is_null() { call } else { call.json(body) };
+                let answer = server.send(call).await;
+                (answer.status, answer.text.replace(id, "ID"))
+            };
+            let absent = answer("0000000000000000").await;
+            assert_eq!(absent.0, 404, "{method} {path}: {absent:?}");
+            for rule in [&present, &removed] {
+                assert_eq!(answer(rule["id"].as_str().unwrap()).await, absent, "{method} {path}");
+            }
+        }
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_is_revoked_while_its_request_is_under_way_writes_nothing() {
+    for place in places().await {
+        let server = place.serve().await;
+        let made = token(&place, &["create", "--name", "x", "--access", "write"]).await.unwrap();
+        let body = rule("shop", "user", "", 5).to_string();
+        let mut stream = TcpStream::connect(server.http).await.unwrap();
+        let head = format!(
+            "POST /v1/rules HTTP/1.1\r\nhost: test\r\nconnection: close\r\nexpect: 100-continue\r\n\
+             authorization: Bearer {made}\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // The token was valid: without one, the body is not asked for.
+        let mut asked = [0; 25];
+        stream.read_exact(&mut asked).await.unwrap();
+        assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+        token(&place, &["revoke", made.split('_').nth(1).unwrap()]).await.unwrap();
+        stream.write_all(body.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+        assert_eq!(server.json("/v1/rules").await["rules"], json!([]));
+        server.stop().await;
+    }
 }

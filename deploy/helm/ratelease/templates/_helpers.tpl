@@ -56,6 +56,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (or .Values.redis.embedded .Values.redis.url) -}}
 {{- fail "redis.url: set it, or set redis.embedded=true with replicas=1" -}}
 {{- end -}}
+{{- if contains "@" (toString .Values.redis.url) -}}
+{{- fail "redis.url: holds a user or a password, which everybody who may read the pod sees; set redis.auth.secret" -}}
+{{- end -}}
 {{- if .Values.redis.embedded -}}
 {{- if or (ne .Values.kind "Deployment") .Values.autoscaling.enabled (gt (int .Values.replicas) 1) -}}
 {{- fail "redis.embedded: several pods would each admit the whole limit; set replicas=1 and kind=Deployment, or set redis.url" -}}

@@ -1,4 +1,4 @@
-//! What is handled at a time: of all clients together, and of each. Requests of tokens are counted,
+//! **Places**: what is handled at a time: of all clients together, and of each. Requests of tokens are counted,
 //! and the bytes that are on their way to pods.
 
 use std::collections::HashMap;

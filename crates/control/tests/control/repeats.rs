@@ -1,0 +1,128 @@
+//! Writes that are repeated with their Idempotency-Key after all else has changed.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::rollouts::to_zone_a;
+use super::support::{Answer, Call, Server, hourly, places, rule};
+
+/// Routes that take a body and write nothing.
+const READS: [&str; 2] = ["POST /v1/check", "POST /v1/replay"];
+
+/// A write of the table: its route as the OpenAPI document names it, and the request.
+struct Write {
+    route: &'static str,
+    path: String,
+    body: Value,
+    if_match: bool,
+}
+
+/// The writes that were made so far, with their first answers.
+struct Made<'s> {
+    server: &'s Server,
+    all: Vec<(Write, Answer)>,
+}
+
+// === impl Made ===
+
+impl Made<'_> {
+    async fn send(&self, key: usize, write: &Write) -> Answer {
+        let Write { route, path, body, if_match } = write;
+        let (method, _) = route.split_once(' ').unwrap();
+        let call = Call::new(method, path).header("idempotency-key", &format!("key-{key}"));
+        let call = if *if_match { call.header("if-match", "*") } else { call };
+        self.server.send(if body.is_null() { call } else { call.json(body) }).await
+    }
+
+    /// Makes a write for the first time. Returns its answer's body.
+    async fn first(&mut self, route: &'static str, id: &str, query: &str, body: Value) -> Value {
+        let path = route.split_once(' ').unwrap().1.replace("{id}", id) + query;
+        let write = Write { route, path, body, if_match: route.contains("/v1/rules/{id}") };
+        let answer = self.send(self.all.len(), &write).await;
+        assert!((200..300).contains(&answer.status), "{route}: {answer:?}");
+        let body = serde_json::from_str(&answer.text).unwrap_or_default();
+        self.all.push((write, answer));
+        body
+    }
+
+    /// Repeats all of them.
+    async fn again(&self) {
+        for (key, (write, first)) in self.all.iter().enumerate() {
+            let again = self.send(key, write).await;
+            let both = (again.status, &again.text);
+            assert_eq!(both, (first.status, &first.text), "{} {}", write.route, write.path);
+            for name in ["etag", "location"] {
+                assert_eq!(again.header(name), first.header(name), "{name} of {}", write.route);
+            }
+            assert_eq!(again.header("idempotency-replayed").as_deref(), Some("true"));
+        }
+    }
+}
+
+/// All routes of the OpenAPI document that write.
+fn routes() -> BTreeSet<String> {
+    let document = json!(ratelease_control::api::openapi());
+    let of_path = |(path, methods): (&String, &Value)| {
+        let methods = methods.as_object().unwrap().keys().filter(|it| *it != "get");
+        methods.map(|it| format!("{} {path}", it.to_uppercase())).collect::<Vec<_>>()
+    };
+    let all = document["paths"].as_object().unwrap().iter().flat_map(of_path);
+    // Another name of a path of the document.
+    let alias = "PUT /api/v1/policies/{id}".to_owned();
+    all.filter(|route| !READS.contains(&&**route)).chain([alias]).collect()
+}
+
+#[tokio::test]
+async fn each_write_that_is_repeated_gets_its_first_answer_whatever_has_changed() {
+    for place in places().await {
+        let server = place.serve().await;
+        let mut made = Made { server: &server, all: Vec::new() };
+        // A burst is refused for a fixed window, which is the default again later.
+        let defaults = json!({"files": [{"name": "a.yaml", "yaml": "domain: defaulted\n\
+            defaults: {algorithm: token_bucket}\ndescriptors:\n- key: a\n  rate_limit: {unit: hour, \
+            requests_per_unit: 9}\n"}]});
+        made.first("POST /v1/import", "", "", defaults).await;
+        let burst = json!({"domain": "defaulted", "entries": [{"key": "b"}],
+            "rate_limit": {"unit": "hour", "requests_per_unit": 9, "burst": 3}});
+        made.first("POST /v1/rules", "", "", burst.clone()).await;
+        let added = made.first("POST /v1/rules", "", "", rule("shop", "user", "", 5)).await;
+        let id = added["id"].as_str().unwrap().to_owned();
+        let limit = json!({"rate_limit": hourly(6)});
+        made.first("PUT /v1/rules/{id}", &id, "", limit.clone()).await;
+        made.first("POST /v1/publish", "", "", Value::Null).await;
+        let policy = json!({"keyType": "user", "ratePerSec": 5});
+        made.first("PUT /v1/policies/{id}", "p", "", policy.clone()).await;
+        made.first("PUT /api/v1/policies/{id}", "q", "", policy).await;
+        let scoped = json!({"scope": "user", "max_requests": 5, "window_seconds": 60});
+        let scoped_id = made.first("POST /rules", "", "", scoped.clone()).await;
+        let scoped_id = scoped_id["rule_id"].as_str().unwrap().to_owned();
+        made.first("PUT /rules/{id}", &scoped_id, "", scoped).await;
+        made.first("DELETE /rules/{id}", &scoped_id, "", Value::Null).await;
+        made.first("PUT /v1/rules/{id}", &id, "?reason=again", json!({"rate_limit": hourly(7)}))
+            .await;
+        let rollout = made.first("POST /v1/rollouts", "", "", to_zone_a("enforced")).await;
+        let rollout = rollout["rollout"].to_string();
+        made.first("POST /v1/rollouts/{id}/advance", &rollout, "", json!({"stage": "all"})).await;
+        made.first("PUT /v1/rules/{id}", &id, "?reason=third", json!({"rate_limit": hourly(8)}))
+            .await;
+        let second = made.first("POST /v1/rollouts", "", "?reason=2", to_zone_a("enforced")).await;
+        let second = second["rollout"].to_string();
+        made.first("POST /v1/rollouts/{id}/abort", &second, "", Value::Null).await;
+        let back = json!({"version": 1, "discard_draft": true});
+        made.first("POST /v1/rollback", "", "", back).await;
+        made.first("DELETE /v1/rules/{id}", &id, "", Value::Null).await;
+
+        let covered: BTreeSet<_> = made.all.iter().map(|(it, _)| it.route.to_owned()).collect();
+        assert_eq!(covered, routes(), "each route that writes is in this table");
+        // The defaults are others, the rules have gone, and all of that is published.
+        for domain in ["defaulted", "shop", "default"] {
+            server.import(&format!("domain: {domain}\ndescriptors: []\n")).await;
+        }
+        server.publish().await;
+        let refused = server.post("/v1/rules", &burst).await;
+        assert_eq!(refused.status, 422, "{refused:?}");
+        made.again().await;
+        server.stop().await;
+    }
+}
