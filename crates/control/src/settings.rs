@@ -110,7 +110,8 @@ pub struct ServeFlags {
     /// Maximum bytes of all published rules together, which is what a pod accepts in one message
     #[arg(long, env = "CONTROL_PUSH_BYTES_MAX", default_value_t = 15 << 20)]
     push_bytes_max: usize,
-    /// Maximum bytes of the published rules of one domain [default: a quarter of --push-bytes-max]
+    /// Maximum bytes of the published rules of one domain, and of all domains together of a token
+    /// that is for some [default: a quarter of --push-bytes-max]
     #[arg(long, env = "CONTROL_DOMAIN_BYTES_MAX")]
     domain_bytes_max: Option<usize>,
     /// Maximum bytes that the writes of one token may add to history, versions and audit log, which

@@ -118,7 +118,8 @@ impl<const MAX: usize> WriteCall<MAX> {
         {
             return Ok(Begun::Repeated(Box::new(response)));
         }
-        write.count_for(&self.caller.id, app.bytes_max_of(&self.caller)).await?;
+        let (own, max) = (self.caller.domains(), app.bytes_max_of(&self.caller));
+        write.count_for(&self.caller.id, own, max).await?;
         Ok(Begun::New(Box::new(write)))
     }
 

@@ -93,7 +93,7 @@ async fn attempt(
     let edit = change.edit(&mut write).await?;
     let changed = clean_draft(&mut write, domain).await?;
     drop(write);
-    let Some(prepared) = prepare(app, domain, &edit, changed).await? else { return Ok(None) };
+    let Some(prepared) = prepare(app, call, domain, &edit, changed).await? else { return Ok(None) };
     let Prepared { changed, mut text, approved } = prepared;
     let mut write = match call.begin(app).await? {
         Begun::New(write) => write,
@@ -122,6 +122,7 @@ async fn clean_draft(write: &mut Write, domain: &str) -> Result<i64, Problem> {
 /// number `changed`.
 async fn prepare(
     app: &App,
+    call: &WriteCall,
     domain: &str,
     edit: &Edit,
     changed: i64,
@@ -133,7 +134,7 @@ async fn prepare(
     let mut document = draft.document;
     edit.apply_to(&mut document);
     let checked = compile_all(vec![document], vec![changed]).await?;
-    let approved = approve(app, &checked.texts).await?;
+    let approved = approve(app, &call.caller, &checked.texts).await?;
     let text = checked.texts.into_iter().next();
     Ok(text.map(|text| Prepared { changed, text, approved }))
 }

@@ -114,7 +114,7 @@ pub(super) async fn import(
     for _ in 0..ATTEMPTS_MAX {
         let replacements = replacements(&app, &documents).await?;
         let approved = match call.publishes {
-            true => Some(approve(&app, &texts).await?),
+            true => Some(approve(&app, &call.caller, &texts).await?),
             false => None,
         };
         let mut write = match call.begin(&app).await? {

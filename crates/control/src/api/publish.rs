@@ -120,7 +120,7 @@ pub(super) async fn publish(
     app.take_publisher_turn(&call.caller).await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let approved = approve(&app, &checked.texts).await;
+        let approved = approve(&app, &call.caller, &checked.texts).await;
         let mut write = match call.begin(&app).await? {
             Begun::New(write) => write,
             Begun::Repeated(response) => return Ok(*response),
@@ -155,7 +155,7 @@ pub(super) async fn rollback(
         let texts: Vec<_> = former.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
         let documents = Arc::new(former.into_iter().map(|(document, _)| document).collect());
         let replacements = replacements(&app, &documents).await?;
-        let approved = approve(&app, &texts).await;
+        let approved = approve(&app, &call.caller, &texts).await;
         let mut write = match call.begin(&app).await? {
             Begun::New(write) => write,
             Begun::Repeated(response) => return Ok(*response),

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::App;
 use super::problem::{FieldFault, Problem};
+use crate::auth::Caller;
 use crate::document::{Document, Finding, check as compile, check_together, read};
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, Write};
 use crate::work::heavy;
@@ -92,7 +93,11 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
 ///
 /// # Errors
 /// Refuses what pods would refuse, and domains of a rollout that is under way.
-pub(super) async fn approve(app: &App, texts: &[PublishedText]) -> Result<Approved, Problem> {
+pub(super) async fn approve(
+    app: &App,
+    caller: &Caller,
+    texts: &[PublishedText],
+) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
     let (version, published) = app.store.published().await?;
     let approved = Approved { version };
@@ -107,10 +112,11 @@ pub(super) async fn approve(app: &App, texts: &[PublishedText]) -> Result<Approv
     if next == published {
         return Ok(approved);
     }
+    check_share(app, caller, &published, &next)?;
     let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
     if after <= max {
         if let Some(open) = &rollout {
-            check_rollout(app, &next, open).await?;
+            check_rollout(app, caller, &next, open).await?;
         }
         check_set(next.into_iter().collect()).await?;
     } else if after >= before {
@@ -185,11 +191,13 @@ async fn overlay_texts(
 /// Refuses what chosen pods would refuse: what is published, with these texts instead.
 async fn check_overlay(
     app: &App,
+    caller: &Caller,
     published: &BTreeMap<String, String>,
     overlay: Vec<(String, Option<String>)>,
 ) -> Result<(), Problem> {
     let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
     let texts = laid_over(published, overlay);
+    check_share(app, caller, published, &texts)?;
     let bytes: usize = texts.values().map(String::len).sum();
     if bytes > app.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
@@ -203,6 +211,7 @@ async fn check_overlay(
 /// Refuses what these pods would refuse.
 pub(super) async fn approve_rollout(
     app: &App,
+    caller: &Caller,
     texts: &[(PublishedText, PublishedText)],
 ) -> Result<Approved, Problem> {
     let (version, published) = app.store.published().await?;
@@ -210,7 +219,7 @@ pub(super) async fn approve_rollout(
     for stage in [shadows, drafts] {
         check_domain_bytes(app, &stage)?;
         let overlay = stage.into_iter().map(|it| (it.domain, it.yaml)).collect();
-        check_overlay(app, &published, overlay).await?;
+        check_overlay(app, caller, &published, overlay).await?;
     }
     Ok(Approved { version })
 }
@@ -219,23 +228,28 @@ pub(super) async fn approve_rollout(
 ///
 /// # Errors
 /// Refuses what pods would refuse.
-pub(super) async fn approve_end(app: &App, rollout: &Rollout) -> Result<Approved, Problem> {
+pub(super) async fn approve_end(
+    app: &App,
+    caller: &Caller,
+    rollout: &Rollout,
+) -> Result<Approved, Problem> {
     let (version, published) = app.store.published().await?;
     let overlay = overlay_texts(app, rollout, Stage::All).await?;
-    check_overlay(app, &published, overlay).await?;
+    check_overlay(app, caller, &published, overlay).await?;
     Ok(Approved { version })
 }
 
 /// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
 async fn check_rollout(
     app: &App,
+    caller: &Caller,
     next: &BTreeMap<String, String>,
     open: &Rollout,
 ) -> Result<(), Problem> {
     let present = open.last().map(|step| step.stage);
     for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
         let overlay = overlay_texts(app, open, stage).await?;
-        check_overlay(app, next, overlay).await?;
+        check_overlay(app, caller, next, overlay).await?;
     }
     Ok(())
 }
@@ -264,6 +278,29 @@ pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
          /v1/rollouts/{id}/advance, or end it with /v1/rollouts/{id}/abort"
     );
     Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
+}
+
+/// Refuses what would leave other tenants no room: all domains of a token that is for some have
+/// together what one domain may. A share that is too large may become smaller.
+fn check_share(
+    app: &App,
+    caller: &Caller,
+    published: &BTreeMap<String, String>,
+    next: &BTreeMap<String, String>,
+) -> Result<(), Problem> {
+    let Some(own) = caller.domains() else { return Ok(()) };
+    let bytes = |texts: &BTreeMap<String, String>| {
+        own.iter().filter_map(|domain| texts.get(domain)).map(String::len).sum::<usize>()
+    };
+    let (before, after, max) = (bytes(published), bytes(next), app.domain_bytes_max);
+    if after <= max || after <= before {
+        return Ok(());
+    }
+    let detail = format!(
+        "the published rules of the token's domains together would be {after} bytes; expected at \
+         most {max} (--domain-bytes-max). Remove some, or have a token of all domains publish them"
+    );
+    Err(Problem::conflict("too-many-rules", detail))
 }
 
 /// Refuses a domain that would take more than its part of a message, so that no domain keeps the

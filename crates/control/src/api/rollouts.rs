@@ -92,7 +92,7 @@ async fn prepare(app: &App, call: &WriteCall, selection: Selection) -> Result<Pr
     let base = app.store.last_version().await?;
     let (etag, texts) = texts(app, &call.caller, selection).await?;
     call.need_draft(&etag)?;
-    let approved = approve_rollout(app, &texts).await?;
+    let approved = approve_rollout(app, &call.caller, &texts).await?;
     Ok(Prepared { texts, base, approved })
 }
 
@@ -164,7 +164,7 @@ async fn approve_last(app: &App, call: &WriteCall, id: &str) -> Result<Option<Ap
     let rollout = rollout.filter(|it| is_seen_by(&call.caller, it));
     let is_open = |it: &Rollout| it.last().is_some_and(|step| step.stage.is_open());
     match rollout.filter(is_open) {
-        Some(rollout) => approve_end(app, &rollout).await.map(Some),
+        Some(rollout) => approve_end(app, &call.caller, &rollout).await.map(Some),
         None => Ok(None),
     }
 }

@@ -3,6 +3,8 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
+use super::versions::places;
+use super::write::{Cell, bound};
 use super::{StoreError, StoreResult, Write};
 
 /// Maximum number of rules of the draft of a domain, which is what a pod loads of one, and of the
@@ -10,9 +12,10 @@ use super::{StoreError, StoreResult, Write};
 const DOMAIN_RULES_MAX: i64 = 500_000;
 const DOMAIN_BYTES_MAX: i64 = 32 << 20;
 
-/// The same for all drafts together.
-const RULES_MAX: i64 = 1_000_000;
-const BYTES_MAX: i64 = 128 << 20;
+/// The same for all drafts together. All domains of a token that is for some domains have together
+/// what one domain may have, so that a tenant leaves three quarters to the others.
+const RULES_MAX: i64 = 4 * DOMAIN_RULES_MAX;
+const BYTES_MAX: i64 = 4 * DOMAIN_BYTES_MAX;
 
 /// Maximum number of domains.
 const DOMAINS_MAX: i64 = 10_000;
@@ -24,6 +27,17 @@ pub(super) const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE 
 const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
      (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
      FROM rules r WHERE r.domain = domains.name) END";
+
+/// The number of domains of a condition, of their rules and of the bytes of these. A domain of which
+/// all was removed keeps its row and its history, and is not counted.
+fn sizes(condition: &str) -> String {
+    format!(
+        "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
+         CAST(COALESCE(SUM(rules), 0) AS BIGINT), CAST(COALESCE(SUM(bytes), 0) AS BIGINT) \
+         FROM (SELECT hash, {DRAFT_RULES} AS rules, {DRAFT_BYTES} AS bytes FROM domains \
+         {condition}) sizes"
+    )
+}
 
 // === impl Write ===
 
@@ -47,13 +61,15 @@ impl Write {
         let of_domain = format!("the draft of '{shown}'");
         within(&of_domain, "rules", row.try_get(0)?, DOMAIN_RULES_MAX)?;
         within(&of_domain, "bytes", row.try_get(1)?, DOMAIN_BYTES_MAX)?;
-        // A domain of which all was removed keeps its row, and its history.
-        let sql = format!(
-            "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
-             CAST(COALESCE(SUM(rules), 0) AS BIGINT), CAST(COALESCE(SUM(bytes), 0) AS BIGINT) \
-             FROM (SELECT hash, {DRAFT_RULES} AS rules, {DRAFT_BYTES} AS bytes FROM domains) sizes"
-        );
-        let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut *self.tx).await?;
+        if let Some(own) = self.kept.domains.clone() {
+            let sql = sizes(&format!("WHERE name IN ({})", places(1, own.len())));
+            let cells = own.into_iter().map(Cell::Text).collect();
+            let row = bound(&sql, cells).fetch_one(&mut *self.tx).await?;
+            let own = "the drafts of the token's domains together";
+            within(own, "rules", row.try_get(1)?, DOMAIN_RULES_MAX)?;
+            within(own, "bytes", row.try_get(2)?, DOMAIN_BYTES_MAX)?;
+        }
+        let row = sqlx::query(AssertSqlSafe(sizes(""))).fetch_one(&mut *self.tx).await?;
         let all = "all drafts together";
         within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;
         within(all, "rules", row.try_get(1)?, RULES_MAX)?;

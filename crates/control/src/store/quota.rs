@@ -16,7 +16,7 @@ const ROW_BYTES: usize = 128;
 // === impl Write ===
 
 impl Write {
-    /// Counts what this write keeps for the token of this id. A token that was revoked, or that has
+    /// Counts what this write keeps for the token of this id and these domains. A token that was revoked, or that has
     /// expired since the request began, writes nothing: a revocation is a write too, so that it is
     /// seen here if it was committed before.
     ///
@@ -27,6 +27,7 @@ impl Write {
     pub(crate) async fn count_for(
         &mut self,
         token: &str,
+        domains: Option<&[String]>,
         bytes_max: Option<i64>,
     ) -> StoreResult<()> {
         let sql = "SELECT written FROM tokens WHERE id = $1 AND revoked_at IS NULL \
@@ -38,6 +39,7 @@ impl Write {
             return Err(StoreError::QuotaUsed { written, max });
         }
         self.kept.token = Some(token.to_owned());
+        self.kept.domains = domains.map(<[_]>::to_vec);
         Ok(())
     }
 

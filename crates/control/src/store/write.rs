@@ -66,6 +66,8 @@ pub struct Write {
 pub(super) struct Kept {
     /// The id of the token; `None` for writes of the program itself.
     pub(super) token: Option<String>,
+    /// The domains that the token is for; `None` for all.
+    pub(super) domains: Option<Vec<String>>,
     pub(super) bytes: usize,
 }
 

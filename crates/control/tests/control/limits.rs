@@ -292,3 +292,58 @@ async fn reads_of_a_token_leave_connections_to_others_and_end_in_their_time() {
     assert_eq!(server.send(Call::new("GET", "/v1/rules").token(&foe)).await.status, 200);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn the_drafts_of_a_tokens_domains_have_together_what_one_domain_may() {
+    // One database, since 45 MB take their time.
+    for place in [Place::postgres().await] {
+        let server = place.serve().await;
+        let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop,bank,card"];
+        let own = token(&place, &create).await.unwrap();
+        // 15 MB, of which the metadata is nearly all.
+        let yaml = |domain: &str| {
+            let text = "m".repeat(60_000);
+            let rule = |at| format!("- {{key: k{at}, metadata: {{m: {text}}}}}\n");
+            let rules: String = (0..250).map(rule).collect();
+            format!("domain: {domain}\ndescriptors:\n{rules}")
+        };
+        let import = async |domain: &str, token: &str| {
+            let call = Call::new("POST", "/v1/import").token(token);
+            server.send(call.body("application/yaml", yaml(domain).as_bytes())).await
+        };
+        for domain in ["shop", "bank"] {
+            let imported = import(domain, &own).await;
+            assert_eq!(imported.status, 200, "{imported:?}");
+        }
+        let refused = import("card", &own).await;
+        assert_eq!(refused.status, 409, "{refused:?}");
+        assert!(refused.text.contains("the token's domains together"), "{refused:?}");
+        // One that is for all domains has no share of its own, and what is less is allowed.
+        assert_eq!(import("card", &server.token).await.status, 200);
+        let less = Call::new("POST", "/v1/import").token(&own);
+        let less = less.body("application/yaml", large("shop", 1).as_bytes());
+        assert_eq!(server.send(less).await.status, 200);
+        server.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn the_published_rules_of_a_tokens_domains_have_together_what_one_domain_may() {
+    let place = Place::sqlite();
+    let server = place.serve_with(|settings| settings.domain_bytes_max = 100_000).await;
+    let create = ["create", "--name", "ci", "--access", "write", "--domains", "shop,bank"];
+    let own = token(&place, &create).await.unwrap();
+    let import = async |domain: &str, rules: usize, token: &str| {
+        let call = Call::new("POST", "/v1/import?publish=true").token(token);
+        server.send(call.body("application/yaml", large(domain, rules).as_bytes())).await
+    };
+    assert_eq!(import("shop", 600, &own).await.status, 200);
+    let refused = import("bank", 900, &own).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(refused.text.contains("the token's domains together"), "{refused:?}");
+    assert_eq!(import("bank", 900, &server.token).await.status, 200);
+    // It has more than its share now, and may have less.
+    assert_eq!(import("bank", 901, &own).await.status, 409);
+    assert_eq!(import("bank", 800, &own).await.status, 200);
+    server.stop().await;
+}
