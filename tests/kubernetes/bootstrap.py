@@ -8,7 +8,7 @@ TYPES = "type.googleapis.com/envoy.extensions"
 
 def config(is_uds):
     port = {"socket_address": {"address": "127.0.0.1", "port_value": 8081}}
-    pipe = {"pipe": {"path": "/run/ratelease/grpc.sock"}}
+    pipe = {"pipe": {"path": "/run/ratelease/rls.sock"}}
     protocol = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     http2 = {"@type": f"type.googleapis.com/{protocol}",
              "explicit_http_config": {"http2_protocol_options": {}}}

@@ -42,8 +42,9 @@ const fn key(name: &'static str, default: &'static str, meaning: &'static str) -
 }
 
 /// All of them. `docs/injection.md` lists the same.
-pub const KEYS: [Key; 20] = [
+pub const KEYS: [Key; 21] = [
     key("rules", "", "ConfigMap with the rule files, or xds:HOST:PORT"),
+    key("xds-tls", "", "Secret with tls.crt, tls.key and ca.crt, for TLS to the xDS server"),
     key("domain", "", "Use only the file DOMAIN.yaml of that ConfigMap"),
     key("redis", "", "host:port, a list for a cluster, secret:NAME/KEY, or embedded"),
     key("redis-type", "cluster", "cluster, single or sentinel"),
@@ -86,6 +87,12 @@ impl Defaults {
     /// # Errors
     /// Each pair that is none, and each unknown or repeated name.
     pub fn read(pairs: &[String]) -> Result<Self, Vec<Fault>> {
+        let (read, faults) = Self::read_all(pairs);
+        if faults.is_empty() { Ok(read) } else { Err(faults) }
+    }
+
+    /// The same, with the pairs that are good beside the faults of the others.
+    pub(crate) fn read_all(pairs: &[String]) -> (Self, Vec<Fault>) {
         let (mut values, mut faults) = (BTreeMap::new(), Vec::new());
         for pair in pairs {
             let Some((name, value)) = pair.split_once('=') else {
@@ -102,7 +109,7 @@ impl Defaults {
         }
         let read = Self(values);
         faults.extend(read.secrets());
-        if faults.is_empty() { Ok(read) } else { Err(faults) }
+        (read, faults)
     }
 
     /// A fault for each default that holds a secret: defaults are in the command line of the

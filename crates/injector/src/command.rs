@@ -62,14 +62,13 @@ impl InjectFlags {
     /// # Errors
     /// Names every default that is faulty.
     pub(crate) fn defaults(&self) -> Result<Defaults, CliError> {
-        let read = Defaults::read(&self.defaults).and_then(|defaults| {
-            let faults = check_defaults(&defaults);
-            if faults.is_empty() { Ok(defaults) } else { Err(faults) }
-        });
-        read.map_err(|faults| {
-            let lines: Vec<_> = faults.iter().map(|fault| format!("--{fault}")).collect();
-            CliError::new(lines.join("\n"))
-        })
+        let (defaults, mut faults) = Defaults::read_all(&self.defaults);
+        faults.extend(check_defaults(&defaults));
+        if faults.is_empty() {
+            return Ok(defaults);
+        }
+        let lines: Vec<_> = faults.iter().map(|fault| format!("--{fault}")).collect();
+        Err(CliError::new(lines.join("\n")))
     }
 }
 

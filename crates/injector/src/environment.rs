@@ -22,6 +22,19 @@ pub(crate) const SOCKETS: &str = "/run/ratelease";
 pub(crate) const URL_FILE: &str = "redis-url";
 pub(crate) const AUTH_FILE: &str = "redis-auth";
 pub(crate) const KEY_FILE: &str = "key-secret";
+/// The files for TLS to the xDS server: the key in its Secret, the file in [`SECRETS`], and the
+/// variable that names it.
+pub(crate) const XDS_FILES: [(&str, &str, &str); 3] = [
+    ("ca.crt", "xds-ca.crt", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
+    ("tls.crt", "xds-tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
+    ("tls.key", "xds-tls.key", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
+];
+
+/// Whether the sidecar uses TLS to the xDS server.
+pub(crate) const XDS_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS";
+
+/// The socket of gRPC: the name that the recipes for Envoy have.
+pub(crate) const SOCKET: &str = "/run/ratelease/rls.sock";
 
 /// The id that a pod gives an xDS server.
 const NODE_ID: &str = "CONFIG_GRPC_XDS_NODE_ID";
@@ -75,7 +88,7 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
             set("GRPC_HOST", "127.0.0.1".to_owned());
             set("GRPC_PORT", port.to_string());
         }
-        Listen::Unix => set("GRPC_UDS", format!("{SOCKETS}/grpc.sock")),
+        Listen::Unix => set("GRPC_UDS", SOCKET.to_owned()),
     }
     set("USE_PROMETHEUS", "true".to_owned());
     set("PROMETHEUS_ADDR", format!(":{}", settings.metrics_port));
@@ -84,6 +97,12 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     if let RuleSource::Xds(server) = &settings.rules {
         set("CONFIG_TYPE", "GRPC_XDS_SOTW".to_owned());
         set("CONFIG_GRPC_XDS_SERVER_URL", server.clone());
+    }
+    if settings.xds_tls.is_some() {
+        set(XDS_TLS, "true".to_owned());
+        for (_, file, name) in XDS_FILES {
+            set(name, format!("{SECRETS}/{file}"));
+        }
     }
     if let Redis::Servers { url, kind, auth } = &settings.redis {
         match url {
@@ -99,8 +118,8 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
         set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
     }
     // Without them, the sidecar would end, and a native one keep the pod from starting.
-    let names = [URL_FILE, AUTH_FILE, KEY_FILE].map(|file| format!("{SECRETS}/{file}"));
-    let files = all.iter().map(|(_, value)| value).filter(|value| names.contains(value));
+    let files = all.iter().map(|(_, value)| value);
+    let files = files.filter(|value| value.starts_with(SECRETS));
     let files = files.cloned().collect::<Vec<_>>().join(",");
     if !files.is_empty() {
         all.push((awaited_files::VARIABLE.to_owned(), files));
@@ -133,8 +152,12 @@ pub(crate) fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
 
 /// Adds a fault for each setting that the sidecar would refuse, or that has two values.
 pub(crate) fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
+    let of_xds = XDS_FILES.map(|(.., name)| (name, "xds-tls"));
+    let of_xds = of_xds.into_iter().chain([(XDS_TLS, "xds-tls")]);
+    let of_xds = of_xds.filter(|_| settings.xds_tls.is_some());
+    let managed: Vec<_> = MANAGED.into_iter().chain(of_xds).collect();
     for (name, _) in &settings.env {
-        if let Some((_, key)) = MANAGED.iter().find(|(managed, _)| managed == name) {
+        if let Some((_, key)) = managed.iter().find(|(managed, _)| managed == name) {
             let fix = format!("remove it, and set {}", from.place(key));
             faults.push(Fault::new(from.place("env"), format!("{name} is set by {key}"), fix));
         }

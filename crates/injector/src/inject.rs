@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
 use crate::edit::Editor;
-use crate::environment::{self, SOCKETS};
+use crate::environment::{self, SOCKET, SOCKETS, XDS_TLS};
 use crate::fault::Fault;
-use crate::settings::{Listen, MISSING, NativeSidecar, Redis, RedisUrl, Settings};
+use crate::settings::{Listen, MISSING, NativeSidecar, Redis, RedisUrl, RuleSource, Settings};
 use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
 
 /// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after
@@ -189,7 +189,7 @@ impl Draft {
             if !mounted {
                 let names = settings.envoy_containers.join(" or ");
                 self.warnings.push(format!(
-                    "no container is named {names} yet, so none has {SOCKETS}/grpc.sock; \
+                    "no container is named {names} yet, so none has {SOCKET}; \
                      one that a later webhook adds gets it"
                 ));
             }
@@ -205,6 +205,18 @@ impl Draft {
             self.warnings.push(
                 "ratelease.io/redis: holds a password, which all who may read the pod can read; \
                  use secret:NAME/KEY"
+                    .to_owned(),
+            );
+        }
+        let has_tls =
+            settings.xds_tls.is_some() || settings.env.iter().any(|(it, _)| it == XDS_TLS);
+        if let RuleSource::Xds(server) = &settings.rules
+            && !has_tls
+            && !is_loopback(server)
+        {
+            self.warnings.push(
+                "ratelease.io/rules: the xDS server is not authenticated, so that another one could \
+                 send rules in its place; set ratelease.io/xds-tls to a Secret"
                     .to_owned(),
             );
         }
@@ -304,6 +316,13 @@ fn to_json(value: &impl serde::Serialize) -> Result<Value, Fault> {
     serde_json::to_value(value).map_err(|error| {
         Fault::new("sidecar", error.to_string(), "report it: this is a fault of the injector")
     })
+}
+
+/// Whether a server, `HOST:PORT`, is in the pod itself.
+fn is_loopback(server: &str) -> bool {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
+    let host = host.trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|it: std::net::IpAddr| it.is_loopback())
 }
 
 /// Whether the sidecar is an init container that goes on running.

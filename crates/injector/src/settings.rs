@@ -13,6 +13,8 @@ pub(crate) struct Settings {
     pub(crate) image: String,
     pub(crate) pull_policy: String,
     pub(crate) rules: RuleSource,
+    /// Secret with the certificates for TLS to the xDS server, if rules come from one.
+    pub(crate) xds_tls: Option<String>,
     pub(crate) redis: Redis,
     /// Secret of `KEY_SECRET`.
     pub(crate) key_secret: Option<SecretKey>,
@@ -102,6 +104,7 @@ impl Settings {
     /// Reads all settings, or adds a fault for each one that is missing or faulty.
     pub(crate) fn read(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Self> {
         let rules = rules(from, faults);
+        let xds_tls = from.parse("xds-tls", faults, value::name);
         let redis = redis(from, faults);
         let key_secret = from.parse("key-secret", faults, value::secret_key);
         let listen = from.parse("listen", faults, listen);
@@ -119,6 +122,7 @@ impl Settings {
         Some(Self {
             image: image??,
             pull_policy: pull_policy??,
+            xds_tls: xds_tls?.filter(|_| matches!(rules, Some(RuleSource::Xds(_)))),
             rules: rules?,
             redis: redis?,
             key_secret: key_secret?,

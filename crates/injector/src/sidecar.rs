@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use crate::environment::{self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKETS, URL_FILE};
+use crate::environment::{self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKETS, URL_FILE, XDS_FILES};
 use crate::quantity::Quantity;
 use crate::settings::{Listen, Redis, RedisUrl, RuleSource, Settings};
 use crate::value::SecretKey;
@@ -184,7 +184,7 @@ fn rules_volume(name: &str, domain: Option<&str>) -> Volume {
     Volume { config_map: Some(source), ..named(RULES_VOLUME) }
 }
 
-/// The files of secrets, each of a Secret of its own.
+/// The files of secrets, of each Secret apart.
 fn secrets(settings: &Settings) -> Vec<VolumeProjection> {
     let mut files: Vec<(&SecretKey, &str)> = Vec::new();
     if let Redis::Servers { url, auth, .. } = &settings.redis {
@@ -194,14 +194,25 @@ fn secrets(settings: &Settings) -> Vec<VolumeProjection> {
         files.extend(auth.iter().map(|key| (key, AUTH_FILE)));
     }
     files.extend(settings.key_secret.iter().map(|key| (key, KEY_FILE)));
-    files.into_iter().map(|(key, file)| projection(key, file)).collect()
+    let files =
+        files.into_iter().map(|(from, file)| projection(&from.secret, [(&*from.key, file)]));
+    let of_xds = XDS_FILES.map(|(key, file, _)| (key, file));
+    files.chain(settings.xds_tls.iter().map(|secret| projection(secret, of_xds))).collect()
 }
 
-fn projection(from: &SecretKey, file: &str) -> VolumeProjection {
-    let item = KeyToPath { key: from.key.clone(), mode: None, path: file.to_owned() };
+/// Files of keys of a Secret.
+fn projection<'k>(
+    secret: &str,
+    files: impl IntoIterator<Item = (&'k str, &'k str)>,
+) -> VolumeProjection {
+    let item = |(key, file): (&str, &str)| KeyToPath {
+        key: key.to_owned(),
+        mode: None,
+        path: file.to_owned(),
+    };
     let secret = SecretProjection {
-        name: from.secret.clone(),
-        items: Some(vec![item]),
+        name: secret.to_owned(),
+        items: Some(files.into_iter().map(item).collect()),
         optional: Some(true),
     };
     VolumeProjection { secret: Some(secret), ..VolumeProjection::default() }

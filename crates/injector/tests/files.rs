@@ -83,6 +83,11 @@ fn what_cannot_be_used_ends_with_2() {
     for (args, input, expected) in [
         (&["inject", "--default", "rediss=x"][..], POD, "--default rediss: unknown name; did you"),
         (
+            &["inject", "--default", "rediss=x", "--default", "y", "--default", "http-port=x"],
+            POD,
+            "--default http-port: expected a port from 1 to 65535, found \"x\"",
+        ),
+        (
             &["inject", "--default", "listen=x", "--default", "cpu-limit=1mm"],
             POD,
             "--default listen: expected a port from 1 to 65535, or uds, found \"x\"; correct \

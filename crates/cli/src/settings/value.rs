@@ -111,7 +111,7 @@ pub(super) fn ratio(text: &str) -> Result<f32, Expected> {
 pub(super) fn socket_path(text: &str) -> Result<PathBuf, Expected> {
     if text.len() > SOCKET_PATH_BYTES_MAX {
         let what = format!("a path of at most {SOCKET_PATH_BYTES_MAX} bytes for a socket");
-        return Err(Expected::new(what).example("/run/ratelease/grpc.sock"));
+        return Err(Expected::new(what).example("/run/ratelease/rls.sock"));
     }
     Ok(PathBuf::from(text))
 }

@@ -43,7 +43,7 @@ the number of the signal that ended it.
 
 Examples:
   ratectl bench load --target 127.0.0.1:8081
-  ratectl bench load --target unix:/run/ratelease/grpc.sock --rate 4000 --duration 30s --json";
+  ratectl bench load --target unix:/run/ratelease/rls.sock --rate 4000 --duration 30s --json";
 
 /// Flags of `bench load`.
 #[derive(Debug, Args)]

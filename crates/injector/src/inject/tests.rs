@@ -180,6 +180,48 @@ fn rules_can_come_over_xds() {
 }
 
 #[test]
+fn tls_to_the_xds_server_is_that_of_a_secret_and_its_absence_is_a_warning() {
+    let xds = ("rules", "xds:control:18000");
+    let made = inject(&pod(&[xds, ("xds-tls", "fleet")]), &defaults(), NEW);
+    assert_eq!((faults(&made).len(), made.warnings.len()), (0, 0), "{:?}", made.warnings);
+    let spec = &made.pod["spec"];
+    let env = spec["initContainers"][0]["env"].as_array().unwrap();
+    let value = |name: &str| {
+        let found = env.iter().find(|it| it["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name}"))["value"].as_str().unwrap()
+    };
+    assert_eq!(value("CONFIG_GRPC_XDS_SERVER_USE_TLS"), "true");
+    let secret = &spec["volumes"][0]["projected"]["sources"][0]["secret"];
+    assert_eq!((&secret["name"], &secret["optional"]), (&json!("fleet"), &json!(true)));
+    for (key, name) in [
+        ("ca.crt", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
+        ("tls.crt", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
+        ("tls.key", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
+    ] {
+        let items = secret["items"].as_array().unwrap();
+        let item = items.iter().find(|it| it["key"] == key).unwrap();
+        let path = format!("/etc/ratelease/secrets/{}", item["path"].as_str().unwrap());
+        assert_eq!(value(name), path);
+        assert!(value("WAIT_FOR_FILES").split(',').any(|file| file == path), "{path}");
+    }
+    let mounts = &spec["initContainers"][0]["volumeMounts"];
+    assert!(mounts.to_string().contains("/etc/ratelease/secrets"), "{mounts}");
+    // Without it, a server elsewhere is not authenticated.
+    let plain = inject(&pod(&[xds]), &defaults(), NEW);
+    assert!(plain.warnings[0].contains("ratelease.io/xds-tls"), "{:?}", plain.warnings);
+    for local in ["xds:localhost:1", "xds:127.0.0.1:1", "xds:[::1]:1"] {
+        let made = inject(&pod(&[("rules", local)]), &defaults(), NEW);
+        assert_eq!((faults(&made).len(), made.warnings.len()), (0, 0), "{local}");
+    }
+    // A variable of it cannot be set beside it, a bad name is a fault, and files need none.
+    let both = [xds, ("xds-tls", "fleet"), ("env", "CONFIG_GRPC_XDS_SERVER_USE_TLS=false")];
+    assert!(faults(&inject(&pod(&both), &defaults(), NEW))[0].contains("is set by xds-tls"));
+    assert_eq!(faults(&inject(&pod(&[xds, ("xds-tls", "A/b")]), &defaults(), NEW)).len(), 1);
+    let files = inject(&pod(&[("xds-tls", "fleet")]), &defaults(), NEW);
+    assert!(!files.pod.to_string().contains("XDS"), "{:?}", files.pod);
+}
+
+#[test]
 fn a_socket_is_mounted_into_the_envoys_only() {
     let made = inject(&pod(&[("listen", "uds")]), &defaults(), NEW);
     let spec = &made.pod["spec"];

@@ -8,9 +8,10 @@ use proptest::sample::{select, subsequence};
 use super::*;
 
 /// Annotations, good and bad.
-const ANNOTATIONS: [(&str, &str); 16] = [
+const ANNOTATIONS: [(&str, &str); 17] = [
     ("ratelease.io/listen", "uds"),
     ("ratelease.io/rules", "xds:a:1"),
+    ("ratelease.io/xds-tls", "fleet"),
     ("ratelease.io/redis", "secret:a/b"),
     ("ratelease.io/redis", "embedded"),
     ("ratelease.io/key-secret", "a/b"),
@@ -28,7 +29,7 @@ const ANNOTATIONS: [(&str, &str); 16] = [
 ];
 
 /// How many of these are good.
-const GOOD: usize = 8;
+const GOOD: usize = 9;
 
 fn annotations(from: &[(&'static str, &'static str)]) -> impl Strategy<Value = Value> + use<> {
     subsequence(from.to_vec(), 0..5).prop_map(|pairs| {
