@@ -3,10 +3,13 @@
 //! The parser crate's own string input announces 128 characters of look-ahead, and the scanner
 //! reserves room for as many in every scalar that it reads, most of which are short words.
 
+use std::cell::Cell;
 use std::str::Chars;
 
 use saphyr_parser::Input;
 use saphyr_parser::input::{is_blank_or_breakz, is_breakz, is_flow};
+
+use crate::memory::Memory;
 
 /// Characters of look-ahead, for which the scanner reserves room at once. It looks at most 4 ahead;
 /// the text of a scalar begins with room for 32 bytes.
@@ -16,13 +19,89 @@ const AHEAD: usize = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct CharInput<'s> {
     rest: Chars<'s>,
+    ahead: &'s Ahead,
+}
+
+/// What the scanner may hold before its next event: the text of a scalar, or the tokens of a flow
+/// collection, which it keeps until the collection ends. At its end the text ends early.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    left: Cell<usize>,
+    /// What was taken for the event that needed most of it. Its queue does not shrink.
+    taken: Cell<usize>,
+    /// Whether the last character could be part of a token with the next one.
+    in_word: Cell<bool>,
+}
+
+/// Bytes of the buffer of a scalar for each byte of its text, as the buffer doubles.
+const BUFFERED: usize = 3;
+
+/// Bytes of a token with its scalar, in a queue that doubles.
+const TOKEN: usize = 224;
+
+// === impl Ahead ===
+
+impl Ahead {
+    pub(crate) fn new() -> Self {
+        Self { left: Cell::new(0), taken: Cell::new(0), in_word: Cell::new(false) }
+    }
+
+    /// Runs `scan` up to the next event, within what is left of the memory of the load; `None` if
+    /// that is not enough.
+    pub(crate) fn scan<T>(&self, memory: &Memory, scan: impl FnOnce() -> T) -> Option<T> {
+        let most = memory.left().saturating_add(self.taken.get());
+        self.left.set(most);
+        let scanned = scan();
+        let used = most - self.left.get();
+        if self.left.get() == 0 {
+            memory.take(usize::MAX)?;
+        }
+        if let Some(more) = used.checked_sub(self.taken.get()) {
+            memory.take(more)?;
+            self.taken.set(used);
+        }
+        Some(scanned)
+    }
+
+    /// Frees what was taken.
+    pub(crate) fn free(&self, memory: &Memory) {
+        memory.give_back(self.taken.get());
+    }
+
+    /// Counts a character; returns whether there is room for more.
+    #[inline]
+    fn pass(&self, next: char) -> bool {
+        let (tokens, in_word) = match next {
+            ' ' | '\n' | '\t' | '\r' => (0, false),
+            ',' | '[' | ']' | '{' | '}' => (TOKEN, false),
+            ':' => (2 * TOKEN, false),        // a key and a value
+            '"' | '\'' => (TOKEN / 2, false), // of a pair
+            _ if self.in_word.get() => (0, true),
+            _ => (TOKEN, true),
+        };
+        self.in_word.set(in_word);
+        let bytes = next.len_utf8() * BUFFERED + tokens;
+        let left = self.left.get().saturating_sub(bytes);
+        self.left.set(left);
+        left > 0
+    }
 }
 
 // === impl CharInput ===
 
 impl<'s> CharInput<'s> {
-    pub(crate) fn new(text: &'s str) -> Self {
-        Self { rest: text.chars() }
+    pub(crate) fn new(text: &'s str, ahead: &'s Ahead) -> Self {
+        Self { rest: text.chars(), ahead }
+    }
+
+    /// Takes the next character.
+    #[inline]
+    fn next(&mut self) -> Option<char> {
+        let next = self.rest.next()?;
+        if !self.ahead.pass(next) {
+            self.rest = "".chars();
+        }
+        Some(next)
     }
 
     fn byte(&self) -> Option<char> {
@@ -44,7 +123,7 @@ impl Input for CharInput<'_> {
     }
 
     fn raw_read_ch(&mut self) -> char {
-        self.rest.next().unwrap_or('\0')
+        self.next().unwrap_or('\0')
     }
 
     fn raw_read_non_breakz_ch(&mut self) -> Option<char> {
@@ -55,7 +134,7 @@ impl Input for CharInput<'_> {
 
     #[inline]
     fn skip(&mut self) {
-        self.rest.next();
+        self.next();
     }
 
     #[inline]
@@ -72,9 +151,7 @@ impl Input for CharInput<'_> {
 
     #[inline]
     fn peek_nth(&self, n: usize) -> char {
-        let mut ahead = self.clone();
-        ahead.skip_n(n);
-        ahead.peek()
+        self.rest.clone().nth(n).unwrap_or('\0')
     }
 
     #[inline]
@@ -125,7 +202,9 @@ mod tests {
     }
 
     fn check(text: &str) {
-        let ours = read(Parser::new(CharInput::new(text)));
+        let ahead = Ahead::new();
+        ahead.left.set(usize::MAX);
+        let ours = read(Parser::new(CharInput::new(text, &ahead)));
         assert_eq!(ours, read(Parser::new_from_str(text)), "{text:?}");
     }
 

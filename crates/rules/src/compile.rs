@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::file::{self, Descriptor, File};
 use crate::locations::RuleLocations;
+use crate::memory::{Memory, MemoryUse};
 use crate::node::{self, Document};
 use crate::parsed::Parsed;
 use crate::reader::Reader;
@@ -25,6 +26,7 @@ use crate::source::Source;
 use crate::store::{DomainStores, StoreNames, StoreRef};
 use crate::text;
 use crate::tree::{Branch, Node, composite};
+use crate::wildcard::SEARCHED_MAX;
 pub use cache::{Compilation, Keeps, RulesCache};
 use limit_options::LimitOptions;
 use path::{Paths, RulePath};
@@ -49,6 +51,8 @@ pub struct Loaded {
     /// Things that load but may not do what their author meant, in order of file and place; at most
     /// 10 000.
     pub warnings: Vec<Fault>,
+    /// What the load took at most: an upper bound, up to twice what the allocator has.
+    pub memory: MemoryUse,
 }
 
 /// Maximum number of descriptors in one load, over all files.
@@ -65,7 +69,15 @@ const PATH_BYTES_MAX: usize = 256 << 20;
 /// # Errors
 /// Every fault of every source, with its place.
 pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
-    compile(&in_order(sources), options, None).map(|(loaded, _)| loaded)
+    load_within(sources, options, usize::MAX)
+}
+
+/// Like [`load`], within so many bytes of `memory`, without the texts of the sources.
+///
+/// # Errors
+/// As [`load`]; of rules that need more memory, the faults up to there.
+pub fn load_within(sources: &[Source], options: Options, memory: usize) -> Result<Loaded, Faults> {
+    compile(&in_order(sources), options, None, memory).map(|(loaded, _)| loaded)
 }
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
@@ -74,7 +86,8 @@ pub fn load_with_locations(
     sources: &[Source],
     options: Options,
 ) -> Result<(Loaded, RuleLocations), Faults> {
-    let (loaded, places) = compile(&in_order(sources), options, Some(RuleLocations::default()))?;
+    let (loaded, places) =
+        compile(&in_order(sources), options, Some(RuleLocations::default()), usize::MAX)?;
     Ok((loaded, places.unwrap_or_default()))
 }
 
@@ -89,18 +102,20 @@ fn compile(
     sorted: &[&Source],
     options: Options,
     places: Option<RuleLocations>,
+    memory: usize,
 ) -> Result<(Loaded, Option<RuleLocations>), Faults> {
-    let findings = Findings::default();
+    let findings = Findings::within(memory);
     let version = version(sorted, &options);
     let mut compiler = Compiler::new(options, &findings, places);
     for source in sorted {
         compiler.source(source);
     }
-    let Compiler { domains, places, options, .. } = compiler;
+    let (stores, places) = (compiler.options.stores.clone(), compiler.places.take());
+    let domains = compiler.finish();
+    let memory = findings.memory.used();
     let warnings = findings.finish()?;
-    let domains = domains.into_iter().map(|(name, domain)| Arc::new(domain.finish(name)));
-    let rules = Rules::new(version, domains.collect(), options.stores);
-    Ok((Loaded { rules, warnings }, places))
+    let rules = Rules::new(version, domains, stores);
+    Ok((Loaded { rules, warnings, memory }, places))
 }
 
 /// Hashes everything that determines the rules. `sources` are in order of their names.
@@ -160,11 +175,15 @@ struct Domain {
 // === impl Domain ===
 
 impl Domain {
-    fn finish(self, name: Box<str>) -> DomainRules {
+    fn finish(self, name: Box<str>, memory: &Memory) -> DomainRules {
         let Self { branch, rules, store, .. } = self;
-        DomainRules { name, branch: branch.finish(), rules: RuleList::new(rules), store }
+        let (branch, rules) = (branch.finish(memory), RuleList::new(rules, memory));
+        DomainRules { name, branch, rules, store }
     }
 }
+
+/// Bytes of a domain besides its rules: what it is known by, in tables that double.
+const DOMAIN_BYTES: usize = 768;
 
 // === impl Compiler ===
 
@@ -195,17 +214,37 @@ impl<'f> Compiler<'f> {
 
     fn source(&mut self, source: &Source) {
         self.findings.begin(&source.name);
-        match text::decode(&source.text).and_then(Document::parse) {
-            Ok(document) => self.file(&mut Reader::new(&document, self.findings)),
+        let memory = &self.findings.memory;
+        match text::decode(&source.text).and_then(|text| Document::parse(text, memory)) {
+            Ok(document) => {
+                self.file(&mut Reader::new(&document, self.findings));
+                document.free(memory);
+            }
+            Err(_) if memory.is_exceeded() => {} // which is reported once
             Err((place, why)) => {
                 self.findings.fault(place, format!("error loading config file: {why}"));
             }
         }
     }
 
+    /// The domains, unless there is a fault.
+    fn finish(self) -> Vec<Arc<DomainRules>> {
+        let memory = &self.findings.memory;
+        memory.give_back(self.paths.bytes());
+        drop(self.paths);
+        if self.findings.has_faults() {
+            return Vec::new();
+        }
+        let domains = self.domains.into_iter();
+        domains.map(|(name, domain)| Arc::new(domain.finish(name, memory))).collect()
+    }
+
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
         let file = file::read(reader);
         let name = file.domain.text();
+        if self.findings.memory.take(DOMAIN_BYTES + 4 * name.len()).is_none() {
+            return;
+        }
         let merged = self.domain(&file);
         let is_new = merged.is_none();
         let mut domain = merged.unwrap_or_else(|| Domain {
@@ -290,6 +329,10 @@ impl<'f> Compiler<'f> {
         branch: &mut Branch,
         rule_path: &mut RulePath,
     ) {
+        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        if branch.take_room(key, value, &self.findings.memory).is_none() {
+            return;
+        }
         let up = rule_path.path.len();
         let start = rule_path.push(descriptor);
         let mut detached = Node::default();
@@ -303,7 +346,8 @@ impl<'f> Compiler<'f> {
         if let Some(list) = descriptor.descriptors {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, rule_path);
-            node.children = (!children.is_empty()).then(|| Arc::new(children.finish()));
+            node.children =
+                (!children.is_empty()).then(|| Arc::new(children.finish(&self.findings.memory)));
         }
         rule_path.levels.pop();
         rule_path.path.truncate(up);
@@ -326,6 +370,14 @@ impl<'f> Compiler<'f> {
             return None;
         }
         if value.is_faulty() {
+            return None;
+        }
+        if !branch.has_room_for_pattern(key.text(), value.text()) {
+            let message = format!(
+                "more than {SEARCHED_MAX} patterns with text after '*', or 1 MiB of text between \
+                 '*', of one key on one level; use fewer, or patterns with '*' at the end alone"
+            );
+            self.fault_once(key.place_or(descriptor.place), message);
             return None;
         }
         let node = branch.insert(key.text(), value.text());

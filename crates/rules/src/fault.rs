@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use crate::display_safety::alters_display;
+use crate::memory::Memory;
 use crate::nearest::nearest;
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
@@ -25,6 +26,7 @@ pub struct Faults {
     kept: Vec<Fault>,
     dropped: usize,
     warnings: Vec<Fault>,
+    exceeds_memory: bool,
 }
 
 /// A position in a file.
@@ -45,11 +47,15 @@ pub(crate) struct Findings {
     warnings: RefCell<List>,
     /// Number of names for which a suggestion was searched.
     suggested: Cell<usize>,
+    /// What the load allocates.
+    pub(crate) memory: Memory,
 }
 
 #[derive(Debug, Default)]
 struct List {
     kept: Vec<Fault>,
+    /// What they take, in bytes.
+    bytes: usize,
     /// Set once most findings that are kept are known to differ, so that removing duplicates again
     /// would gain little.
     is_full: bool,
@@ -61,6 +67,8 @@ const FAULTS_PRINTED_MAX: usize = 100;
 /// Maximum number of faults, and of warnings, that are kept: a broken generator can produce
 /// millions.
 pub(crate) const FINDINGS_KEPT_MAX: usize = 10_000;
+/// Maximum bytes of the faults, and of the warnings, that are kept. They are copied to be shown.
+const FINDINGS_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of names for which a suggestion is searched. A search costs as much as reading a
 /// long line; a broken generator misspells one name everywhere, and a few suggestions are enough to
 /// fix it.
@@ -88,6 +96,13 @@ pub fn excerpt(text: &str) -> String {
 
 // === impl Fault ===
 
+impl Fault {
+    /// Its memory, in a list that doubles.
+    fn bytes(&self) -> usize {
+        2 * size_of::<Self>() + self.file.len() + self.message.len()
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)
@@ -105,6 +120,11 @@ impl Faults {
     /// Returns the number of faults, kept or not; at least 1.
     pub fn count(&self) -> usize {
         self.kept.len() + self.dropped
+    }
+
+    /// Whether the load needed more memory than it had.
+    pub fn exceeds_memory(&self) -> bool {
+        self.exceeds_memory
     }
 
     /// Returns the warnings that were found as well, in order of file and place; at most 10 000.
@@ -141,6 +161,11 @@ impl Place {
 // === impl Findings ===
 
 impl Findings {
+    /// The findings of a load that may take `memory` bytes.
+    pub(crate) fn within(memory: usize) -> Self {
+        Self { memory: Memory::new(memory), ..Self::default() }
+    }
+
     /// Attributes the findings that follow to `file`.
     pub(crate) fn begin(&self, file: &str) {
         file.clone_into(&mut self.file.borrow_mut());
@@ -159,12 +184,20 @@ impl Findings {
     /// Like [`Findings::fault`], for a message that is costly to make. It is made only if the fault
     /// is kept; further faults are only counted.
     pub(crate) fn fault_with(&self, place: Place, message: impl FnOnce() -> String) {
-        self.faults.borrow_mut().push(&self.file.borrow(), place, message);
+        let bytes = self.faults.borrow_mut().push(&self.file.borrow(), place, message);
+        self.take(bytes);
     }
 
     /// Reports a warning: something that loads but may not do what its author meant.
     pub(crate) fn warn(&self, place: Place, message: impl Into<String>) {
-        self.warnings.borrow_mut().push(&self.file.borrow(), place, || message.into());
+        let message = || message.into();
+        let bytes = self.warnings.borrow_mut().push(&self.file.borrow(), place, message);
+        self.take(bytes);
+    }
+
+    /// Takes the memory of a finding, and of a copy. What is missing ends the load.
+    fn take(&self, bytes: usize) {
+        let _ = self.memory.take(2 * bytes);
     }
 
     /// Returns the end of a message about a name that is in none of `lists`: a suggestion of the
@@ -180,19 +213,34 @@ impl Findings {
         meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
     }
 
+    /// Whether the load will be refused.
+    pub(crate) fn has_faults(&self) -> bool {
+        self.memory.is_exceeded() || !self.faults.borrow().kept.is_empty()
+    }
+
     /// Whether there are neither faults nor warnings.
     pub(crate) fn is_empty(&self) -> bool {
-        self.faults.borrow().kept.is_empty() && self.warnings.borrow().kept.is_empty()
+        !self.has_faults() && self.warnings.borrow().kept.is_empty()
     }
 
     /// Returns the faults as an error if there are any, else the warnings; both in order of file
     /// and place.
     pub(crate) fn finish(self) -> Result<Vec<Fault>, Faults> {
+        let exceeds_memory = self.memory.is_exceeded();
+        if exceeds_memory {
+            // It ended the load, so that it is reported however many faults there are.
+            let (file, message) = (self.file(), self.memory.refusal());
+            let Place { line, column } = Place::START;
+            self.faults.borrow_mut().kept.push(Fault { file, line, column, message });
+        }
         let (faults, warnings) = (self.faults.into_inner(), self.warnings.into_inner());
         let warnings = warnings.in_order();
         match faults.kept.is_empty() {
             true => Ok(warnings),
-            false => Err(Faults { dropped: faults.dropped, kept: faults.in_order(), warnings }),
+            false => {
+                let (dropped, kept) = (faults.dropped, faults.in_order());
+                Err(Faults { kept, dropped, warnings, exceeds_memory })
+            }
         }
     }
 }
@@ -200,19 +248,31 @@ impl Findings {
 // === impl List ===
 
 impl List {
-    fn push(&mut self, file: &str, place: Place, message: impl FnOnce() -> String) {
-        if self.kept.len() == FINDINGS_KEPT_MAX && !self.is_full {
+    /// Returns the bytes of the finding, if it is kept.
+    fn push(&mut self, file: &str, place: Place, message: impl FnOnce() -> String) -> usize {
+        if self.has_no_room() && !self.is_full {
             // Duplicates through aliases must not crowd out the fault for which the aliases are
             // refused.
             self.put_in_order();
-            self.is_full = self.kept.len() > FINDINGS_KEPT_MAX / 2;
+            self.bytes = self.kept.iter().map(Fault::bytes).sum();
+            let (few, small) = (FINDINGS_KEPT_MAX / 2, FINDINGS_BYTES_MAX / 2);
+            self.is_full = self.kept.len() > few || self.bytes > small;
         }
-        if self.kept.len() == FINDINGS_KEPT_MAX {
+        if self.has_no_room() {
             self.dropped += 1;
-            return;
+            return 0;
         }
         let Place { line, column } = place;
-        self.kept.push(Fault { file: file.to_owned(), line, column, message: message() });
+        let message = message();
+        let fault = Fault { file: file.to_owned(), line, column, message };
+        let bytes = fault.bytes();
+        self.bytes += bytes;
+        self.kept.push(fault);
+        bytes
+    }
+
+    fn has_no_room(&self) -> bool {
+        self.kept.len() == FINDINGS_KEPT_MAX || self.bytes > FINDINGS_BYTES_MAX
     }
 
     /// Sorts, and removes duplicates: a finding under an alias is reported once for each use of the

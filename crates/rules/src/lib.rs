@@ -14,6 +14,8 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
 //! parses durations, and [`display_safety`] recognises characters that alter a display. `limit`,
+//! `memory`
+//! counts what a load allocates. `limit`,
 //! `lease`, `failure`, `store` and `attachment` are the parts of a `rule`; [`request`] is what is
 //! matched against rules, and [`key`] names a count. The modules from `source` to `file` read a
 //! rule file, `compile` compiles it to a `tree`, and `directory` finds the files. [`schema()`]
@@ -35,6 +37,7 @@ pub mod key;
 mod lease;
 mod limit;
 mod locations;
+mod memory;
 mod metadata;
 mod nearest;
 mod node;
@@ -57,7 +60,9 @@ mod wildcard;
 pub mod yaml;
 
 pub use attachment::Attachment;
-pub use compile::{Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations};
+pub use compile::{
+    Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations, load_within,
+};
 pub use directory::{Dotfiles, ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults, Place, excerpt};
@@ -67,6 +72,7 @@ pub use limit::{
     SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
 pub use locations::{RuleLocations, SourceLocation};
+pub use memory::MemoryUse;
 pub use nearest::nearest;
 pub use rule::{Allowance, Level, LevelMatch, Rule};
 pub use rules::{Lookup, Rules};

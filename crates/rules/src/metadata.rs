@@ -3,6 +3,7 @@
 use serde_json::{Map, Number, Value};
 
 use crate::fault::{Place, excerpt};
+use crate::memory::boxed;
 use crate::node::{Kind, Node};
 use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
@@ -43,6 +44,28 @@ pub(crate) fn read<'d>(
             reader.refuse_type(node, "'metadata'", "a map");
             *metadata = Parsed::Faulty;
         }
+    }
+}
+
+/// Bytes of a leaf of a map, which has room for 11 entries and mostly has 5 of them.
+const LEAF_BYTES: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 112;
+
+/// The memory that a map takes.
+pub(crate) fn bytes(map: &Map<String, Value>) -> usize {
+    let entries = map.iter().map(|(name, value)| boxed(name.len()) + bytes_below(value));
+    let leaves = if map.is_empty() { 0 } else { 1 + map.len() / 5 };
+    leaves * LEAF_BYTES + entries.sum::<usize>()
+}
+
+fn bytes_below(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => boxed(text.len()),
+        Value::Array(items) => {
+            boxed(items.capacity() * size_of::<Value>())
+                + items.iter().map(bytes_below).sum::<usize>()
+        }
+        Value::Object(map) => bytes(map),
     }
 }
 

@@ -8,16 +8,20 @@ use std::str::Chars;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
 
-use crate::char_input::CharInput;
+use crate::char_input::{Ahead, CharInput};
 use crate::fault::{Place, excerpt};
+use crate::memory::Memory;
 use crate::scalar::Meaning;
 
 /// The first document of a file.
 #[derive(Debug)]
 pub(crate) struct Document<'s> {
-    nodes: Vec<Node<'s>>,
+    nodes: Nodes<'s>,
+    /// What it took of the memory of the load.
+    bytes: usize,
     root: Option<NodeId>,
     cost: usize,
+    text_bytes: usize,
     has_anchors: bool,
 }
 
@@ -49,9 +53,20 @@ pub(crate) const DEPTH_MAX: usize = 64;
 /// Maximum number of nodes in one file: about 300 000 rules.
 pub(crate) const NODES_MAX: usize = 3_000_000;
 
+/// Nodes by their number, in pieces: a vector that grows holds two copies of all of them.
+#[derive(Debug, Default)]
+struct Nodes<'s> {
+    pieces: Vec<Vec<Node<'s>>>,
+    len: usize,
+}
+
+/// Nodes of a piece.
+const PIECE: usize = 1024;
+
 /// Builds a document from parser events.
-struct Builder<'s> {
-    nodes: Vec<Node<'s>>,
+struct Builder<'s, 'm> {
+    nodes: Nodes<'s>,
+    memory: &'m Memory,
     root: Option<NodeId>,
     /// Lists and maps that have not ended, outermost first.
     open: Vec<Open>,
@@ -74,19 +89,41 @@ type Refusal = (Place, String);
 
 impl<'s> Document<'s> {
     /// Parses `text`. The error says where and why it is not YAML that this parser accepts.
-    pub(crate) fn parse(text: &'s str) -> Result<Self, Refusal> {
-        let mut parser = Parser::new(CharInput::new(text));
-        let mut builder = Builder::new(text);
-        while let Some(event) = parser.next_event() {
+    /// It takes `memory` until [`Document::free`].
+    pub(crate) fn parse(text: &'s str, memory: &Memory) -> Result<Self, Refusal> {
+        let before = memory.held();
+        let document = Self::build(text, memory);
+        if document.is_err() {
+            memory.give_back(memory.held() - before);
+        }
+        document.map(|it| Self { bytes: memory.held() - before, ..it })
+    }
+
+    fn build(text: &'s str, memory: &Memory) -> Result<Self, Refusal> {
+        let ahead = Ahead::new();
+        let mut parser = Parser::new(CharInput::new(text, &ahead));
+        let mut builder = Builder::new(text, memory);
+        loop {
+            let scanned = ahead.scan(memory, || parser.next_event());
+            let Some(event) = scanned.ok_or_else(|| (Place::START, memory.refusal()))? else {
+                break;
+            };
             let (event, span) = event.map_err(|error| syntax_fault(&error, text))?;
             if matches!(event, Event::DocumentEnd | Event::StreamEnd) {
                 break;
             }
             builder.accept(event, span.start)?;
         }
-        let cost = builder.nodes.iter().map(Node::cost).sum();
-        let has_anchors = !builder.anchors.is_empty();
-        Ok(Document { nodes: builder.nodes, root: builder.root, cost, has_anchors })
+        ahead.free(memory);
+        let Builder { nodes, root, anchors, .. } = builder;
+        let cost = nodes.pieces.iter().flatten().map(Node::cost).sum();
+        let (has_anchors, text_bytes) = (!anchors.is_empty(), text.len());
+        Ok(Document { nodes, root, cost, text_bytes, has_anchors, bytes: 0 })
+    }
+
+    /// Frees the memory that it took.
+    pub(crate) fn free(self, memory: &Memory) {
+        memory.give_back(self.bytes);
     }
 
     /// The outermost node; `None` if the file holds nothing but comments.
@@ -96,7 +133,7 @@ impl<'s> Document<'s> {
 
     /// Number of nodes.
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len
     }
 
     /// Number of pairs of the outermost node, if it is a map.
@@ -112,6 +149,11 @@ impl<'s> Document<'s> {
         self.has_anchors
     }
 
+    /// Bytes of its text.
+    pub(crate) fn text_bytes(&self) -> usize {
+        self.text_bytes
+    }
+
     /// Returns the cost of reading every node once.
     pub(crate) fn cost(&self) -> usize {
         self.cost
@@ -119,11 +161,42 @@ impl<'s> Document<'s> {
 
     /// Returns the node that `id` stands for, and whether it was reached through an alias.
     pub(crate) fn node(&self, id: NodeId) -> Option<(&Node<'s>, bool)> {
-        let node = self.nodes.get(id.0 as usize)?;
+        let node = self.nodes.get(id)?;
         match node.kind {
-            Kind::Alias(target) => Some((self.nodes.get(target.0 as usize)?, true)),
+            Kind::Alias(target) => Some((self.nodes.get(target)?, true)),
             _ => Some((node, false)),
         }
+    }
+}
+
+// === impl Nodes ===
+
+impl<'s> Nodes<'s> {
+    fn get(&self, id: NodeId) -> Option<&Node<'s>> {
+        let at = id.0 as usize;
+        self.pieces.get(at / PIECE)?.get(at % PIECE)
+    }
+
+    fn get_mut(&mut self, id: NodeId) -> Option<&mut Node<'s>> {
+        let at = id.0 as usize;
+        self.pieces.get_mut(at / PIECE)?.get_mut(at % PIECE)
+    }
+
+    /// Adds a node; `None` if there is no memory for it.
+    fn push(&mut self, node: Node<'s>, memory: &Memory) -> Option<()> {
+        if self.len.is_multiple_of(PIECE) {
+            let mut piece = Vec::new();
+            if self.pieces.is_empty() {
+                memory.take_growth(&piece)?; // most files are small
+            } else {
+                memory.take(PIECE * size_of::<Node<'_>>())?;
+                piece.reserve_exact(PIECE);
+            }
+            memory.push(&mut self.pieces, piece)?;
+        }
+        memory.push(self.pieces.last_mut()?, node)?;
+        self.len += 1;
+        Some(())
     }
 }
 
@@ -158,10 +231,11 @@ impl Node<'_> {
 
 // === impl Builder ===
 
-impl<'s> Builder<'s> {
-    fn new(text: &'s str) -> Self {
+impl<'s, 'm> Builder<'s, 'm> {
+    fn new(text: &'s str, memory: &'m Memory) -> Self {
         Builder {
-            nodes: Vec::new(),
+            nodes: Nodes::default(),
+            memory,
             root: None,
             open: Vec::new(),
             anchors: Vec::new(),
@@ -176,8 +250,11 @@ impl<'s> Builder<'s> {
             Event::Scalar(text, style, anchor, tag) => {
                 let meaning = meaning(&text, style, tag.as_deref()).map_err(|why| (place, why))?;
                 let text = self.borrowed(text, style, start);
+                if let Cow::Owned(text) = &text {
+                    self.memory.take_box(text.len()).ok_or_else(|| self.no_memory(place))?;
+                }
                 let node = self.add(place, Kind::Scalar(text, meaning))?;
-                self.anchor(anchor, node);
+                self.anchor(anchor, node)?;
             }
             Event::SequenceStart(anchor, _) => self.open(place, anchor, Kind::List(Vec::new()))?,
             Event::MappingStart(anchor, _) => self.open(place, anchor, Kind::Map(Vec::new()))?,
@@ -198,7 +275,7 @@ impl<'s> Builder<'s> {
             return Err((place, format!("nested deeper than {DEPTH_MAX} levels")));
         }
         let node = self.add(place, kind)?;
-        self.anchor(anchor, node);
+        self.anchor(anchor, node)?;
         self.open.push(Open { node, key: None });
         Ok(())
     }
@@ -206,24 +283,28 @@ impl<'s> Builder<'s> {
     /// Adds a node at the current position of the tree.
     fn add(&mut self, place: Place, kind: Kind<'s>) -> Result<NodeId, Refusal> {
         let full = || (place, format!("more than {NODES_MAX} values in one file; split it"));
-        if self.nodes.len() == NODES_MAX {
+        if self.nodes.len == NODES_MAX {
             return Err(full());
         }
-        let id = NodeId(u32::try_from(self.nodes.len()).map_err(|_| full())?);
-        self.nodes.push(Node { place, kind });
+        let id = NodeId(u32::try_from(self.nodes.len).map_err(|_| full())?);
+        let pushed = self.nodes.push(Node { place, kind }, self.memory);
+        pushed.ok_or_else(|| self.no_memory(place))?;
         let Some(open) = self.open.last_mut() else {
             self.root = Some(id);
             return Ok(id);
         };
-        match self.nodes.get_mut(open.node.0 as usize).map(|node| &mut node.kind) {
-            Some(Kind::List(items)) => items.push(id),
+        let pushed = match self.nodes.get_mut(open.node).map(|node| &mut node.kind) {
+            Some(Kind::List(items)) => self.memory.push(items, id),
             Some(Kind::Map(pairs)) => match open.key.take() {
-                Some(key) => pairs.push((key, id)),
-                None => open.key = Some(id),
+                Some(key) => self.memory.push(pairs, (key, id)),
+                None => {
+                    open.key = Some(id);
+                    Some(())
+                }
             },
-            _ => {}
-        }
-        Ok(id)
+            _ => Some(()),
+        };
+        pushed.map(|()| id).ok_or_else(|| self.no_memory(place))
     }
 
     /// Returns the scalar `text`, which began at `start`, as a slice of the file if the file
@@ -247,10 +328,18 @@ impl<'s> Builder<'s> {
     }
 
     /// Registers an anchor. The parser numbers anchors in order of appearance.
-    fn anchor(&mut self, anchor: usize, node: NodeId) {
-        if anchor > 0 {
-            self.anchors.push(node);
+    fn anchor(&mut self, anchor: usize, node: NodeId) -> Result<(), Refusal> {
+        match anchor {
+            0 => Ok(()),
+            _ => {
+                let pushed = self.memory.push(&mut self.anchors, node);
+                pushed.ok_or_else(|| self.no_memory(Place::START))
+            }
         }
+    }
+
+    fn no_memory(&self, place: Place) -> Refusal {
+        (place, self.memory.refusal())
     }
 
     fn aliased(&self, anchor: usize, place: Place) -> Result<NodeId, Refusal> {

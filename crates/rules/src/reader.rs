@@ -13,6 +13,8 @@ pub(crate) struct Reader<'d, 'f> {
     depth: usize,
     /// The remaining cost that may be read, in the unit of `Node::cost`; `None` once it is used up.
     budget: Option<usize>,
+    /// What aliases may add to it.
+    aliased: usize,
 }
 
 /// A key of a map with its value.
@@ -24,8 +26,13 @@ pub(crate) struct Entry<'d> {
     pub(crate) merged: bool,
 }
 
-/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes.
-const ALIASED_BYTES_MAX: usize = 64 << 20;
+/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes: for
+/// each byte of the file, and besides.
+const ALIASED_PER_BYTE: usize = 8;
+const ALIASED_BESIDES: usize = 1 << 20;
+
+/// Bytes of an entry, and of what is collected of it.
+const ENTRY_BYTES: usize = 3 * size_of::<Entry<'_>>();
 
 // === impl Reader ===
 
@@ -34,8 +41,9 @@ impl<'d, 'f> Reader<'d, 'f> {
     pub(crate) fn new(document: &'d Document<'d>, findings: &'f Findings) -> Self {
         // Without aliases each node is read once, and its kind perhaps looked at before, so any
         // cost above this was multiplied by aliases.
-        let budget = Some(document.cost().saturating_add(ALIASED_BYTES_MAX));
-        Reader { document, findings, depth: 0, budget }
+        let aliased = document.text_bytes() * ALIASED_PER_BYTE + ALIASED_BESIDES;
+        let budget = Some(document.cost().saturating_add(aliased));
+        Reader { document, findings, depth: 0, budget, aliased }
     }
 
     /// The outermost node; `None` if the file holds nothing.
@@ -50,8 +58,12 @@ impl<'d, 'f> Reader<'d, 'f> {
         let (node, _) = self.document.node(id)?;
         self.budget = self.budget?.checked_sub(node.cost());
         if self.budget.is_none() {
-            let mib = ALIASED_BYTES_MAX >> 20;
-            self.fault(node.place, format!("aliases stand for more than {mib} MiB; use fewer"));
+            let kib = self.aliased >> 10;
+            let message = format!(
+                "aliases stand for more than {kib} KiB, which is {ALIASED_PER_BYTE} times the file and \
+                 1 MiB; use fewer"
+            );
+            self.fault(node.place, message);
             return None;
         }
         Some(node)
@@ -59,14 +71,22 @@ impl<'d, 'f> Reader<'d, 'f> {
 
     /// Returns the entries of a map, in the order in which they take effect.
     pub(crate) fn entries(&mut self, pairs: &'d [(NodeId, NodeId)]) -> Vec<Entry<'d>> {
-        let mut entries = Vec::with_capacity(pairs.len());
-        self.unfold(pairs, false, &mut entries);
+        let mut entries = Vec::new();
+        if self.has_room_for(pairs.len()) {
+            entries.reserve_exact(pairs.len());
+            self.unfold(pairs, false, &mut entries);
+        }
         entries
     }
 
     /// Returns the items of a list.
     pub(crate) fn items(&mut self, ids: &'d [NodeId]) -> Vec<&'d Node<'d>> {
-        ids.iter().map_while(|id| self.node(*id)).collect()
+        let mut items = Vec::new();
+        if self.findings.memory.pass(ids.len() * size_of::<&Node<'_>>()).is_some() {
+            items.reserve_exact(ids.len());
+            items.extend(ids.iter().map_while(|id| self.node(*id)));
+        }
+        items
     }
 
     /// Reads the content of the node at `place`, one level deeper. Only aliases can lead deeper
@@ -120,6 +140,11 @@ impl<'d, 'f> Reader<'d, 'f> {
         }
     }
 
+    /// Whether there is memory for so many entries and what is read of them, in vectors that double.
+    fn has_room_for(&self, entries: usize) -> bool {
+        self.findings.memory.pass(ENTRY_BYTES * entries).is_some()
+    }
+
     fn unfold(
         &mut self,
         pairs: &'d [(NodeId, NodeId)],
@@ -129,6 +154,9 @@ impl<'d, 'f> Reader<'d, 'f> {
         for (key, value) in pairs {
             let Some(key) = self.node(*key) else { return };
             let Some(value) = self.node(*value) else { return };
+            if entries.len() == entries.capacity() && !self.has_room_for(2 * entries.len()) {
+                return;
+            }
             if matches!(key.kind, Kind::Scalar(_, Meaning::Merge)) {
                 self.inside(key.place, |reader| reader.merge(value, entries));
             } else {

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
+use crate::memory::Memory;
+
 /// A map from text, hashed with a seed that is random for each process.
 pub(crate) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
 
@@ -35,6 +37,18 @@ impl<T> SmallMap<T> {
             return found.map(|(_, entry)| entry);
         }
         self.many.get_mut(text)
+    }
+
+    /// Takes the memory of an entry that is to be added.
+    pub(crate) fn take_room(&self, text: &str, memory: &Memory) -> Option<()> {
+        memory.take_box(text.len())?;
+        match self.few.len() {
+            0..FEW_MAX if self.many.is_empty() => memory.take_growth(&self.few),
+            few => {
+                let size = (self.many.len(), self.many.capacity());
+                memory.take_table(size, size_of::<(Box<str>, T)>(), few + 1)
+            }
+        }
     }
 
     /// Adds an entry, which must not be there yet.

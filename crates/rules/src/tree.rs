@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::memory::{ARC, Memory};
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
@@ -94,13 +95,48 @@ impl Branch {
     }
 
     /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
-    pub(crate) fn finish(mut self) -> Branch {
+    pub(crate) fn finish(mut self, memory: &Memory) -> Branch {
         let Index { keys, wild_keys } = Arc::make_mut(&mut self.index);
         keys.shrink();
-        keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index());
-        wild_keys.index();
-        self.nodes.finish();
+        keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index(memory));
+        wild_keys.index(memory);
+        self.nodes.finish(memory);
         self
+    }
+
+    /// Whether the level may have one more pattern, if `key` and `value` are one.
+    pub(crate) fn has_room_for_pattern(&self, key: &str, value: &str) -> bool {
+        let Index { keys, wild_keys } = &*self.index;
+        match key.contains('*') {
+            true => wild_keys.has_room(),
+            false => {
+                !value.contains('*') || keys.get(key).is_none_or(|it| it.wild_values.has_room())
+            }
+        }
+    }
+
+    /// Takes the memory of the node that is to be inserted for `key` and `value`; of the branch
+    /// itself with its first one.
+    pub(crate) fn take_room(&self, key: &str, value: &str, memory: &Memory) -> Option<()> {
+        let Index { keys, wild_keys } = &*self.index;
+        if self.is_empty() {
+            memory.take(2 * ARC + size_of::<Branch>() + size_of::<Index>())?;
+        }
+        self.nodes.take_room(memory)?;
+        let key_nodes = keys.get(key);
+        if key_nodes.is_none() {
+            keys.take_room(key, memory)?;
+        }
+        if !value.is_empty() {
+            let size = key_nodes.map_or((0, 0), |it| (it.values.len(), it.values.capacity()));
+            memory.take_table(size, size_of::<(Box<str>, u32)>(), 1)?;
+            memory.take_box(value.len())?;
+        }
+        match (key.contains('*'), key_nodes) {
+            (true, _) => wild_keys.take_room(&composite(key, value), memory),
+            (false, Some(key_nodes)) => key_nodes.wild_values.take_room(value, memory),
+            (false, None) => Patterns::default().take_room(value, memory),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -11,6 +11,8 @@ mod prefixes;
 
 use smallvec::SmallVec;
 
+use crate::memory::Memory;
+
 use pattern::Pattern;
 use pieces::Pieces;
 use prefixes::Prefixes;
@@ -22,18 +24,32 @@ pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
     /// The node of each pattern, in the same order, and increasing.
     nodes: Vec<u32>,
+    /// Number of patterns that are searched: those with text after their first `*`.
+    searched: usize,
+    /// Bytes of the pieces between the `*` of all patterns.
+    piece_bytes: usize,
     index: Option<Box<Index>>,
 }
 
 #[derive(Debug, Clone)]
 struct Index {
     prefixes: Prefixes,
-    /// `None` if no pattern has pieces, or if the pieces are too long to build an automaton.
+    /// `None` if no pattern has pieces.
     pieces: Option<Pieces>,
 }
 
 /// Numbers of patterns that may match a text.
 type Candidates = SmallVec<[u32; FEW_MAX]>;
+
+/// Maximum number of patterns of a level with text after their first `*`. A search looks at each of
+/// them once, and once more for each of its pieces that the value has.
+pub(crate) const SEARCHED_MAX: usize = 16_384;
+
+/// Maximum bytes of the pieces of a level: each costs some 16 bytes in the automaton.
+pub(crate) const PIECE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes of a piece of a pattern besides its text, and of an end.
+const PIECE_BYTES: usize = 32;
 
 /// Up to this many patterns are tried one after the other: searching a text for a piece is some
 /// thirty times faster than a step of the automaton for each byte of the text.
@@ -45,19 +61,52 @@ impl Patterns {
     /// Adds the pattern `text` with its node; does nothing if `text` has no `*`.
     pub(crate) fn push(&mut self, text: &str, node: u32) {
         if let Some(pattern) = Pattern::parse(text) {
+            self.searched += usize::from(pattern.is_searched());
+            self.piece_bytes += pattern.middle().iter().map(|piece| piece.len()).sum::<usize>();
             self.patterns.push(pattern);
             self.nodes.push(node);
         }
     }
 
-    /// Prepares for lookups once all patterns have been added, and releases unused capacity.
-    pub(crate) fn index(&mut self) {
+    /// Takes the memory of the pattern `text` that is to be added.
+    pub(crate) fn take_room(&self, text: &str, memory: &Memory) -> Option<()> {
+        let stars = text.bytes().filter(|byte| *byte == b'*').count();
+        if stars == 0 {
+            return Some(());
+        }
+        memory.take_growth(&self.patterns)?;
+        memory.take_growth(&self.nodes)?;
+        memory.take(text.len() + (stars + 1) * PIECE_BYTES)
+    }
+
+    /// Prepares for lookups once all patterns have been added, and releases unused capacity. There
+    /// is no index if it exceeds the memory of the load, which is refused then.
+    pub(crate) fn index(&mut self, memory: &Memory) {
+        let spare = |it: &Self| {
+            (it.patterns.capacity() - it.patterns.len()) * size_of::<Pattern>()
+                + (it.nodes.capacity() - it.nodes.len()) * size_of::<u32>()
+        };
+        let before = spare(self);
         self.patterns.shrink_to_fit();
         self.nodes.shrink_to_fit();
-        self.index = (self.patterns.len() > FEW_MAX).then(|| {
-            let prefixes = Prefixes::new(&self.patterns);
-            Box::new(Index { prefixes, pieces: Pieces::new(&self.patterns) })
-        });
+        memory.give_back(before - spare(self));
+        self.index = self.new_index(memory);
+    }
+
+    fn new_index(&self, memory: &Memory) -> Option<Box<Index>> {
+        if self.patterns.len() <= FEW_MAX {
+            return None;
+        }
+        memory.take(size_of::<Index>())?;
+        let prefixes = Prefixes::new(&self.patterns, memory)?;
+        let pieces = Pieces::new(&self.patterns, memory);
+        (!memory.is_exceeded()).then(|| Box::new(Index { prefixes, pieces }))
+    }
+
+    /// Whether a level may have one more pattern: a search may look at each of those that have text
+    /// after their first `*`, and passes each byte of a value through an automaton of all pieces.
+    pub(crate) fn has_room(&self) -> bool {
+        self.searched < SEARCHED_MAX && self.piece_bytes < PIECE_BYTES_MAX
     }
 
     pub(crate) fn is_empty(&self) -> bool {

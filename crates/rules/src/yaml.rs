@@ -42,17 +42,18 @@ pub enum YamlKind {
 pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
     let findings = Findings::default();
     findings.begin(&source.name);
-    let root = match text::decode(&source.text).and_then(Document::parse) {
-        Ok(document) => {
-            let mut reader = Reader::new(&document, &findings);
-            let root = reader.root();
-            root.map(|root| copy(&mut reader, root))
-        }
-        Err((place, why)) => {
-            findings.fault(place, why);
-            None
-        }
-    };
+    let root =
+        match text::decode(&source.text).and_then(|text| Document::parse(text, &findings.memory)) {
+            Ok(document) => {
+                let mut reader = Reader::new(&document, &findings);
+                let root = reader.root();
+                root.map(|root| copy(&mut reader, root))
+            }
+            Err((place, why)) => {
+                findings.fault(place, why);
+                None
+            }
+        };
     findings.finish().map(|_| root)
 }
 

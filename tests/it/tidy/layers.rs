@@ -12,7 +12,7 @@ const LAYERS: [(&str, &str); 11] = [
     ("crates/tls/src", "alpn chain fault pem validity server client"),
     (
         "crates/rules/src",
-        "duration display_safety char_input scalar nearest fault attachment failure lease store \
+        "duration display_safety memory char_input scalar nearest fault attachment failure lease store \
          limit small_map wildcard rule request key stats tree rules source text field parsed \
          node reader metadata file yaml locations compile schema directory",
     ),

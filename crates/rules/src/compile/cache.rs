@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::patch::{Origin, patch};
 use super::{Compiler, DESCRIPTORS_MAX, Loaded, Options, PATH_BYTES_MAX, compile, version};
 use crate::fault::{FINDINGS_KEPT_MAX, Fault, Faults, Findings};
+use crate::memory::MemoryUse;
 use crate::node::Document;
 use crate::reader::Reader;
 use crate::rules::{DomainRules, Rules};
@@ -52,6 +53,8 @@ struct Known {
     text: KnownText,
     domain: Arc<DomainRules>,
     warnings: Vec<Fault>,
+    /// What it takes, in bytes.
+    held: usize,
     descriptors: usize,
     path_bytes: usize,
     /// `None` if it cannot be patched.
@@ -63,6 +66,9 @@ enum KnownText {
     Hash(blake3::Hash),
     Text(Arc<Source>),
 }
+
+/// Bytes of what a descriptor can be patched by, in a list that doubles.
+const ORIGIN_BYTES: usize = 2 * size_of::<u32>();
 
 // === impl RulesCache ===
 
@@ -77,20 +83,33 @@ impl RulesCache {
     /// # Errors
     /// Every fault of every source, with its place.
     pub fn load(&mut self, sources: &[Arc<Source>]) -> Result<(Loaded, Compilation), Faults> {
+        self.load_within(sources, usize::MAX)
+    }
+
+    /// Like [`RulesCache::load`], within so many bytes of `memory` besides what the rules of the
+    /// last set take.
+    ///
+    /// # Errors
+    /// As [`RulesCache::load`]; of rules that need more memory, the faults up to there.
+    pub fn load_within(
+        &mut self,
+        sources: &[Arc<Source>],
+        memory: usize,
+    ) -> Result<(Loaded, Compilation), Faults> {
         let mut sorted: Vec<&Arc<Source>> = sources.iter().collect();
         sorted.sort_by(|a, b| a.name.cmp(&b.name));
-        if let Some(done) = self.renew(&sorted) {
+        if let Some(done) = self.renew(&sorted, memory) {
             return Ok(done);
         }
         // A fault, or rules that depend on several sources.
         let sorted = texts(&sorted);
-        let (loaded, _) = compile(&sorted, self.options.clone(), None)?;
+        let (loaded, _) = compile(&sorted, self.options.clone(), None, memory)?;
         Ok((loaded, Compilation { compiled: sorted.len(), ..Compilation::default() }))
     }
 
     /// Compiles each source by itself, as far as it changed. `None` if there is a fault, or if
     /// sources have to be compiled together.
-    fn renew(&mut self, sources: &[&Arc<Source>]) -> Option<(Loaded, Compilation)> {
+    fn renew(&mut self, sources: &[&Arc<Source>], memory: usize) -> Option<(Loaded, Compilation)> {
         let are_named = |names: &Vec<String>| names.iter().eq(sources.iter().map(|it| &it.name));
         if self.merged.as_ref().is_some_and(are_named)
             || !sources.is_sorted_by(|a, b| a.name < b.name)
@@ -99,8 +118,9 @@ impl RulesCache {
         }
         let mut done = Compilation::default();
         let mut fresh = Vec::with_capacity(sources.len());
+        let mut used = MemoryUse::default();
         for source in sources {
-            fresh.push(self.changed(source, &mut done)?);
+            fresh.push(self.changed(source, memory, &mut used, &mut done)?);
         }
         let known = sources.iter().zip(&fresh).map(|(source, fresh)| match fresh {
             Some(fresh) => Some(fresh),
@@ -112,6 +132,7 @@ impl RulesCache {
             self.merged = self.options.merge_domains.then(names);
             return None;
         }
+        used.held = known.iter().map(|known| known.held).sum();
         let warnings = known.iter().flat_map(|known| known.warnings.iter().cloned()).collect();
         let domains = known.iter().map(|known| Arc::clone(&known.domain)).collect();
         let version = version(&texts(sources), &self.options);
@@ -121,64 +142,95 @@ impl RulesCache {
             Some((source.name.clone(), known))
         });
         self.known = next.collect();
-        Some((Loaded { rules, warnings }, done))
+        Some((Loaded { rules, warnings, memory: used }, done))
     }
 
     /// Compiles `source`, as far as it changed: `Some(None)` if it did not, `None` if it has a
-    /// fault.
-    fn changed(&self, source: &Arc<Source>, done: &mut Compilation) -> Option<Option<Known>> {
+    /// fault. Of `memory`, others have `used` some.
+    fn changed(
+        &self,
+        source: &Arc<Source>,
+        memory: usize,
+        used: &mut MemoryUse,
+        done: &mut Compilation,
+    ) -> Option<Option<Known>> {
         let known = self.known.get(&source.name);
         if known.is_some_and(|known| known.text.is_of(source)) {
             done.reused += 1;
             return Some(None);
         }
-        let patched = known.and_then(|known| self.patched(known, source));
+        let findings = || {
+            let findings = Findings::within(memory.checked_sub(used.held)?);
+            findings.begin(&source.name);
+            Some(findings)
+        };
+        let patched = known.and_then(|known| self.patched(known, source, findings()?));
         let is_patched = patched.is_some();
-        let known = patched.or_else(|| self.compiled(source))?;
+        let (known, peak) = patched.or_else(|| self.compiled(source, findings()?))?;
+        used.peak = used.peak.max(used.held + peak);
+        used.held += known.held;
         done.patched += usize::from(is_patched);
         done.compiled += usize::from(!is_patched);
         Some(Some(known))
     }
 
-    fn patched(&self, known: &Known, source: &Arc<Source>) -> Option<Known> {
+    /// Returns also the memory that this took at most.
+    fn patched(
+        &self,
+        known: &Known,
+        source: &Arc<Source>,
+        findings: Findings,
+    ) -> Option<(Known, usize)> {
         let (KnownText::Text(old), Some(origin)) = (&known.text, &known.origin) else {
             return None;
         };
         let texts = [&*old.text, &*source.text];
-        let (domain, origin) = patch(&known.domain, origin, texts, &self.options)?;
-        Some(Known {
+        // What does not change is shared, except for tables that get another entry.
+        findings.memory.take(known.held)?;
+        let (domain, origin) = patch(&known.domain, origin, texts, &self.options, &findings)?;
+        let known = Known {
+            held: origin.size.held,
             text: KnownText::Text(Arc::clone(source)),
             domain: Arc::new(domain),
             warnings: Vec::new(),
             descriptors: origin.size.descriptors,
             path_bytes: origin.size.path_bytes,
             origin: Some(origin),
-        })
+        };
+        Some((known, findings.memory.used().peak))
     }
 
-    fn compiled(&self, source: &Arc<Source>) -> Option<Known> {
-        let findings = Findings::default();
-        findings.begin(&source.name);
+    /// Returns also the memory that this took at most.
+    fn compiled(&self, source: &Arc<Source>, findings: Findings) -> Option<(Known, usize)> {
+        let memory = &findings.memory;
         let text = text::decode(&source.text).ok()?;
-        let document = Document::parse(text).ok()?;
+        let document = Document::parse(text, memory).ok()?;
         let mut compiler = Compiler::new(self.options.clone(), &findings, None);
         compiler.file(&mut Reader::new(&document, &findings));
-        let Compiler { domains, defaults, descriptors, path_bytes, paths, .. } = compiler;
-        let warnings = findings.finish().ok()?;
-        let (name, domain) = domains.into_iter().next()?;
+        let Compiler { descriptors, path_bytes, .. } = compiler;
         let can_be_patched = self.keeps == Keeps::Texts
-            && warnings.is_empty()
-            && !paths.has_repeats()
+            && findings.is_empty()
+            && !compiler.paths.has_repeats()
             && text.len() == source.text.len();
-        let sizes = (descriptors, path_bytes);
-        let origin = can_be_patched.then(|| Origin::new(text, &document, defaults, sizes));
+        let origin = can_be_patched.then(|| {
+            memory.take(descriptors * ORIGIN_BYTES)?;
+            let defaults = compiler.defaults.clone();
+            Origin::new(text, &document, defaults, (descriptors, path_bytes))
+        });
+        document.free(memory);
+        let domain = compiler.finish().pop()?;
+        let MemoryUse { peak, held } = memory.used();
+        let warnings = findings.finish().ok()?;
         let text = match self.keeps {
             Keeps::Hashes => KnownText::Hash(blake3::hash(&source.text)),
             Keeps::Texts => KnownText::Text(Arc::clone(source)),
         };
-        let domain = Arc::new(domain.finish(name));
-        let origin = origin.flatten();
-        Some(Known { text, domain, warnings, descriptors, path_bytes, origin })
+        let mut origin = origin.flatten();
+        if let Some(origin) = &mut origin {
+            origin.size.held = held;
+        }
+        let known = Known { text, domain, warnings, held, descriptors, path_bytes, origin };
+        Some((known, peak))
     }
 }
 

@@ -38,6 +38,8 @@ pub(super) struct Size {
     pub(super) pieces: usize,
     pub(super) descriptors: usize,
     pub(super) path_bytes: usize,
+    /// Memory of the rules, in bytes.
+    pub(super) held: usize,
 }
 
 /// Some descriptors of a file, compiled by themselves.
@@ -69,6 +71,7 @@ pub(super) fn patch(
     origin: &Origin,
     [old, new]: [&[u8]; 2],
     options: &Options,
+    findings: &Findings,
 ) -> Option<(DomainRules, Origin)> {
     if new.len() > SOURCE_BYTES_MAX || origin.patches == PATCHES_MAX {
         return None;
@@ -82,7 +85,7 @@ pub(super) fn patch(
     let mut patched = domain.clone();
     let (mut size, mut layouts) = (origin.size, Vec::with_capacity(changes.len()));
     for change in &changes {
-        let part = |text: &[u8]| Part::compile(text, domain, origin, options);
+        let part = |text: &[u8]| Part::compile(text, domain, origin, options, findings);
         let removed = part(old.get(change.old.clone())?)?;
         let added = part(new.get(change.new.clone())?)?;
         size = size.replace(removed.size, added.size);
@@ -142,7 +145,7 @@ impl Origin {
     ) -> Option<Self> {
         let layout = Layout::new(text, document)?;
         let (nodes, pieces) = (document.len(), text::pieces(text));
-        let size = Size { nodes, pieces, descriptors, path_bytes };
+        let size = Size { nodes, pieces, descriptors, path_bytes, held: 0 };
         Some(Self { layout, defaults, size, patches: 0 })
     }
 }
@@ -157,6 +160,7 @@ impl Size {
             pieces: new(self.pieces, removed.pieces, added.pieces),
             descriptors: new(self.descriptors, removed.descriptors, added.descriptors),
             path_bytes: new(self.path_bytes, removed.path_bytes, added.path_bytes),
+            held: new(self.held, removed.held, added.held),
         }
     }
 }
@@ -171,16 +175,17 @@ impl Part {
         domain: &DomainRules,
         origin: &Origin,
         options: &Options,
+        findings: &Findings,
     ) -> Option<Self> {
         let whole = [HEAD.as_bytes(), text].concat();
         let text = text::decode(&whole).ok()?;
-        let document = Document::parse(text).ok()?;
-        let findings = Findings::default();
-        let mut compiler = Compiler::new(options.clone(), &findings, None);
+        let before = findings.memory.held();
+        let document = Document::parse(text, &findings.memory).ok()?;
+        let mut compiler = Compiler::new(options.clone(), findings, None);
         compiler.defaults = origin.defaults.clone();
         compiler.store = domain.store;
         let mut branch = Branch::default();
-        let mut reader = Reader::new(&document, &findings);
+        let mut reader = Reader::new(&document, findings);
         if document.root_len() != Some(1) {
             return None;
         }
@@ -199,7 +204,9 @@ impl Part {
             false => None,
         };
         let (nodes, pieces) = (document.len(), text::pieces(text));
-        let size = Size { nodes, pieces, descriptors, path_bytes };
+        document.free(&findings.memory);
+        let held = findings.memory.held() - before;
+        let size = Size { nodes, pieces, descriptors, path_bytes, held };
         Some(Self { branch, rules, layout, size })
     }
 }

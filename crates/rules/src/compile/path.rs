@@ -8,6 +8,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use crate::file::Descriptor;
+use crate::memory::{Memory, table_bytes};
 use crate::rule::{Level, Rule};
 use crate::small_map::TextMap;
 
@@ -24,6 +25,9 @@ pub(super) struct Paths {
     /// For each path that more than one rule wanted: how many rules wanted it.
     wanted: TextMap<u32>,
 }
+
+/// Bytes of what makes a path unique.
+const SUFFIX_BYTES: usize = 8;
 
 /// A rule that is compared and hashed by its path.
 struct ByPath(Arc<Rule>);
@@ -66,6 +70,24 @@ impl Paths {
         // Stored so that a thousand rules with one path do not try a thousand suffixes each.
         self.wanted.insert(path.into(), wanted);
         other.into()
+    }
+
+    /// Takes the memory of a path that is to be made unique and taken.
+    pub(super) fn take_room(&self, path: &str, memory: &Memory) -> Option<()> {
+        let size = (self.taken.len(), self.taken.capacity());
+        memory.take_table(size, size_of::<ByPath>(), 1)?;
+        memory.take_box(path.len() + SUFFIX_BYTES)?;
+        if self.taken.contains(path) {
+            let size = (self.wanted.len(), self.wanted.capacity());
+            memory.take_table(size, size_of::<(Box<str>, u32)>(), 1)?;
+            memory.take_box(path.len())?;
+        }
+        Some(())
+    }
+
+    /// What it took besides the paths of rules.
+    pub(super) fn bytes(&self) -> usize {
+        table_bytes(self.taken.capacity(), size_of::<ByPath>())
     }
 
     /// Whether several rules wanted one path.

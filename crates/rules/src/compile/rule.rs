@@ -10,8 +10,13 @@ use super::{Compiler, PATH_BYTES_MAX};
 use crate::attachment::Attachment;
 use crate::fault::{Place, excerpt};
 use crate::file::{Descriptor, RateLimit};
+use crate::memory::{ARC, boxed};
+use crate::metadata;
 use crate::parsed::Parsed;
 use crate::rule::{Level, LevelMatch, Rule};
+
+/// Bytes of a replaced name while it is read, in a list that doubles.
+const REPLACED_BYTES: usize = 128;
 
 // === impl Compiler ===
 
@@ -27,6 +32,7 @@ impl Compiler<'_> {
         let replaces = self.replaces(limit);
         let counted = self.compiled_limit(limit)?;
         let CompiledLimit { allowance, leasing, shards, charge_denied, failure_mode } = counted;
+        self.take_room(descriptor, limit, rule_path)?;
         let (path, levels) = self.identity(rule_path, limit.place)?;
         let rule = Arc::new(Rule {
             path,
@@ -54,6 +60,25 @@ impl Compiler<'_> {
         self.paths.take(Arc::clone(&rule));
         self.rules.push(Arc::clone(&rule));
         Some(rule)
+    }
+
+    /// Takes the memory of a rule.
+    fn take_room(
+        &self,
+        descriptor: &Descriptor<'_>,
+        limit: &RateLimit<'_>,
+        rule_path: &RulePath,
+    ) -> Option<()> {
+        let memory = &self.findings.memory;
+        let replaced = limit.replaces.iter().map(|it| it.name.text().len());
+        let replaces: usize = replaced.map(|len| size_of::<Box<str>>() + boxed(len)).sum();
+        let metadata = descriptor.metadata.value().map_or(0, metadata::bytes);
+        let name = boxed(limit.name.text().len());
+        memory.take(ARC + size_of::<Rule>() + name + replaces + metadata)?;
+        // The descriptor has both too, with places.
+        memory.pass(metadata + limit.replaces.len() * REPLACED_BYTES)?;
+        memory.take_growth(&self.rules)?;
+        self.paths.take_room(&rule_path.path, memory)
     }
 
     fn replaces(&mut self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
@@ -95,6 +120,8 @@ impl Compiler<'_> {
         self.path_bytes += rule_path.path.len();
         if *self.levels != *rule_path.levels {
             self.path_bytes += rule_path.levels.iter().map(Level::bytes).sum::<usize>();
+            let bytes = rule_path.levels.iter().map(Level::bytes).sum::<usize>();
+            self.findings.memory.take(ARC + bytes)?;
             self.levels = rule_path.levels.as_slice().into();
         }
         if self.path_bytes > PATH_BYTES_MAX {

@@ -42,7 +42,8 @@ impl<'d> Reader<'d, '_> {
                 return;
             }
         };
-        for item in self.items(ids) {
+        for id in ids {
+            let Some(item) = self.node(*id) else { return };
             match &item.kind {
                 Kind::Map(pairs) => {
                     let entries = self.entries(pairs);

@@ -1,10 +1,11 @@
 //! Tests of the trees of good, bad and hostile files.
 
 use super::*;
+use crate::memory::Memory;
 
 /// Formats the tree: `line:column` and kind of each node, children in brackets.
 fn outline(text: &str) -> String {
-    let document = Document::parse(text).unwrap();
+    let document = Document::parse(text, &Memory::default()).unwrap();
     document.root().map(|root| draw(&document, root)).unwrap_or_default()
 }
 
@@ -54,7 +55,7 @@ fn only_the_first_document_is_read() {
 #[test]
 fn a_tag_determines_the_type_of_a_scalar() {
     let meaning = |text| {
-        let document = Document::parse(text).unwrap();
+        let document = Document::parse(text, &Memory::default()).unwrap();
         match document.node(document.root().unwrap()).unwrap().0.kind {
             Kind::Scalar(_, meaning) => meaning,
             _ => panic!("{text}"),

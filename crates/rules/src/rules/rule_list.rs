@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::memory::Memory;
 use crate::rule::Rule;
 
 /// Rules in order of their paths, which differ. A copy shares all pieces but those that are changed
@@ -16,11 +17,20 @@ pub(crate) struct RuleList {
 /// Rules of a new piece. A piece of more than twice as many is divided.
 const PIECE: usize = 256;
 
+/// Bytes of a piece besides its rules.
+const PIECE_BYTES: usize = 64;
+
 // === impl RuleList ===
 
 impl RuleList {
     /// Makes a list of rules in any order, whose paths differ.
-    pub(crate) fn new(mut rules: Vec<Arc<Rule>>) -> Self {
+    pub(crate) fn new(mut rules: Vec<Arc<Rule>>, memory: &Memory) -> Self {
+        let kept = rules.len() * size_of::<Arc<Rule>>() + rules.len().div_ceil(PIECE) * PIECE_BYTES;
+        // Sorting takes as much again.
+        if memory.take(kept).and_then(|()| memory.pass(kept)).is_none() {
+            return Self::default(); // the load is refused
+        }
+        memory.give_back(rules.capacity() * size_of::<Arc<Rule>>());
         rules.sort_by(|a, b| a.path.cmp(&b.path));
         let pieces = rules.chunks(PIECE).map(|piece| Arc::new(piece.to_vec())).collect();
         Self { pieces, len: rules.len() }

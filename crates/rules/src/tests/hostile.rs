@@ -270,3 +270,38 @@ fn a_near_name_is_looked_for_a_few_times_however_many_names_are_wrong() {
         assert!(faults.iter().all(|fault| fault.message.contains("expected one of")));
     }
 }
+
+#[test]
+fn a_level_with_more_patterns_than_a_search_may_look_at_is_refused() {
+    let level = |count: usize, pattern: &dyn Fn(usize) -> String| {
+        let list = (0..count).map(|at| format!("- {{key: k, value: '{}'}}\n", pattern(at)));
+        format!("domain: d\ndescriptors:\n{}", list.collect::<String>())
+    };
+    let many = 16_384;
+    assert!(load(&[source(&level(many, &|at| format!("*{at}*")))], NO_MERGE).is_ok());
+    assert!(load(&[source(&level(2 * many, &|at| format!("{at}*")))], NO_MERGE).is_ok());
+    let long = "p".repeat(4096);
+    for text in [
+        level(many + 1, &|at| format!("*{at}*")),
+        level(many + 9, &|at| format!("x*{at}")),
+        level(300, &|at| format!("*{long}{at}*")),
+        level(many + 1, &|at| format!("*{at}*")).replace("key: k, value", "key"),
+    ] {
+        let faults = refusal(&[source(&text)], NO_MERGE);
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(faults[0].contains("16384 patterns"), "{faults:?}");
+    }
+}
+
+#[test]
+fn aliases_stand_for_a_part_of_their_file_that_is_bounded() {
+    let text = |uses: usize| {
+        let uses: String =
+            (0..uses).map(|at| format!("- {{key: k{at}, metadata: *m}}\n")).collect();
+        let value = "v".repeat(32 << 10);
+        format!("domain: d\ndescriptors:\n- {{key: k, metadata: &m {{a: {value}}}}}\n{uses}")
+    };
+    assert!(load(&[source(&text(30))], NO_MERGE).is_ok());
+    let faults = refusal(&[source(&text(200))], NO_MERGE);
+    assert!(faults.iter().any(|it| it.contains("8 times the file")), "{faults:?}");
+}

@@ -315,7 +315,7 @@ fn a_hundred_thousand_values_load_and_each_finds_its_rule() {
              requests_per_unit: {n}\n"
         );
     }
-    let Loaded { rules, warnings } = compile(&text);
+    let Loaded { rules, warnings, .. } = compile(&text);
     assert_eq!((rules.len(), warnings.len()), (100_000, 0));
     for n in 0..COUNT {
         let value = format!("u{n}");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Node;
+use crate::memory::{ARC, Memory};
 
 /// Nodes by their index. A copy shares all pieces but those that are changed later.
 #[derive(Debug, Default, Clone)]
@@ -47,6 +48,11 @@ impl Nodes {
         }
     }
 
+    /// Takes the memory of a node that is to be pushed, while there are few.
+    pub(super) fn take_room(&self, memory: &Memory) -> Option<()> {
+        memory.take_growth(&self.few)
+    }
+
     /// The last node, while there are few.
     pub(super) fn last_mut(&mut self) -> Option<&mut Node> {
         self.few.last_mut()
@@ -64,11 +70,19 @@ impl Nodes {
     }
 
     /// Divides many nodes into pieces, and releases unused capacity.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn finish(&mut self, memory: &Memory) {
+        let few = self.few.capacity() * size_of::<Node>();
         if self.few.len() <= PIECE {
             self.few.shrink_to_fit();
+            memory.give_back(few - self.few.capacity() * size_of::<Node>());
             return;
         }
+        let pieces = self.few.len().div_ceil(PIECE);
+        let bytes = self.few.len() * size_of::<Node>() + pieces * (ARC + size_of::<Arc<[Node]>>());
+        if memory.take(bytes).is_none() {
+            return; // the load is refused
+        }
+        memory.give_back(few);
         self.many.reserve_exact(self.few.len().div_ceil(PIECE));
         let mut rest = std::mem::take(&mut self.few).into_iter();
         while !rest.as_slice().is_empty() {
@@ -88,7 +102,7 @@ mod tests {
         for key in 0..number {
             below.insert(&format!("key-{key}"), "");
         }
-        Node { rule: None, children: Some(Arc::new(below.finish())) }
+        Node { rule: None, children: Some(Arc::new(below.finish(&Memory::default()))) }
     }
 
     fn numbers(nodes: &Nodes) -> Vec<usize> {
@@ -101,7 +115,7 @@ mod tests {
         for count in [0, 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
             let mut nodes = Nodes::default();
             (0..count).for_each(|_| nodes.push(node(1)));
-            nodes.finish();
+            nodes.finish(&Memory::default());
             let mut copy = nodes.clone();
             copy.push(node(2));
             assert_eq!(copy.len(), count + 1);

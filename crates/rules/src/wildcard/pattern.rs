@@ -53,6 +53,11 @@ impl Pattern {
             && (self.suffix.is_empty() || text.ends_with(&self.suffix))
     }
 
+    /// Whether there is text after the first `*`.
+    pub(super) fn is_searched(&self) -> bool {
+        !self.middle.is_empty() || !self.suffix.is_empty()
+    }
+
     /// Returns the text before the first `*`.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix

@@ -12,6 +12,7 @@ use aho_corasick::nfa::contiguous::NFA;
 use aho_corasick::{Anchored, PatternID};
 
 use super::pattern::Pattern;
+use crate::memory::{Memory, table_bytes};
 
 /// The pieces of all patterns of a level.
 #[derive(Debug, Clone)]
@@ -24,9 +25,8 @@ pub(super) struct Pieces {
     starts: Box<[u32]>,
 }
 
-/// Maximum bytes of distinct pieces for which an automaton is built; each byte costs some 16 bytes
-/// in it.
-const BYTES_MAX: usize = 1 << 20;
+/// Bytes for each byte of pieces, and for each piece, while the automaton is built.
+const BUILD_BYTES: usize = 90;
 
 /// One search.
 struct Search<'s> {
@@ -58,8 +58,13 @@ struct Run {
 // === impl Pieces ===
 
 impl Pieces {
-    /// Returns `None` if there are no pieces, or too many.
-    pub(super) fn new(patterns: &[Pattern]) -> Option<Self> {
+    /// Returns `None` if there are no pieces, or no memory for them.
+    pub(super) fn new(patterns: &[Pattern], memory: &Memory) -> Option<Self> {
+        let all: usize = patterns.iter().map(|pattern| pattern.middle().len()).sum();
+        let known_bytes = table_bytes(all + 1, size_of::<(&[u8], PatternID)>());
+        let lists = (all + patterns.len() + 1) * size_of::<u32>();
+        // Vectors and tables that double while they grow.
+        memory.take(3 * (known_bytes + lists))?;
         let mut known: HashMap<&[u8], PatternID> = HashMap::new();
         let mut different: Vec<&[u8]> = Vec::new();
         let (mut ids, mut starts, mut bytes) = (Vec::new(), vec![0], 0);
@@ -77,10 +82,14 @@ impl Pieces {
             }
             starts.push(u32::try_from(ids.len()).ok()?);
         }
-        if different.is_empty() || bytes > BYTES_MAX {
+        if different.is_empty() {
             return None;
         }
+        let size = bytes + different.len();
+        memory.pass(size * BUILD_BYTES)?;
         let automaton = NFA::builder().prefilter(false).build(&different).ok()?;
+        memory.take(automaton.memory_usage())?;
+        memory.give_back(3 * known_bytes + 2 * lists);
         Some(Self { automaton, ids: ids.into(), starts: starts.into() })
     }
 
@@ -186,17 +195,31 @@ impl<'s> Search<'s> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wildcard::SEARCHED_MAX;
 
     #[test]
     fn a_pattern_advances_once_per_piece_however_often_the_text_repeats_it() {
         let texts = (0..1000).map(|at| format!("*api*api*needle{at}*"));
         let patterns: Vec<Pattern> = texts.map(|text| Pattern::parse(&text).unwrap()).collect();
-        let pieces = Pieces::new(&patterns).unwrap();
+        let pieces = Pieces::new(&patterns, &Memory::default()).unwrap();
         let all: Vec<u32> = (0..1000).collect();
         let text = "api".repeat(20_000);
         let search = pieces.search(&patterns, &all, text.as_bytes()).unwrap();
         assert_eq!((search.found, search.looks), (None, 2 * 1000));
         let text = text + "needle7x";
         assert_eq!(pieces.find(&patterns, &all, text.as_bytes()), Some(7));
+    }
+
+    #[test]
+    fn a_search_looks_at_most_once_for_each_piece_of_a_full_level() {
+        let patterns: Vec<Pattern> = (0..SEARCHED_MAX)
+            .map(|at| Pattern::parse(&format!("*{}*a*zz{at:x}", "ab".repeat(at % 11 + 1))).unwrap())
+            .collect();
+        let pieces = Pieces::new(&patterns, &Memory::default()).unwrap();
+        let all: Vec<u32> = (0..).take(SEARCHED_MAX).collect();
+        for text in ["ab".repeat(4096), "abababababababababababx".repeat(300), "a".repeat(8192)] {
+            let search = pieces.search(&patterns, &all, text.as_bytes()).unwrap();
+            assert!(search.looks <= 2 * SEARCHED_MAX, "{}", search.looks);
+        }
     }
 }

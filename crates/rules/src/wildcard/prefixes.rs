@@ -5,6 +5,7 @@
 //! that begins at the last prefix that is not greater than the text.
 
 use super::pattern::Pattern;
+use crate::memory::Memory;
 
 /// Patterns, grouped by prefix.
 #[derive(Debug, Clone)]
@@ -27,7 +28,13 @@ struct Group {
 // === impl Prefixes ===
 
 impl Prefixes {
-    pub(super) fn new(patterns: &[Pattern]) -> Self {
+    /// Returns `None` if there is no memory for them.
+    pub(super) fn new(patterns: &[Pattern], memory: &Memory) -> Option<Self> {
+        // The numbers, and half as many while they are sorted; the groups, and those that nest,
+        // which double while they are found.
+        let kept = patterns.len() * (size_of::<u32>() + size_of::<Group>());
+        memory.take(kept)?;
+        memory.pass(3 * kept)?;
         let prefix =
             |number: &u32| patterns.get(*number as usize).map_or(&b""[..], Pattern::prefix);
         let mut numbers: Box<[u32]> = (0..).take(patterns.len()).collect();
@@ -48,7 +55,7 @@ impl Prefixes {
             open.push((u32::try_from(groups.len()).unwrap_or(u32::MAX), prefix));
             groups.push(Group { start, parent });
         }
-        Self { numbers, groups: groups.into() }
+        Some(Self { numbers, groups: groups.into() })
     }
 
     /// Returns the numbers of the patterns of each prefix that starts `text`, longest prefix first.

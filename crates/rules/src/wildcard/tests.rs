@@ -10,7 +10,7 @@ fn level<T: AsRef<str>>(patterns: &[T]) -> Patterns {
     for (node, pattern) in (0..).zip(patterns) {
         level.push(pattern.as_ref(), node);
     }
-    level.index();
+    level.index(&Memory::default());
     level
 }
 
@@ -60,15 +60,20 @@ fn pieces_of_one_pattern_do_not_overlap() {
 }
 
 #[test]
-fn pieces_too_long_for_an_automaton_are_found_all_the_same() {
-    let long = "p".repeat(BYTES_OF_EACH);
-    let patterns: Vec<String> = (0..2 * FEW_MAX).map(|at| format!("*{long}{at:02}*")).collect();
-    let level = level(&patterns);
-    assert!(level.index.as_ref().unwrap().pieces.is_none());
-    assert_eq!(level.find(format!("x{long}17").as_bytes()), Some(17));
+fn a_level_has_room_for_patterns_until_a_search_would_cost_too_much() {
+    let mut level = Patterns::default();
+    (0..2 * SEARCHED_MAX).for_each(|at| level.push(&format!("{at}*"), 0));
+    assert!(level.has_room(), "a prefix needs no search");
+    (1..SEARCHED_MAX).for_each(|at| level.push(&format!("*{at}"), 0));
+    assert!(level.has_room());
+    level.push("a*b", 0);
+    assert!(!level.has_room());
+    let mut level = Patterns::default();
+    level.push(&format!("*{}*", "p".repeat(PIECE_BYTES_MAX - 1)), 0);
+    assert!(level.has_room());
+    level.push("*p*", 0);
+    assert!(!level.has_room());
 }
-
-const BYTES_OF_EACH: usize = (1 << 20) / FEW_MAX;
 
 proptest! {
     #[test]

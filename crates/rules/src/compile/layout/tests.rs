@@ -1,12 +1,13 @@
 //! Which descriptors a change of a text concerns.
 
 use super::*;
+use crate::memory::Memory;
 
 const TEXT: &str = "domain: d\ndescriptors:\n  - key: a\n    value: x\n  # b is next\n  - \
                     key: b\n  - key: c\n";
 
 fn layout(text: &str) -> Option<Layout> {
-    Layout::new(text, &Document::parse(text).unwrap())
+    Layout::new(text, &Document::parse(text, &Memory::default()).unwrap())
 }
 
 /// The only changed part of the old text and of the new one.

@@ -1,0 +1,159 @@
+//! The memory of a load, counted before it is allocated.
+//!
+//! What the compiler is about to allocate is taken from a budget first, by the sizes that vectors
+//! and tables will really have. So a load never exceeds its budget, whatever its text, and what was
+//! taken is known afterwards. `tests/rule_memory.rs` compares the count with the allocator.
+
+use std::cell::Cell;
+
+/// The memory of a load, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Maximum while it was compiled, with the rules and without the texts of the sources.
+    pub peak: usize,
+    /// What its rules keep.
+    pub held: usize,
+}
+
+/// The budget of a load, and what was taken of it.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    max: usize,
+    held: Cell<usize>,
+    peak: Cell<usize>,
+    is_exceeded: Cell<bool>,
+}
+
+/// What the allocator may add to a small allocation.
+const ROUNDING: usize = 16;
+
+/// Bytes of the counters of an `Arc`.
+pub(crate) const ARC: usize = 16;
+
+// === impl Memory ===
+
+impl Memory {
+    pub(crate) fn new(max: usize) -> Self {
+        let (held, peak) = (Cell::new(0), Cell::new(0));
+        Self { max, held, peak, is_exceeded: Cell::new(false) }
+    }
+
+    /// Takes `bytes`; `None` if there are not so many, and from then on.
+    pub(crate) fn take(&self, bytes: usize) -> Option<()> {
+        let held = self.held.get().saturating_add(bytes);
+        if held > self.max || self.is_exceeded.get() {
+            self.is_exceeded.set(true);
+            return None;
+        }
+        self.held.set(held);
+        self.peak.set(self.peak.get().max(held));
+        Some(())
+    }
+
+    /// Returns what was taken and is free again.
+    pub(crate) fn give_back(&self, bytes: usize) {
+        self.held.set(self.held.get().saturating_sub(bytes));
+    }
+
+    /// Takes what is needed for a moment.
+    pub(crate) fn pass(&self, bytes: usize) -> Option<()> {
+        self.take(bytes)?;
+        self.give_back(bytes);
+        Some(())
+    }
+
+    /// Takes an allocation of its own with so many bytes; none needs none.
+    pub(crate) fn take_box(&self, bytes: usize) -> Option<()> {
+        self.take(boxed(bytes))
+    }
+
+    /// Adds an item to a vector, whose growth is taken.
+    pub(crate) fn push<T>(&self, list: &mut Vec<T>, item: T) -> Option<()> {
+        self.take_growth(list)?;
+        list.push(item);
+        Some(())
+    }
+
+    /// Takes the growth of a vector that is to have one more item.
+    pub(crate) fn take_growth<T>(&self, list: &Vec<T>) -> Option<()> {
+        if list.len() < list.capacity() {
+            return Some(());
+        }
+        let old = list.capacity() * size_of::<T>();
+        self.take(usize::max(2 * old, 4 * size_of::<T>()))?;
+        self.give_back(old);
+        Some(())
+    }
+
+    /// Takes the growth of a table of this length and capacity, whose entries have `entry` bytes,
+    /// and that is to have `more` of them.
+    pub(crate) fn take_table(
+        &self,
+        (len, capacity): (usize, usize),
+        entry: usize,
+        more: usize,
+    ) -> Option<()> {
+        if len + more <= capacity {
+            return Some(());
+        }
+        self.take(table_bytes(usize::max(len + more, capacity + 1), entry))?;
+        self.give_back(table_bytes(capacity, entry));
+        Some(())
+    }
+
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.is_exceeded.get()
+    }
+
+    /// What may still be taken.
+    pub(crate) fn left(&self) -> usize {
+        self.max - self.held.get()
+    }
+
+    /// What is taken now.
+    pub(crate) fn held(&self) -> usize {
+        self.held.get()
+    }
+
+    pub(crate) fn used(&self) -> MemoryUse {
+        MemoryUse { peak: self.peak.get(), held: self.held.get() }
+    }
+
+    /// Why a load is refused.
+    pub(crate) fn refusal(&self) -> String {
+        format!(
+            "the rules need more than {:.1} MiB of memory while they are loaded, which is all that \
+             is left for them; load fewer rules, or raise the memory limit of this process",
+            mib(self.max)
+        )
+    }
+}
+
+impl Default for Memory {
+    /// Without a limit.
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
+/// An allocation of its own with so many bytes.
+pub(crate) const fn boxed(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { bytes.next_multiple_of(ROUNDING) }
+}
+
+/// Bytes of a hash table for `capacity` entries, which has a byte of control for each place, and at
+/// most seven eighths of its places in use.
+pub(crate) fn table_bytes(capacity: usize, entry: usize) -> usize {
+    let places = match capacity {
+        0 => return 0,
+        1..=3 => 4,
+        4..=7 => 8,
+        _ => (capacity * 8 / 7).next_power_of_two(),
+    };
+    places * (entry + 1) + ROUNDING + ROUNDING
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown with one decimal")]
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
