@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,6 +21,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
+use tracing::warn;
 
 /// Maximum time for a connection with its handshakes.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -53,6 +55,19 @@ struct Monitored<S> {
 trait ReadWrite: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ReadWrite for S {}
+
+/// Warns of a server that anyone on the way to it can stand in for.
+pub(super) fn warn_of_plaintext(settings: &Xds) {
+    let server = &settings.server;
+    let address = server.host.parse::<IpAddr>();
+    let is_loopback = server.host == "localhost" || address.is_ok_and(|it| it.is_loopback());
+    if settings.tls.is_none() && !is_loopback {
+        warn!(
+            "the xDS server {server} is not authenticated, so that another one could send rules in \
+             its place; set CONFIG_GRPC_XDS_SERVER_USE_TLS"
+        );
+    }
+}
 
 /// Connects to the server. The channel does not connect again.
 ///

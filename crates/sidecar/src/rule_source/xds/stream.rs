@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 use tonic::{Extensions, Request, Status, Streaming};
 use tracing::{info, warn};
 
-use super::connect::{connect, innermost, with_hint};
+use super::connect::{connect, innermost, warn_of_plaintext, with_hint};
 use super::discovery::stream_aggregated_resources;
 use super::load_report::{LoadReporter, Reporting, report};
 use super::rule_set::{Answer, AnswerKind, RuleSet};
@@ -64,6 +64,7 @@ struct Open {
 impl Client {
     /// Follows the server. It does not return.
     pub(super) async fn run(&mut self) {
+        warn_of_plaintext(&self.settings);
         let mut useless = 0;
         loop {
             let retry = self.settings.retry;
