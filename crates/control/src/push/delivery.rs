@@ -2,6 +2,7 @@
 //! disconnected.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use prost::Message;
 use ratelease_server::accept::Peer;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::debug;
 
@@ -29,19 +30,34 @@ const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
+/// The same while other responses wait for room: pods that do not answer must not hold all of it
+/// for minutes.
+const PRESSED_MAX: Duration = Duration::from_secs(10);
+const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
+
 /// The KiB that may be on their way. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
-pub(super) struct Deliveries(Places<Peer>);
+pub(super) struct Deliveries {
+    places: Places<Peer>,
+    /// Number of responses that wait.
+    waiting: Arc<watch::Sender<usize>>,
+}
 
 /// A wait for room, which resolves once there is some.
 pub(super) struct RoomWait {
     bytes: usize,
     room: MaybeDone<BoxFuture<'static, Room>>,
+    waiting: Arc<watch::Sender<usize>>,
+    /// Whether it is counted as one that waits.
+    is_counted: bool,
 }
 
 /// Room for a response.
 #[derive(Debug)]
-pub(super) struct Room(Place<Peer>);
+pub(super) struct Room {
+    _place: Place<Peer>,
+    waiting: watch::Receiver<usize>,
+}
 
 /// A response that is not answered yet.
 #[derive(Debug)]
@@ -58,15 +74,17 @@ impl Default for Deliveries {
 impl Deliveries {
     /// At most so many KiB of all responses, and of those to one client.
     pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
-        Self(Places::new(kib_max as usize, of_peer_kib_max))
+        Self { places: Places::new(kib_max as usize, of_peer_kib_max), waiting: Arc::default() }
     }
 
     /// Begins to wait until a response of this size to this client may be made. The largest one
     /// waits until the client has no other.
     pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        let room = self.0.take_many(peer, kib).map(Room);
-        RoomWait { bytes, room: maybe_done(room.boxed()) }
+        let waiting = self.waiting.subscribe();
+        let room = self.places.take_many(peer, kib).map(|_place| Room { _place, waiting });
+        let (room, waiting) = (maybe_done(room.boxed()), Arc::clone(&self.waiting));
+        RoomWait { bytes, room, waiting, is_counted: false }
     }
 }
 
@@ -82,7 +100,19 @@ impl RoomWait {
     pub(super) fn take(mut self) -> Result<Room, Self> {
         // The next poll of the wait has the task woken.
         let _ = (&mut self).now_or_never();
-        Pin::new(&mut self.room).take_output().ok_or(self)
+        let room = Pin::new(&mut self.room).take_output();
+        if room.is_none() && !std::mem::replace(&mut self.is_counted, true) {
+            self.waiting.send_modify(|number| *number += 1);
+        }
+        room.ok_or(self)
+    }
+}
+
+impl Drop for RoomWait {
+    fn drop(&mut self) {
+        if self.is_counted {
+            self.waiting.send_modify(|number| *number -= 1);
+        }
     }
 }
 
@@ -103,10 +133,9 @@ impl Room {
     pub(super) fn deliver(self, response: &DiscoveryResponse, pod: &ConnectedPod) -> Unanswered {
         let (sender, answer) = oneshot::channel();
         let bytes = u64::try_from(response.encoded_len()).unwrap_or(u64::MAX);
-        let max = ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND);
         let pod = pod.clone();
         tokio::spawn(async move {
-            let Self(_place) = self;
+            let Self { _place, waiting } = self;
             let answered = async {
                 if answer.await.is_err() {
                     std::future::pending::<()>().await;
@@ -115,13 +144,26 @@ impl Room {
             tokio::select! {
                 () = answered => {}
                 () = pod.ended() => {}
-                () = sleep(max) => {
+                () = late(bytes, waiting) => {
                     debug!(peer = %pod.address, "a pod is disconnected: it did not answer");
                     pod.close();
                 }
             }
         });
         Unanswered(sender)
+    }
+}
+
+/// Resolves once a pod has taken too long to answer a response of so many bytes, while this number
+/// of others wait for room.
+async fn late(bytes: u64, mut waiting: watch::Receiver<usize>) {
+    let max = ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND);
+    let pressed_max = PRESSED_MAX + Duration::from_secs(bytes / PRESSED_BYTES_PER_SECOND);
+    sleep(pressed_max).await;
+    tokio::select! {
+        // An error means that nothing can wait any more.
+        Ok(_) = waiting.wait_for(|number| *number > 0) => {}
+        () = sleep(max.saturating_sub(pressed_max)) => {}
     }
 }
 
@@ -138,6 +180,8 @@ impl Unanswered {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+
+    use ratelease_engine::time::{Clock, Time};
 
     use super::*;
 
@@ -158,5 +202,29 @@ mod tests {
         drop(hostile);
         (&mut waiting).await;
         assert!(waiting.take().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_does_not_answer_has_less_time_while_others_wait_for_room() {
+        let deliveries = Deliveries::new(4, 4);
+        let took = async |waits_after: Option<u64>| {
+            let room = deliveries.wait(peer(1), 4 << 10).take().ok().unwrap();
+            let clock = Clock::start();
+            let late = late(1 << 20, room.waiting.clone());
+            let other = async {
+                let Some(after) = waits_after else { return };
+                sleep(Duration::from_secs(after)).await;
+                let waits = deliveries.wait(peer(2), 1).take().expect_err("there is no room");
+                sleep(Duration::from_secs(1)).await;
+                drop(waits);
+            };
+            tokio::join!(late, other);
+            clock.now().since(Time::default()).as_secs()
+        };
+        assert_eq!(took(None).await, 64);
+        assert_eq!(took(Some(10)).await, 11);
+        assert_eq!(took(Some(30)).await, 31);
+        // A response that waited before, and waits no more.
+        assert_eq!(took(Some(5)).await, 64);
     }
 }
