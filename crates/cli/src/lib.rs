@@ -13,11 +13,12 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`grpc_codes`]
-//! and [`safe`] handle names and text; [`settings`] holds the meaning of each flag; [`out`] prints
-//! results and errors, [`source`] reads rule files, and [`fetch`] and [`channel`] call a server at
-//! a [`target`]. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;
-//! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`. [`migration`]
-//! says what becomes of the reference's environment.
+//! and [`safe`] handle names and text, and [`log_limiter`] bounds the log of a server; [`settings`]
+//! holds the meaning of each flag; [`out`] prints results and errors, [`source`] reads rule files,
+//! and [`fetch`] and [`channel`] call a server at a [`target`]. [`check`] and [`health`] are the
+//! subcommands of `ratelease` other than `serve`; [`grammar`] parses a command line, and
+//! [`commands`] defines that of `ratelease`. [`migration`] says what becomes of the reference's
+//! environment.
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod fetch;
 pub mod grammar;
 pub mod grpc_codes;
 pub mod health;
+pub mod log_limiter;
 pub mod migration;
 pub mod out;
 pub mod safe;

@@ -23,7 +23,6 @@ pub mod app;
 pub mod auth;
 mod connections;
 pub mod document;
-mod log_limit;
 pub mod metrics;
 mod page;
 mod places;

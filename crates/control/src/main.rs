@@ -6,12 +6,11 @@ use std::pin::pin;
 use std::process::ExitCode;
 
 use clap::Parser;
+use ratelease_cli::log_limiter;
 use ratelease_control::app::Control;
 use ratelease_control::settings::{Command, CommandLine, ServeFlags};
 use ratelease_control::tokens;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
 /// Exit code of wrong usage and of what the system refuses.
 const EXIT_USAGE: u8 = 2;
@@ -37,9 +36,10 @@ fn main() -> ExitCode {
 }
 
 async fn serve(flags: ServeFlags) -> ExitCode {
-    let format = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false);
-    let level = tracing_subscriber::filter::LevelFilter::INFO;
-    tracing_subscriber::registry().with(level).with(format).init();
+    match log_limiter::start() {
+        Ok(log) => drop(tokio::spawn(log.report_forever())),
+        Err(error) => return fail(format_args!("cannot set up the log: {error}")),
+    }
     let settings = match flags.resolve() {
         Ok(settings) => settings,
         Err(faults) => return fail(faults),

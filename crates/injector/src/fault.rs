@@ -7,6 +7,12 @@ use ratelease_cli::safe;
 /// Maximum characters that are quoted of what a client sent.
 const SHOWN_MAX: usize = 60;
 
+/// Maximum characters of each part of a fault, which may quote several texts.
+const PART_MAX: usize = 1000;
+
+/// Maximum characters of a reason why a request has no answer.
+const REASON_MAX: usize = 300;
+
 /// A reason why a pod cannot be given a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
@@ -21,13 +27,15 @@ pub struct Fault {
 // === impl Fault ===
 
 impl Fault {
-    /// Makes a fault of its three parts.
+    /// Makes a fault of its three parts, of which what is too long is cut: they go to the log, to
+    /// the client and into an annotation.
     pub fn new(
         place: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) -> Self {
-        Self { place: place.into(), problem: problem.into(), fix: fix.into() }
+        let part = |text: String| safe::cut(&text, PART_MAX);
+        Self { place: part(place.into()), problem: part(problem.into()), fix: part(fix.into()) }
     }
 }
 
@@ -46,4 +54,9 @@ pub(crate) fn excerpt(text: &str) -> String {
 /// The beginning of a text.
 pub(crate) fn cut(text: &str) -> String {
     safe::cut(text, SHOWN_MAX)
+}
+
+/// The beginning of a reason that may quote what a client sent, on one line.
+pub(crate) fn reason(text: &str) -> String {
+    safe::line(&safe::cut(text, REASON_MAX))
 }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::annotation::{Defaults, NAMESPACE_LABEL, STATUS};
-use crate::fault::{Fault, cut, excerpt};
+use crate::fault::{self, Fault, cut, excerpt};
 use crate::inject::{Cluster, Injection, Verdict, inject, refuse};
 
 /// The version of an AdmissionReview that is understood.
@@ -97,8 +97,9 @@ pub fn answer(
     defaults: &Defaults,
     cluster: Cluster,
 ) -> Result<Answer, String> {
-    let envelope: Envelope = serde_json::from_slice(body)
-        .map_err(|error| format!("expected an AdmissionReview with a request: {error}"))?;
+    let envelope: Envelope = serde_json::from_slice(body).map_err(|error| {
+        fault::reason(&format!("expected an AdmissionReview with a request: {error}"))
+    })?;
     if envelope.kind != "AdmissionReview" {
         return Err(format!("expected kind AdmissionReview, found {}", excerpt(&envelope.kind)));
     }
@@ -121,8 +122,11 @@ pub fn answer(
     match serde_json::from_slice::<Review>(body) {
         Ok(review) => Ok(review.request.answer(&uid, reason, defaults, cluster)),
         Err(error) => {
-            let fault =
-                Fault::new("the request", cut(&error.to_string()), "see the API server's log");
+            let fault = Fault::new(
+                "the request",
+                fault::reason(&error.to_string()),
+                "see the API server's log",
+            );
             Ok(Answer::without_pod(VERSION, &uid, &fault))
         }
     }

@@ -330,3 +330,37 @@ fn a_signal_ends_it_with_0_after_the_calls_in_flight() {
     assert_eq!(status, 200, "API servers may not know yet that it ends");
     assert_eq!(webhook.child.wait().unwrap().code(), Some(0));
 }
+
+/// Anyone in the cluster may send requests, and what they quote goes to the log.
+#[test]
+fn hostile_requests_write_few_and_short_lines() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let field = |name: &str, value: &str| {
+        let mut review = json!({"apiVersion": "x", "kind": "y", "request": {"uid": "1"}});
+        review[name] = value.into();
+        review.to_string()
+    };
+    let long = format!("a\nb{}", "A".repeat(3_900_000));
+    for name in ["request", "kind", "apiVersion"] {
+        let (status, answer) =
+            authority.post(webhook.address, "/inject", field(name, &long).as_bytes());
+        assert!(matches!(status, 200 | 400) && answer.len() < 2000, "{name}: {}", answer.len());
+    }
+    let first = webhook.await_line("expected an AdmissionReview");
+    // On one connection, as fast as it takes them.
+    let mut stream = authority.connect(webhook.address);
+    let one = |close: &str| {
+        format!("POST /inject HTTP/1.1\r\nhost: a\r\n{close}content-length: 2\r\n\r\n{{}}")
+    };
+    let all = format!("{}{}", one("").repeat(99), one("connection: close\r\n"));
+    stream.write_all(all.as_bytes()).unwrap();
+    let mut answers = Vec::new();
+    let _ = stream.read_to_end(&mut answers);
+    assert_eq!(String::from_utf8(answers).unwrap().matches("HTTP/1.1 400").count(), 100);
+    let suppressed = webhook.await_line("repeated lines were suppressed");
+    assert!(suppressed.contains("server/route.rs"), "{suppressed}");
+    let rest: Vec<_> = webhook.lines.try_iter().collect();
+    let longest = rest.iter().chain([&first]).map(String::len).max().unwrap();
+    assert!(longest < 2000 && rest.len() < 100, "{} lines, {longest} bytes", rest.len());
+}

@@ -5,13 +5,13 @@
 //! from outside can end a line, forge another or control a terminal.
 
 mod format;
-mod log_limiter;
 mod log_writer;
 pub mod push;
 
 use std::io::{self, IsTerminal};
 use std::panic::{self, PanicHookInfo};
 
+use ratelease_cli::log_limiter::{Limited, LogLimiter};
 use ratelease_cli::settings::{LogFormat, LogLevel, Logging};
 use ratelease_engine::time::Clock;
 use ratelease_server::samples;
@@ -23,7 +23,6 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
 use format::{Json, OneLine};
-use log_limiter::{Limited, LogLimiter};
 pub use log_writer::LogWriter;
 
 /// Why the log could not be set up.
@@ -48,7 +47,7 @@ pub fn init(logging: &Logging, clock: Clock) -> Result<LogWriter, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
     let report_lost = |lines| warn!(lines, "log lines were lost: the log was not read in time");
-    let limiter = LogLimiter::new(logging.lines_per_second, clock);
+    let limiter = LogLimiter::new(logging.lines_per_second, samples::TARGET, clock);
     let suppressed = limiter.clone();
     let each_second = move || suppressed.report();
     let log =

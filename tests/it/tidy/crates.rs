@@ -50,6 +50,7 @@ const GRAPH: [(&str, &[&str]); 13] = [
     (
         "ratelease-control",
         &[
+            "ratelease-cli",
             "ratelease-engine",
             "ratelease-replay",
             "ratelease-rules",

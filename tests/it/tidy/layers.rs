@@ -23,8 +23,8 @@ const LAYERS: [(&str, &str); 11] = [
     ),
     (
         "crates/cli/src",
-        "grpc_codes safe awaited_files settings out source fetch target channel check health \
-         grammar commands migration",
+        "grpc_codes safe log_limiter awaited_files settings out source fetch target channel check \
+         health grammar commands migration",
     ),
     (
         "crates/ctl/src",
@@ -49,8 +49,7 @@ const LAYERS: [(&str, &str); 11] = [
     ),
     (
         "crates/control/src",
-        "document log_limit connections places store work auth rates push metrics page api settings tokens \
-         app",
+        "document connections places store work auth rates push metrics page api settings tokens app",
     ),
     (
         "crates/sidecar/src",

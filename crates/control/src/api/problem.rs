@@ -1,7 +1,5 @@
 //! Errors as `application/problem+json` (RFC 9457).
 
-use std::sync::LazyLock;
-
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
@@ -11,7 +9,6 @@ use tracing::{error, warn};
 use utoipa::{IntoResponses, ToSchema};
 
 use crate::document::{EntryFault, Finding, ReadFaults};
-use crate::log_limit::LogLimit;
 use crate::store::StoreError;
 
 /// Faults that one answer lists; of further ones it has the number.
@@ -19,9 +16,6 @@ const FAULTS_MAX: usize = 100;
 
 /// Seconds after which a client may repeat a request that was refused because the database is away.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
-
-/// Bounds the log of requests that fail while the database is away.
-static LOG: LazyLock<LogLimit> = LazyLock::new(LogLimit::default);
 
 /// Why a request was refused.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -209,9 +203,7 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unavailable(_) | StoreError::Refused(_) | StoreError::File(..) => {
-                if LOG.admits() {
-                    warn!("a request was refused: {error}");
-                }
+                warn!("a request was refused: {error}");
                 let detail = match &error {
                     StoreError::Unavailable(why) if why.contains("Idempotency-Key") => {
                         "the database was lost at the commit: the write may have been done. A \

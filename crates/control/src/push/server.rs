@@ -27,7 +27,6 @@ use super::subscription::{Running, Sent, Subscription, Way};
 use super::wire::{
     CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, Kind, RULES_TYPE, RULES_VERSION_KEY,
 };
-use crate::log_limit::LogLimit;
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -58,8 +57,6 @@ pub struct PodServer {
     pub(super) counts: RolloutCounts,
     /// Responses that are on their way to pods.
     pub(super) deliveries: Deliveries,
-    /// Bounds the log.
-    log: Arc<LogLimit>,
 }
 
 /// A stream.
@@ -91,9 +88,8 @@ impl PodServer {
         selection: Selection,
         counts: RolloutCounts,
     ) -> Self {
-        let (deliveries, log) = (Deliveries::default(), Arc::default());
-        let selection = Arc::new(selection);
-        Self { published, polls, streams, selection, counts, deliveries, log }
+        let (selection, deliveries) = (Arc::new(selection), Deliveries::default());
+        Self { published, polls, streams, selection, counts, deliveries }
     }
 
     /// Serves a stream, and returns its responses.
@@ -219,10 +215,8 @@ impl Stream {
             }
             Some(error) => {
                 self.server.streams.note_refusal();
-                if self.server.log.admits() {
-                    let shown = ratelease_rules::excerpt(&error.message);
-                    warn!(version, peer = %self.pod.address, "a pod refused a version: {shown}");
-                }
+                let shown = ratelease_rules::excerpt(&error.message);
+                warn!(version, peer = %self.pod.address, "a pod refused a version: {shown}");
                 let fault = error.message;
                 subscription.row.change(|row| {
                     (row.refused, row.fault, row.unanswered_at) = (version, fault, 0);
@@ -264,10 +258,8 @@ impl Stream {
         } else if row.agent == AGENT && !self.subscriptions.contains_key(RULES_TYPE) {
             self.grace = Some(Box::pin(sleep(GRACE)));
         }
-        if self.server.log.admits() {
-            let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
-            info!(node = %shown, %peer, "a pod asks for {type_url}");
-        }
+        let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
+        info!(node = %shown, %peer, "a pod asks for {type_url}");
         let (since, polls) = (row.connected_at, *self.server.polls.borrow());
         let row = self.server.streams.add(row, self.pod.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
@@ -322,7 +314,7 @@ impl Stream {
             let Some(room) = subscription.room(&self.server.deliveries, peer, bytes) else {
                 continue;
             };
-            let way = Way { room, pod: &self.pod, log: &self.server.log };
+            let way = Way { room, pod: &self.pod };
             let response = subscription.response(type_url, &set, domains, way).await;
             subscription.note_chosen(chosen_by, limited_to.clone());
             subscription.content = Some((content, set.version));

@@ -10,7 +10,6 @@ use super::delivery::{Deliveries, Room, RoomWait, Unanswered};
 use super::published::{PublishedDomain, PublishedSet};
 use super::streams::Row;
 use super::wire::{DiscoveryResponse, RULES_TYPE};
-use crate::log_limit::LogLimit;
 
 /// What a pod has of one type.
 pub(super) struct Subscription {
@@ -47,7 +46,6 @@ pub(super) struct Running {
 pub(super) struct Way<'w> {
     pub(super) room: Room,
     pub(super) pod: &'w ConnectedPod,
-    pub(super) log: &'w LogLimit,
 }
 
 /// A response that is not answered yet.
@@ -137,7 +135,7 @@ impl Subscription {
         let PublishedSet { version, at, .. } = *set;
         // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
         let fault = faults.join("\n");
-        if !fault.is_empty() && way.log.admits() {
+        if !fault.is_empty() {
             let shown = ratelease_rules::excerpt(&fault);
             warn!(version, "a pod lacks rules: {shown}");
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ratelease_cli::fetch;
+use ratelease_cli::log_limiter;
 use ratelease_cli::out::{CliError, CliResult, Completion};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -67,13 +68,14 @@ pub struct ServeFlags {
 
 /// Serves until a signal.
 pub(crate) fn run(flags: &ServeFlags) -> CliResult {
-    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
-    log.with_max_level(tracing::Level::INFO).init();
+    let log = log_limiter::start();
+    let log = log.map_err(|error| CliError::new(format_args!("cannot set up the log: {error}")))?;
     // kube asks for it by name; an error means that it is set already.
     let _ = ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime
         .map_err(|error| CliError::new(format_args!("cannot start the runtime: {error}")))?;
+    runtime.spawn(log.report_forever());
     runtime.block_on(serve(flags))
 }
 

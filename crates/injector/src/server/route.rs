@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::Webhook;
+use crate::fault::reason;
 use crate::inject::Verdict;
 use crate::review::{self, Answer, Reason};
 
@@ -108,8 +109,9 @@ fn log(answer: &Answer) {
 }
 
 fn refuse(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    let why = reason(why);
     warn!("a request without an answer: {why}");
-    text(status, why)
+    text(status, &why)
 }
 
 fn text(status: StatusCode, text: &str) -> Response<Full<Bytes>> {

@@ -33,7 +33,7 @@ fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&LogLimiter)
     }
     let sink = Sink::default();
     let writer = sink.clone();
-    let limiter = LogLimiter::new(logging.lines_per_second, Clock::start());
+    let limiter = LogLimiter::new(logging.lines_per_second, samples::TARGET, Clock::start());
     let subscriber = subscriber(logging, ansi, limiter.clone(), move || writer.clone());
     tracing::subscriber::with_default(subscriber, || events(&limiter));
     let bytes = sink.0.lock().clone();
