@@ -215,8 +215,8 @@ impl Draft {
             && !is_loopback(server)
         {
             self.warnings.push(
-                "ratelease.io/rules: the xDS server is not authenticated, so that another one could \
-                 send rules in its place; set ratelease.io/xds-tls to a Secret"
+                "ratelease.io/rules: the xDS server is not authenticated, so that another one \
+                 could send rules in its place; set ratelease.io/xds-tls to a Secret"
                     .to_owned(),
             );
         }

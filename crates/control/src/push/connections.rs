@@ -27,9 +27,9 @@ use crate::connections::ConnectionPlace;
 /// Maximum time of a connection without a stream.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
-/// Messages that a connection may send at once, and how soon it may send another one. Each response
-/// permits two more: its answer, and one that crosses it. A pod sends a report each second, and else
-/// only answers.
+/// Messages that a connection may send at once, and how soon it may send another one. Each
+/// response permits two more: its answer, and one that crosses it. A pod sends a report each
+/// second, and answers.
 const MESSAGES_AT_ONCE: u32 = 64;
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 const MESSAGES_OF_RESPONSE: u32 = 2;

@@ -2,8 +2,8 @@
 //!
 //! What a pod reports is its own word, so that one pod must not decide about a rollout. Of each
 //! window of time a pod weighs at most a tenth of the hits that its replica has of a domain (with
-//! fewer than ten pods, its equal part), or the `hits_min` of the bound if that is more. Of three or
-//! more pods, the share that is denied is that of the others without the one that denies most.
+//! fewer than ten pods, its equal part), or the `hits_min` of the bound if that is more. Of three
+//! or more pods, the share that is denied is that of the others without the one that denies most.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};

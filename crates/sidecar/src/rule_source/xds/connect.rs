@@ -32,8 +32,8 @@ const ADDRESS_MAX: Duration = Duration::from_secs(3);
 /// A server that does not answer a ping within this time is gone.
 const PING_MAX: Duration = Duration::from_secs(20);
 
-/// A server that pings pods, as ratelease-control does every 20 s, and that has been silent for this
-/// long is gone.
+/// A server that pings pods, as ratelease-control does every 20 s, and that has been silent for
+/// this long is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// A server pings if it spoke so often in a row after a silence of about that length.
