@@ -172,9 +172,10 @@ async fn r25_the_machine_of_a_pod_is_suspended() {
     let places = crate::support::redis::Cluster::shared().places();
     let rules = Rules::new(&format!(
         "domain: r25\ndefaults: {{failure_mode: deny}}\ndescriptors:\n\
-         - {{key: path, rate_limit: {{unit: second, unit_multiplier: {}, requests_per_unit: {}}}}}\n",
-        SUSPENDED_WINDOW.as_secs(),
-        SUSPENDED_LIMIT,
+         - key: path\n  \
+           rate_limit: {{unit: second, unit_multiplier: {seconds}, \
+         requests_per_unit: {SUSPENDED_LIMIT}}}\n",
+        seconds = SUSPENDED_WINDOW.as_secs(),
     ));
     let clock = FakeClock::new();
     let fake = clock.env_of_both();

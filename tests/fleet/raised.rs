@@ -1,5 +1,5 @@
-//! Limits that are raised, and lowered, while their keys are used up: the new limit acts at once, and
-//! the time to wait that an answer says is true.
+//! Limits that are raised, and lowered, while their keys are used up: the new limit acts at once,
+//! and the time to wait that an answer says is true.
 
 use std::time::Duration;
 

@@ -18,8 +18,9 @@ use super::rule;
 pub(super) const NOTES: &str = "\
 A count belongs to the domain, the entries as they were matched, the window and the algorithm. So
 a limit may be raised and lowered and keeps its count: what was admitted before counts against the
-new amount. Another window (unit, unit_multiplier) or algorithm starts a new one. A change of shards keeps every count too: tokens in pools that are no longer used
-are taken back by the pods, or end with their lease.
+new amount. Another window (unit, unit_multiplier) or algorithm starts a new one. A change of shards
+keeps every count too: tokens in pools that are no longer used are taken back by the pods, or end
+with their lease.
 
 Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or could not be read.
 

@@ -39,7 +39,7 @@ impl FakeClock {
         ]
     }
 
-    /// The same, with a monotonic clock that is set too, as that of a suspended machine stands still.
+    /// The same, but the monotonic clock is set too: on a suspended machine it stands still.
     #[allow(dead_code)] // not all of the test binaries suspend a machine
     pub(crate) fn env_of_both(&self) -> Vec<(&'static str, String)> {
         let both = |(name, _): &(&str, String)| !name.ends_with("DONT_FAKE_MONOTONIC");

@@ -69,8 +69,8 @@ pub struct Pace {
     /// one.
     pub room: (u64, u64),
     /// Tokens that are available as long as the debt does not exceed the room: 1 for a leaky
-    /// bucket, whose slot begins at the room's end, 0 for a token bucket. The rest of the room holds
-    /// the other tokens.
+    /// bucket, whose slot begins at the room's end, 0 for a token bucket. The rest of the room
+    /// holds the other tokens.
     pub tokens_min: u64,
     /// Length of the window in microseconds. All limits of one key have the same.
     pub window_us: u64,
@@ -175,8 +175,8 @@ impl Pace {
         (state, Moved { tokens, now_unix_us, before, after })
     }
 
-    /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have been
-    /// lent under a limit with a longer `max_delay`.
+    /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have
+    /// been lent under a limit with a longer `max_delay`.
     pub fn longest(&self) -> u64 {
         let delay = fit(MAX_DELAY_MAX.as_nanos()) / self.tick_ns;
         let queue = self.room.0.max(delay).saturating_add(self.cost(1));

@@ -220,16 +220,19 @@ proptest! {
         for (pause, which, want, need, charge_denied) in history {
             now += token_us(limits[0]).max(1) * pause / 1_000;
             let limit = *which.get(&limits);
-            let few = if let Algorithm::LeakyBucket { .. } = limit.algorithm { 6 } else { u64::MAX };
+            // Slots are recorded one by one, so they must be few.
+            let is_slotted = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+            let few = if is_slotted { 6 } else { u64::MAX };
             let (want, need) = (want.min(few), need.min(few));
             let ask = Ask { want, need, charge_denied, ..Ask::look(Key::for_test(0), limit) };
             let (next, grant) = step(state, now, &ask);
             state = Some(next);
-            if let Algorithm::LeakyBucket { .. } = limit.algorithm {
+            if is_slotted {
                 // A slot ends at the next one, and begins when it was said to, to the microsecond.
                 let starts = u64::try_from(grant.starts_after.as_micros()).unwrap();
+                let rate = u64::from(limit.requests_per_unit);
                 let slots = (0..grant.tokens)
-                    .map(|nth| now + starts + nth * window_us(limit) / u64::from(limit.requests_per_unit));
+                    .map(|nth| now + starts + nth * window_us(limit) / rate);
                 lent.extend(slots.map(|at| (at, 1)));
             } else {
                 lent.push((now, grant.tokens));
@@ -239,7 +242,7 @@ proptest! {
             for (from, tokens) in lent.iter().rev() {
                 sum += u128::from(*tokens);
                 // Starts were cut to whole microseconds.
-                let slack = u64::from(matches!(limit.algorithm, Algorithm::LeakyBucket { .. }));
+                let slack = u64::from(is_slotted);
                 let most = most_between(&limits, *from, to + 2 * slack);
                 prop_assert!(sum <= most, "{} of {} since {}", sum, most, from);
             }
