@@ -10,6 +10,9 @@ use super::{Book, Failover, Step};
 pub struct LeakyBucket {
     /// When the next slot may begin, by the store's clock, in nanoseconds.
     next_ns: u128,
+    /// The distance to that slot, by the limit that lent the last one. A limit of another rate
+    /// begins its slots at its own distance from the last one.
+    spacing_ns: u128,
     /// Every step, for failovers: the next slot after it.
     log: Vec<(Time, u128, u64)>,
     excused: u64,
@@ -25,8 +28,10 @@ impl Book for LeakyBucket {
         let spacing_ns = u128::from(limit.window_seconds()) * 1_000_000_000
             / u128::from(limit.requests_per_unit.max(1));
         let starts_ns = u128::from(*wall_us) * 1_000 + grant.starts_after.as_nanos();
-        let next_ns = self.next_ns;
+        let sooner_ns = self.spacing_ns.saturating_sub(spacing_ns);
+        let next_ns = self.next_ns.saturating_sub(sooner_ns);
         if grant.tokens > 0 {
+            self.spacing_ns = spacing_ns;
             self.next_ns = starts_ns + spacing_ns * u128::from(grant.tokens);
         }
         self.log.push((*at, self.next_ns, grant.tokens));
