@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{
     ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, count, granted, one, patient,
-    until,
+    until, until_granted,
 };
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
@@ -230,6 +230,35 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
     }
     config.password = Some(Secret::from("sesame"));
     granted(&*connected(patient(config)).await, ask(10, 1, 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_are_kept_in_the_database_that_is_named_after_a_reconnection_too() {
+    let single = Single::start();
+    let mut config = patient(single.config());
+    config.database = 11;
+    let store = connected(config).await;
+    let keys_in = |database: &str| {
+        let mut connection = single.server.connect();
+        let _: () = redis::cmd("SELECT").arg(database).query(&mut connection).unwrap();
+        redis::cmd("DBSIZE").query::<u64>(&mut connection).unwrap()
+    };
+    granted(&*store, ask(10, 1, 0)).await;
+    assert_eq!((keys_in("11"), keys_in("0")), (1, 0));
+    single.server.command::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    until_granted(&*store, ask(10, 1, 0), 10).await;
+    assert_eq!(keys_in("0"), 0);
+    assert!(keys_in("11") >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_does_not_exist_is_named_in_the_error() {
+    let single = Single::start();
+    let mut config = patient(single.config());
+    config.database = 16;
+    let refused = one(&*RedisStore::spawn(config, ""), ask(10, 1, 0)).await;
+    let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
+    assert!(why.contains("database 16 of REDIS_URL: ERR DB index is out of range"), "{why}");
 }
 
 /// With these permissions and no others it must work. A cluster needs `+cluster|slots +asking` as

@@ -5,8 +5,8 @@ use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use tokio::net::TcpListener;
 
 use super::hostile::sentinel_of;
-use super::{ask, connected, granted, one, until};
-use crate::support::redis::{Server, tcp};
+use super::{ask, connected, granted, one, patient, until};
+use crate::support::redis::{Sentinel, Server, tcp};
 
 async fn under_a_sentinel(master: u16) -> RedisSettings {
     let kind = RedisKind::Sentinel { master: "counts".into() };
@@ -46,4 +46,14 @@ async fn a_master_that_does_not_answer_is_named() {
         reported.contains(&format!("master counts: 127.0.0.1:{port}: no answer")),
         "{reported}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_database_is_selected_at_the_master_and_not_at_the_sentinel() {
+    let sentinel = Sentinel::start();
+    let mut config = patient(sentinel.config());
+    config.database = 3;
+    granted(&*connected(config).await, ask(10, 1, 0)).await;
+    let keyspace = sentinel.master.info("keyspace");
+    assert_eq!(keyspace.keys().collect::<Vec<_>>(), ["db3"]);
 }

@@ -151,3 +151,23 @@ async fn a_client_without_a_certificate_is_refused_and_the_log_says_what_to_chec
     reaches(&pod, &connection, &server, FAILOVER_MAX).await;
     assert_eq!(pod.stop().await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_on_one_side_only_is_told_with_the_setting_to_change() {
+    let files = TlsFiles::of(&Papers::new("127.0.0.1"));
+    let arguments = arguments(&files);
+    let server = Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let cases = [
+        (format!("127.0.0.1:{}", server.tls_port()), "set REDIS_TLS=true or use rediss://"),
+        (format!("rediss://127.0.0.1:{}", server.port()), "unset REDIS_TLS and use redis://"),
+    ];
+    for (url, advice) in cases {
+        let roots = text(&files.root);
+        let env = [("REDIS_URL", url.as_str()), ("REDIS_TLS_CACERT", roots)];
+        let (pod, connection, _rules) = pod(&env).await;
+        ask_for_a_new_key(&connection, 1).await;
+        let line = pod.logs("no connection to Redis").await;
+        assert!(line.contains(advice), "{url}: {line}");
+        assert_eq!(pod.stop().await, 0);
+    }
+}
