@@ -63,7 +63,13 @@ impl ClientFiles {
         now: Option<UnixTime>,
     ) -> Result<ClientConfig, FileFaults> {
         let mut faults = FileFaults::default();
-        let roots = pems.roots.as_ref().map_or_else(system_roots, pem::roots);
+        let roots = match &pems.roots {
+            Some(content) => pem::roots(content).and_then(|roots| {
+                let named = pem::certificates(content)?;
+                Ok((roots, named))
+            }),
+            None => system_roots().map(|roots| (roots, Vec::new())),
+        };
         let roots = faults.note(roots, FileRole::Roots, self.roots.as_deref());
         let (certificate, key) = self.identity.as_ref().map(|(of, key)| (of, key)).unzip();
         let identity = match &pems.identity {
@@ -94,15 +100,15 @@ impl ClientFiles {
 
     fn config(
         &self,
-        roots: RootCertStore,
+        (roots, named): (RootCertStore, Vec<CertificateDer<'static>>),
         identity: Option<Identity>,
     ) -> Result<ClientConfig, Error> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?;
-        let check = Arc::new(ServerChain::new(roots, self.server.clone()));
+        let check = Arc::new(ServerChain::new(roots, named, self.server.clone()));
         let builder = builder.dangerous().with_custom_certificate_verifier(check);
         let mut config = match identity {
-            Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+            Some((chain, key)) => builder.with_client_cert_resolver(pem::identity(chain, key)?),
             None => builder.with_no_client_auth(),
         };
         // A server could fill the memory with tickets; connections are few, and last.

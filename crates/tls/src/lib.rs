@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! paths ─▶ pem: bytes, compared to find changes ─▶ validity ─▶ server, client: rustls
-//!                                     chain: what the other side may send ─┘
+//!                                     chain: what the other side may send ─┤
+//!                                leaf: certificates that rustls cannot read ─┘
 //! ```
 
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod alpn;
 mod chain;
 mod client;
 mod fault;
+mod leaf;
 mod pem;
 mod server;
 #[cfg(test)]

@@ -5,11 +5,17 @@ use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
-use tokio_rustls::rustls::RootCertStore;
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore};
+
+use crate::leaf;
 
 /// Maximum bytes of a file: a bundle of all public roots has a few hundred thousand.
 const BYTES_MAX: u64 = 16 << 20;
@@ -57,6 +63,26 @@ pub(crate) fn roots(content: &Content) -> Result<RootCertStore, String> {
         roots.add(certificate).map_err(unusable)?;
     }
     Ok(roots)
+}
+
+/// A certificate with its intermediates and its key, to be shown to the other side. rustls does the
+/// same for certificates that it can read.
+///
+/// # Errors
+/// The key cannot be used, or is the key of another certificate.
+pub(crate) fn identity(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<Arc<SingleCertAndKey>, Error> {
+    let key = ring::default_provider().key_provider.load_private_key(key)?;
+    if let (Some(of_key), Some(first)) = (key.public_key(), chain.first()) {
+        let readable = leaf::readable(first);
+        let of_certificate = ParsedCertificate::try_from(&*readable)?;
+        if of_key != of_certificate.subject_public_key_info() {
+            return Err(InconsistentKeys::KeyMismatch.into());
+        }
+    }
+    Ok(Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, key))))
 }
 
 fn bytes(content: &Content) -> Result<&[u8], String> {

@@ -142,7 +142,7 @@ fn config(
         Some(clients) => builder.with_client_cert_verifier(clients),
         None => builder.with_no_client_auth(),
     };
-    let mut config = builder.with_single_cert(chain, key)?;
+    let mut config = builder.with_cert_resolver(pem::identity(chain, key)?);
     config.alpn_protocols = vec![ALPN_HTTP2.to_vec()];
     // A session that is resumed would not be asked for a certificate, which may have expired since.
     // Connections last for hours, so a handshake saved is worth little.

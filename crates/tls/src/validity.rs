@@ -9,6 +9,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
 
+use crate::leaf;
+
 /// The first second of the year 10000, in seconds since 1970: no certificate can name it (RFC 5280
 /// §4.1.2.5).
 const AFTER_ALL: u64 = 253_402_300_800;
@@ -20,7 +22,8 @@ pub(crate) fn not_after(
     now: UnixTime,
 ) -> Result<UnixTime, String> {
     let unusable = |error| format!("holds a certificate that cannot be used: {error}");
-    let parsed = ParsedCertificate::try_from(certificate).map_err(unusable)?;
+    let readable = leaf::readable(certificate);
+    let parsed = ParsedCertificate::try_from(&*readable).map_err(unusable)?;
     match error_at(&parsed, now) {
         Some(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
             return Err("holds a certificate that has expired".to_owned());
@@ -37,9 +40,12 @@ pub(crate) fn not_after(
     }
 }
 
-/// Why `certificate` would not be accepted at `time`. Its validity is checked before its issuer,
-/// which is never found.
-fn error_at(certificate: &ParsedCertificate<'_>, time: UnixTime) -> Option<CertificateError> {
+/// Why `certificate` would not be accepted from a server at `time`; `UnknownIssuer` if there is
+/// nothing else. Its validity is checked before its issuer, which is never found.
+pub(crate) fn error_at(
+    certificate: &ParsedCertificate<'_>,
+    time: UnixTime,
+) -> Option<CertificateError> {
     let roots = RootCertStore::empty();
     let algorithms = ring::default_provider().signature_verification_algorithms.all;
     let verified =

@@ -1,4 +1,11 @@
 //! The check of a server's certificate: of the chain's size, the chain, and a name.
+//!
+//! A chain is accepted that rustls accepts. Besides, where a file holds the certificates to trust,
+//! a server's certificate is accepted that is one of them, or that one of them has signed without
+//! an intermediate, of whatever version and whether or not it may sign others: Go and OpenSSL
+//! accept these too.
+
+use std::borrow::Cow;
 
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
@@ -9,15 +16,21 @@ use tokio_rustls::rustls::crypto::{
 };
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
-use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 
 use super::check::ServerCheck;
 use crate::chain;
+use crate::leaf::{self, Parts};
+use crate::validity;
 
 /// Requires a certificate that descends from the roots and has a name.
 #[derive(Debug)]
 pub(super) struct ServerChain {
     roots: RootCertStore,
+    /// The certificates of the file of roots; empty for those of the system.
+    named: Vec<CertificateDer<'static>>,
     check: ServerCheck,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -25,9 +38,33 @@ pub(super) struct ServerChain {
 // === impl ServerChain ===
 
 impl ServerChain {
-    pub(super) fn new(roots: RootCertStore, check: ServerCheck) -> Self {
+    pub(super) fn new(
+        roots: RootCertStore,
+        named: Vec<CertificateDer<'static>>,
+        check: ServerCheck,
+    ) -> Self {
         let algorithms = ring::default_provider().signature_verification_algorithms;
-        Self { roots, check, algorithms }
+        Self { roots, named, check, algorithms }
+    }
+
+    /// Accepts a certificate that is named, or that a named one has signed.
+    fn check_named(&self, end_entity: &CertificateDer<'_>, now: UnixTime) -> Result<(), Error> {
+        let unknown = Error::from(CertificateError::UnknownIssuer);
+        if self.named.is_empty() {
+            return Err(unknown);
+        }
+        let parts = Parts::parse(end_entity).ok_or_else(|| unknown.clone())?;
+        let leaf = parts.as_leaf();
+        match validity::error_at(&ParsedCertificate::try_from(&leaf)?, now) {
+            Some(CertificateError::UnknownIssuer) => {}
+            Some(other) => return Err(other.into()),
+            None => return Err(unknown),
+        }
+        let is_named = self.named.iter().any(|named| named == end_entity);
+        let mut anchors = self.roots.roots.iter();
+        let is_trusted =
+            is_named || anchors.any(|anchor| parts.is_signed_by(anchor, &self.algorithms));
+        if is_trusted { Ok(()) } else { Err(unknown) }
     }
 }
 
@@ -41,15 +78,28 @@ impl ServerCertVerifier for ServerChain {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         chain::check(intermediates)?;
-        let certificate = ParsedCertificate::try_from(end_entity)?;
-        let algorithms = self.algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(
-            &certificate,
-            &self.roots,
-            intermediates,
-            now,
-            algorithms,
-        )?;
+        let leaf = leaf::readable(end_entity);
+        let certificate = ParsedCertificate::try_from(&*leaf)?;
+        let descends = match leaf {
+            Cow::Borrowed(_) => verify_server_cert_signed_by_trust_anchor(
+                &certificate,
+                &self.roots,
+                intermediates,
+                now,
+                self.algorithms.all,
+            ),
+            // What its issuer signed is not what rustls reads.
+            Cow::Owned(_) => Err(CertificateError::UnknownIssuer.into()),
+        };
+        if let Err(why) = descends {
+            let named = self.check_named(end_entity, now);
+            named.map_err(|of_named| match why {
+                // That it may sign others is no longer the reason.
+                Error::InvalidCertificate(CertificateError::Other(_)) => of_named,
+                Error::InvalidCertificate(CertificateError::UnknownIssuer) => of_named,
+                why => why,
+            })?;
+        }
         match &self.check {
             ServerCheck::Host => verify_server_name(&certificate, host)?,
             ServerCheck::Name(name) => verify_server_name(&certificate, name)?,
@@ -64,7 +114,7 @@ impl ServerCertVerifier for ServerChain {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+        verify_tls12_signature(message, &leaf::readable(certificate), signature, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -73,7 +123,7 @@ impl ServerCertVerifier for ServerChain {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+        verify_tls13_signature(message, &leaf::readable(certificate), signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -1,0 +1,236 @@
+//! Certificates of a server or a client that rustls does not read or accept as such, though Go and
+//! OpenSSL do: those of version 1, as `openssl x509 -req` makes them, and those that may sign
+//! others, as `openssl req -x509` makes them.
+//!
+//! Such a certificate is rewritten as one that rustls reads: of version 3, and not of a CA. rustls
+//! then checks its validity, its purpose, its name and the handshake. Its issuer's signature is
+//! checked here, on what was signed.
+
+use std::borrow::Cow;
+
+use tokio_rustls::rustls::crypto::WebPkiSupportedAlgorithms;
+use tokio_rustls::rustls::pki_types::{CertificateDer, TrustAnchor};
+use tokio_rustls::rustls::server::ParsedCertificate;
+
+/// Tags of DER (X.690 §8).
+const SEQUENCE: u8 = 0x30;
+const BIT_STRING: u8 = 0x03;
+const INTEGER: u8 = 0x02;
+/// Of the version and the extensions of a certificate (RFC 5280 §4.1).
+const VERSION: u8 = 0xa0;
+const EXTENSIONS: u8 = 0xa3;
+
+/// The version 3, with its tag; a certificate of version 1 does not name it.
+const VERSION_3: [u8; 5] = [VERSION, 3, INTEGER, 1, 2];
+
+/// The name of the extension that says whether a certificate is of a CA (RFC 5280 §4.2.1.9), as an
+/// extension begins with it.
+const BASIC_CONSTRAINTS: [u8; 5] = [0x06, 3, 0x55, 0x1d, 0x13];
+
+/// The parts of a certificate.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    /// What the issuer signed.
+    signed: &'a [u8],
+    /// The content of the algorithm of its signature.
+    algorithm: &'a [u8],
+    signature: &'a [u8],
+    /// The content of the issuer's name.
+    issuer: &'a [u8],
+    /// From the serial number to the key.
+    fields: &'a [u8],
+    /// The content of the list of extensions; empty without any.
+    extensions: &'a [u8],
+    /// The algorithm and the signature, with their tags.
+    tail: &'a [u8],
+}
+
+/// One value of DER.
+struct Value<'a> {
+    content: &'a [u8],
+    /// With tag and length.
+    whole: &'a [u8],
+}
+
+/// `certificate`, or what rustls can read of it.
+pub(crate) fn readable<'a>(certificate: &'a CertificateDer<'a>) -> Cow<'a, CertificateDer<'a>> {
+    if ParsedCertificate::try_from(certificate).is_ok() {
+        return Cow::Borrowed(certificate);
+    }
+    Parts::parse(certificate).map_or(Cow::Borrowed(certificate), |it| Cow::Owned(it.as_leaf()))
+}
+
+// === impl Parts ===
+
+impl<'a> Parts<'a> {
+    /// Reads a certificate of version 1 or 3; `None` for all else.
+    pub(crate) fn parse(certificate: &'a [u8]) -> Option<Self> {
+        let content = only(certificate, SEQUENCE)?;
+        let (body, tail) = next(content, SEQUENCE)?;
+        let (algorithm, rest) = next(tail, SEQUENCE)?;
+        let signature = only(rest, BIT_STRING)?.strip_prefix(&[0])?;
+        let fields = body.content.strip_prefix(&VERSION_3);
+        let has_version = fields.is_some();
+        let start = fields.unwrap_or(body.content);
+        let (_serial, rest) = next(start, INTEGER)?;
+        let (_algorithm, rest) = next(rest, SEQUENCE)?;
+        let (issuer, rest) = next(rest, SEQUENCE)?;
+        let (_validity, rest) = next(rest, SEQUENCE)?;
+        let (_subject, rest) = next(rest, SEQUENCE)?;
+        let (_key, rest) = next(rest, SEQUENCE)?;
+        let extensions = match rest {
+            [] => rest,
+            _ if has_version => only(only(rest, EXTENSIONS)?, SEQUENCE)?,
+            _ => return None,
+        };
+        let fields = start.get(..start.len() - rest.len())?;
+        let (signed, algorithm, issuer) = (body.whole, algorithm.content, issuer.content);
+        Some(Self { signed, algorithm, signature, issuer, fields, extensions, tail })
+    }
+
+    /// The certificate as one of version 3 that may not sign others.
+    pub(crate) fn as_leaf(&self) -> CertificateDer<'static> {
+        let mut kept = Vec::new();
+        let mut rest = self.extensions;
+        while let Some((extension, others)) = next(rest, SEQUENCE) {
+            if !extension.content.starts_with(&BASIC_CONSTRAINTS) {
+                kept.extend_from_slice(extension.whole);
+            }
+            rest = others;
+        }
+        // What is no extension is left for rustls to refuse.
+        kept.extend_from_slice(rest);
+        let mut body = [&VERSION_3, self.fields].concat();
+        if !kept.is_empty() {
+            body.extend(wrapped(EXTENSIONS, &wrapped(SEQUENCE, &kept)));
+        }
+        let mut content = wrapped(SEQUENCE, &body);
+        content.extend_from_slice(self.tail);
+        wrapped(SEQUENCE, &content).into()
+    }
+
+    /// Whether `issuer` has signed it. One with constraints on names never counts.
+    pub(crate) fn is_signed_by(
+        &self,
+        issuer: &TrustAnchor<'_>,
+        algorithms: &WebPkiSupportedAlgorithms,
+    ) -> bool {
+        if issuer.name_constraints.is_some() || issuer.subject.as_ref() != self.issuer {
+            return false;
+        }
+        let Some((of_key, key)) = next(&issuer.subject_public_key_info, SEQUENCE) else {
+            return false;
+        };
+        let key = only(key, BIT_STRING).and_then(|bits| bits.strip_prefix(&[0]));
+        let Some(key) = key else { return false };
+        algorithms.all.iter().any(|algorithm| {
+            algorithm.signature_alg_id().as_ref() == self.algorithm
+                && algorithm.public_key_alg_id().as_ref() == of_key.content
+                && algorithm.verify_signature(key, self.signed, self.signature).is_ok()
+        })
+    }
+}
+
+/// The content of the one value that `input` holds.
+fn only(input: &[u8], tag: u8) -> Option<&[u8]> {
+    next(input, tag).filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value.content)
+}
+
+/// The first value of `input`, which must have this tag, and what follows.
+fn next(input: &[u8], tag: u8) -> Option<(Value<'_>, &[u8])> {
+    let (&found, rest) = input.split_first()?;
+    let (&first, rest) = rest.split_first()?;
+    // Certificates are shorter than 64 KiB.
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        0x81 => (usize::from(*rest.first()?), rest.get(1..)?),
+        0x82 => {
+            let (bytes, rest) = rest.split_first_chunk()?;
+            (usize::from(u16::from_be_bytes(*bytes)), rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    let whole = input.get(..input.len() - rest.len())?;
+    (found == tag).then_some((Value { content, whole }, rest))
+}
+
+/// A value of this tag and content.
+fn wrapped(tag: u8, content: &[u8]) -> Vec<u8> {
+    let length = content.len().to_be_bytes();
+    let significant = length.iter().position(|byte| *byte != 0).unwrap_or(length.len() - 1);
+    let bytes = length.get(significant..).unwrap_or_default();
+    let mut value = vec![tag];
+    if content.len() >= 0x80 {
+        value.push(0x80 | u8::try_from(bytes.len()).unwrap_or_default());
+    }
+    value.extend_from_slice(bytes);
+    value.extend_from_slice(content);
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+    use tokio_rustls::rustls::RootCertStore;
+    use tokio_rustls::rustls::crypto::ring;
+
+    use super::*;
+
+    fn certificate(is_ca: bool) -> CertificateDer<'static> {
+        let mut params = CertificateParams::new(["a.test".to_owned()]).unwrap();
+        if is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Constrained(3));
+        }
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+    }
+
+    fn is_signed_by(certificate: &CertificateDer<'_>, issuer: &CertificateDer<'static>) -> bool {
+        let mut roots = RootCertStore::empty();
+        roots.add(issuer.clone()).unwrap();
+        let algorithms = ring::default_provider().signature_verification_algorithms;
+        Parts::parse(certificate).unwrap().is_signed_by(&roots.roots[0], &algorithms)
+    }
+
+    #[test]
+    fn a_certificate_is_rewritten_without_its_right_to_sign_and_keeps_all_else() {
+        for is_ca in [true, false] {
+            let original = certificate(is_ca);
+            let leaf = Parts::parse(&original).unwrap().as_leaf();
+            assert!(ParsedCertificate::try_from(&leaf).is_ok());
+            let shorter = original.len() - leaf.len();
+            assert_eq!(shorter > 0, is_ca, "{shorter} bytes are gone");
+            assert_eq!(leaf, Parts::parse(&leaf).unwrap().as_leaf(), "there is no more to change");
+            assert!(is_signed_by(&original, &original));
+            assert_eq!(is_signed_by(&leaf, &original), !is_ca, "this was not signed");
+            assert!(!is_signed_by(&original, &certificate(is_ca)), "another of the same name");
+        }
+    }
+
+    /// Bytes of an unauthenticated peer.
+    #[test]
+    fn a_damaged_certificate_is_never_taken_for_the_signed_one() {
+        let original = certificate(true);
+        for at in 0..original.len() {
+            assert!(Parts::parse(&original[..at]).is_none(), "cut at {at}");
+            for flip in [1, 0x80, 0xff] {
+                let mut damaged = original.to_vec();
+                damaged[at] ^= flip;
+                let Some(parts) = Parts::parse(&damaged) else { continue };
+                parts.as_leaf();
+                let damaged = CertificateDer::from(damaged.clone());
+                assert!(!is_signed_by(&damaged, &original), "{flip} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_are_written_as_they_are_read() {
+        for length in [0, 1, 127, 128, 255, 256, 65_535] {
+            let content = vec![7; length];
+            let value = wrapped(SEQUENCE, &content);
+            assert_eq!(only(&value, SEQUENCE), Some(&*content), "{length}");
+            assert_eq!(only(&value, INTEGER), None);
+        }
+    }
+}
