@@ -65,10 +65,13 @@ pub(super) fn table(pod: &PodStatus, painter: Painter) -> String {
         let name = Safe(format!("{:<5}", shard.name()));
         let (away, opened) = (shard.round_trip_ms, shard.opened);
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
+        let failure = shard.last_failure.as_ref().filter(|_| !shard.is_open());
+        let failure = failure.map(|why| format!("; last failure: {}", Safe(why)));
         let _ = writeln!(
             text,
-            "shard {name} breaker {breaker}, opened {opened} times, {away:.2} ms away{}",
-            hot.unwrap_or_default()
+            "shard {name} breaker {breaker}, opened {opened} times, {away:.2} ms away{}{}",
+            hot.unwrap_or_default(),
+            failure.unwrap_or_default()
         );
     }
     text.push_str(&busiest(&pod.rules_busiest, painter));
@@ -149,16 +152,21 @@ mod tests {
             "version": "1.2.3", "uptime_seconds": 61.9, "store": "memory",
             "rules": {"version": "00ab", "count": 7, "loads_ok": 2, "loads_failed": 1,
                 "last_fault": "shop.yaml:3:5: bad"},
-            "shards": [{"shard": 0, "breaker": "open", "opened": 3, "round_trip_ms": 0.5}],
+            "shards": [
+                {"shard": 0, "breaker": "open", "opened": 3, "round_trip_ms": 0.5,
+                    "last_failure": "no answer"},
+                {"shard": 1, "breaker": "closed", "last_failure": "it refused"},
+            ],
             "counts": {"keys": 9, "task_restarts": 0},
         }));
         assert_eq!(
             table(&pod, Painter::OFF),
             "problem: the last load of the rules was refused: shop.yaml:3:5: bad\n\
-             problem: the breaker of shard 0 is open\n\
+             problem: the breaker of shard 0 is open: no answer\n\
              ratelease   1.2.3, up for 61 s, store memory\n\
              rules       version 00ab, 7 rules, loads: 2 accepted, 1 refused\n\
              shard 0     breaker open, opened 3 times, 0.50 ms away\n\
+             shard 1     breaker closed, opened 0 times, 0.00 ms away; last failure: it refused\n\
              counts\n             9  keys\n"
         );
     }
@@ -171,7 +179,7 @@ mod tests {
             "version": evil, "store": evil, "rules": {"version": evil, "last_fault": evil},
             "decisions": {"by_how": {evil: 1}}, "counts": {evil: 1},
             "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
-            "shards": [{"breaker": evil, "hot_key": hot[0]}],
+            "shards": [{"breaker": evil, "hot_key": hot[0], "last_failure": evil}],
         }));
         let text = table(&pod, Painter::OFF);
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");

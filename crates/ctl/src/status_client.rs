@@ -72,6 +72,8 @@ pub(super) struct Shard {
     /// How often the breaker opened.
     pub(super) opened: u64,
     pub(super) round_trip_ms: f64,
+    /// Why an ask failed last, if one did lately.
+    pub(super) last_failure: Option<String>,
     pub(super) hot_key: Option<HotKey>,
 }
 
@@ -180,9 +182,10 @@ impl PodStatus {
             problems.push("no rules are in force".to_owned());
         }
         let open = self.shards.iter().filter(|shard| shard.is_open());
-        problems.extend(
-            open.map(|shard| format!("the breaker of shard {} is {}", shard.name(), shard.breaker)),
-        );
+        problems.extend(open.map(|shard| {
+            let why = shard.last_failure.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            format!("the breaker of shard {} is {}{why}", shard.name(), shard.breaker)
+        }));
         if self.invariant_violations > 0 {
             problems.push(format!("invariants were violated: {}", self.invariant_violations));
         }

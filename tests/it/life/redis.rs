@@ -12,7 +12,7 @@ use crate::support::now;
 use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
-use crate::support::redis::Server;
+use crate::support::redis::{Cluster, Server};
 
 const MAX_WAIT: &str = "50ms";
 /// `MAX_WAIT`, and a large margin for a machine that also compiles.
@@ -109,4 +109,27 @@ async fn a_redis_that_comes_later_is_found() {
     assert_eq!(counts.len(), 1, "{counts:?}");
     pod.logs(AGAIN).await;
     ends_having_logged_once(pod, &[&addr, "REDIS_URL"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_of_a_cluster_that_is_taken_for_one_server_is_named_so_in_log_and_status() {
+    let cluster = Cluster::shared();
+    let without_slots = Server::start(&["--cluster-enabled", "yes"]);
+    let urls =
+        [cluster.addresses().remove(0).to_string(), format!("127.0.0.1:{}", without_slots.port())];
+    for url in urls {
+        let rules = rules(RULES);
+        let env = [("REDIS_URL", url.as_str()), QUICK_END];
+        let pod = Ratelease::start(rules.path(), &[], &env).await;
+        let connection = Connection::open(pod.grpc).await;
+        for n in 0..60 {
+            connection.call(&request("hundred", &n.to_string(), &[])).await;
+        }
+        pod.logs("the server is a node of a Redis Cluster; set REDIS_TYPE=cluster").await;
+        let shards = pod.status()["shards"].to_string();
+        assert!(shards.contains("set REDIS_TYPE=cluster"), "{url}: {shards}");
+        assert_eq!(pod.stop().await, 0);
+        let lines = pod.logged("Redis refuses asks");
+        assert_eq!(lines.len(), 1, "{url}: {lines:#?}");
+    }
 }

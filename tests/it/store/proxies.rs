@@ -43,9 +43,9 @@ async fn envoy_before(servers: &[&Server], password: Option<&str>) -> Envoy {
             "static_resources": {{
               "listeners": [{{"name": "redis",
                 "address": {{"socket_address": {{"address": "127.0.0.1", "port_value": 0}}}},
-                "filter_chains": [{{"filters": [{{"name": "envoy.filters.network.redis_proxy",
+                "filter_chains": [{{"filters": [{{"name": "redis",
                   "typed_config": {{
-                    "@type": "type.googleapis.com/envoy.extensions.filters.network.redis_proxy.v3.RedisProxy",
+                    "@type": "type.googleapis.com/{filter}.v3.RedisProxy",
                     "stat_prefix": "redis", {auth}
                     "settings": {{"op_timeout": "5s", "enable_hashtagging": true}},
                     "prefix_routes": {{"catch_all_route": {{"cluster": "redis"}}}}}}}}]}}]}}],
@@ -53,6 +53,7 @@ async fn envoy_before(servers: &[&Server], password: Option<&str>) -> Envoy {
                 "lb_policy": "MAGLEV",
                 "load_assignment": {{"cluster_name": "redis",
                   "endpoints": [{{"lb_endpoints": [{endpoints}]}}]}}}}]}}}}"#,
+        filter = "envoy.extensions.filters.network.redis_proxy",
         auth = auth.unwrap_or_default(),
         endpoints = endpoints.join(","),
     );
@@ -158,6 +159,17 @@ async fn a_refused_user_is_never_the_default_user_instead() {
         assert!(why.contains("WRONGPASS"), "{user}: {why}");
     }
     assert_eq!(server.keys(), [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_scripts_is_refused_with_the_setting_to_change() {
+    let file = ["EVALSHA", "EVAL", "SCRIPT"].map(|it| format!("rename-command {it} \"\"\n"));
+    let server = Server::start_with_file(&[], &file.concat());
+    let store = connected(patient(settings_of(server.port(), None))).await;
+    let refused = one(&*store, ask(10, 1, 0)).await;
+    let Err(StoreError::Refused(why)) = refused else { panic!("{refused:?}") };
+    assert!(why.contains("set REDIS_URL to a Redis 6.2 or later"), "{why}");
+    assert!(why.ends_with("that has EVALSHA and EVAL"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -25,6 +25,9 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 /// The round trip that is assumed before the first measurement.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
+/// How long a failure is shown: as long as one that repeats with each heartbeat stays in sight.
+const FAILURE_SHOWN: Duration = Duration::from_secs(30);
+
 /// The state of a shard at one time, for pages and metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardSnapshot {
@@ -38,6 +41,8 @@ pub struct ShardSnapshot {
     pub opened: u64,
     /// The present round trip.
     pub round_trip: Duration,
+    /// Why an ask failed last, if that was within 30 s; failures of one key alone are not counted.
+    pub last_failure: Option<String>,
     /// The key that makes up more than 5 % of its asks, if one does.
     pub hot_key: Option<HotKey>,
 }
@@ -61,6 +66,7 @@ pub(super) struct Shard {
 struct Admission {
     breaker: Breaker,
     budget: Budget,
+    last_failure: Option<(Time, StoreError)>,
 }
 
 // === impl Shard ===
@@ -83,7 +89,7 @@ impl Shard {
     ///
     /// The breaker is open, or the budget is spent.
     pub(super) fn admit(&self, ask: &Ask, pods: u32, now: Time) -> Result<(), StoreError> {
-        let Admission { breaker, budget } = &mut *self.admission.lock();
+        let Admission { breaker, budget, .. } = &mut *self.admission.lock();
         // Checked before the breaker: an ask that the breaker admits may be its only probe.
         let is_probe = breaker.state() != BreakerState::Closed;
         if !is_probe && !budget.permits(purpose_for_shedding(ask), pods, now) {
@@ -101,13 +107,14 @@ impl Shard {
     }
 
     pub(super) fn snapshot(&self, now: Time) -> ShardSnapshot {
-        let (breaker, opened) = {
-            let Admission { breaker, .. } = &*self.admission.lock();
-            (breaker.state(), breaker.opened())
+        let (breaker, opened, last_failure) = {
+            let Admission { breaker, last_failure, .. } = &*self.admission.lock();
+            let shown = last_failure.as_ref().filter(|(at, _)| now.since(*at) <= FAILURE_SHOWN);
+            (breaker.state(), breaker.opened(), shown.map(|(_, error)| error.to_string()))
         };
         let (round_trip, hot_key) = (self.round_trip(), self.hot_keys.lock().hot_key(now));
         let (store, shard) = (Arc::clone(&self.store), self.shard);
-        ShardSnapshot { store, shard, breaker, opened, round_trip, hot_key }
+        ShardSnapshot { store, shard, breaker, opened, round_trip, last_failure, hot_key }
     }
 
     pub(super) fn counters(&self) -> ShardCounters {
@@ -125,7 +132,8 @@ impl Shard {
 
     /// Opens the breaker because the shard is silent.
     pub(super) fn stall(&self, now: Time) {
-        let Admission { breaker, .. } = &mut *self.admission.lock();
+        let Admission { breaker, last_failure, .. } = &mut *self.admission.lock();
+        *last_failure = Some((now, StoreError::TimedOut));
         if breaker.state() == BreakerState::Closed {
             tracing::warn!(
                 store = &*self.store,
@@ -151,19 +159,24 @@ impl Shard {
         if outcome.is_ok() {
             self.note_round_trip(took);
         }
-        let Admission { breaker, .. } = &mut *self.admission.lock();
+        let Admission { breaker, last_failure, .. } = &mut *self.admission.lock();
         let before = breaker.state();
         match outcome {
             Err(error) if error.concerns_one_key() => breaker.note_key_error(),
             // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
             Ok(_) => breaker.note_success(now),
-            Err(_) => breaker.note_failure(now, rng(ask.key.bits(), now)),
+            Err(error) => {
+                breaker.note_failure(now, rng(ask.key.bits(), now));
+                *last_failure = Some((now, error.clone()));
+            }
         }
         let (store, shard) = (&*self.store, self.shard);
         match (before, breaker.state()) {
             (BreakerState::Closed, BreakerState::Open) => {
-                tracing::warn!(store, shard, "the store fails; its breaker opens");
+                let why = last_failure.as_ref().map(|(_, error)| error.to_string());
+                let why = why.unwrap_or_default();
+                tracing::warn!(store, shard, "the store fails; its breaker opens: {why}");
             }
             (BreakerState::Open | BreakerState::Probing, BreakerState::Closed) => {
                 tracing::info!(store, shard, "the store answers; its breaker closes");

@@ -111,13 +111,12 @@ impl RedisStore {
         }
     }
 
+    /// The fault, with the setting to change if it is the effect of one.
     fn explained(&self, fault: Fault) -> Fault {
-        match fault.kind {
-            Kind::Moved | Kind::AskRedirect if !self.routes() => Fault::new(
-                Kind::Refused,
-                "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster",
-            ),
-            _ => fault,
+        match fault.wrong_setting(self.routes()) {
+            Some(hint) if fault.to.is_some() => Fault::new(Kind::Refused, hint),
+            Some(hint) => fault.with_hint(hint),
+            None => fault,
         }
     }
 }

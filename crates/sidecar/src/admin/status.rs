@@ -148,13 +148,15 @@ impl Status {
             invariant::violations(),
         );
         for state in (self.shards)() {
-            let ShardSnapshot { store, shard, opened, round_trip, .. } = state;
+            let ShardSnapshot { store, shard, opened, round_trip, last_failure, .. } = state;
+            let failure = last_failure.map(|why| format!("; last failure: {why}"));
             let breaker = breaker_name(state.breaker);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 lines,
                 "shard {shard} of {store}: breaker {breaker}, opened {opened} times; \
-                 {round_trip:?} away"
+                 {round_trip:?} away{}",
+                failure.unwrap_or_default()
             );
         }
         for (counter, count) in self.counts() {
@@ -189,6 +191,7 @@ fn shard(state: &ShardSnapshot) -> Value {
         "breaker": breaker_name(state.breaker),
         "opened": state.opened,
         "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
+        "last_failure": state.last_failure,
         "hot_key": hot_key,
     })
 }

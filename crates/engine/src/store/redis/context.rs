@@ -15,7 +15,7 @@ use super::fault::{ConnectionFate, Fault, Kind};
 use super::secure::Tls;
 use super::threads::Threads;
 use crate::counter::{Count, Counter, RedisCounter};
-use crate::store::redis::settings::{Address, RedisSettings};
+use crate::store::redis::settings::{Address, RedisKind, RedisSettings};
 use crate::time::{Clock, Time};
 
 /// The shared state; one for each store.
@@ -141,11 +141,10 @@ impl StoreContext {
     /// Counts a server's error. It is logged here if the connection stays open; otherwise the task
     /// that maintains the connection logs why it ended.
     pub(super) fn note(&self, fault: &Fault, from: &Address) {
-        let meaning = fault.kind.meaning();
         let is_first = self.note_fault(fault.kind);
-        if let Some(hint) = meaning.hint
+        if let Some(hint) = fault.hint(self.settings.kind == RedisKind::Cluster)
             && is_first
-            && meaning.connection == ConnectionFate::Keeps
+            && fault.kind.meaning().connection == ConnectionFate::Keeps
         {
             tracing::error!(redis = %from, "Redis refuses asks: {}; {hint}", fault.text);
         }

@@ -139,6 +139,13 @@ const HINT_LOGIN: &str =
 const HINT_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
                             such keys; until then they alone fail";
 const HINT_REFUSED: &str = "correct what the message names; until then its keys fail";
+/// For a server that is one of a cluster, while the settings name one server.
+const HINT_NODE: &str = "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster";
+/// For a server or a proxy that does not know a command: no others than these are sent.
+const HINT_SCRIPTS: &str = "set REDIS_URL to a Redis 6.2 or later, or to a proxy in front of one, \
+                            that has EVALSHA and EVAL";
+/// That error in lower case: Redis's and Envoy's, and older Envoys'.
+const UNKNOWN_COMMANDS: [&str; 2] = ["unknown command", "unsupported command"];
 const HINT_MALFORMED: &str =
     "check that it is Redis, of version 6.2 or later, and no other client's";
 
@@ -169,6 +176,25 @@ impl Fault {
         Self::new(Kind::TimedOut, "no answer in time")
     }
 
+    /// What to do about it, if there is something to do. `routes` is whether the store knows which
+    /// node owns a key.
+    pub(super) fn hint(&self, routes: bool) -> Option<&'static str> {
+        self.wrong_setting(routes).or(self.kind.meaning().hint)
+    }
+
+    /// The setting to change, if the fault is the effect of one.
+    pub(super) fn wrong_setting(&self, routes: bool) -> Option<&'static str> {
+        let is_unknown = || {
+            let text = self.text.to_ascii_lowercase();
+            UNKNOWN_COMMANDS.iter().any(|error| text.contains(error))
+        };
+        match self.kind {
+            Kind::Moved | Kind::AskRedirect | Kind::ClusterDown if !routes => Some(HINT_NODE),
+            Kind::Refused if is_unknown() => Some(HINT_SCRIPTS),
+            _ => None,
+        }
+    }
+
     /// Returns the fault with the name of its source before its text.
     pub(super) fn at(self, whom: &str) -> Self {
         Self::new(self.kind, format!("{whom}: {}", self.text))
@@ -176,7 +202,12 @@ impl Fault {
 
     /// Returns the fault with what to check after its text.
     pub(super) fn with_hint(self, hint: &str) -> Self {
-        Self { text: shown(&format!("{}; {hint}", self.text)), ..self }
+        Self { text: shown(&format!("{}; {hint}", self.without_arguments())), ..self }
+    }
+
+    /// The text without the arguments of a command that a server does not know and repeats.
+    pub(super) fn without_arguments(&self) -> &str {
+        self.text.split(", with args").next().unwrap_or_default()
     }
 
     pub(super) fn malformed(reply: &redis::Value) -> Self {

@@ -15,11 +15,8 @@ const DEFAULT_USER: &str = "default";
 /// What Redis says to a password alone if its default user needs none.
 const NEEDS_NONE: &str = "without any password configured";
 
-/// What precedes the arguments of a command that a server does not know and repeats.
-const ARGUMENTS: &str = ", with args";
-
-/// Logs in, and selects the database of a server that has any; a sentinel has none. On success such a
-/// server has replied at least once.
+/// Logs in, and selects the database of a server that has any; a sentinel has none. On success such
+/// a server has replied at least once.
 ///
 /// A login that was refused ends the attempt: the connection is never used as another user.
 pub(super) async fn log_in(
@@ -79,7 +76,7 @@ fn okay(reply: Value) -> Result<(), Fault> {
 /// The refusal of a login, without the password: servers repeat the arguments of commands that they
 /// do not know.
 fn refusal(fault: Fault, password: &str) -> Fault {
-    let said = fault.text.split(ARGUMENTS).next().unwrap_or_default();
+    let said = fault.without_arguments();
     let text = if !password.is_empty() && said.contains(password) {
         "the login was refused".to_owned()
     } else {
