@@ -19,7 +19,6 @@ mod fault;
 pub(crate) mod fuzzing;
 mod heartbeat;
 mod log_once;
-mod login;
 mod off_map_nodes;
 mod open;
 mod reconnecting;

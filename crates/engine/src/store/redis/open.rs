@@ -1,5 +1,7 @@
 //! Opens one connection: the stream, the login, and the limit on what is read from it.
 
+mod login;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +13,6 @@ use tokio::time::Instant;
 
 use super::context::StoreContext;
 use super::fault::{Fault, Kind};
-use super::login;
 use super::reply_limit::ReplyLimit;
 use super::secure;
 use super::stages::{Stage, Stages};

@@ -5,8 +5,8 @@
 
 use redis::{Cmd, Value};
 
-use super::fault::{Fault, Kind};
-use super::open::Opened;
+use super::Opened;
+use crate::store::redis::fault::{Fault, Kind};
 use crate::store::redis::settings::Auth;
 
 /// The user of a login without a name.
