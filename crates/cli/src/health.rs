@@ -24,6 +24,7 @@ Exit status: 0 healthy, 1 not healthy, 2 the pod cannot be called.
 
 Examples:
   ratelease health
+  ratelease health --live
   ratelease health --grpc --timeout 200ms
   ratelease health --grpc 10.0.0.7:8081
   ratelease health --grpc --ca /certs/ca.crt --server-name ratelimit
@@ -31,6 +32,9 @@ Examples:
 
 /// The page to ask for, as in the reference.
 const PATH: &str = "/healthcheck";
+
+/// The page that says whether the process runs.
+const LIVE_PATH: &str = "/livez";
 
 const HTTP_OK: u16 = 200;
 
@@ -43,6 +47,9 @@ pub struct HealthFlags {
     /// HTTP address to call [default: HOST and PORT]
     #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
     http: Option<HostPort>,
+    /// Ask only whether the process runs, with or without rules: for liveness probes, which restart it
+    #[arg(long, conflicts_with = "grpc")]
+    live: bool,
     /// Call grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and
     /// GRPC_PORT]
     #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
@@ -69,7 +76,7 @@ struct Health {
 
 /// Checks the health of a pod; prints nothing if it is healthy.
 pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
-    let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
+    let HealthFlags { http, live, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
     let Health { is_healthy, target, answer } = match grpc {
         Some(target) => {
             let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
@@ -80,7 +87,8 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
         }
         None => {
             let listener = || source::resolved(|faults| listeners.http(faults));
-            ask_http(&http.map_or_else(listener, Ok)?, timeout)?
+            let path = if live { LIVE_PATH } else { PATH };
+            ask_http(&http.map_or_else(listener, Ok)?, path, timeout)?
         }
     };
     if json {
@@ -92,8 +100,8 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
     Ok(Completion::clean_if(is_healthy))
 }
 
-fn ask_http(target: &HostPort, within: Duration) -> Result<Health, CliError> {
-    let page = fetch::get(target, PATH, within)?;
+fn ask_http(target: &HostPort, path: &str, within: Duration) -> Result<Health, CliError> {
+    let page = fetch::get(target, path, within)?;
     let answer = safe::line(String::from_utf8_lossy(&page.body).trim());
     let answer: String = answer.chars().take(ANSWER_CHARS_MAX).collect();
     let answer = format!("{} {answer}", page.status);

@@ -75,7 +75,8 @@ fn pod_name() -> ObjectFieldSelector {
 /// readiness probe, which would take the pod out of service: Envoy lets requests pass while the
 /// sidecar does not answer.
 fn liveness() -> Probe {
-    let command = vec![PROGRAM.to_owned(), "health".to_owned()];
+    // Without rules a sidecar is not healthy, and a restart would bring none.
+    let command = vec![PROGRAM.to_owned(), "health".to_owned(), "--live".to_owned()];
     Probe {
         exec: Some(ExecAction { command: Some(command) }),
         period_seconds: Some(10),

@@ -81,7 +81,10 @@ fn a_pod_gets_a_native_sidecar_that_is_confined() {
         "seccompProfile": {"type": "RuntimeDefault"},
     });
     assert_eq!(sidecar["securityContext"], security);
-    assert_eq!(sidecar["livenessProbe"]["exec"]["command"], json!(["/bin/ratelease", "health"]));
+    assert_eq!(
+        sidecar["livenessProbe"]["exec"]["command"],
+        json!(["/bin/ratelease", "health", "--live"])
+    );
     for absent in ["startupProbe", "readinessProbe", "lifecycle"] {
         assert!(sidecar[absent].is_null(), "{absent} would keep the pod from starting or serving");
     }
