@@ -1,6 +1,6 @@
 //! Parses a YAML file to a tree in which every node has a place.
 //!
-//! Only the first document is read, as in the reference. Aliases are kept as aliases: the nodes
+//! A file is one document: of further ones, which the reference drops, the first is a fault. Aliases are kept as aliases: the nodes
 //! they stand for are shared, never copied, so a tree is never larger than its file.
 
 use std::borrow::Cow;
@@ -13,7 +13,7 @@ use crate::fault::{Place, excerpt};
 use crate::memory::Memory;
 use crate::scalar::Meaning;
 
-/// The first document of a file.
+/// The document of a file.
 #[derive(Debug)]
 pub(crate) struct Document<'s> {
     nodes: Nodes<'s>,
@@ -110,6 +110,7 @@ impl<'s> Document<'s> {
             };
             let (event, span) = event.map_err(|error| syntax_fault(&error, text))?;
             if matches!(event, Event::DocumentEnd | Event::StreamEnd) {
+                refuse_second(parser, &ahead, memory)?;
                 break;
             }
             builder.accept(event, span.start)?;
@@ -197,6 +198,34 @@ impl<'s> Nodes<'s> {
         memory.push(self.pieces.last_mut()?, node)?;
         self.len += 1;
         Some(())
+    }
+}
+
+/// Refuses a second document with anything in it: it would be dropped without a word.
+fn refuse_second(
+    mut parser: Parser<'_, CharInput<'_>>,
+    ahead: &Ahead,
+    memory: &Memory,
+) -> Result<(), Refusal> {
+    loop {
+        let scanned = ahead.scan(memory, || parser.next_event());
+        let Some(event) = scanned.ok_or_else(|| (Place::START, memory.refusal()))? else {
+            return Ok(());
+        };
+        let place = match event {
+            Ok((Event::StreamStart | Event::StreamEnd, _)) => continue,
+            Ok((Event::DocumentStart(_) | Event::DocumentEnd, _)) => continue,
+            // Nothing follows the line of dashes.
+            Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))
+                if matches!(&*text, "" | "~") =>
+            {
+                continue;
+            }
+            Ok((_, span)) => place_of(span.start),
+            Err(error) => place_of(*error.marker()),
+        };
+        let why = "a second document, of which nothing is read; put it in a file of its own";
+        return Err((place, why.to_owned()));
     }
 }
 

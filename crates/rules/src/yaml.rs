@@ -35,10 +35,10 @@ pub enum YamlKind {
     Map(Vec<(Yaml, Yaml)>),
 }
 
-/// Reads the first document of `source`; `None` if it is empty.
+/// Reads the document of `source`; `None` if it is empty.
 ///
 /// # Errors
-/// Every syntax fault.
+/// Every syntax fault; a second document is one.
 pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
     let findings = Findings::default();
     findings.begin(&source.name);

@@ -46,8 +46,22 @@ fn aliases_share_the_node_of_their_anchor() {
 }
 
 #[test]
-fn only_the_first_document_is_read() {
-    assert_eq!(outline("a: 1\n---\n]["), "1:1{1:1'a'=1:4'1'}");
+fn a_second_document_is_refused_where_it_begins_unless_there_is_nothing_in_it() {
+    for text in ["a: 1\n---\n", "a: 1\n...\n---\n# none\n---\n...\n", "--- {a: 1}\n---"] {
+        assert!(outline(text).contains("'a'"), "{text}");
+    }
+    for (text, line) in [
+        ("a: 1\n---\nb: 2\n", 3),
+        ("a: 1\n---\n---\n- b\n", 4),
+        ("a: 1\n---\n# c\n'b'\n", 4),
+        ("---\n---\na: 1\n", 3),
+        ("a: 1\n---\n][", 3),
+        ("a: 1\n...\n---\n&x\n", 3),
+    ] {
+        let (place, why) = Document::parse(text, &Memory::default()).unwrap_err();
+        assert!(why.starts_with("a second document, "), "{text}: {why}");
+        assert!(place.line >= line, "{text}: {place:?}");
+    }
     assert_eq!(outline("# none\n"), "");
     assert_eq!(outline(""), "");
 }
