@@ -14,7 +14,10 @@ use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::Entry;
+use ratelease_rules::{Allowance, Lookup, Rules};
 use ratelease_tls::ServerFiles;
+use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tracing::error;
@@ -308,13 +311,96 @@ fn banner(
         Some(listener) => format!(", metrics on {}", bind::local_address(listener)?),
         None => String::new(),
     };
-    let rules = published.current().map_or(0, |rules| rules.len());
-    let entry = r#"{"key":"generic_key","value":"hello"}"#;
-    let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
+    let rules = published.current();
+    let try_first = rules.as_ref().and_then(|rules| example(rules)).map(|sample| {
+        let at = bind::reachable_address(http);
+        format!("; try: curl -H 'content-type: application/json' -d '{sample}' http://{at}/json")
+    });
+    let rules = match rules {
+        Some(rules) => rules.len().to_string(),
+        None => "none yet".to_owned(),
+    };
     Ok(format!(
         "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; rules: \
-         {rules}; try: curl -H 'content-type: application/json' -d '{sample}' http://{}/json",
+         {rules}{}",
         bound.grpc_at,
-        bind::reachable_address(http)
+        try_first.unwrap_or_default()
     ))
+}
+
+/// Maximum number of requests of which one is looked for that has a limit.
+const EXAMPLES_MAX: usize = 1000;
+
+/// A request, as JSON for a shell's single quotes, that these rules answer by a limit: that of the
+/// rules which come with the program, or else of the first rule that one is found for.
+fn example(rules: &Rules) -> Option<String> {
+    let shipped = ("demo", vec![("generic_key", "hello")]);
+    let found = rules.iter().filter_map(|rule| {
+        let mut parts = rule.path_parts();
+        Some((parts.next()?, parts.collect::<Vec<_>>()))
+    });
+    let possible = found.flat_map(|(domain, parts)| {
+        entries_of(&parts).into_iter().map(move |entries| (domain, entries))
+    });
+    let mut all = std::iter::once(shipped).chain(possible).take(EXAMPLES_MAX);
+    all.find_map(|(domain, entries)| {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        let Lookup::Rule(rule) = rules.find(domain, &entries) else { return None };
+        matches!(rule.allowance, Allowance::Limited(_)).then_some(())?;
+        let entry =
+            |it: &Entry<'_>| format!(r#"{{"key":{},"value":{}}}"#, json!(it.key), json!(it.value));
+        let (domain, entries) = (json!(domain), entries.iter().map(entry).collect::<Vec<_>>());
+        let entries = entries.join(",");
+        let sample = format!(r#"{{"domain":{domain},"descriptors":[{{"entries":[{entries}]}}]}}"#);
+        (!sample.contains('\'')).then_some(sample)
+    })
+}
+
+/// The entries that the levels of a rule's path may stand for: each is a key with any value, or a
+/// key and a value that are joined by one of its underscores.
+fn entries_of<'p>(parts: &[&'p str]) -> Vec<Vec<(&'p str, &'p str)>> {
+    let mut all = vec![Vec::new()];
+    for part in parts {
+        let split = part
+            .match_indices('_')
+            .filter_map(|(at, _)| Some((part.get(..at)?, part.get(at + 1..)?)));
+        let choices: Vec<_> = split.chain([(*part, "hello")]).collect();
+        let longer = all.iter().flat_map(|former| {
+            choices.iter().map(move |choice| [former.as_slice(), &[*choice]].concat())
+        });
+        all = longer.take(EXAMPLES_MAX).collect();
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use ratelease_rules::{Options, Source, load};
+
+    use super::*;
+
+    #[test]
+    fn the_example_is_a_request_that_the_rules_limit_or_none() {
+        let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+        for (descriptors, expected) in [
+            (format!("{{key: user, {limit}}}"), Some(r#"{"key":"user","value":"hello"}"#)),
+            (format!("{{key: a_b, value: c_d, {limit}}}"), Some(r#"{"key":"a_b","value":"c_d"}"#)),
+            (
+                format!("{{key: a, descriptors: [{{key: b, value: c, {limit}}}]}}"),
+                Some(r#"{"key":"a","value":"hello"},{"key":"b","value":"c"}"#),
+            ),
+            (format!("{{key: a, value: \"it's\", {limit}}}"), None),
+            ("{key: a, rate_limit: {unlimited: true}}".to_owned(), None),
+            ("{key: a}".to_owned(), None),
+        ] {
+            let text = format!("domain: shop\ndescriptors: [{descriptors}]\n").into_bytes();
+            let source = Source { name: "a.yaml".to_owned(), text };
+            let rules = load(&[source], Options::default()).unwrap().rules;
+            let expected = expected.map(|entries| {
+                format!(r#"{{"domain":"shop","descriptors":[{{"entries":[{entries}]}}]}}"#)
+            });
+            assert_eq!(example(&rules), expected, "{descriptors}");
+        }
+        assert_eq!(example(&Rules::default()), None);
+    }
 }
