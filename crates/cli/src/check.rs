@@ -6,7 +6,7 @@ mod snippet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ratelease_rules::{self as rules, Fault, Options, Source};
+use ratelease_rules::{self as rules, Fault, Found, Options, Place, Source};
 
 use crate::out::{CliResult, Completion, Out, OutFlags};
 use crate::settings::{Role, RulesDirFlags};
@@ -59,8 +59,8 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let default = std::slice::from_ref(&dir.dir);
     let paths = if flags.paths.is_empty() { default } else { &flags.paths };
-    let sources = source::read(paths, dir.reading())?;
-    let report = check(&sources, dir.options.clone());
+    let Found { sources, left_out } = source::find(paths, dir.reading())?;
+    let report = check(&sources, left_out, dir.options.clone());
     match flags.format {
         _ if flags.out.json => out.json(&report.json())?,
         Format::Json => out.json(&report.json())?,
@@ -71,7 +71,7 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
     Ok(Completion::clean_if(report.is_good(least)))
 }
 
-fn check(sources: &[Source], options: Options) -> Report {
+fn check(sources: &[Source], left_out: Vec<(String, &str)>, options: Options) -> Report {
     let finding = |severity| {
         move |fault: &Fault| {
             let mut fault = fault.clone();
@@ -96,6 +96,11 @@ fn check(sources: &[Source], options: Options) -> Report {
             (findings, unlisted, None)
         }
     };
+    findings.extend(left_out.into_iter().map(|(file, why)| {
+        let Place { line, column } = Place::START;
+        let fault = Fault { file, line, column, message: why.to_owned() };
+        Finding { severity: Severity::Warning, fault }
+    }));
     findings.sort_by(|a, b| a.fault.cmp(&b.fault));
     Report { files: sources.len(), rules, findings, unlisted }
 }

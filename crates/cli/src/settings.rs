@@ -137,7 +137,7 @@ impl Settings {
         let mut warnings = reference::check(env, &mut faults);
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.grpc_tls.warning());
-        warnings.extend(flags.store.warning());
+        warnings.extend(flags.store.warning(role));
         warnings.extend(store.as_ref().and_then(unchecked_redis));
         warnings.extend(xds.as_ref().and_then(Option::as_ref).and_then(headers_in_plaintext));
         warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));

@@ -4,10 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ratelease_rules::{
-    self as rules, Dotfiles, Faults as RuleFaults, Options, ReadError, RuleLocations, Rules, Source,
+    self as rules, Dotfiles, Endings, Faults as RuleFaults, Found, Options, ReadError,
+    RuleLocations, Rules, Source,
 };
 
-use crate::out::CliError;
+use crate::out::{CliError, eprint_line};
 use crate::safe::Safe;
 use crate::settings::{Faults, Reading};
 
@@ -35,7 +36,10 @@ pub fn read_file(path: &Path) -> Result<Source, CliError> {
     if is_stdin(path) {
         return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
     }
-    let only = if path.is_dir() { None } else { rules::read_path(path, Dotfiles::Read)?.pop() };
+    let only = match path.is_dir() {
+        true => None,
+        false => rules::read_path(path, Dotfiles::Read, Endings::Any)?.sources.pop(),
+    };
     only.ok_or_else(|| {
         CliError::new(format_args!(
             "{}: is a directory; name the files in it",
@@ -46,13 +50,25 @@ pub fn read_file(path: &Path) -> Result<Source, CliError> {
 
 /// Reads the rule files of all `paths`, which may include directories and standard input. The name
 /// of each source is its path, relative to the current directory unless its argument is absolute.
+/// Says on standard error what is left out.
 pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError> {
-    let mut sources = Vec::new();
+    let Found { sources, left_out } = find(paths, reading)?;
+    for (name, why) in left_out {
+        eprint_line(format_args!("{}: {why}", Safe(name)));
+    }
+    Ok(sources)
+}
+
+/// As [`read`], and returns what is left out.
+pub fn find(paths: &[PathBuf], reading: Reading) -> Result<Found, CliError> {
+    let Found { mut sources, mut left_out } = Found::default();
     for path in paths {
         if is_stdin(path) {
             sources.push(read_file(path)?);
         } else {
-            sources.extend(rules::read_path(path, reading.dotfiles)?);
+            let found = rules::read_path(path, reading.dotfiles, reading.endings)?;
+            sources.extend(found.sources);
+            left_out.extend(found.left_out);
         }
     }
     // A file that was named twice is read once.
@@ -65,7 +81,9 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError
             Safe(paths.join(", "))
         )));
     }
-    Ok(sources)
+    left_out.sort();
+    left_out.dedup();
+    Ok(Found { sources, left_out })
 }
 
 /// Loads rules; any fault is an error.

@@ -1,6 +1,6 @@
 //! Reads the rule files of a directory.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -31,9 +31,6 @@ pub enum ReadError {
     /// This process has no permission to read the path.
     #[error("{}: permission denied; let the user of this process read it", .0.display())]
     Denied(PathBuf),
-    /// A symlink leads back to a directory that contains it.
-    #[error("{}: leads back to a directory above it; remove the link", .0.display())]
-    Loop(PathBuf),
     /// Directories are nested more than 16 deep.
     #[error("{}: lies deeper than {DIRECTORY_DEPTH_MAX} directories; move it up", .0.display())]
     TooDeep(PathBuf),
@@ -56,6 +53,25 @@ pub enum ReadError {
     },
 }
 
+/// Which files are rule files, by the end of their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endings {
+    /// Those that end in `.yaml` or `.yml`.
+    Yaml,
+    /// All of them, as for the reference.
+    Any,
+}
+
+/// What a directory holds.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The rule files, in order of their names.
+    pub sources: Vec<Source>,
+    /// What is not loaded though it may have been meant to be: its path below the directory, and
+    /// why. At most 100.
+    pub left_out: Vec<(String, &'static str)>,
+}
+
 /// What becomes of files and directories whose name begins with a dot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dotfiles {
@@ -65,19 +81,34 @@ pub enum Dotfiles {
     Skip,
 }
 
-/// Reads every `*.yaml` and `*.yml` file under `dir`, in order of its path below `dir`, which
-/// becomes its name. Follows symlinks. Skips names that start with `..`, which Kubernetes uses for
-/// its own entries, and, with [`Dotfiles::Skip`], all names that start with `.`. Of a file that is
-/// too large to load, reads only one byte more than the maximum.
+/// Maximum number of files of which it is told why they are not loaded.
+const LEFT_OUT_MAX: usize = 100;
+/// Why a file is not loaded.
+const OTHER_ENDING: &str =
+    "is not loaded: the names of rule files end in .yaml or .yml; rename it, or move it elsewhere";
+const DANGLING: &str = "is a link to nothing, or to itself, and is not loaded; remove it";
+const LOOP: &str = "leads back to a directory above it, and is not followed; remove the link";
+
+/// Reads every rule file under `dir`, in order of its path below `dir`, which becomes its name.
+/// Follows symlinks; those that lead nowhere, or back, are left out. Skips names that start with
+/// `..`, which Kubernetes uses for its own entries, and, with [`Dotfiles::Skip`], all names that
+/// start with `.`. Of a file that is too large to load, reads only one byte more than the maximum.
 ///
 /// # Errors
 /// The first path that cannot be read, or the ceiling that was exceeded. Finding no file is not an
 /// error.
-pub fn read_directory(dir: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, ReadError> {
-    let mut walk = Walk { dir, dotfiles, above: Vec::new(), entries: 0, files: Vec::new() };
+pub fn read_directory(
+    dir: &Path,
+    dotfiles: Dotfiles,
+    endings: Endings,
+) -> Result<Found, ReadError> {
+    let (files, left_out) = (Vec::new(), Vec::new());
+    let mut walk = Walk { dir, dotfiles, endings, above: Vec::new(), entries: 0, files, left_out };
     walk.directory(dir, "")?;
-    let Walk { mut files, .. } = walk;
+    let Walk { mut files, mut left_out, .. } = walk;
     files.sort();
+    left_out.sort();
+    left_out.truncate(LEFT_OUT_MAX);
     let mut bytes = 0;
     let mut sources = Vec::with_capacity(files.len());
     for (name, path) in files {
@@ -88,7 +119,7 @@ pub fn read_directory(dir: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, Rea
         }
         sources.push(Source { name, text });
     }
-    Ok(sources)
+    Ok(Found { sources, left_out })
 }
 
 /// Reads the path that a user named: the rule files of a directory, as [`read_directory`] does, or
@@ -97,17 +128,19 @@ pub fn read_directory(dir: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, Rea
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn read_path(path: &Path, dotfiles: Dotfiles) -> Result<Vec<Source>, ReadError> {
+pub fn read_path(path: &Path, dotfiles: Dotfiles, endings: Endings) -> Result<Found, ReadError> {
     let metadata = fs::metadata(path).map_err(|error| ReadError::at(path, error))?;
     if metadata.is_dir() {
-        let mut sources = read_directory(path, dotfiles)?;
-        for source in &mut sources {
-            source.name = path.join(&source.name).to_string_lossy().into_owned();
+        let mut found = read_directory(path, dotfiles, endings)?;
+        let sources = found.sources.iter_mut().map(|source| &mut source.name);
+        for name in sources.chain(found.left_out.iter_mut().map(|(name, _)| name)) {
+            *name = path.join(&*name).to_string_lossy().into_owned();
         }
-        return Ok(sources);
+        return Ok(found);
     }
     let text = read_file(path).map_err(|error| ReadError::at(path, error))?;
-    Ok(vec![Source { name: path.to_string_lossy().into_owned(), text }])
+    let sources = vec![Source { name: path.to_string_lossy().into_owned(), text }];
+    Ok(Found { sources, ..Found::default() })
 }
 
 /// Reads `from` to its end and returns it as a source called `name`. Of a text that is too large to
@@ -137,11 +170,13 @@ fn too_large(dir: &Path, what: String) -> ReadError {
 struct Walk<'a> {
     dir: &'a Path,
     dotfiles: Dotfiles,
+    endings: Endings,
     /// Device and inode of the enclosing directories, outermost first.
     above: Vec<(u64, u64)>,
     entries: usize,
     /// Name and path of each file found.
     files: Vec<(String, PathBuf)>,
+    left_out: Vec<(String, &'static str)>,
 }
 
 // === impl Walk ===
@@ -152,7 +187,8 @@ impl Walk<'_> {
         let metadata = fs::metadata(path).map_err(|error| ReadError::at(path, error))?;
         let identity = (metadata.dev(), metadata.ino());
         if self.above.contains(&identity) {
-            return Err(ReadError::Loop(path.to_owned()));
+            self.left_out.push((prefix.trim_end_matches('/').to_owned(), LOOP));
+            return Ok(());
         }
         if self.above.len() == DIRECTORY_DEPTH_MAX {
             return Err(ReadError::TooDeep(path.to_owned()));
@@ -174,24 +210,44 @@ impl Walk<'_> {
         if name.starts_with("..") || (self.dotfiles == Dotfiles::Skip && name.starts_with('.')) {
             return Ok(());
         }
-        let is_rules = name.ends_with(".yaml") || name.ends_with(".yml");
-        let kind = match fs::metadata(path) {
-            Ok(metadata) => Some(metadata).filter(|m: &Metadata| m.is_dir() || m.is_file()),
-            // A dangling link, or a file that was removed meanwhile. It matters only for a rule
-            // file.
-            Err(_) if !is_rules => None,
-            Err(error) => return Err(ReadError::at(path, error)),
-        };
+        let is_rules =
+            self.endings == Endings::Any || name.ends_with(".yaml") || name.ends_with(".yml");
+        // Documentation beside rules is not meant to be loaded.
+        let is_odd = !is_rules && !name.ends_with(".md");
         let name = format!("{prefix}{name}");
-        match kind {
-            Some(metadata) if metadata.is_dir() => self.directory(path, &format!("{name}/")),
-            Some(_) if is_rules && self.files.len() == FILES_MAX => {
-                Err(too_large(self.dir, format!("{FILES_MAX} rule files")))
+        let metadata = match fs::metadata(path) {
+            Ok(metadata) => metadata,
+            Err(error) => return self.unreadable(path, name, is_rules, error),
+        };
+        if metadata.is_dir() {
+            return self.directory(path, &format!("{name}/"));
+        }
+        if metadata.is_file() && is_odd {
+            self.left_out.push((name, OTHER_ENDING));
+        } else if metadata.is_file() && is_rules {
+            if self.files.len() == FILES_MAX {
+                return Err(too_large(self.dir, format!("{FILES_MAX} rule files")));
             }
-            Some(_) if is_rules => {
-                self.files.push((name, path.to_owned()));
+            self.files.push((name, path.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Leaves out a link that leads nowhere, and a file that was removed meanwhile.
+    fn unreadable(
+        &mut self,
+        path: &Path,
+        name: String,
+        is_rules: bool,
+        error: io::Error,
+    ) -> Result<(), ReadError> {
+        match fs::symlink_metadata(path) {
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(it) if it.is_symlink() && error.kind() != io::ErrorKind::PermissionDenied => {
+                self.left_out.push((name, DANGLING));
                 Ok(())
             }
+            _ if is_rules => Err(ReadError::at(path, error)),
             _ => Ok(()),
         }
     }

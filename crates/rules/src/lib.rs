@@ -63,7 +63,7 @@ pub use attachment::Attachment;
 pub use compile::{
     Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations, load_within,
 };
-pub use directory::{Dotfiles, ReadError, read_directory, read_from, read_path};
+pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults, Place, excerpt};
 pub use lease::{LeaseTerms, Leasing};

@@ -1,7 +1,7 @@
 //! The rules in force, and the results of their loads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
@@ -25,6 +25,7 @@ pub struct CurrentRules {
     changes: channel::Sender<u64>,
     loads: channel::Sender<Loads>,
     is_from_snapshot: AtomicBool,
+    files_left_out: AtomicUsize,
     panics: AtomicU64,
     ages: Mutex<Ages>,
     compiled: Mutex<Compilation>,
@@ -57,6 +58,7 @@ impl CurrentRules {
             changes: channel::Sender::new(0),
             loads: channel::Sender::new(Loads::default()),
             is_from_snapshot: AtomicBool::new(false),
+            files_left_out: AtomicUsize::new(0),
             panics: AtomicU64::new(0),
             ages: Mutex::default(),
             compiled: Mutex::default(),
@@ -150,6 +152,16 @@ impl CurrentRules {
     /// Whether the rules in force are those of a snapshot.
     pub fn is_from_snapshot(&self) -> bool {
         self.is_from_snapshot.load(Ordering::Relaxed)
+    }
+
+    /// Records how many files of the source were not taken for rules though they may be meant so.
+    pub fn note_files_left_out(&self, count: usize) {
+        self.files_left_out.store(count, Ordering::Relaxed);
+    }
+
+    /// Number of files that the last reading left out.
+    pub fn files_left_out(&self) -> usize {
+        self.files_left_out.load(Ordering::Relaxed)
     }
 
     /// Records the time from a change of the source until its rules were in force.

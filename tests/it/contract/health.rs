@@ -73,10 +73,9 @@ async fn health_follows_the_rules_where_asked_to() {
     pod.write("d.yaml", RULES);
     until(true).await;
     pod.write("d.yaml", "domain: [");
-    pod.loaded(2, 1).await;
+    // The load that found no file at all counts as refused too.
+    pod.loaded(2, 2).await;
     until(true).await;
-    pod.remove("d.yaml");
-    until(false).await;
 }
 
 /// In the reference, a first load that fails is no reason to be unhealthy.
@@ -100,4 +99,32 @@ async fn health_with_refused_rules_is_well_under_the_name_of_the_reference_alone
     let client = probe(&pod).await;
     until(&pod.process, &pod, &client, true).await;
     assert_eq!(path(&pod, "/readyz").await.0, 503);
+}
+
+/// The end of V9: in the reference a load that finds no file takes all rules away. Under its own
+/// name ratelease keeps the last good ones.
+#[tokio::test]
+async fn health_with_the_last_rule_file_removed_is_the_references_under_its_name_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let program = root.path().join("ratelimit");
+    std::os::unix::fs::symlink(BINARY, &program).unwrap();
+    for is_reference in [false, true] {
+        let dir = root.path().join("config");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("d.yaml"), RULES).unwrap();
+        let env = [
+            ("RUNTIME_ROOT", root.path().to_str().unwrap()),
+            ("USE_STATSD", "false"),
+            ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
+        ];
+        let mut command = leashed(if is_reference { program.as_path() } else { BINARY.as_ref() });
+        command.arg("serve");
+        let pod = Ratelease::run(command, &[], &env);
+        pod.ready().await;
+        let client = probe(&pod).await;
+        until(&pod.process, &pod, &client, true).await;
+        std::fs::remove_file(dir.join("d.yaml")).unwrap();
+        pod.logs("has no rule files; put the rules there").await;
+        until(&pod.process, &pod, &client, !is_reference).await;
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ratelease_rules::{DomainStores, Dotfiles, Options, StoreNames};
+use ratelease_rules::{DomainStores, Dotfiles, Endings, Options, StoreNames};
 
 use super::fault::{Expected, Fault, Faults};
 use super::group::Flags;
@@ -27,6 +27,8 @@ pub struct RulesSource {
     pub watch_root: Option<PathBuf>,
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
+    /// Which files are rule files.
+    pub endings: Endings,
     /// How rules are compiled.
     pub options: Options,
     /// What the process needs to be healthy.
@@ -59,6 +61,8 @@ pub struct RulesDir {
     pub root: Option<PathBuf>,
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
+    /// Which files are rule files.
+    pub endings: Endings,
     /// How rules are compiled.
     pub options: Options,
 }
@@ -68,6 +72,8 @@ pub struct RulesDir {
 pub struct Reading {
     /// Whether files and directories whose name begins with a dot are read.
     pub dotfiles: Dotfiles,
+    /// Which files are rule files.
+    pub endings: Endings,
     /// How rules are compiled.
     pub options: Options,
 }
@@ -156,11 +162,12 @@ impl RulesFlags {
         let watch_root = self.serve.get(&RUNTIME_WATCH_ROOT, faults);
         let needs_domain = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
         let force_start = self.serve.get(&FORCE_START_WITHOUT_INITIAL_CONFIG, faults);
-        let RulesDir { dir, root, dotfiles, options } = dir?;
+        let RulesDir { dir, root, dotfiles, endings, options } = dir?;
         Some(RulesSource {
             dir,
             watch_root: root.filter(|_| watch_root == Some(true)),
             dotfiles,
+            endings,
             options,
             healthy_with: HealthyWith::of(role, needs_domain?, force_start?),
             force_start: force_start?,
@@ -198,7 +205,7 @@ impl ReadingFlags {
             stores: stores?,
             domain_stores: domain_stores?,
         };
-        Some(Reading { dotfiles: dotfiles?, options })
+        Some(Reading { dotfiles: dotfiles?, endings: Endings::Yaml, options })
     }
 
     fn domain_stores(&self, stores: &StoreNames, faults: &mut Faults) -> Option<DomainStores> {
@@ -219,8 +226,8 @@ impl ReadingFlags {
 impl RulesDir {
     /// Returns how the files are read.
     pub fn reading(&self) -> Reading {
-        let Self { dotfiles, options, .. } = self;
-        Reading { dotfiles: *dotfiles, options: options.clone() }
+        let Self { dotfiles, endings, options, .. } = self;
+        Reading { dotfiles: *dotfiles, endings: *endings, options: options.clone() }
     }
 }
 
@@ -229,9 +236,13 @@ impl RulesDir {
 impl RulesDirFlags {
     /// Resolves the flags with the defaults of `role`.
     pub fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
-        let Reading { dotfiles, options } = self.reading.resolve(faults)?;
+        let Reading { dotfiles, options, .. } = self.reading.resolve(faults)?;
         let (dir, root) = self.directory(role);
-        Some(RulesDir { dir, root, dotfiles, options })
+        let endings = match role {
+            Role::Ratelease => Endings::Yaml,
+            Role::Ratelimit => Endings::Any,
+        };
+        Some(RulesDir { dir, root, dotfiles, endings, options })
     }
 
     /// Returns the directory, and the `RUNTIME_ROOT` from which it was derived.

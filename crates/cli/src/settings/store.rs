@@ -12,6 +12,7 @@ use super::fault::{Expected, Fault, Faults, flag_name};
 use super::group::{Flags, GroupOptions, Values};
 use super::redis::{PerSecondRedisTable, REDIS_TIMEOUT, REDIS_URL, RawRedis, RedisTable};
 use super::redis_tls::{self, RedisTlsFlags};
+use super::role::Role;
 use super::rules::REDIS_STORES;
 use super::table::{Group, Names, OptionalSetting, Row, Setting, optional, settings, switch};
 
@@ -106,16 +107,22 @@ impl StoreFlags {
         self.store.text(&CACHE_KEY_PREFIX).unwrap_or_default()
     }
 
-    /// Returns a warning if there are settings for Redis but no Redis.
-    pub(super) fn warning(&self) -> Option<String> {
+    /// Returns a warning if there are settings for Redis but no Redis, or if the reference, which
+    /// does not start without one, was to be replaced.
+    pub(super) fn warning(&self, role: Role) -> Option<String> {
         let is_changed = |row: &Row| self.redis.is_changed(row);
         // The reference's deployments set a timeout in any case.
         let mut others = RedisTable::ROWS.iter().filter(|row| row.name != REDIS_TIMEOUT.row.name);
-        (others.any(is_changed) && !is_changed(&REDIS_URL.row)).then(|| {
-            "REDIS_URL: not set though other settings of Redis are; counts are kept in the memory \
-             of this process and not shared"
-                .to_owned()
-        })
+        let why = match others.any(is_changed) {
+            _ if is_changed(&REDIS_URL.row) => return None,
+            true => " though other settings of Redis are",
+            false if role == Role::Ratelimit => "",
+            false => return None,
+        };
+        Some(format!(
+            "REDIS_URL: not set{why}; counts are kept in the memory of this process and not \
+             shared, so that each pod admits whole limits"
+        ))
     }
 }
 

@@ -66,8 +66,8 @@ mod tests {
     #[test]
     fn each_rule_is_found_by_its_request() {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/rules");
-        let sources = ratelease_rules::read_path(dir.as_ref(), ratelease_rules::Dotfiles::Skip);
-        let sources = sources.unwrap();
+        let (skip, yaml) = (ratelease_rules::Dotfiles::Skip, ratelease_rules::Endings::Yaml);
+        let sources = ratelease_rules::read_path(dir.as_ref(), skip, yaml).unwrap().sources;
         let rules = load(&sources, Options::default()).unwrap().rules;
         let requests = requests(&sources, "unique").unwrap();
         let mut found: Vec<_> = requests

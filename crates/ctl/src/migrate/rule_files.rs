@@ -7,7 +7,7 @@ use ratelease_cli::migration::EnvironmentReview;
 use ratelease_cli::out::CliError;
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::RulesSource;
-use ratelease_rules::{self as rules, Dotfiles, Fault, Rules, Source};
+use ratelease_rules::{self as rules, Dotfiles, Endings, Fault, Rules, Source};
 
 use super::deployment::Deployment;
 
@@ -80,9 +80,9 @@ fn unread(why: &str, action: &str) -> RulesReview {
 }
 
 fn of_directory(dir: &Path, reading: &RulesSource) -> Result<RulesReview, CliError> {
-    let sources = rules::read_path(dir, reading.dotfiles)?;
+    let found = rules::read_path(dir, reading.dotfiles, Endings::Yaml)?;
     let others = if dir.is_dir() { others(dir, reading.dotfiles) } else { Vec::new() };
-    Ok(compile(dir.display().to_string(), &sources, others, reading))
+    Ok(compile(dir.display().to_string(), &found.sources, others, reading))
 }
 
 /// Files of a directory that the reference loads, and ratelease does not because of their names.
@@ -112,7 +112,8 @@ fn compile(
     let mut review = RulesReview { origin, files: sources.len(), ..RulesReview::default() };
     for other in others {
         let what = format!(
-            "{}: the reference loads it, ratelease only *.yaml and *.yml",
+            "{}: the reference loads it, and so does ratelease as ratelimit; else only *.yaml and \
+             *.yml",
             Safe(other.display())
         );
         review.differences.push((what, "if it has rules, rename it; else leave it".to_owned()));

@@ -116,7 +116,9 @@ descriptors:
 #[test]
 fn the_sample_rules_load_without_a_warning() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config/rules");
-    let loaded = load(&read_directory(&dir, Dotfiles::Skip).unwrap(), NO_MERGE).unwrap();
+    let loaded =
+        load(&read_directory(&dir, Dotfiles::Skip, Endings::Yaml).unwrap().sources, NO_MERGE)
+            .unwrap();
     assert_eq!(loaded.warnings, []);
     let table = [
         ("demo", "generic_key=demo", "1000 SECOND"),

@@ -78,6 +78,12 @@ impl MetricsSources {
         let mut loads = Family::new("ratelease_rules_loads_total", Kind::Counter, help);
         loads.push(vec![("result", "ok".into())], Value::Count(ok));
         loads.push(vec![("result", "refused".into())], Value::Count(refused));
+        let left_out = single(
+            "ratelease_rules_files_left_out",
+            Kind::Gauge,
+            "Files of the rules directory that are not loaded, because of their names or as links.",
+            Value::Count(published.files_left_out() as u64),
+        );
         let reference = |name, help, count| single(name, Kind::Unsuffixed, help, count);
         vec![
             reference(
@@ -91,6 +97,7 @@ impl MetricsSources {
                 Value::Count(refused),
             ),
             loads,
+            left_out,
         ]
     }
 

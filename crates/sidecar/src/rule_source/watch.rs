@@ -291,12 +291,14 @@ impl<L: Load> Watch<L> {
         log: impl FnOnce(&[String]),
     ) -> Option<Result<FirstLoad, LoadError>> {
         self.arm(cause);
-        let LoadOutcome::Changed(loaded) = load::load(&mut self.load, self.known) else {
+        let outcome = load::load(&mut self.load, self.known);
+        self.published.note_files_left_out(self.load.left_out());
+        let LoadOutcome::Changed(loaded) = outcome else {
             self.load.note_outcome(None);
             return None;
         };
         let Loaded { digest, sources, result } = *loaded;
-        let Terms { is_trial, is_partial, left_out } = self.load.terms();
+        let Terms { is_trial, is_partial, nothing, left_out } = self.load.terms();
         // What was neither put in force nor reported is loaded again when it is found again.
         let is_settled = if result.is_ok() { !is_partial } else { !is_trial };
         self.known = is_settled.then_some(digest);
@@ -346,6 +348,10 @@ impl<L: Load> Watch<L> {
             if let Some(snapshot) = &self.snapshot {
                 snapshot.set_sources(sources);
             }
+        }
+        if let Some(fault) = nothing {
+            warn!("rules: nothing is limited: {fault}");
+            self.published.refuse(fault);
         }
         if !left_out.is_empty() {
             self.published.note_left_out(left_out.join("\n"));

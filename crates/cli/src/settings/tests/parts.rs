@@ -134,6 +134,8 @@ fn switches_of_the_rules_are_read() {
     assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::Domain, true));
     let rules = good("ratelimit", &[]).rules;
     assert!(rules.dotfiles == Dotfiles::Read && !rules.options.merge_domains);
+    assert_eq!(rules.endings, Endings::Any, "as the reference, which loads every file");
+    assert_eq!(good("ratelease serve", &[]).rules.endings, Endings::Yaml);
     assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::FirstLoad, false));
     let forced = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
     assert_eq!(good("ratelimit", &forced).rules.healthy_with, HealthyWith::Nothing);

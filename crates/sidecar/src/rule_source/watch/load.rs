@@ -37,6 +37,11 @@ pub trait Load: Send + 'static {
         Terms::default()
     }
 
+    /// Number of files that the last reading did not take for rules though they may be meant so.
+    fn left_out(&self) -> usize {
+        0
+    }
+
     /// Receives the outcome of the last reading: success if its rules are in force, otherwise all
     /// its faults; `None` if nothing had changed.
     fn note_outcome(&mut self, _outcome: Option<Result<(), Vec<String>>>) {}
@@ -54,6 +59,8 @@ pub struct Terms {
     pub is_trial: bool,
     /// Good rules are not in force yet: the reader waits for more sources.
     pub is_partial: bool,
+    /// Why good rules are none at all, if they are not meant to be: reported as a failed load too.
+    pub nothing: Option<String>,
     /// The faults of sources that the reader left out: they stay the last fault beside good rules.
     pub left_out: Vec<String>,
 }

@@ -204,7 +204,7 @@ impl RuleSet {
         let left_out = each.filter(|(_, new)| !**new).filter_map(|(it, _)| it.refused_faults());
         let left_out = left_out.flatten().cloned().collect();
         let is_partial = !self.is_whole(newest);
-        self.pusher.push(Ok(sources), Terms { is_trial, is_partial, left_out }).await
+        self.pusher.push(Ok(sources), Terms { is_trial, is_partial, left_out, nothing: None }).await
     }
 
     /// Accepts the newest sets of a candidate that is in force, and returns the requests that say
