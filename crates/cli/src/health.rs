@@ -47,7 +47,8 @@ pub struct HealthFlags {
     /// HTTP address to call [default: HOST and PORT]
     #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
     http: Option<HostPort>,
-    /// Ask only whether the process runs, with or without rules: for liveness probes, which restart it
+    /// Ask only whether the process runs, with or without rules: for liveness probes, which restart
+    /// it
     #[arg(long, conflicts_with = "grpc")]
     live: bool,
     /// Call grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and

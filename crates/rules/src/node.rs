@@ -1,7 +1,8 @@
 //! Parses a YAML file to a tree in which every node has a place.
 //!
-//! A file is one document: of further ones, which the reference drops, the first is a fault. Aliases are kept as aliases: the nodes
-//! they stand for are shared, never copied, so a tree is never larger than its file.
+//! A file is one document: of further ones, which the reference drops, the first is a fault.
+//! Aliases are kept as aliases: the nodes they stand for are shared, never copied, so a tree is
+//! never larger than its file.
 
 use std::borrow::Cow;
 use std::str::Chars;

@@ -133,10 +133,10 @@ impl App {
         &self.banner
     }
 
-    /// Waits a short while for the store and for the first rules, and serves until `stop` resolves, then
-    /// drains: health fails first, calls are accepted until clients have had time to notice, calls
-    /// in progress finish, leases are given back. Ends within the drain limit even if a client
-    /// never closes.
+    /// Waits a short while for the store and for the first rules, and serves until `stop` resolves.
+    /// Then drains: health fails first, calls are accepted until clients have had time to notice,
+    /// calls in progress finish, leases are given back. Ends within the drain limit even if a
+    /// client never closes.
     ///
     /// # Errors
     ///
@@ -174,22 +174,7 @@ impl App {
         let (health_service, health_handle) = serve::health();
         let background = self.spawn_background(&health_handle);
         let App { health, limiter, service, open, threads, supervisor, .. } = self;
-        // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
-        // requests of each new pod would be answered without Redis, or not decided.
-        let (connected, loaded) = tokio::join!(
-            timeout(CONNECT_MAX, self.store.ready()),
-            timeout(CONNECT_MAX, self.published.first())
-        );
-        if connected.is_err() {
-            let store = self.store.describe();
-            warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
-        }
-        if loaded.is_err() {
-            warn!(
-                "waiting for the first rules of the xDS server: until then no request is decided, \
-                 and /readyz says no"
-            );
-        }
+        wait_for_parts(&*self.store, &self.published).await;
         let mut http_servers = Background::new(&supervisor);
         let routes = http::routes(service.clone(), health.clone(), self.decisions);
         let unread = UnreadPages::default();
@@ -309,6 +294,24 @@ impl Serving {
             self.grpc.abort();
             self.http_servers.abort();
         }
+    }
+}
+
+/// Waits for the connection to the store and for the first rules, but not for long.
+async fn wait_for_parts(store: &dyn Store, published: &CurrentRules) {
+    // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
+    // requests of each new pod would be answered without Redis, or not decided.
+    let (connected, loaded) =
+        tokio::join!(timeout(CONNECT_MAX, store.ready()), timeout(CONNECT_MAX, published.first()));
+    if connected.is_err() {
+        let store = store.describe();
+        warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
+    }
+    if loaded.is_err() {
+        warn!(
+            "waiting for the first rules of the xDS server: until then no request is decided, \
+             and /readyz says no"
+        );
     }
 }
 

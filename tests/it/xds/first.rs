@@ -188,8 +188,9 @@ async fn check(kind: &str, start: impl AsyncFn() -> Answers) {
     decided.sort();
     limited.sort();
     println!(
-        "{kind}: {count} starts, {} answers without a limit, {} with one, {} failed; first decision \
-         after {:.0?} in the middle and {:.0?} at most, first limit after {:.0?} and {:.0?}",
+        "{kind}: {count} starts, {} answers without a limit, {} with one, {} failed; first \
+         decision after {:.0?} in the middle and {:.0?} at most, first limit after {:.0?} and \
+         {:.0?}",
         all.unlimited,
         all.limited,
         all.failed,

@@ -37,8 +37,8 @@ async fn a_domain_may_move_from_one_type_to_the_other() {
     assert_eq!(pod.stop().await, 0);
 }
 
-/// xDS gives no order between types: a server that moves a domain may send the type that it moves to
-/// first. It may send a refused set again, or not.
+/// xDS gives no order between types: a server that moves a domain may send the type that it moves
+/// to first. It may send a refused set again, or not.
 #[tokio::test]
 async fn a_domain_that_comes_with_one_type_before_it_leaves_the_other_stays_limited() {
     for resends in [false, true] {

@@ -314,13 +314,7 @@ impl<L: Load> Watch<L> {
                 }
                 let faults = error.lines();
                 if !is_trial {
-                    let joined = faults.join("\n");
-                    // A set that is pushed may be refused again beside other sets.
-                    if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined)
-                    {
-                        log(&faults);
-                    }
-                    self.published.refuse(joined);
+                    self.refuse(&faults, log);
                 }
                 self.load.note_outcome(Some(Err(faults)));
                 return Some(Err(error));
@@ -358,6 +352,16 @@ impl<L: Load> Watch<L> {
         }
         self.load.note_outcome(Some(Ok(())));
         Some(Ok(FirstLoad { files, warnings }))
+    }
+
+    /// Reports faults: the rules in force stay.
+    fn refuse(&self, faults: &[String], log: impl FnOnce(&[String])) {
+        let joined = faults.join("\n");
+        // A set that is pushed may be refused again beside other sets.
+        if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined) {
+            log(faults);
+        }
+        self.published.refuse(joined);
     }
 
     fn arm(&mut self, cause: Cause) {
