@@ -212,9 +212,11 @@ impl Bench {
             NOW.set(self.limiter.clock().now());
         }
         let decided = self.limiter.decide_at_once(&self.rules, request, NOW.get());
-        let decided = decided
-            .unwrap_or_else(|| self.runtime.block_on(self.limiter.decide(&self.rules, request)));
-        let _ = black_box(decided.expect("the store is here"));
+        let decided = decided.unwrap_or_else(|| {
+            let decided = self.runtime.block_on(self.limiter.decide(&self.rules, request));
+            decided.expect("the store is here")
+        });
+        black_box(decided);
     }
 
     /// The time of `threads` threads for `each` decisions per thread.

@@ -37,6 +37,9 @@ mod alone;
 /// Token buckets with a small burst.
 #[path = "fleet/buckets.rs"]
 mod buckets;
+/// Thousands of calls at once.
+#[path = "fleet/bursts.rs"]
+mod bursts;
 /// A Redis that is healthy but distant.
 #[path = "fleet/far.rs"]
 mod far;

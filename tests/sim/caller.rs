@@ -95,7 +95,7 @@ impl Callers {
     fn is_answered_at_once(&self, call: &Call, pod: &Pod, rules: &Rules) -> bool {
         let answer = pod.limiter.decide_at_once(rules, &request(call), call.begun_at);
         answer.is_some_and(|answer| {
-            self.ledger.answer(call, answer, &pod.network);
+            self.ledger.answer(call, Ok(answer), &pod.network);
             true
         })
     }

@@ -136,6 +136,9 @@ impl Ledger {
                 }
                 let failed = |how| matches!(how, DecisionSource::Failure(_));
                 let mut counted = verdict.statuses.iter().filter_map(|status| status.counted);
+                if counted.clone().any(|trace| trace.how == DecisionSource::Shed) {
+                    self.excuse(call, &StoreError::NoRoom, network);
+                }
                 if counted.any(|trace| failed(trace.how)) {
                     self.books.lock().tally.counts.failure_modes += 1;
                     self.excuse(call, &StoreError::Unavailable, network);
@@ -176,7 +179,9 @@ impl Ledger {
                     self.books.lock().tally.flow(key).alone += charge.hits;
                     Ok(())
                 }
-                DecisionSource::Failure(mode) => Err(format!("{mode:?} admitted")),
+                how @ (DecisionSource::Failure(_) | DecisionSource::Shed) => {
+                    Err(format!("{how:?} admitted"))
+                }
                 DecisionSource::Local | DecisionSource::Leased => {
                     self.admit_leased(call, (trace.key, limit, charge.hits), of_overflow, now)
                 }
@@ -296,7 +301,7 @@ impl Ledger {
         let refunds = plan.demand.refunds_percent > 0 || plan.demand.overrides_percent > 0;
         let troubled = !plan.weather.stretches.is_empty() || plan.has_failovers();
         // Admissions while an ask was out are paid for by its lease.
-        let owes = plan.all_rules().any(|rule| rule.failure_mode == "local");
+        let owes = plan.all_rules().any(|rule| ["local", "allow"].contains(&rule.failure_mode));
         if troubled || burns || spaced || refunds || owes {
             return;
         }

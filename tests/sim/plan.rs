@@ -49,6 +49,8 @@ pub struct Plan {
     /// When pods start and end, in order.
     pub fleet: Vec<(u64, FleetEvent)>,
     pub demand: Demand,
+    /// When many requests come at once, in addition to the demand, and how many.
+    pub bursts: Vec<(u64, u64)>,
     pub weather: Weather,
     /// Failovers, in order.
     pub failovers: Vec<(u64, FailoverPlan)>,
@@ -212,6 +214,7 @@ impl Plan {
             changes: Vec::new(),
             fleet: vec![(0, FleetEvent::Join); pods as usize],
             demand,
+            bursts: Vec::new(),
             weather: Weather { way_ms: 1, jitter_ms: 0, gives_up_ms: 50, stretches: Vec::new() },
             failovers: Vec::new(),
             tamper: None,
@@ -238,6 +241,11 @@ impl Plan {
     pub fn patience(&self, caller: Option<Duration>) -> Duration {
         let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
         until.unwrap_or_default().max(self.wait_min)
+    }
+
+    /// Number of requests that come at once in this millisecond.
+    pub fn burst_at(&self, ms: u64) -> u64 {
+        self.bursts.iter().filter(|(at_ms, _)| *at_ms == ms).map(|(_, calls)| calls).sum()
     }
 
     /// Number of pods that ever join.

@@ -98,7 +98,8 @@ impl Run {
         let (span_ms, ends_ms) = (self.world.plan.span_ms, self.world.plan.ends_ms());
         let mut now_ms = 0;
         for ms in 0..ends_ms {
-            let calls = if ms < span_ms { self.callers.due() } else { 0 };
+            let plan = &self.world.plan;
+            let calls = if ms < span_ms { self.callers.due() + plan.burst_at(ms) } else { 0 };
             if calls == 0 && !self.is_due(ms) && ms % INSPECTION_MS > 0 {
                 continue; // each sleep costs real time
             }

@@ -15,10 +15,11 @@ pub struct Shrunk {
 }
 
 /// Steps that each change one thing, for any plan; those that remove most come first.
-const STEPS: [&str; 20] = [
+const STEPS: [&str; 21] = [
     "no-failovers",
     "no-changes",
     "no-trouble",
+    "no-bursts",
     "half-span",
     "one-value",
     "one-descriptor",
@@ -91,6 +92,7 @@ pub fn take(step: &str, plan: &mut Plan) -> bool {
         "no-failovers" => clear(&mut plan.failovers),
         "no-changes" => clear(&mut plan.changes),
         "no-trouble" => clear(&mut plan.weather.stretches),
+        "no-bursts" => clear(&mut plan.bursts),
         "no-skews" => clear(&mut plan.skews_us),
         "half-span" => halve(&mut plan.span_ms, 100),
         "half-demand" => halve(&mut demand.requests_per_second, 2),

@@ -156,7 +156,7 @@ impl Limiter {
         let resolved = resolve(rules, request, &self.shared.options.hasher);
         let now = self.shared.clock.now();
         let mut transaction = Transaction::new(&self.shared, &resolved);
-        transaction.take_local(now)?;
+        transaction.take_local(now);
         if transaction.is_short() && !transaction.is_denied() {
             transaction.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
         }
@@ -184,18 +184,16 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
         now: Time,
-    ) -> Option<Result<Verdict<'r>, StoreError>> {
+    ) -> Option<Verdict<'r>> {
         if let [descriptor] = &*request.descriptors {
             return self.shared.decide_one(rules, request, descriptor, now);
         }
         let resolved = resolve(rules, request, &self.shared.options.hasher);
         let mut transaction = Transaction::new(&self.shared, &resolved);
-        if let Err(error) = transaction.take_local(now) {
-            return Some(Err(error));
-        }
+        transaction.take_local(now);
         let waits = (transaction.is_short() && !transaction.is_denied())
             || transaction.slot_after(now).is_some();
-        (!waits).then(|| Ok(transaction.conclude(request, now)))
+        (!waits).then(|| transaction.conclude(request, now))
     }
 
     /// The clock that the limiter uses.
@@ -243,7 +241,7 @@ impl Limiter {
 impl Shared {
     /// Charges the tokens held here, if they are enough, and asks ahead if those that remain will
     /// not last. For a refund, previews its effect on the key.
-    fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
+    fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
         let attempt = || {
             self.with_state(charge, now, 0, |state, context, asks| {
                 if charge.refund {
@@ -266,7 +264,6 @@ impl Shared {
             Err(TableFull) if self.overflow(charge) => attempt(),
             attempted => attempted,
         }
-        .map_err(|TableFull| StoreError::NoRoom)
     }
 
     /// Gives back what `charge` refunds: to a lease held here, else to the store.
@@ -337,18 +334,19 @@ impl Shared {
         }
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |state| {
-            let paid = state.reply(&reply, &context, &mut asks);
-            let pods = if paid > 0 { self.pods.of(state.domain()) } else { 1 };
-            (state.watch(&context), paid, pods)
+            let settled = state.reply(&reply, &context, &mut asks);
+            let pods = if settled.returned > 0 { self.pods.of(state.domain()) } else { 1 };
+            (state.watch(&context), settled, pods)
         });
         match visited {
-            Some((starts, paid, pods)) => {
+            Some((starts, settled, pods)) => {
                 if starts {
                     self.watch(key, context.now + WATCH_EVERY);
                 }
-                if paid > 0 {
-                    self.return_own(key, reply.ask.limit, paid, pods);
+                if settled.returned > 0 {
+                    self.return_own(key, reply.ask.limit, settled.returned, pods);
                 }
+                self.failure_modes.note_unmetered(settled.unmetered);
             }
             // A key that was evicted meanwhile has no use for its lease.
             None => asks.extend(lease_policy::unwanted(&reply)),

@@ -216,6 +216,12 @@ impl StoreError {
         }
     }
 
+    /// Whether this pod has no room for the ask, or for a request that would wait for it: the store
+    /// may be well.
+    pub fn is_lack_of_room(&self) -> bool {
+        matches!(self, Self::QueueFull | Self::NoRoom)
+    }
+
     /// Whether the error concerns this key alone: the store answers, and serves other keys.
     pub fn concerns_one_key(&self) -> bool {
         matches!(self, Self::ForeignValue | Self::Full(_) | Self::RedirectFailed(_))

@@ -78,6 +78,8 @@ pub enum DecisionSource {
     Leased,
     /// The rule's failure mode, since the store did not answer.
     Failure(FailureMode),
+    /// This pod, which had no room for a further request that waits or a further ask.
+    Shed,
 }
 
 /// A limit and where it came from.
@@ -203,6 +205,7 @@ impl DecisionSource {
             DecisionSource::Failure(FailureMode::Allow) => "failure_allow",
             DecisionSource::Failure(FailureMode::Deny) => "failure_deny",
             DecisionSource::Failure(FailureMode::Error) => "failure_error",
+            DecisionSource::Shed => "shed",
         }
     }
 }

@@ -233,8 +233,7 @@ impl DecisionService {
             let start = self.limiter.clock().now();
             let rules = rules.as_deref()?;
             let verdict = self.limiter.decide_at_once(rules, request, start)?;
-            let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
-            Some(answer.map_err(|error| self.unanswered(rules, request, error)))
+            Some(Ok(make(&self.finish(request, verdict, start))))
         });
         if let Some(Err(error)) = &passed {
             self.observers.note_error(error);

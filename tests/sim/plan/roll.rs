@@ -28,10 +28,14 @@ impl Plan {
 
     pub fn of_mood(seed: u64, mood: Mood) -> Self {
         let mut rng = Rng::new(seed, &[0, 1]);
-        match mood {
+        let plan = match mood {
             Mood::Audit => audit::plan(seed, &mut rng),
             _ => Self::of_dice(seed, mood, &mut rng),
-        }
+        };
+        // A calm run is compared with one server that sees each request at once.
+        let is_bursty = !mood.is_calm();
+        let drawn = || bursts(plan.span_ms, &mut Rng::new(seed, &[0, 2]));
+        Self { bursts: if is_bursty { drawn() } else { Vec::new() }, ..plan }
     }
 
     fn of_dice(seed: u64, mood: Mood, rng: &mut Rng) -> Self {
@@ -79,6 +83,7 @@ impl Plan {
             rules,
             fleet,
             demand,
+            bursts: Vec::new(),
             weather,
             failovers,
             tamper: None,
@@ -149,6 +154,11 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, rng: &mut
         caller: (rough && rng.percent(50)).then(|| Duration::from_millis(rng.pick(&[10, 20]))),
         offered_permille_max: (mood == Mood::Under).then_some(950),
     }
+}
+
+/// Draws up to three bursts, of a few requests or of more than a limit.
+fn bursts(span_ms: u64, rng: &mut Rng) -> Vec<(u64, u64)> {
+    (0..rng.below(4)).map(|_| (rng.below(span_ms), rng.pick(&[5, 20, 20, 100]))).collect()
 }
 
 fn stretches(span_ms: u64, rng: &mut Rng) -> Vec<Stretch> {

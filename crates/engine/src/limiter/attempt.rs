@@ -44,6 +44,18 @@ impl Attempt {
         Self::local(Take::Short, QuotaSnapshot::unknown(charge))
     }
 
+    /// A denial, since this pod has no room for the charge.
+    pub(super) fn shed(charge: &Charge<'_>) -> Self {
+        let take = if charge.refund { Take::Taken(LeasedTokens::default()) } else { Take::Denied };
+        let quota = QuotaSnapshot { remaining: 0, reset_after: None };
+        Self { take, fitted: 0, quota, how: DecisionSource::Shed }
+    }
+
+    /// Whether a failure mode let the charge pass.
+    pub(super) fn is_admitted_by_failure_mode(&self) -> bool {
+        matches!((self.how, self.take), (DecisionSource::Failure(_), Take::Taken(_)))
+    }
+
     /// Whether the charge was taken or denied.
     pub(super) fn is_settled(&self) -> bool {
         self.take != Take::Short

@@ -1,4 +1,9 @@
-//! Answers by the rule's failure mode, when the store cannot be asked.
+//! Answers by the rule's failure mode, when the store cannot be asked, and where this pod has no
+//! room.
+//!
+//! That a pod has no room for a further request or ask says nothing about the store, which may be
+//! well. So no request then passes without being counted, and none ends in an error: `local` admits
+//! the pod's part as a debt, and every other mode denies ([`DecisionSource::Shed`]).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,6 +15,7 @@ use ratelease_rules::{Algorithm, FailureMode, Limit};
 
 use super::Shared;
 use super::attempt::{Attempt, QuotaSnapshot};
+use super::key_state::KeyState;
 use super::resolve::Charge;
 use parking_lot::Mutex;
 
@@ -20,7 +26,7 @@ use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Grant, Return, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::DecisionSource;
+use crate::verdict::{AppliedLimit, DecisionSource};
 
 /// The largest number of keys that a pod counts by itself: some 8 MiB. Beyond that, each new key
 /// evicts a key whose window ends soonest, as the buffers do.
@@ -36,7 +42,7 @@ pub(super) struct FailureModes {
     own: MemoryStore,
     clocks: Mutex<Clocks>,
     answers: [AtomicU64; FailureMode::ALL.len()],
-    /// Hits that `allow` let pass without counting them.
+    /// Hits that `allow` let pass and that no lease paid for.
     unmetered: AtomicU64,
 }
 
@@ -60,15 +66,19 @@ impl Shared {
         now: Time,
         why: StoreError,
     ) -> Result<Attempt, StoreError> {
-        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
-        if local {
-            let used_up =
-                self.table.with_existing(charge.key(), |state| state.used_up(charge, now));
-            if let Some(quota) = used_up.flatten() {
-                return Ok(self.failure_modes.deny(quota));
-            }
+        let is_local = charge.failure_mode() == FailureMode::Local;
+        let used_up = |state: &mut KeyState| state.used_up(charge, now).filter(|_| charge.spends());
+        // `None` if the key has no state here, so that it cannot have a debt.
+        let known = is_local.then(|| self.table.with_existing(charge.key(), used_up)).flatten();
+        let limit = charge.applied.limit;
+        let can_owe = known.is_some() && !matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        match known {
+            Some(Some(quota)) => Ok(self.failure_modes.deny(quota)),
+            // A probe was shed: by the store's last reply the key is empty.
+            _ if why == StoreError::Shed => Ok(Attempt::shed(charge)),
+            _ if why.is_lack_of_room() && !can_owe => Ok(Attempt::shed(charge)),
+            _ => self.answer_alone(charge, now, why),
         }
-        self.answer_alone(charge, now, why)
     }
 
     /// The answer to a refund when the store gives none, because of `why`. A `queued` refund may be
@@ -99,11 +109,17 @@ impl Shared {
         self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
-    /// Notes that this pod admitted `charge` by itself while an ask for it is out: the lease will
-    /// pay for the charge.
-    pub(super) fn note_debt(&self, charge: &Charge<'_>) {
-        if charge.spends() && charge.failure_mode() == FailureMode::Local {
-            self.table.with_existing(charge.key(), |state| state.note_debt(charge));
+    /// Notes that a failure mode has admitted `charge`: a lease that arrives pays for it if an ask
+    /// for it is out, or if it `is_owed` in any case.
+    pub(super) fn note_debt(&self, charge: &Charge<'_>, is_owed: bool) {
+        let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
+        let now = self.clock.now();
+        let shard = self.shard_of(charge.key(), limit);
+        let until = now + self.failure_modes.debt_lasts(limit, shard);
+        let note = |state: &mut KeyState| state.note_debt(hits, until, is_owed, now);
+        let noted = self.table.with_existing(charge.key(), note);
+        if noted != Some(true) && charge.failure_mode() == FailureMode::Allow {
+            self.failure_modes.note_unmetered(hits);
         }
     }
 }
@@ -135,13 +151,29 @@ impl FailureModes {
         self.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
         match mode {
             FailureMode::Local => Ok(self.admit(charge, pods, shard, now)),
-            FailureMode::Allow => {
-                let hits = if charge.refund { 0 } else { charge.hits };
-                self.unmetered.fetch_add(hits, Ordering::Relaxed);
-                Ok(Self::pass(mode, charge))
-            }
+            FailureMode::Allow => Ok(Self::pass(mode, charge)),
             FailureMode::Deny => Ok(if charge.refund { passed(mode, 0) } else { denied(mode) }),
             FailureMode::Error => Err(why),
+        }
+    }
+
+    /// Notes hits that `allow` let pass and that no lease pays for.
+    pub(super) fn note_unmetered(&self, hits: u64) {
+        self.unmetered.fetch_add(hits, Ordering::Relaxed);
+    }
+
+    /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
+    /// the clock of `shard`, else until the limit is as if nothing had been charged.
+    fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
+        let window = limit.window();
+        let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
+        match limit.algorithm {
+            Algorithm::FixedWindow => {
+                let unix = self.unix_time(shard);
+                let past = unix.as_secs() % limit.window_seconds().max(1);
+                window.saturating_sub(Duration::new(past, unix.subsec_nanos()))
+            }
+            _ => window.saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -224,8 +256,9 @@ impl FailureModes {
         };
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
-        // For a leaky bucket, the time at which the slot begins.
-        let slot = LeasedTokens { starts: now + grant.starts_after, ..LeasedTokens::default() };
+        // For a leaky bucket, the time at which the slot begins; a look or a refund takes none.
+        let starts = if charge.spends() { now + grant.starts_after } else { Time::default() };
+        let slot = LeasedTokens { starts, ..LeasedTokens::default() };
         Attempt {
             take: if over { Take::Denied } else { Take::Taken(slot) },
             quota: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },

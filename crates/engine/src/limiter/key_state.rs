@@ -142,8 +142,8 @@ impl KeyState {
     ///
     /// # Errors
     ///
-    /// The ask on its way is overdue, so that waiting for it would only delay the answer; or the
-    /// store refused the key recently.
+    /// The ask on its way is overdue, so that waiting for it would only delay the answer; the store
+    /// refused the key recently; or too many requests wait.
     pub(super) fn enqueue(
         &mut self,
         charge: &Charge<'_>,
@@ -154,11 +154,10 @@ impl KeyState {
         self.note_demand(charge, context.now);
         let attempt = self.try_charge(pending, context);
         if attempt.is_settled() {
-            return Ok(answered(attempt));
+            return Ok(answered(Ok(attempt)));
         }
         if self.is_lost(context.now) {
             self.asking = 0;
-            self.set_debt(0);
         }
         if self.is_overdue(context) {
             return Err(StoreError::Unavailable);
@@ -167,8 +166,8 @@ impl KeyState {
             return Err(StoreError::ForeignValue);
         }
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
-        let (reply, queued) = self.buffer.make_cold().waiting.push(pending);
-        if queued && (self.asking == 0 || self.is_uncovered(context)) {
+        let reply = self.buffer.make_cold().waiting.push(pending)?;
+        if self.asking == 0 || self.is_uncovered(context) {
             asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
         }
         Ok(reply)
@@ -252,13 +251,14 @@ impl KeyState {
         self.demand.pods().map_or(all, |seen| seen.min(all))
     }
 
-    /// The state of the key, if its window is known to have nothing left.
+    /// The state of the key, if its window is known to have less left than the charge and the debt.
     pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<QuotaSnapshot> {
         let limit = self.limit();
-        let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
+        let due = self.debt(now).saturating_add(charge.hits);
+        let is_short = self.buffer.is_live(now) && due > self.buffer.remaining(now);
         // What is left of a sliding window grows continuously.
-        let lasts = limit.algorithm == Algorithm::FixedWindow;
-        let known = lasts && none_left && limit == charge.applied.limit;
+        let lasts = limit.algorithm == Algorithm::FixedWindow && self.buffer.is_sure();
+        let known = lasts && is_short && limit == charge.applied.limit;
         known.then(|| self.quota(limit, now))
     }
 

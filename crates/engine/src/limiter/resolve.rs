@@ -174,6 +174,17 @@ fn charge<'r>(
     }
 }
 
+/// The failure mode of a rule, or of an override. A rule in shadow mode never blocks.
+pub(super) fn failure_mode_of(rule: Option<&Rule>) -> FailureMode {
+    match rule {
+        Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
+            FailureMode::Allow
+        }
+        Some(rule) => rule.failure_mode,
+        None => FailureMode::default(),
+    }
+}
+
 // === impl LimitedHits ===
 
 impl<'r> LimitedHits<'r> {
@@ -237,15 +248,9 @@ impl Charge<'_> {
         self.hits > 0 && !self.refund
     }
 
-    /// What to answer when the store is unavailable. A rule in shadow mode never blocks.
+    /// What to answer when the store is unavailable.
     pub(super) fn failure_mode(&self) -> FailureMode {
-        match self.applied.rule {
-            Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
-                FailureMode::Allow
-            }
-            Some(rule) => rule.failure_mode,
-            None => FailureMode::default(),
-        }
+        failure_mode_of(self.applied.rule.map(AsRef::as_ref))
     }
 
     /// Whether a denial spends what is left of the key.

@@ -5,9 +5,10 @@ use ratelease_rules::Rules;
 use ratelease_rules::request::Descriptor;
 use smallvec::smallvec;
 
+use super::attempt::Attempt;
 use super::resolve::{self, Resolved};
 use super::transaction::status;
-use super::{Request, Shared, StoreError, Time, Verdict};
+use super::{Request, Shared, TableFull, Time, Verdict};
 
 impl Shared {
     /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
@@ -18,7 +19,7 @@ impl Shared {
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
         now: Time,
-    ) -> Option<Result<Verdict<'r>, StoreError>> {
+    ) -> Option<Verdict<'r>> {
         let resolved = resolve::resolve_one(rules, request, descriptor, &self.options.hasher);
         let attempt = match &resolved {
             Resolved::Free | Resolved::Unlimited => None,
@@ -26,11 +27,8 @@ impl Shared {
                 let mut attempt = match self.attempt(charge, now) {
                     Ok(attempt) => attempt,
                     // The refund has to be sent, and its reply awaited.
-                    Err(_) if charge.refund => return None,
-                    Err(error) => match self.without_store(charge, now, error) {
-                        Ok(attempt) => attempt,
-                        Err(error) => return Some(Err(error)),
-                    },
+                    Err(TableFull) if charge.refund => return None,
+                    Err(TableFull) => Attempt::shed(charge),
                 };
                 if !attempt.is_settled() {
                     return None;
@@ -46,6 +44,6 @@ impl Shared {
             }
         };
         let statuses = smallvec![status(&resolved, attempt.as_ref())];
-        Some(Ok(Verdict::new(request, statuses, self.options.modes)))
+        Some(Verdict::new(request, statuses, self.options.modes))
     }
 }

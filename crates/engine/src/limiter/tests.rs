@@ -14,6 +14,7 @@ use crate::store::{GrantFuture, Heartbeat, PodCountFuture};
 use crate::verdict::{Code, Modes};
 
 mod algorithms;
+mod bursts;
 mod demand;
 mod failure_mode;
 mod heartbeats;

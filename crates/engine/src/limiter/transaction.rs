@@ -14,7 +14,8 @@ use smallvec::smallvec;
 
 use super::attempt::Attempt;
 use super::resolve::{Charge, Resolved};
-use super::{Request, Shared, StoreError, Time, Verdict};
+use super::wait::answered;
+use super::{Request, Shared, StoreError, TableFull, Time, Verdict};
 use crate::buffer::Take;
 use crate::verdict::{self, Code, Counted, Status};
 use place_in_queue::PlaceInQueue;
@@ -25,8 +26,8 @@ pub(super) struct Transaction<'a, 'r> {
     resolved: &'a [Resolved<'r>],
     /// One for each descriptor; `None` where nothing is charged, or not yet.
     attempts: Few<Option<Attempt>>,
-    /// Queue places of charges that the failure mode admitted meanwhile: a lease that still arrives
-    /// there pays for them.
+    /// Queue places of charges that a failure mode admitted: a lease that still arrives there pays
+    /// for them, else a later lease of the key.
     debts: Vec<PlaceInQueue<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
@@ -44,18 +45,17 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Charges every descriptor from the tokens held here, as far as they go, and previews the
     /// effect of refunds on their keys.
-    pub(super) fn take_local(&mut self, now: Time) -> Result<(), StoreError> {
+    pub(super) fn take_local(&mut self, now: Time) {
         for at in 0..self.resolved.len() {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
             let attempt = match self.shared.attempt(charge, now) {
                 Ok(attempt) => attempt,
                 // Nothing is given back before the request is known to pass.
-                Err(_) if charge.refund => Attempt::unknown(charge),
-                Err(error) => self.shared.without_store(charge, now, error)?,
+                Err(TableFull) if charge.refund => Attempt::unknown(charge),
+                Err(TableFull) => Attempt::shed(charge),
             };
             self.attempts[at] = Some(attempt);
         }
-        Ok(())
     }
 
     /// Whether the request is denied already, whatever the store may reply for the other
@@ -127,25 +127,22 @@ impl<'a, 'r> Transaction<'a, 'r> {
             if charge.refund {
                 self.refunded.push(at);
             }
-            match self.shared.enqueue(charge, now) {
-                Ok(reply) => {
-                    self.stands |= charge.refund;
-                    queued.push((at, PlaceInQueue::new(self.shared, charge, reply)));
-                }
-                Err(error) => {
-                    failed = self.settle_without_store(at, charge, error, now, false).or(failed);
-                }
-            }
+            let entered = self.shared.enqueue(charge, now);
+            let is_queued = entered.is_ok();
+            self.stands |= charge.refund && is_queued;
+            let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
+            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, reply)));
         }
-        for (at, mut place) in queued {
+        for (at, is_queued, mut place) in queued {
             let charge = place.charge();
             match place.wait(deadline).await {
                 Ok(attempt) => {
                     self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
                 }
                 Err(error) => {
-                    let error = self.settle_without_store(at, charge, error, now, true);
-                    if error.is_none() && place.is_open() && !charge.refund {
+                    let error = self.settle_without_store(at, charge, error, now, is_queued);
+                    let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
+                    if error.is_none() && charge.spends() && admitted.is_some() {
                         self.debts.push(place);
                     }
                     failed = error.or(failed);

@@ -10,9 +10,9 @@ use super::attempt::Attempt;
 use super::resolve::Charge;
 use crate::store::StoreError;
 
-/// The largest number of requests that wait for the lease of one key. Further ones are refused at
-/// once.
-const WAITING_MAX: usize = 1024;
+/// The largest number of requests that wait for the lease of one key: half of those that may wait
+/// at all keys, so that one key cannot keep the others out. Further ones do not wait.
+pub(super) const WAITING_MAX: usize = 16 * 1024;
 
 /// Bytes that a waiting request takes: the place of a waiter in a deque that may be half empty and
 /// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
@@ -25,16 +25,18 @@ pub(super) const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     waiters: VecDeque<Waiter>,
+    /// Hits of the waiting charges under all limits, or more: of some that have been answered too.
+    hits: u64,
 }
 
 /// Receives the outcome of a waiting charge.
 pub(super) type ReplyReceiver = oneshot::Receiver<Result<Attempt, StoreError>>;
 
 /// A receiver whose outcome has arrived already.
-pub(super) fn answered(attempt: Attempt) -> ReplyReceiver {
+pub(super) fn answered(outcome: Result<Attempt, StoreError>) -> ReplyReceiver {
     let (sender, reply) = oneshot::channel();
     // The receiver still exists, so sending cannot fail.
-    let _ = sender.send(Ok(attempt));
+    let _ = sender.send(outcome);
     reply
 }
 
@@ -85,21 +87,38 @@ impl Waiters {
         spending.fold(0, |sum, pending| sum.saturating_add(pending.hits))
     }
 
-    /// Adds `pending` at the end. Returns false if there is no room, which the receiver then
-    /// reports.
-    pub(super) fn push(&mut self, pending: PendingCharge) -> (ReplyReceiver, bool) {
+    /// Whether the charges held to `limit` want more than `tokens`. Nearly always the sum of all
+    /// hits decides, so that the charges need not be looked at one by one.
+    pub(super) fn want_more_than(&self, tokens: u64, limit: Limit) -> bool {
+        self.hits > tokens && self.wanted(limit) > tokens
+    }
+
+    /// Adds `pending` at the end.
+    ///
+    /// # Errors
+    ///
+    /// There is no room.
+    pub(super) fn push(&mut self, pending: PendingCharge) -> Result<ReplyReceiver, StoreError> {
+        self.make_place();
+        if self.len() >= WAITING_MAX {
+            return Err(StoreError::NoRoom);
+        }
         let (sender, reply) = oneshot::channel();
-        let is_full = |queue: &Self| queue.len() >= WAITING_MAX;
-        if is_full(self) {
-            self.forget_answered();
-        }
-        if is_full(self) {
-            // The receiver still exists, so sending cannot fail.
-            let _ = sender.send(Err(StoreError::NoRoom));
-            return (reply, false);
-        }
         self.push_back(Waiter { pending, sender });
-        (reply, true)
+        Ok(reply)
+    }
+
+    /// Where the queue is full or would grow, first drops the requests that gave up: so they take no
+    /// more room than those that wait, and below the ceiling each is looked at a few times only.
+    fn make_place(&mut self) {
+        let capacity = self.waiters.capacity();
+        if self.len() < capacity.min(WAITING_MAX) {
+            return;
+        }
+        self.forget_answered();
+        if self.len() > capacity / 4 * 3 && self.len() < WAITING_MAX {
+            self.waiters.reserve(capacity);
+        }
     }
 
     /// Takes the hits out of the refunds held to `limit`, to be sent to the store. The emptied
@@ -113,7 +132,12 @@ impl Waiters {
     /// Drops the requests that have been answered otherwise, except refunds that are still to be
     /// sent.
     pub(super) fn forget_answered(&mut self) {
-        self.waiters.retain(Waiter::is_needed);
+        self.hits = 0;
+        self.waiters.retain(|waiter| {
+            let needed = waiter.is_needed();
+            self.hits = self.hits.saturating_add(if needed { waiter.pending.hits } else { 0 });
+            needed
+        });
         if self.waiters.capacity() / 2 > self.waiters.len() {
             // The capacity must not exceed what was counted for it.
             self.waiters.shrink_to_fit();
@@ -123,11 +147,12 @@ impl Waiters {
     /// Removes and returns all that still wait; those that go on waiting must be put back with
     /// `push_back`.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Waiter> + use<> {
-        let waiters = std::mem::take(&mut self.waiters);
+        let Self { waiters, .. } = std::mem::take(self);
         waiters.into_iter().filter(Waiter::is_needed)
     }
 
     pub(super) fn push_back(&mut self, waiter: Waiter) {
+        self.hits = self.hits.saturating_add(waiter.pending.hits);
         self.waiters.push_back(waiter);
     }
 }

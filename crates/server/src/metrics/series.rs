@@ -15,12 +15,13 @@ use super::label::bounded;
 pub(super) const FOLDED: &str = "folded";
 
 /// Ways of deciding that lead to a verdict, in the order of their counters.
-pub(super) const SOURCES: [DecisionSource; 5] = [
+pub(super) const SOURCES: [DecisionSource; 6] = [
     DecisionSource::Local,
     DecisionSource::Leased,
     DecisionSource::Failure(FailureMode::Local),
     DecisionSource::Failure(FailureMode::Allow),
     DecisionSource::Failure(FailureMode::Deny),
+    DecisionSource::Shed,
 ];
 
 /// Number of counters of decisions: for each of [`SOURCES`] those allowed, then those over the
@@ -182,6 +183,7 @@ fn index(how: DecisionSource) -> usize {
         DecisionSource::Failure(FailureMode::Local) => 2,
         DecisionSource::Failure(FailureMode::Allow) => 3,
         DecisionSource::Failure(FailureMode::Deny | FailureMode::Error) => 4,
+        DecisionSource::Shed => 5,
     }
 }
 

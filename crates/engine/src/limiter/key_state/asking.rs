@@ -19,10 +19,10 @@ use crate::time::{CompactU64, Time};
 const ASKS_MAX: u8 = 8;
 
 impl KeyState {
-    /// The next ask. Its `want` includes what all waiting charges lack. Its `need` is what one of
-    /// them lacks, which is granted completely or not at all: the first in the queue, or the last
-    /// if other asks are out. Looks ask for no tokens, and requests held to another limit are left
-    /// out.
+    /// The next ask. Its `want` includes what all waiting charges lack, and the debt. Its `need` is
+    /// what one of the charges lacks, which is granted completely or not at all: the first in the
+    /// queue, or the last if other asks are out. Looks ask for no tokens, and requests held to
+    /// another limit are left out.
     /// Refunds for which no lease was held here go to the store with the ask.
     pub(super) fn make_ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
         let expected = self.expected();
@@ -45,6 +45,7 @@ impl KeyState {
                 .filter(PendingCharge::spends)
         };
         let wanted = waiting.map_or(0, |queue| queue.wanted(policy.limit));
+        let wanted = wanted.saturating_add(self.debt(context.now));
         let missing = wanted.saturating_sub(held).saturating_sub(expected);
         // With other asks out, the newest charge, for which this ask is made: the charges before it
         // are covered by those asks, or are asked for again after the replies.
@@ -126,10 +127,9 @@ impl KeyState {
             return false;
         }
         let Some(cold) = self.buffer.cold() else { return false };
-        let wanted = cold.waiting.wanted(self.limit());
+        let covered = self.expected().saturating_add(self.buffer.tokens(context.now));
         // The expected tokens are counted up to `u32::MAX` only.
-        wanted.min(u32::MAX.into())
-            > self.expected().saturating_add(self.buffer.tokens(context.now))
+        covered < u32::MAX.into() && cold.waiting.want_more_than(covered, self.limit())
     }
 
     pub(super) fn lease_size(

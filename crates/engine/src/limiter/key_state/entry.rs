@@ -16,7 +16,7 @@ impl Entry for KeyState {
     }
 
     fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now) || self.has_next_window(now)
+        self.buffer.is_live(now) || self.has_next_window(now) || self.debt(now) > 0
     }
 
     fn heap(&self) -> usize {
@@ -24,9 +24,12 @@ impl Entry for KeyState {
     }
 
     /// Drops rare state to free memory: a refused key may be asked for again, admitted hits are
-    /// not paid for, and of two leases one ends too soon. Waiting requests stay.
+    /// not paid for unless an ask is out, and of two leases one ends too soon. Waiting requests
+    /// stay.
     fn shed(&mut self) {
-        self.set_debt(0);
+        if self.asking == 0 {
+            self.set_debt(0);
+        }
         self.resume();
         if let Some(cold) = self.buffer.cold_mut() {
             cold.next_window = None; // its tokens end with their window

@@ -1,7 +1,7 @@
 //! How a key handles the store's replies: tokens for waiting requests, and the state of its key.
 
-use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, FailureMode};
 
 use super::terms::LimitSource;
 use super::{KeyState, SHED_PAUSE, is_windowed};
@@ -11,10 +11,19 @@ use crate::lease::Reply;
 use crate::limiter::PodContext;
 use crate::limiter::attempt::Attempt;
 use crate::limiter::lease_policy::LeasePolicy;
-use crate::limiter::resolve::Charge;
+use crate::limiter::resolve::failure_mode_of;
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 use crate::verdict::DecisionSource;
+
+/// What became of hits that a failure mode had admitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::limiter) struct Settled {
+    /// Hits that `local` admitted and that a lease has paid for.
+    pub(in crate::limiter) returned: u64,
+    /// Hits that `allow` admitted and that no lease pays for.
+    pub(in crate::limiter) unmetered: u64,
+}
 
 impl KeyState {
     /// Applies a reply, serves the waiting requests that it can, and asks again for the others.
@@ -23,13 +32,13 @@ impl KeyState {
     /// The limit may have changed while the ask was out. A request that waited for this lease is
     /// served under the limit that the lease was asked for; only then is the next limit's turn.
     ///
-    /// Returns the number of admitted hits that the lease has paid for.
+    /// Returns what became of the key's debt.
     pub(in crate::limiter) fn reply(
         &mut self,
         reply: &Reply,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
-    ) -> u64 {
+    ) -> Settled {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
@@ -48,12 +57,27 @@ impl KeyState {
             }
             Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
         }
+        let settled = self.settle_debt(paid, context.now);
         if self.asking == 0 {
-            self.set_debt(0); // no lease is out that could still pay
-            self.ask_for_waiting(reply.ask.key, context, asks);
+            self.ask_for_waiting(reply, context, asks);
         }
         self.buffer.trim();
-        paid
+        settled
+    }
+
+    /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted is
+    /// owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
+    /// rest of it is not owed.
+    fn settle_debt(&mut self, paid: u64, now: Time) -> Settled {
+        match failure_mode_of(self.rule().map(AsRef::as_ref)) {
+            FailureMode::Allow if self.asking == 0 => {
+                let unmetered = self.debt(now);
+                self.set_debt(0);
+                Settled { unmetered, ..Settled::default() }
+            }
+            FailureMode::Allow => Settled::default(),
+            _ => Settled { returned: paid, ..Settled::default() },
+        }
     }
 
     /// Applies a grant. Returns the number of admitted hits that it has paid for.
@@ -105,17 +129,17 @@ impl KeyState {
         self.demand.note_draw(others, span);
     }
 
-    /// Once no ask is out, asks for the requests that still wait.
-    pub(in crate::limiter) fn ask_for_waiting(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    /// Once no ask is out, asks for the requests that still wait, and for the rest of the debt as
+    /// long as the store lends.
+    fn ask_for_waiting(&mut self, reply: &Reply, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let key: Key = reply.ask.key;
+        let lends = || reply.outcome.as_ref().is_ok_and(|grant| grant.tokens > 0);
         let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
         if let Some(first) = first {
             self.change_limit(first.limit, key, context, asks);
             asks.push(self.make_ask(key, context));
+        } else if self.debt(context.now) > 0 && lends() {
+            asks.push(Ask { purpose: Purpose::Ahead, ..self.make_ask(key, context) });
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
             self.give_back(key, context.now, asks);
@@ -169,23 +193,36 @@ impl KeyState {
         }
     }
 
-    /// Spends tokens on hits that this pod has admitted by itself, as far as the tokens suffice.
+    /// Spends tokens on the debt, as far as the tokens suffice.
     /// Returns how many.
     pub(in crate::limiter) fn pay_debt(&mut self, kind: LeaseKind, now: Time) -> u64 {
-        let due = u64::from(self.debt()).min(self.buffer.tokens(now));
+        let debt = self.debt(now);
+        let due = debt.min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
         let Take::Taken(lease) = take else { return 0 };
-        self.set_debt(self.debt().saturating_sub(u32::try_from(lease.tokens).unwrap_or(u32::MAX)));
+        self.set_debt(debt.saturating_sub(lease.tokens));
         lease.tokens
     }
 
-    /// Notes hits that this pod has admitted by itself.
-    pub(in crate::limiter) fn note_debt(&mut self, charge: &Charge<'_>) {
-        let limit = self.limit();
-        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
-        if self.asking > 0 && limit == charge.applied.limit && !spaced {
-            let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
-            self.set_debt(self.debt().saturating_add(hits));
+    /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
+    /// pay for. They are owed only if an ask is out, or was refused for lack of room (`is_owed`):
+    /// else the store is away, and what it cannot count is the failure mode's own. The slots
+    /// of a leaky bucket pass, so they pay for nothing. Returns whether the hits are owed.
+    pub(in crate::limiter) fn note_debt(
+        &mut self,
+        hits: u64,
+        until: Time,
+        is_owed: bool,
+        now: Time,
+    ) -> bool {
+        let spaced = matches!(self.limit().algorithm, Algorithm::LeakyBucket { .. });
+        if spaced || (self.asking == 0 && !is_owed) {
+            return false;
         }
+        let debt = self.debt(now).saturating_add(hits);
+        let cold = self.buffer.make_cold();
+        cold.debt_until = until;
+        self.set_debt(debt);
+        true
     }
 }

@@ -38,7 +38,7 @@ impl KeyState {
         } else {
             self.buffer.mark_estimated();
         }
-        self.set_debt(0);
+        // A debt stays: both limits share the count that it belongs to.
         self.set_limit(limit);
     }
 

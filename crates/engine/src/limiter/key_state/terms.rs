@@ -87,15 +87,15 @@ impl KeyState {
         }
     }
 
-    pub(super) fn debt(&self) -> u32 {
-        self.buffer.cold().map_or(0, |cold| cold.debt)
+    /// Hits that a failure mode has admitted and no lease has paid for yet.
+    pub(super) fn debt(&self, now: Time) -> u64 {
+        let due = self.buffer.cold().filter(|cold| now < cold.debt_until);
+        due.map_or(0, |cold| cold.debt.into())
     }
 
-    pub(super) fn set_debt(&mut self, hits: u32) {
-        if hits > 0 {
-            self.buffer.make_cold().debt = hits;
-        } else if let Some(cold) = self.buffer.cold_mut() {
-            cold.debt = 0;
+    pub(super) fn set_debt(&mut self, hits: u64) {
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.debt = u32::try_from(hits).unwrap_or(u32::MAX);
             self.buffer.trim();
         }
     }

@@ -17,7 +17,7 @@ fn refund_and_charge(refunded: u64, charged: u64) -> Request<'static> {
 /// Decides as the servers do: at once if possible, otherwise with a wait.
 async fn as_doors_do(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
     match pod.decide_at_once(rules, request, pod.clock().now()) {
-        Some(verdict) => verdict.unwrap().code,
+        Some(verdict) => verdict.code,
         None => pod.decide(rules, request).await.unwrap().code,
     }
 }
