@@ -108,8 +108,8 @@ impl Waiters {
         Ok(reply)
     }
 
-    /// Where the queue is full or would grow, first drops the requests that gave up: so they take no
-    /// more room than those that wait, and below the ceiling each is looked at a few times only.
+    /// Where the queue is full or would grow, first drops the requests that gave up: so they take
+    /// no more room than those that wait, and below the ceiling each is looked at a few times only.
     fn make_place(&mut self) {
         let capacity = self.waiters.capacity();
         if self.len() < capacity.min(WAITING_MAX) {

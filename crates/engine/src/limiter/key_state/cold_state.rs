@@ -23,8 +23,8 @@ const _: () = assert!(2 * WAITING_MAX <= WAITING_IN_ALL_MAX);
 #[derive(Debug, Default)]
 pub(in crate::limiter) struct ColdState {
     pub(super) waiting: Waiters,
-    /// Hits that a failure mode has admitted although the store can be asked: the leases that arrive
-    /// pay for them.
+    /// Hits that a failure mode has admitted although the store can be asked: the leases that
+    /// arrive pay for them.
     pub(super) debt: u32,
     /// When the debt ends unpaid, since the limit is then as if the hits had not been.
     pub(super) debt_until: Time,

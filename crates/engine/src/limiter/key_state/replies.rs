@@ -65,8 +65,8 @@ impl KeyState {
         settled
     }
 
-    /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted is
-    /// owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
+    /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
+    /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
     /// rest of it is not owed.
     fn settle_debt(&mut self, paid: u64, now: Time) -> Settled {
         match failure_mode_of(self.rule().map(AsRef::as_ref)) {

@@ -65,17 +65,13 @@ impl Burst {
 
     fn rules(&self) -> String {
         let Self { limit, mode, algorithm, .. } = self;
-        let mode = mode.name();
-        limits(
-            &format!(
-                "unit: hour, requests_per_unit: {limit}, failure_mode: {mode}, algorithm: {algorithm}"
-            ),
-            "unlimited: true",
-        )
+        let rule = format!("unit: hour, requests_per_unit: {limit}, algorithm: {algorithm}");
+        let rule = format!("{rule}, failure_mode: {}", mode.name());
+        limits(&rule, "unlimited: true")
     }
 
-    /// Sends the calls at once, three times: to a key that is not known, while the reply is out, and
-    /// after it. Checks every promise.
+    /// Sends the calls at once, three times: to a key that is not known, while the reply is out,
+    /// and after it. Checks every promise.
     async fn check(&self) {
         let rig = Rig::new(&self.rules());
         let pod = rig.pod();
@@ -115,11 +111,11 @@ impl Burst {
         assert!(admitted <= most, "{self:?}: {admitted} admitted, {unmetered} not counted");
     }
 
-    /// What may pass of one key within this time. Where the leases are lost, the pod's part comes on
-    /// top; it is the only pod.
+    /// What may pass of one key within this time. Where the leases are lost, the pod's part comes
+    /// on top; it is the only pod.
     fn bound(&self, lasted: Duration) -> u64 {
         let limit = u64::from(self.limit);
-        let refilled = 1 + (lasted.as_secs_f64() / 3_600.0 * f64::from(self.limit)) as u64;
+        let refilled = 1 + u64::try_from(lasted.as_millis()).unwrap() * limit / 3_600_000;
         let once = match self.algorithm {
             "leaky_bucket" => refilled,
             "token_bucket" => limit + refilled,
