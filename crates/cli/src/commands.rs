@@ -67,6 +67,10 @@ const MOVED: [&str; 11] = [
     "top",
 ];
 
+/// Maximum number of ignored arguments, and of the bytes of each, that a warning shows.
+const ARGUMENTS_SHOWN_MAX: usize = 16;
+const ARGUMENT_BYTES_MAX: usize = 128;
+
 const EXAMPLES: &str = "\
 A flag takes precedence over its environment variable; an empty variable counts as unset.
 Durations and booleans are Go's: 20ms, 1.5s, 1h30m; true, false, t, f, 1, 0.
@@ -94,7 +98,7 @@ impl Task {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
-        let args = arguments(role, args);
+        let (args, ignored) = arguments(role, args, env);
         if let Some(name) = moved(&args) {
             let text = format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}");
             return Err(SettingsError::Usage(text));
@@ -102,7 +106,8 @@ impl Task {
         let (Cli { command }, summary) = grammar::read(role, &args, env)?;
         match command {
             Command::Serve(flags) => {
-                let settings = Settings::resolve(role, &flags, env)?;
+                let mut settings = Settings::resolve(role, &flags, env)?;
+                settings.warnings.extend(ignored);
                 Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
             Command::Check(flags) => Ok(Self::Check(flags, role)),
@@ -117,16 +122,47 @@ fn moved(args: &[OsString]) -> Option<&'static str> {
     MOVED.into_iter().find(|name| asked == name)
 }
 
-/// Returns `args` after a program's name; the role `ratelimit` implies `serve`, which is inserted.
-fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut args: Vec<OsString> = std::iter::once("ratelease".into()).chain(args).collect();
-    let names_command = args.get(1).and_then(|first| first.to_str()).is_some_and(|first| {
+/// Returns `args` after a program's name. The role `ratelimit` implies `serve`, which is inserted;
+/// then arguments that are no flags of it are left out, as the reference has no flags and ignores
+/// all arguments, and a warning names them.
+fn arguments(
+    role: Role,
+    args: impl Iterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> (Vec<OsString>, Option<String>) {
+    let args: Vec<OsString> = args.collect();
+    let names_command = args.first().and_then(|first| first.to_str()).is_some_and(|first| {
         first == "help" || Cli::command().get_subcommands().any(|known| known.get_name() == first)
     });
-    if role == Role::Ratelimit && !names_command {
-        args.insert(1, "serve".into());
+    let program = ["ratelease".into()];
+    if role == Role::Ratelease || names_command {
+        return (program.into_iter().chain(args).collect(), None);
     }
-    args
+    let program = program.into_iter().chain(["serve".into()]);
+    if args.is_empty() {
+        return (program.collect(), None);
+    }
+    let (known, unknown) = grammar::split_unknown::<Cli>("serve", role, &args, env);
+    let args = program.chain(known).collect();
+    (args, (!unknown.is_empty()).then(|| ignored(&unknown)))
+}
+
+/// The warning of arguments that are ignored.
+fn ignored(unknown: &[OsString]) -> String {
+    let shown = unknown.iter().take(ARGUMENTS_SHOWN_MAX).map(|arg| {
+        let arg = arg.to_string_lossy();
+        format!("{:?}", &arg[..arg.floor_char_boundary(ARGUMENT_BYTES_MAX)])
+    });
+    let shown: Vec<_> = shown.collect();
+    let more = match unknown.len() - shown.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "arguments: ignored {}{more}, which are no flags, because the program runs as ratelimit; \
+         remove them",
+        shown.join(" ")
+    )
 }
 
 /// Prints the help or version text.

@@ -43,6 +43,45 @@ pub fn read<P: Parser>(
     Ok((P::from_arg_matches(&matches)?, summary))
 }
 
+/// Splits the arguments of `subcommand` into those that its flags take, and the rest.
+pub(crate) fn split_unknown<P: Parser>(
+    subcommand: &str,
+    role: Role,
+    args: &[OsString],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> (Vec<OsString>, Vec<OsString>) {
+    let mut grammar = command::<P>(role, &store_names(args, env), &|_| None);
+    grammar.build();
+    let flags = grammar.find_subcommand(subcommand);
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    let mut rest = args.iter().cloned();
+    while let Some(arg) = rest.next() {
+        let Some(flag) = arg.to_str().and_then(|arg| flag_of(arg, flags?)) else {
+            let ends_flags = arg == "--";
+            unknown.push(arg);
+            if ends_flags {
+                unknown.extend(rest.by_ref());
+            }
+            continue;
+        };
+        let takes_next = !arg.to_string_lossy().contains('=')
+            && flag.get_num_args().is_some_and(|range| range.min_values() > 0);
+        known.push(arg);
+        known.extend(takes_next.then(|| rest.next()).flatten());
+    }
+    (known, unknown)
+}
+
+/// The flag of `of` that `arg` gives.
+fn flag_of<'g>(arg: &str, of: &'g clap::Command) -> Option<&'g Arg> {
+    let name = arg.split_once('=').map_or(arg, |(name, _)| name);
+    of.get_arguments().find(|flag| {
+        let long = flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long));
+        let short = flag.get_short().map(|short| format!("-{short}"));
+        long || short.is_some_and(|short| arg == short)
+    })
+}
+
 /// Returns the grammar as documented: it contains the names of environment variables but no values.
 pub fn documented<P: Parser>() -> clap::Command {
     command::<P>(Role::Ratelease, &StoreNames::NONE, &|_| None)

@@ -16,7 +16,8 @@ use ratelease_rules::nearest;
 use crate::commands::{Cli, Task};
 use crate::grammar::documented;
 use crate::settings::reference::{
-    BESIDE_REFERENCE, OTHER_DEFAULTS, OtherDefault, REFERENCE, Support, asks_for_nothing,
+    BESIDE_REFERENCE, CALENDAR_MONTHS, OTHER_DEFAULTS, OtherDefault, REFERENCE, Support,
+    asks_for_nothing,
 };
 use crate::settings::{Fault, Settings, SettingsError};
 
@@ -143,7 +144,7 @@ pub fn may_show(name: &str, value: &str) -> bool {
     match FLAGS.get(name) {
         Some(true) => name.ends_with("_URL") && !value.contains('@'),
         Some(false) => true,
-        None => REFERENCE.iter().any(|(known, _)| *known == name),
+        None => REFERENCE.iter().chain(&BESIDE_REFERENCE).any(|(known, _)| *known == name),
     }
 }
 
@@ -273,14 +274,18 @@ impl Read {
         VariableReview {
             name: name.to_owned(),
             effect: Effect::Unknown,
-            note: "neither ratelease nor the reference has this setting".to_owned(),
+            note: "neither ratelease nor the reference (at f2fb157, July 2026) has this setting"
+                .to_owned(),
             action: near.map(|near| format!("did you mean {near}?")).unwrap_or_default(),
         }
     }
 }
 
-/// What to do about a variable of a missing feature, where that depends on the others.
+/// What to do about a variable of a missing feature, where it is more than to unset it.
 fn unset(name: &str, environment: &Environment) -> Option<&'static str> {
+    if name == CALENDAR_MONTHS {
+        return Some("check each limit with unit month, then unset it");
+    }
     let is_of_statsd =
         name.contains("STATSD") || ["EXTRA_TAGS", "STATS_FLUSH_INTERVAL"].contains(&name);
     let has_prometheus = is_on(environment, "USE_PROMETHEUS");

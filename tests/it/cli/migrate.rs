@@ -62,7 +62,8 @@ fn each_variable_and_rule_file_of_a_manifest_is_judged_with_what_to_do() {
         "  same     HOST",
         "  ignored  REDIS_POOL_SIZE: there is no pool: one multiplexed connection to each node \
          carries every call",
-        "! unknown  REDIS_SOKCET_TYPE: neither ratelease nor the reference has this setting",
+        "! unknown  REDIS_SOKCET_TYPE: neither ratelease nor the reference (at f2fb157, July 2026) \
+         has this setting",
         "             did you mean REDIS_SOCKET_TYPE?",
         "! ignored  STATSD_HOST: statsd is not supported; metrics are served for Prometheus",
         "  same     USE_STATSD",
@@ -157,5 +158,48 @@ fn what_cannot_be_read_ends_with_2_and_names_all_that_is_wrong() {
         let ran = run_in(dir.path(), &[&["migrate"], &args[..]].concat(), &[]);
         assert!(ran.ended(2).err.contains(reason), "{reason}: {}", ran.err);
         assert_eq!(ran.out, "");
+    }
+}
+
+#[test]
+fn arguments_and_commands_that_the_image_does_not_follow_are_named() {
+    for (written, expected) in [
+        (
+            "command: [/bin/ratelimit]\n          args: [-config, /data/c.yaml]",
+            "-config /data/c.yaml",
+        ),
+        ("command: [/bin/ratelimit, -config=/data/c.yaml]", "-config=/data/c.yaml"),
+        ("command: [/bin/sh, -c, 'sleep 1; ratelimit']", "/bin/sh -c sleep 1; ratelimit"),
+    ] {
+        let manifest = MANIFEST.replace("command: [/bin/ratelimit]", written);
+        let dir = files(&[("ratelimit.yaml", &manifest)]);
+        let ran = run_in(dir.path(), &MIGRATE, &[]);
+        let names = |line: &str| line.starts_with('!') && line.contains(expected);
+        assert!(ran.out.lines().any(names), "{written}: {}", ran.out);
+    }
+    let compose = "services:\n  limits:\n    image: envoyproxy/ratelimit:master\n    command: \
+                   /bin/ratelimit -config /data/c.yaml\n";
+    let dir = files(&[("compose.yaml", compose)]);
+    let ran = run_in(dir.path(), &["migrate", "--compose", "compose.yaml"], &[]);
+    assert!(ran.out.contains("ignores -config /data/c.yaml"), "{}", ran.out);
+    let dir = files(&[("ratelimit.yaml", MANIFEST)]);
+    assert!(!run_in(dir.path(), &MIGRATE, &[]).out.contains("arguments"));
+}
+
+#[test]
+fn variables_of_newer_versions_of_the_reference_are_known() {
+    let env = "REDIS_URL=redis:6379\nUSE_CALENDAR_MONTH_RATE_LIMIT=true\n\
+               REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR=true\nREDIS_OP_TIMEOUT=1s\n";
+    let dir = files(&[("ratelimit.env", env)]);
+    let ran = run_in(dir.path(), &["migrate", "--env-file", "ratelimit.env"], &[]);
+    for line in [
+        "! ignored  USE_CALENDAR_MONTH_RATE_LIMIT: a month is 30 days, counted from the Unix epoch",
+        "             check each limit with unit month, then unset it",
+        "  ignored  REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR: not needed: a connection to a master \
+         that became a replica is always replaced",
+        "! unknown  REDIS_OP_TIMEOUT: neither ratelease nor the reference (at f2fb157, July 2026) \
+         has this setting",
+    ] {
+        assert!(ran.out.lines().any(|it| it == line), "{line}\n{}", ran.out);
     }
 }

@@ -28,6 +28,8 @@ use Support::{Differs, Flag, Only, Unneeded, Unsupported};
 
 const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
 const HEALTH: &str = "health does not depend on Redis: leased tokens are spent without it";
+const READONLY: &str =
+    "not needed: a connection to a master that became a replica is always replaced";
 const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
 const MAPPER: Support =
     Unsupported("metrics have the names and labels of the reference's default mapper");
@@ -56,6 +58,9 @@ const CLIENT_CA: Support = Differs(
     "clients must have a certificate that it signed; the reference does not read this variable",
     "check that each client presents one",
 );
+
+/// Makes a month of the reference a calendar month, in UTC.
+pub(crate) const CALENDAR_MONTHS: &str = "USE_CALENDAR_MONTH_RATE_LIMIT";
 
 /// All 114 variables, in the order of the reference.
 #[rustfmt::skip]
@@ -176,8 +181,14 @@ pub(crate) const REFERENCE: [(&str, Support); 114] = [
     ("TRACING_SAMPLING_RATE", Flag),
 ];
 
-/// Variables that deployments of the reference set, although the reference does not read them.
-pub(crate) const BESIDE_REFERENCE: [(&str, Support); 1] = [
+/// Variables that deployments of the reference set, although the reference at f2fb157 does not read
+/// them: those of newer and of older versions, and Envoy Gateway's.
+pub(crate) const BESIDE_REFERENCE: [(&str, Support); 5] = [
+    // Merged in July and August 2026 (pull requests 1191 and 1206).
+    ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Unneeded(READONLY)),
+    (CALENDAR_MONTHS, Unsupported("a month is 30 days, counted from the Unix epoch")),
+    ("REDIS_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.
     ("GRPC_SERVER_TLS_CA_CERT", CLIENT_CA),
 ];

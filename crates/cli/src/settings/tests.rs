@@ -281,13 +281,55 @@ fn help_names_each_variable_and_default_and_nothing_of_the_environment() {
 
 #[test]
 fn unknown_arguments_end_with_status_2() {
-    for line in ["ratelease", "ratelease fly", "ratelease serve --prot 1", "ratelimit --prot 1"] {
+    for line in [
+        "ratelease",
+        "ratelease fly",
+        "ratelease -config /data/config.yaml",
+        "ratelease serve --prot 1",
+        "ratelease serve -config /data/config.yaml",
+        "ratelimit serve --prot 1",
+        "ratelimit --port",
+    ] {
         let error = parse(line, &[]).expect_err(line);
         assert!(matches!(error, SettingsError::Usage(_)), "{line}: {error:?}");
         assert_eq!(error.exit_code(), 2, "{line}");
     }
     let error = parse("ratelease serve --prot 1", &[]).expect_err("unknown");
     assert!(error.to_string().contains("'--port'"), "a near name is offered: {error}");
+}
+
+#[test]
+fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_name() {
+    for (line, ignored) in [
+        ("ratelimit -config /data/config.yaml", r#""-config" "/data/config.yaml","#),
+        ("/bin/ratelimit -config=/data/config.yaml", r#""-config=/data/config.yaml","#),
+        ("ratelimit /bin/ratelimit", r#""/bin/ratelimit","#),
+        ("ratelimit --prot 1", r#""--prot" "1","#),
+        ("ratelimit -v -port 1", r#""-v" "-port" "1","#),
+        ("ratelimit status --grpc-port-of 7", r#""status" "--grpc-port-of" "7","#),
+        ("ratelimit -- --port 2", r#""--" "--port" "2","#),
+        ("ratelimit x -", r#""x" "-","#),
+    ] {
+        let settings = good(line, &[]);
+        let [warning] = &*settings.warnings else { panic!("{line}: {:?}", settings.warnings) };
+        assert!(warning.starts_with("arguments: ignored "), "{line}: {warning}");
+        assert!(warning.contains(ignored), "{line}: {warning}");
+    }
+    // Flags keep their meaning between arguments that are ignored.
+    for line in [
+        "ratelimit --port 4711 -config /data/config.yaml",
+        "ratelimit -config /data/config.yaml --port=4711",
+        "ratelimit -config x --use-prometheus --port 4711 y",
+    ] {
+        let port = |settings: &Settings| settings.listeners.http.port;
+        assert_eq!(port(&good(line, &[])), 4711, "{line}");
+    }
+    assert_eq!(good("ratelimit --port 4711", &[]).warnings, [""; 0]);
+    let long = format!("ratelimit {} {}", "é".repeat(500), "a ".repeat(100));
+    let settings = good(&long, &[]);
+    assert!(settings.warnings[0].len() < 1_024, "{:?}", settings.warnings);
+    assert!(settings.warnings[0].contains(" and 85 more"), "{:?}", settings.warnings);
+    assert!(help("ratelimit -config x --help", &[]).contains("--port"));
 }
 
 #[test]

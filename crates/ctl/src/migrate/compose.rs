@@ -28,6 +28,11 @@ pub(super) fn read(path: &Path, service: Option<&str>) -> Result<Deployment, Cli
     let mut deployment = Deployment {
         origin: format!("{}, service {}", file.name, chosen.name),
         mounts: mounts(service, home),
+        command: ["entrypoint", "command"]
+            .iter()
+            .flat_map(|part| words(service, part))
+            .map(str::to_owned)
+            .collect(),
         ..Deployment::default()
     };
     for path in env_files(service) {
@@ -47,14 +52,19 @@ pub(super) fn read(path: &Path, service: Option<&str>) -> Result<Deployment, Cli
 fn candidates(services: &Yaml) -> Vec<Candidate<&Yaml>> {
     let YamlKind::Map(services) = &services.kind else { return Vec::new() };
     let candidate = |(name, service): &'_ (Yaml, Yaml)| {
-        let parts = ["image", "command", "entrypoint"].map(|part| match field(service, part) {
-            Some(Yaml { kind: YamlKind::Scalar(text), .. }) => text.clone(),
-            list => items(list).iter().filter_map(text).collect::<Vec<_>>().join(" "),
-        });
+        let parts = ["image", "command", "entrypoint"].map(|part| words(service, part).join(" "));
         (text(name).unwrap_or_default().to_owned(), parts.join(" "))
     };
     let each = services.iter().map(|pair| (candidate(pair), &pair.1));
     each.map(|((name, runs), container)| Candidate { name, runs, container }).collect()
+}
+
+/// The words of a field: a list, or a text with blanks between them.
+fn words<'y>(service: &'y Yaml, part: &str) -> Vec<&'y str> {
+    match field(service, part) {
+        Some(Yaml { kind: YamlKind::Scalar(text), .. }) => text.split_whitespace().collect(),
+        list => items(list).iter().filter_map(text).collect(),
+    }
 }
 
 /// The names of env files: one, or a list of names or of maps with a `path`.

@@ -21,6 +21,8 @@ pub(super) struct Deployment {
     pub(super) files: Vec<MountedFile>,
     /// Directories of this machine that the container finds elsewhere: inside, here.
     pub(super) mounts: Vec<(PathBuf, PathBuf)>,
+    /// The program and its arguments, if they are stated.
+    pub(super) command: Vec<String>,
     /// Number of pods, if it is stated and not 1.
     pub(super) replicas: Option<u32>,
     /// What could not be read, and so is not reviewed: one line each.

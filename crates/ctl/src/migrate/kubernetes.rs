@@ -59,6 +59,11 @@ pub(super) fn read(paths: &[PathBuf], container: Option<&str>) -> Result<Deploym
     let mut deployment = Deployment {
         origin: format!("{}, container {} of {}", first.display(), chosen.name, workload.name),
         replicas: workload.replicas.filter(|replicas| *replicas != 1),
+        command: ["command", "args"]
+            .iter()
+            .flat_map(|part| items(field(container, part)))
+            .filter_map(|word| text(word).map(str::to_owned))
+            .collect(),
         ..Deployment::default()
     };
     manifests.environment(container, &mut deployment);

@@ -1,10 +1,16 @@
 //! What differs for a deployment as a whole, beyond single variables and rules.
 
+use std::path::Path;
+
 use ratelease_cli::migration::EnvironmentReview;
+use ratelease_cli::safe;
 use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::redis::RedisKind;
 
 use super::deployment::Deployment;
+
+/// Maximum number of characters of a command that a note shows.
+const SHOWN_MAX: usize = 200;
 
 /// A difference, and what to do about it.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,6 +55,7 @@ pub(super) fn notes(deployment: &Deployment, environment: &EnvironmentReview) ->
             action: "set REDIS_URL, or run one pod".to_owned(),
         });
     }
+    notes.extend(command(&deployment.command));
     notes.push(note(
         "Redis away",
         "a rule's failure_mode answers, by default each pod's part of the limit; the reference \
@@ -59,4 +66,32 @@ pub(super) fn notes(deployment: &Deployment, environment: &EnvironmentReview) ->
         "a request that one rule denies does not spend from its other rules",
     ));
     notes
+}
+
+/// What to do about a command that the image of ratelease does not have, or its arguments.
+fn command(words: &[String]) -> Option<Note> {
+    let (program, arguments) = words.split_first()?;
+    let shown = |text: &str| safe::cut(&safe::line(text), SHOWN_MAX);
+    let arguments = shown(&arguments.join(" "));
+    let (topic, text, action) = match Path::new(program).file_name() {
+        Some(name) if name == "ratelimit" && arguments.is_empty() => return None,
+        Some(name) if name == "ratelimit" => (
+            "arguments",
+            format!(
+                "the reference ignores {arguments}; ratelease ignores what is no flag of it, and \
+                 logs a warning"
+            ),
+            "remove them",
+        ),
+        _ => (
+            "command",
+            format!(
+                "{} {arguments}: the image of ratelease has no shell, and only the programs \
+                 ratelimit and ratelease",
+                shown(program)
+            ),
+            "start /bin/ratelimit without arguments",
+        ),
+    };
+    Some(Note { topic, text, action: action.to_owned() })
 }
