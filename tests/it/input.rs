@@ -6,6 +6,7 @@ mod conformance;
 mod flood;
 mod frames;
 mod grpc;
+mod gzip;
 mod h2spec;
 mod http1;
 mod json;

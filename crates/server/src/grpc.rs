@@ -26,7 +26,9 @@ pub(crate) mod wire;
 mod write_coalescing;
 
 pub use call::answer_at_once;
+use http::HeaderMap;
 use tonic::Status;
+use tonic::codec::{CompressionEncoding, EnabledCompressionEncodings};
 pub use wire::{DecodeError, frame, read};
 
 use crate::request_error::RequestError;
@@ -38,6 +40,28 @@ const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
 /// Size in bytes of the prefix of each gRPC message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
+
+/// The encodings in which the answer to a call may be sent: that of its message, as the reference
+/// implementation does. tonic sends it only to a client that accepts it.
+fn answer_encodings(headers: &HeaderMap) -> EnabledCompressionEncodings {
+    let mut encodings = EnabledCompressionEncodings::default();
+    if is_compressed(headers) {
+        encodings.enable(CompressionEncoding::Gzip);
+    }
+    encodings
+}
+
+/// The encodings of messages that are read.
+fn message_encodings() -> EnabledCompressionEncodings {
+    let mut encodings = EnabledCompressionEncodings::default();
+    encodings.enable(CompressionEncoding::Gzip);
+    encodings
+}
+
+/// Whether the message of a call may be compressed.
+fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip")
+}
 
 /// Maps errors to gRPC codes; nothing else does. The first three have the reference
 /// implementation's code and text.

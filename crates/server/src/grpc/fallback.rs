@@ -2,6 +2,8 @@
 //! stream of `h2`.
 
 use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,6 +13,7 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::Full;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
 use tonic::service::Routes;
@@ -18,7 +21,7 @@ use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::health::HEALTHCHECK;
-use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
+use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, is_compressed, status_of};
 use crate::accept::IncompleteRequest;
 use crate::request_error::RequestError;
 use crate::service::{BodyReservation, PartialMessage};
@@ -61,7 +64,13 @@ pub(super) async fn serve(
             Err(status) => return status.into_http(),
         };
         drop(incomplete);
-        match routes.call(Request::from_parts(head, body)).await {
+        let is_compressed = is_compressed(&head.headers);
+        let answered = routes.call(Request::from_parts(head, body));
+        let answered = match is_compressed {
+            true => decompressed_in_turn(answered).await,
+            false => answered.await,
+        };
+        match answered {
             Ok(response) => normalize_status(response),
             Err(never) => match never {},
         }
@@ -71,6 +80,24 @@ pub(super) async fn serve(
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
     send(answered.unwrap_or_else(|_| deadline::expired().into_http()), respond).await;
+}
+
+/// Decompression of a message takes up to a few milliseconds, during which its thread does nothing
+/// else. So one is decompressed at a time, and other tasks run before the next one.
+static DECOMPRESSION: Semaphore = Semaphore::const_new(1);
+
+/// Awaits `answered`, which decompresses its message when it is polled first.
+async fn decompressed_in_turn<T>(answered: impl Future<Output = T>) -> T {
+    let mut answered = pin!(answered);
+    // An error would mean that the semaphore is closed, which nothing does.
+    let turn = DECOMPRESSION.acquire().await;
+    let first = futures_util::poll!(&mut answered);
+    tokio::task::yield_now().await;
+    drop(turn);
+    match first {
+        Poll::Ready(answered) => answered,
+        Poll::Pending => answered.await,
+    }
 }
 
 /// The answer to a request that is not a gRPC call, which tonic would accept as one. The HTTP

@@ -1,19 +1,27 @@
-//! The standard health service, `grpc.health.v1`, with one status under two names: the reference
-//! implementation's and the empty one. `/healthcheck` answers plain HTTP/2 requests with the same
-//! status.
+//! The standard health service, `grpc.health.v1` (`Check`, `Watch`, `List`), with one status under
+//! two names: the reference implementation's and the empty one. `/healthcheck` answers plain HTTP/2
+//! requests with the same status.
+
+use std::collections::HashMap;
+use std::future::{Ready, ready};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::routing::get;
+use axum::routing::{get, post};
+use bytes::BytesMut;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use http::StatusCode;
+use prost::Message;
 use tokio::sync::watch;
+use tonic::server::{Grpc, UnaryService};
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::rate_limit_service::codec::Codec;
+use super::{MESSAGE_BYTES_MAX, message_encodings};
 use crate::accept::{ConnectionHandle, LongLivedStream};
 
 /// The names of the whole process: the protocol's and the reference implementation's.
@@ -21,6 +29,9 @@ const NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// The path of the health check of plain HTTP/2.
 pub(super) const HEALTHCHECK: &str = "/healthcheck";
+
+/// The path of the list of all names with their status, which `tonic-health` does not have.
+const LIST: &str = "/grpc.health.v1.Health/List";
 
 /// Maximum number of watches on one connection: a client needs one for each name, and there are two
 /// names.
@@ -40,6 +51,13 @@ enum HealthState {
     NotServing,
     /// Not serving; this status is final.
     Ended,
+}
+
+/// The answer to `List`.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+struct HealthListResponse {
+    #[prost(map = "string, message", tag = "1")]
+    statuses: HashMap<String, HealthCheckResponse>,
 }
 
 /// Creates a health service that reports unhealthy until it is set, and the handle to set it.
@@ -126,8 +144,27 @@ impl Health {
                 }
             }
         };
+        let list = |State(health): State<Self>, request: http::Request<axum::body::Body>| async {
+            let mut grpc = Grpc::new(Codec)
+                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None)
+                .apply_compression_config(message_encodings(), Default::default());
+            grpc.unary(health, request).await
+        };
         let methods = get(healthcheck).post(healthcheck);
-        Router::new().route(HEALTHCHECK, methods).with_state(self.clone())
+        Router::new().route(HEALTHCHECK, methods).route(LIST, post(list)).with_state(self.clone())
+    }
+}
+
+/// `List`. Its request has no fields.
+impl UnaryService<Bytes> for Health {
+    type Response = BytesMut;
+    type Future = Ready<Result<Response<BytesMut>, Status>>;
+
+    fn call(&mut self, _: Request<Bytes>) -> Self::Future {
+        let status = self.0.borrow().status();
+        let statuses = NAMES.map(|name| (name.to_owned(), response(status)));
+        let list = HealthListResponse { statuses: statuses.into() };
+        ready(Ok(Response::new(BytesMut::from(&*list.encode_to_vec()))))
     }
 }
 

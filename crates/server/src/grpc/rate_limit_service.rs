@@ -1,7 +1,7 @@
 //! `ShouldRateLimit` as tonic routes to it: calls that are not plain, or came without their
 //! message.
 
-mod codec;
+pub(super) mod codec;
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use crate::transport::Transport;
 
 /// The service in the form that tonic routes to; its clones share all state.
 pub(super) fn service(service: DecisionService) -> RateLimitService {
-    RateLimitService { service, span: None }
+    RateLimitService { service, span: None, is_compressed: false }
 }
 
 /// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
@@ -32,6 +32,8 @@ pub(super) struct RateLimitService {
     service: DecisionService,
     /// The span of the call that this clone serves, if it is traced.
     span: Option<Span>,
+    /// Whether the message of that call may be compressed.
+    is_compressed: bool,
 }
 
 /// The only method of the service.
@@ -59,10 +61,14 @@ impl tonic::codegen::Service<http::Request<Body>> for RateLimitService {
         }
         let service = self.service.clone();
         let span = service.begin(Transport::Grpc, request.headers());
-        let handler = Self { service: service.clone(), span: span.clone() };
+        let (service_of_call, span_of_call) = (service.clone(), span.clone());
+        let is_compressed = super::is_compressed(request.headers());
+        let handler = Self { service: service_of_call, span: span_of_call, is_compressed };
         let answered = async move {
-            let mut grpc =
-                Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
+            let encodings = super::answer_encodings(request.headers());
+            let mut grpc = Grpc::new(Codec)
+                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None)
+                .apply_compression_config(super::message_encodings(), encodings);
             let answered = service.catch_panic(Transport::Grpc, grpc.unary(handler, request)).await;
             Ok(answered.unwrap_or_else(|error| status_of(&error).into_http()))
         };
@@ -92,7 +98,7 @@ impl UnaryService<Bytes> for RateLimitService {
 
     /// The message is complete: from here on the call counts as waiting.
     fn call(&mut self, request: GrpcRequest<Bytes>) -> Self::Future {
-        let Self { service, span } = self.clone();
+        let Self { service, span, is_compressed } = self.clone();
         Box::pin(async move {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
             let reservation =
@@ -100,8 +106,10 @@ impl UnaryService<Bytes> for RateLimitService {
                     // For a call that came through a connection not made by this crate.
                     service.reserve_body(Transport::Grpc, &Peer::new())
                 });
-            reservation.complete().map_err(|error| status_of(&error))?;
             let message = request.into_inner();
+            // Its sender paid for fewer bytes than it takes.
+            let grown = if is_compressed { reservation.grow(message.len()) } else { Ok(()) };
+            grown.and_then(|()| reservation.complete()).map_err(|error| status_of(&error))?;
             let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
             let made = |answer: &Answer<'_>| {
                 if let Some(span) = &span {

@@ -7,6 +7,7 @@ use futures_util::stream::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
+use tonic::codec::CompressionEncoding;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
@@ -66,7 +67,9 @@ pub async fn serve(
 ) -> io::Result<()> {
     let ServerParts { service, health, age, open, cores, tls } = parts;
     let page = health.page();
-    let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let health = HealthServer::new(health)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .accept_compressed(CompressionEncoding::Gzip);
     let services = Routes::new(health).add_service(rate_limit_service::service(service.clone()));
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let max_age = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));

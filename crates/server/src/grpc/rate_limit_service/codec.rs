@@ -7,11 +7,11 @@ use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 /// Passes messages through unchanged.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Codec;
+pub(in crate::grpc) struct Codec;
 
 /// Decodes the only message of a call.
 #[derive(Debug, Default)]
-pub(super) struct SingleMessageDecoder {
+pub(in crate::grpc) struct SingleMessageDecoder {
     has_read: bool,
 }
 
