@@ -31,7 +31,14 @@ pub fn routes(service: DecisionService, health: Health, options: DecisionOptions
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
         .with_state(health);
-    guard::with_headers(decide::routes(service, options)).merge(probes)
+    guard::with_headers(decide::routes(service, options).fallback(absent)).merge(probes)
+}
+
+async fn absent() -> impl IntoResponse {
+    const PATHS: &str = "there is nothing at this path; POST to /json or /shouldAllow, GET \
+                         /api/v1/rate_limit, or probe /healthcheck, /livez, /readyz; pages are on \
+                         the debug port\n";
+    (StatusCode::NOT_FOUND, PATHS)
 }
 
 /// The reference implementation's health check: 200 and `OK`, or 500 and an empty body.

@@ -33,6 +33,24 @@ async fn json_is_what_the_pod_says_and_the_environment_says_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pages_that_only_the_reference_has_name_those_that_have_their_data() {
+    let rules = rules(RULES);
+    let pod = pod(&rules).await;
+    for (port, path, pointers) in [
+        (pod.debug, "/stats", &["/metrics", "/status"][..]),
+        (pod.debug, "/debug/pprof/", &["/metrics", "/status"]),
+        (pod.debug, "/debug/pprof/heap", &["/metrics"]),
+        (pod.debug, "/nothing", &["/ lists all"]),
+        (pod.http, "/", &["/json", "/readyz", "debug port"]),
+    ] {
+        let answer = crate::support::http::get(port, path).await.unwrap();
+        assert_eq!(answer.status, 404, "{path}: {answer:?}");
+        assert!(pointers.iter().all(|pointer| answer.body.contains(pointer)), "{path}: {answer:?}");
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_not_there_cannot_be_asked() {
     let rules = rules(RULES);
     let pod = pod(&rules).await;

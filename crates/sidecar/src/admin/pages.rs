@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
+use http::{StatusCode, Uri};
 use ratelease_rules::{
     Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Rule, StoreId, StoreNames,
 };
@@ -25,7 +26,22 @@ pub fn routes(status: Status) -> Router {
         .route("/hotkeys", get(hot_keys))
         .route("/rlconfig", get(rlconfig))
         .route("/status", get(status_json))
+        .fallback(absent)
         .with_state(status)
+}
+
+/// Says where to find what the reference serves at this path, if it does.
+async fn absent(uri: Uri) -> impl IntoResponse {
+    let of_reference = |pages: &[&str]| pages.iter().any(|page| uri.path().starts_with(page));
+    let page = if of_reference(&["/stats"]) {
+        "there is no /stats: counters are at /metrics, for Prometheus, and at /status, as JSON\n"
+    } else if of_reference(&["/debug/pprof", "/debug/vars"]) {
+        "there are no profiles: memory, threads and descriptors of the process are at /metrics, \
+         the state of leases and of shards at /status\n"
+    } else {
+        "there is no such page: / lists all\n"
+    };
+    (StatusCode::NOT_FOUND, [(CONTENT_TYPE, PLAIN)], page)
 }
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
@@ -37,7 +53,7 @@ fn index_of(status: &Status) -> String {
     format!(
         "ratelease {}\n\n/          this page\n\
          /hotkeys   the keys requested and denied most, in total and by rule, as JSON\n\
-         /live      the same, updated each second, for a browser\n\
+         /live      the state of this pod, updated each second, for a browser\n\
          /metrics   for Prometheus\n\
          /rlconfig  the rules in force, one per line\n\
          /status    what follows and more, as JSON\n\n{}",
