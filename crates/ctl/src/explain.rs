@@ -18,7 +18,9 @@ use count::{Count, StoredCount};
 
 pub(super) const NOTES: &str = "\
 The descriptors are those of one request, so the rule of one may replace the rule of another.
-If a Redis is configured, its current counts are read and shown; nothing is spent.
+If a Redis is configured, its current counts are read and shown; nothing is spent. Set KEY_SECRET,
+CACHE_KEY_PREFIX and the rules as the pods have them, or their counts are not found; a pod that
+takes its rules over xDS has those of its control plane (of ratelease-control: GET /v1/export).
 
 Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not be read.
 
@@ -112,10 +114,11 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
     });
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
     count::read_store(store, flags.store.key_prefix(), &mut entries)?;
+    let shown = (rules.stores(), !secret.is_empty());
     if flags.out.json {
-        out.json(&report::json(&request, &explained, rules.stores()))?;
+        out.json(&report::json(&request, &explained, shown))?;
     } else {
-        report::text(&request, &explained, rules.stores(), out)?;
+        report::text(&request, &explained, shown, out)?;
     }
     let applies = |one: &Explained<'_>| {
         !matches!(one.conclusion, Conclusion::UnknownDomain | Conclusion::NoRule)

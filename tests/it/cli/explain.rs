@@ -130,6 +130,13 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     let put = store.exchange(&[Ask { pool: Some(2), deposit, ..look }]).await;
     assert_eq!(put[0].as_ref().map(|grant| grant.left), Ok(2));
 
+    // What pods with a secret count is not found without it, nor with another.
+    let limit = Limit::fixed_window(100, Unit::Year);
+    let parts = [("k", KeyPart::Value("secret"))].into_iter();
+    let secret = KeyHasher::new("sesame").key("looked", limit.identity(), parts);
+    let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(secret, limit) }]).await;
+    assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
+
     let places: Vec<String> = cluster.places().iter().map(SocketAddr::to_string).collect();
     let nodes = places.join(",");
     let args = ["explain", "--rules", ".", "--domain", "looked", "--redis-type", "cluster"];
@@ -152,6 +159,21 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
         for pool in pools {
             assert_eq!(pool["slot"], cluster.slot(pool["redis_key"].as_str().unwrap()));
         }
+    }
+    let args = [&args[..7], &["--redis-url", &nodes, "k=secret"]].concat();
+    for (env, expected) in [
+        (&[("KEY_SECRET", "sesame")][..], None),
+        (&[("KEY_SECRET", "other")], Some("or the pods have another KEY_SECRET")),
+        (&[], Some("KEY_SECRET is not set: pods that have one count under another key")),
+    ] {
+        let ran = run_in(dir.path(), &args, env);
+        let mut lines = ran.ended(0).out.lines();
+        let note = lines.find(|line| line.contains("nothing is counted under this key"));
+        assert_eq!(note.is_some(), expected.is_some(), "{env:?}: {}", ran.out);
+        assert!(note.is_none_or(|note| note.contains(expected.unwrap())), "{}", ran.out);
+        let report = run_in(dir.path(), &[&args[..], &["--json"]].concat(), env).ended(0).json();
+        let note = &report["descriptors"][0]["count"]["now"]["note"];
+        assert_eq!(note.is_string(), expected.is_some(), "{env:?}: {report}");
     }
 }
 

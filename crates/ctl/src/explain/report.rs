@@ -18,7 +18,7 @@ use crate::rule;
 pub(super) fn text(
     request: &Request<'_>,
     explained: &[Explained<'_>],
-    stores: &StoreNames,
+    (stores, has_secret): (&StoreNames, bool),
     out: &mut Out,
 ) -> Result<(), CliError> {
     for (at, one) in explained.iter().enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn text(
             level(number, entry, step, out)?;
         }
         out.line("")?;
-        conclusion(request, &descriptor.entries, one, stores, out)?;
+        conclusion(request, &descriptor.entries, one, (stores, has_secret), out)?;
     }
     Ok(())
 }
@@ -84,7 +84,7 @@ fn conclusion(
     request: &Request<'_>,
     entries: &[request::Entry<'_>],
     one: &Explained<'_>,
-    stores: &StoreNames,
+    (stores, has_secret): (&StoreNames, bool),
     out: &mut Out,
 ) -> Result<(), CliError> {
     if let Some(rule) = one.conclusion.rule() {
@@ -109,7 +109,7 @@ fn conclusion(
         Conclusion::Counted { rule, count: counted } => {
             let stats = rule.stats_key(request.domain, entries);
             settings(rule, &stats, stores, out)?;
-            count(counted, out)
+            count(counted, has_secret, out)
         }
     }
 }
@@ -184,12 +184,37 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
     field("stats key", stats, out)
 }
 
-fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), CliError> {
+/// Whether the store has lent nothing of the limit under this key, as far as it knows.
+fn is_unused(limit: Limit, grant: &Grant) -> bool {
+    grant.left >= limit.capacity() && !grant.overdrawn
+}
+
+/// What an unused limit may mean: pods may count under another key.
+fn unused(has_secret: bool) -> &'static str {
+    if has_secret {
+        "nothing is counted under this key: it was not used lately, or the pods have another \
+         KEY_SECRET, CACHE_KEY_PREFIX or other rules"
+    } else {
+        "nothing is counted under this key, and KEY_SECRET is not set: pods that have one count \
+         under another key; set KEY_SECRET to theirs to see it"
+    }
+}
+
+fn count(
+    Count { limit, own, pools }: &Count,
+    has_secret: bool,
+    out: &mut Out,
+) -> Result<(), CliError> {
     field("key", &own.key(), out)?;
     field("redis", &place(own), out)?;
     match &own.now {
         None => {}
-        Some(Ok(grant)) => field("now", &count_content(*limit, grant), out)?,
+        Some(Ok(grant)) => {
+            field("now", &count_content(*limit, grant), out)?;
+            if is_unused(*limit, grant) {
+                field("", unused(has_secret), out)?;
+            }
+        }
         Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
     }
     pools.iter().enumerate().try_for_each(|(at, pool)| {
@@ -265,7 +290,7 @@ fn fit(fit: MatchKind) -> &'static str {
 pub(super) fn json(
     request: &Request<'_>,
     explained: &[Explained<'_>],
-    stores: &StoreNames,
+    (stores, has_secret): (&StoreNames, bool),
 ) -> Value {
     let each = explained.iter().map(|one| {
         let descriptor = one.typed.descriptor();
@@ -289,7 +314,7 @@ pub(super) fn json(
             "settings": rule.map(|rule| rule::object(rule, stores)),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
-            "count": count.map(|count| count_json(count)),
+            "count": count.map(|count| count_json(count, has_secret)),
         })
     });
     json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
@@ -313,9 +338,11 @@ fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
     })
 }
 
-fn count_json(Count { limit, own, pools }: &Count) -> Value {
+fn count_json(Count { limit, own, pools }: &Count, has_secret: bool) -> Value {
     let standing = |grant: &Grant| {
+        let note = is_unused(*limit, grant).then(|| unused(has_secret));
         json!({
+            "note": note,
             "left": grant.left,
             "of": limit.capacity(),
             "overdrawn": grant.overdrawn,
