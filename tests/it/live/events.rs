@@ -66,6 +66,39 @@ async fn events_come_each_second_after_the_last_minutes() {
     assert!(history.is_some() && history < status, "{heard}");
 }
 
+/// Pages open at any time within a second, alone or beside others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_opens_makes_no_entry_and_no_rate_of_less_than_half_a_second() {
+    let Shop { pod, .. } = &shop().await;
+    let mut listeners = Vec::new();
+    for wait in [0, 130, 270, 610, 40] {
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        listeners.push(Listener::open(pod).await);
+    }
+    drop(listeners.drain(..3));
+    for listener in &mut listeners {
+        listener.hears("event: status", 4).await;
+    }
+    listeners.push(Listener::open(pod).await);
+    let newest = listeners.last_mut().unwrap();
+    newest.hears("event: status", 3).await;
+    let data = |heard: &str, name: &str| -> Vec<serde_json::Value> {
+        let lines = heard.lines().filter_map(|line| line.strip_prefix("data: "));
+        let lines = lines.filter_map(|line| serde_json::from_str(line).ok());
+        lines.filter(|it: &serde_json::Value| it.is_array() == (name == "history")).collect()
+    };
+    for listener in &listeners {
+        let status = data(&listener.heard, "status");
+        let uptime = |it: &serde_json::Value| it["uptime_seconds"].as_f64().unwrap();
+        let gaps = status.windows(2).map(|two| uptime(&two[1]) - uptime(&two[0]));
+        let gaps: Vec<_> = gaps.collect();
+        assert!(gaps.iter().all(|gap| *gap >= 0.45), "{gaps:?}");
+        for entry in data(&listener.heard, "history").iter().flat_map(|it| it.as_array().unwrap()) {
+            assert!(entry["seconds"].as_f64().unwrap() >= 0.5, "{entry}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_listener_too_many_is_refused_until_another_has_left() {
     let Shop { pod, .. } = &shop().await;

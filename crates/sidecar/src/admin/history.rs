@@ -13,6 +13,10 @@ use ratelease_server::metrics::Calls;
 /// Number of entries kept: five minutes, or more if some are longer than a second, in some 100 KiB.
 pub const SECONDS_MAX: usize = 300;
 
+/// Minimum length of an entry. A page that is opened makes the totals be read at any time, and an
+/// entry of microseconds without a decision would look like an outage.
+pub const LENGTH_MIN: Duration = Duration::from_millis(500);
+
 /// The time that [`History::recently`] covers.
 const RECENT: Duration = Duration::from_secs(60);
 
@@ -22,13 +26,13 @@ pub struct History(Arc<Mutex<Ring>>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// The time and the totals at the last call of `note`.
+    /// The time and the totals at the end of the last entry.
     last: Option<(Duration, Calls)>,
     /// At most [`SECONDS_MAX`], the newest last.
     seconds: VecDeque<Second>,
 }
 
-/// The decisions between two calls of `note`.
+/// The decisions between the ends of two entries.
 #[derive(Debug)]
 struct Second {
     /// The end of this second, since the start of the process.
@@ -44,17 +48,21 @@ struct Second {
 // === impl History ===
 
 impl History {
-    /// Records the totals since the start of the process; `at` is the time since then. Returns
-    /// whether they have changed.
+    /// Records the totals since the start of the process; `at` is the time since then. Totals less
+    /// than [`LENGTH_MIN`] after the last entry are left to the next one. Returns whether the
+    /// totals have changed since that entry.
     pub fn note(&self, at: Duration, calls: Calls) -> bool {
         let ring = &mut *self.0.lock();
         let mut is_new = true;
         if let Some((before, earlier)) = &ring.last {
             is_new = *earlier != calls;
+            let length = at.saturating_sub(*before);
+            if length < LENGTH_MIN {
+                return is_new;
+            }
             if ring.seconds.len() >= SECONDS_MAX {
                 ring.seconds.pop_front();
             }
-            let length = at.saturating_sub(*before);
             ring.seconds.push_back(Second::between(at, length, earlier, &calls));
         }
         ring.last = Some((at, calls));
@@ -166,6 +174,49 @@ mod tests {
         let all = history.json();
         assert_eq!(all.as_array().map(Vec::len), Some(2), "the first look begins");
         assert_eq!(all[0]["at"], 4.0);
+    }
+
+    /// At any sequence of times each entry has its minimum length, and no decision is lost.
+    #[test]
+    fn no_entry_is_shorter_than_half_a_second_and_none_loses_decisions() {
+        let seed = 7;
+        let mut state: u64 = seed;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for round in 0..50 {
+            let (history, mut at, mut second) = (History::default(), Duration::ZERO, 0);
+            let mut begin = None;
+            for _ in 0..200 {
+                // Ticks of a second, and pages that open at any time between them.
+                let micros = [1, 4, 20_000, 499_999, 500_000, 1_000_000, 4_000_000];
+                at += Duration::from_micros(micros[usize::try_from(next(7)).unwrap()]);
+                second += next(3);
+                history.note(at, after(second));
+                begin.get_or_insert((at, second));
+            }
+            let entries = history.json();
+            let entries = entries.as_array().unwrap();
+            let sum =
+                |field: &str| entries.iter().map(|it| it[field].as_f64().unwrap()).sum::<f64>();
+            let lengths = entries.iter().map(|it| it["seconds"].as_f64().unwrap());
+            let shortest = lengths.fold(f64::INFINITY, f64::min);
+            assert!(shortest >= 0.5, "seed {seed}, round {round}: {shortest}");
+            let (begin, first) = begin.unwrap();
+            let end = entries.last().unwrap()["at"].as_f64().unwrap();
+            assert!((sum("seconds") - (end - begin.as_secs_f64())).abs() < 1e-6, "round {round}");
+            // What is not in an entry yet comes with the next one.
+            history.note(at + LENGTH_MIN, after(second));
+            let entries = history.json();
+            let counted: u64 = entries
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|it| it["over_limit"].as_u64().unwrap())
+                .sum();
+            assert_eq!(counted, second - first, "seed {seed}, round {round}");
+        }
     }
 
     #[test]

@@ -26,8 +26,8 @@ use serde_json::Value;
 use tokio::sync::{Notify, broadcast as channel, watch};
 use tokio::time::sleep_until;
 
-use super::render;
 use super::status::Status;
+use super::{history, render};
 use ratelease_server::accept::ConnectionHandle;
 
 /// Maximum number of pages that listen at once: each costs an event a second on the network.
@@ -77,6 +77,8 @@ struct Broadcast {
     sender: channel::Sender<Bytes>,
     /// Number of events so far.
     events: u64,
+    /// The last event, while there are listeners.
+    last: Option<Bytes>,
     /// At most [`LISTENERS_MAX`], the oldest first. Each lives as long as its listener's stream.
     slots: Vec<Weak<ListenerSlot>>,
 }
@@ -113,7 +115,8 @@ impl Live {
     /// says when to look again.
     pub fn new(status: Status, rounds: watch::Receiver<()>) -> Self {
         let sender = channel::Sender::new(QUEUE_MAX);
-        let broadcast = Mutex::new(Some(Broadcast { sender, events: 0, slots: Vec::new() }));
+        let broadcast =
+            Mutex::new(Some(Broadcast { sender, events: 0, last: None, slots: Vec::new() }));
         let listens = Notify::new();
         Self { shared: Arc::new(Shared { status, rounds, listens, broadcast }) }
     }
@@ -131,23 +134,27 @@ impl Live {
     /// round.
     pub async fn run(self) {
         let Shared { status, rounds, listens, .. } = &*self.shared;
-        let mut rounds = rounds.clone();
+        let (mut rounds, mut begins) = (rounds.clone(), false);
         loop {
             let is_busy = self.note();
             // A late second is not made up for: each entry records its real length.
-            let next = status.start.next_multiple(PERIOD);
+            let mut next = status.start.next_multiple(PERIOD);
             let has_listeners = self.shared.has_listeners();
-            if has_listeners {
+            if begins {
+                // The listener has just received the present state. Rates between two events that
+                // follow each other at once would be far off.
+                next = next.max(tokio::time::Instant::now() + history::LENGTH_MIN);
+            } else if has_listeners {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
                 let _ = render::render(move || live.send_event()).await;
             }
-            tokio::select! {
-                () = sleep_until(next), if has_listeners || is_busy => {}
+            begins = tokio::select! {
+                () = sleep_until(next), if has_listeners || is_busy => false,
                 // The rounds end with the process.
-                Ok(()) = rounds.changed(), if !has_listeners && !is_busy => {}
-                () = listens.notified(), if !has_listeners => {}
-            }
+                Ok(()) = rounds.changed(), if !has_listeners && !is_busy => false,
+                () = listens.notified(), if !has_listeners => true,
+            };
         }
     }
 
@@ -169,16 +176,18 @@ impl Live {
         if let Some(broadcast) = &mut *self.shared.broadcast.lock() {
             broadcast.events += 1;
             // All listeners may have disconnected in the meantime.
-            let _ = broadcast.sender.send(event);
+            let sent = broadcast.sender.send(event.clone());
+            broadcast.last = sent.is_ok().then_some(event);
             broadcast.remove_stalled();
         }
     }
 
     fn listen(&self, connection: Option<ConnectionHandle>) -> Result<Listener, ListenError> {
         // Subscribes first: nothing is rendered for a client that is refused.
-        let (slot, received) = self.shared.subscribe(connection)?;
+        let (slot, received, last) = self.shared.subscribe(connection)?;
         let history = event("history", &self.shared.status.history.json());
-        let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.current_event()];
+        let state = last.unwrap_or_else(|| self.shared.current_event());
+        let first = [Bytes::from_static(RETRY.as_bytes()), history, state];
         Ok(Listener { slot, first, received })
     }
 }
@@ -186,10 +195,12 @@ impl Live {
 // === impl Shared ===
 
 impl Shared {
+    /// Also returns the last event if others listen: the next one comes a second after it, whenever
+    /// this listener begins.
     fn subscribe(
         &self,
         connection: Option<ConnectionHandle>,
-    ) -> Result<(Arc<ListenerSlot>, channel::Receiver<Bytes>), ListenError> {
+    ) -> Result<(Arc<ListenerSlot>, channel::Receiver<Bytes>, Option<Bytes>), ListenError> {
         let mut broadcast = self.broadcast.lock();
         let broadcast = broadcast.as_mut().ok_or(ListenError::Ending)?;
         broadcast.remove_stalled();
@@ -198,9 +209,10 @@ impl Shared {
         }
         let since = broadcast.events;
         let slot = Arc::new(ListenerSlot { since, received: AtomicU64::new(since), connection });
+        let last = broadcast.last.clone().filter(|_| !broadcast.slots.is_empty());
         broadcast.slots.push(Arc::downgrade(&slot));
         self.listens.notify_one();
-        Ok((slot, broadcast.sender.subscribe()))
+        Ok((slot, broadcast.sender.subscribe(), last))
     }
 
     fn has_listeners(&self) -> bool {

@@ -36,8 +36,10 @@ fn is_ended(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)
 #[test]
 fn a_listener_receives_the_last_minutes_and_then_each_second() {
     let live = live();
-    look(&live);
-    look(&live);
+    for second in 1..3 {
+        let Status { stats, history, .. } = &live.shared.status;
+        history.note(Duration::from_secs(second), stats.calls().unwrap());
+    }
     let mut events = listener(&live);
     look(&live);
     let received = drained(&mut events);
@@ -50,6 +52,15 @@ fn a_listener_receives_the_last_minutes_and_then_each_second() {
     let data = received[3].split_once("data: ").unwrap().1;
     let data: Value = serde_json::from_str(data).unwrap();
     assert!(data["second"]["at"].is_f64() && data["decisions"].is_object(), "{data}");
+}
+
+#[test]
+fn a_listener_beside_others_begins_with_their_last_event() {
+    let live = live();
+    let mut first = listener(&live);
+    look(&live);
+    let sent = drained(&mut first).pop();
+    assert_eq!(drained(&mut listener(&live)).pop(), sent, "the next one comes a second later");
 }
 
 #[test]
