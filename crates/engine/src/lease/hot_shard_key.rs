@@ -1,6 +1,7 @@
 //! Finds the key that a shard is asked for most. A key lives on one shard, so the load of a hot key
 //! cannot be spread. Pure: time is an argument.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
@@ -20,6 +21,13 @@ const ASKS_MIN: u32 = 100;
 
 /// Another key becomes the hot key once it has half as many asks again as the present one.
 const TAKES_OVER: f64 = 1.5;
+
+/// A key that becomes hot is reported unless it was hot within this time: relief takes a flagged
+/// key below its share, so that under a steady load the flag comes and goes.
+const COOL: Duration = Duration::from_secs(600);
+
+/// Maximum number of keys of which it is known when they were hot.
+const KNOWN_MAX: usize = 16;
 
 /// How far back asks count: ten seconds, less what remains of the present interval.
 const SPAN: Duration = Duration::from_secs(10);
@@ -48,6 +56,8 @@ pub(super) struct HotKeyDetector {
     flagged: Option<Key>,
     /// Asks for the hot key since it was flagged.
     relieved: u64,
+    /// When keys were hot last, the most recent last: at most [`KNOWN_MAX`].
+    last_hot: VecDeque<(Key, Time)>,
 }
 
 /// The asks of one interval of the span.
@@ -61,8 +71,8 @@ struct Interval {
 // === impl HotKeyDetector ===
 
 impl HotKeyDetector {
-    /// Notes an ask. Returns whether its key is hot and, if the key has become hot with this ask,
-    /// the key; that is returned once until the key has cooled.
+    /// Notes an ask. Returns whether its key is hot and, if the key has become hot with this ask
+    /// after it was cool for [`COOL`], the key.
     pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
         let flagged = self.hot_key(now);
         self.flagged = flagged.map(|flagged| flagged.key);
@@ -78,7 +88,19 @@ impl HotKeyDetector {
         }
         let is_hot = self.flagged == Some(key);
         self.relieved += u64::from(is_hot);
-        (is_hot, becomes_hot)
+        let was_hot = is_hot && self.was_hot_recently(key, now);
+        (is_hot, becomes_hot.filter(|_| !was_hot))
+    }
+
+    /// Whether `key`, which is hot, was hot within [`COOL`] before.
+    fn was_hot_recently(&mut self, key: Key, now: Time) -> bool {
+        let known = self.last_hot.iter().position(|(known, _)| *known == key);
+        let before = known.and_then(|at| self.last_hot.remove(at));
+        if self.last_hot.len() >= KNOWN_MAX {
+            self.last_hot.pop_front();
+        }
+        self.last_hot.push_back((key, now));
+        before.is_some_and(|(_, before)| now.since(before) < COOL)
     }
 
     /// Whether `key` is the hot key.
@@ -118,7 +140,12 @@ impl HotKeyDetector {
 impl Default for HotKeyDetector {
     fn default() -> Self {
         let interval = || Interval { number: 0, asks: Sketch::new(SETS) };
-        Self { intervals: std::array::from_fn(|_| interval()), flagged: None, relieved: 0 }
+        Self {
+            intervals: std::array::from_fn(|_| interval()),
+            flagged: None,
+            relieved: 0,
+            last_hot: VecDeque::new(),
+        }
     }
 }
 
@@ -168,7 +195,48 @@ mod tests {
         let flagged = hot_keys.hot_key(at(9_999)).unwrap();
         assert!((flagged.share - 300.0 / 1_300.0).abs() < 1e-9, "{flagged:?}");
         assert_eq!(hot_keys.hot_key(at(10_000)), None, "no ask for ten seconds");
-        assert_eq!(ask(&mut hot_keys, key, 300, 10_000).len(), 1, "again");
+        assert_eq!(ask(&mut hot_keys, key, 300, 10_000), [], "it was hot ten seconds ago");
+        assert!(hot_keys.hot_key(at(10_000)).is_some(), "but is flagged");
+        assert_eq!(ask(&mut hot_keys, key, 300, 610_000).len(), 1, "again");
+    }
+
+    /// Relief and a changing load make flags come and go, as random sequences do here.
+    #[test]
+    fn a_key_is_reported_again_only_after_it_was_cool_for_ten_minutes() {
+        let seed = 15;
+        let mut state: u64 = seed;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let (mut flags, mut reports) = (0, 0);
+        for round in 0..20 {
+            let (mut detector, mut millis) = (HotKeyDetector::default(), 0);
+            let mut last_hot: [Option<u64>; 3] = [None; 3];
+            for _ in 0..400 {
+                let steps = [100, 2_000, 9_000, 11_000, 30_000];
+                let step = steps[usize::try_from(next(5)).unwrap()];
+                millis += if next(150) == 0 { 700_000 } else { step };
+                let chosen = usize::try_from(next(3)).unwrap();
+                let key = Key::for_test(chosen as u64 + 1);
+                for _ in 0..next(200) {
+                    let was_flagged = detector.flagged;
+                    let (is_hot, report) = detector.note(key, at(millis));
+                    flags += u32::from(is_hot && was_flagged != Some(key));
+                    if let Some(report) = report {
+                        reports += 1;
+                        assert_eq!(report.key, key);
+                        let cool = last_hot[chosen].is_none_or(|last| millis - last >= 600_000);
+                        assert!(cool, "seed {seed}, round {round}: reported at {millis} ms");
+                    }
+                    if is_hot {
+                        last_hot[chosen] = Some(millis);
+                    }
+                }
+                others(&mut detector, next(1_500), millis);
+            }
+        }
+        assert!(reports > 60 && flags > 2 * reports, "{flags} flags, {reports} reports");
     }
 
     #[test]

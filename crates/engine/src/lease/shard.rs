@@ -185,7 +185,7 @@ impl Shard {
         }
     }
 
-    /// Notes that an ask is sent, and returns whether its key is hot. Logs once when a key becomes
+    /// Notes that an ask is sent, and returns whether its key is hot. Logs when a key becomes
     /// hot.
     pub(super) fn note_sent(&self, ask: &Ask, now: Time) -> bool {
         let (is_hot, becomes_hot) = self.hot_keys.lock().note(ask.key, now);
