@@ -13,7 +13,7 @@ use ratelease_engine::time::Clock;
 use ratelease_sidecar::app::{self, App};
 use ratelease_sidecar::telemetry::{self, LogWriter};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 /// Exit code when the environment prevents the start or ends the service: a port in use, a
 /// directory that cannot be read, a listener that failed.
@@ -121,7 +121,10 @@ async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> Exit
     // On a blocking thread, since writing to a pipe that has no reader would block.
     tokio::task::spawn_blocking(move || print_line(io::stdout(), banner));
     match app.run(stop).await {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            info!("drained: the process ends");
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             error!("the gRPC listener failed: {error}");
             ExitCode::from(EXIT_BUILD)

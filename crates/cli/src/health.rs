@@ -77,21 +77,14 @@ struct Health {
 
 /// Checks the health of a pod; prints nothing if it is healthy.
 pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
-    let HealthFlags { http, live, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
-    let Health { is_healthy, target, answer } = match grpc {
-        Some(target) => {
-            let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
-            ask_grpc(target, tls.config()?, timeout)?
-        }
-        None if tls.is_on() => {
-            return Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"));
-        }
-        None => {
-            let listener = || source::resolved(|faults| listeners.http(faults));
-            let path = if live { LIVE_PATH } else { PATH };
-            ask_http(&http.map_or_else(listener, Ok)?, path, timeout)?
-        }
-    };
+    let OutFlags { json } = flags.out;
+    let checked = check(flags);
+    if let Err(error) = &checked
+        && json
+    {
+        out.json(&serde_json::json!({"healthy": false, "error": error.to_string()}))?;
+    }
+    let Health { is_healthy, target, answer } = checked?;
     if json {
         let answer = answer.trim();
         out.json(&serde_json::json!({"healthy": is_healthy, "target": target, "answer": answer}))?;
@@ -99,6 +92,24 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
         eprint_line(format_args!("ratelease health: {target} is not healthy: {}", answer.trim()));
     }
     Ok(Completion::clean_if(is_healthy))
+}
+
+fn check(flags: HealthFlags) -> Result<Health, CliError> {
+    let HealthFlags { http, live, grpc, timeout, out: _, listeners, tls } = flags;
+    match grpc {
+        Some(target) => {
+            let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
+            ask_grpc(target, tls.config()?, timeout)
+        }
+        None if tls.is_on() => {
+            Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"))
+        }
+        None => {
+            let listener = || source::resolved(|faults| listeners.http(faults));
+            let path = if live { LIVE_PATH } else { PATH };
+            ask_http(&http.map_or_else(listener, Ok)?, path, timeout)
+        }
+    }
 }
 
 fn ask_http(target: &HostPort, path: &str, within: Duration) -> Result<Health, CliError> {

@@ -37,6 +37,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ratelease_cli::grammar::documented;
 use ratelease_cli::out::{self, Out, eprint_line};
+use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, SettingsError, process_env};
 use ratelease_cli::{commands, grammar};
 
@@ -142,8 +143,26 @@ fn parse(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Tool, SettingsError> {
     let args: Vec<OsString> = std::iter::once("ratectl".into()).chain(args.skip(1)).collect();
+    if let Some(path) = rules_to_check(&args) {
+        let text = format!(
+            "ratectl: check compares the configuration of Envoys (--envoy FILE) with the rules; to \
+             check rule files: ratelease check {}",
+            Safe(path)
+        );
+        return Err(SettingsError::Usage(text));
+    }
     let (Cli { tool }, _) = grammar::read(ROLE, &args, env)?;
     Ok(tool)
+}
+
+/// The path that `check` was given without an Envoy, as `ratelease check` takes it.
+fn rules_to_check(args: &[OsString]) -> Option<&str> {
+    let [_, check, rest @ ..] = args else { return None };
+    let rest: Vec<_> = rest.iter().filter_map(|arg| arg.to_str()).collect();
+    let is_flag = |arg: &&&str| arg.starts_with('-');
+    let names_envoy = rest.iter().filter(is_flag).any(|arg| arg.starts_with("--envoy"));
+    let path = rest.first().filter(|arg| !arg.starts_with('-'))?;
+    (check == "check" && !names_envoy).then_some(*path)
 }
 
 /// Runs `tool`. Results go to standard output, errors to standard error.

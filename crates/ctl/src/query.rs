@@ -27,7 +27,14 @@ pub(super) fn run(flags: &QueryFlags, out: &mut Out) -> CliResult {
     let runtime = runtime.map_err(|error| {
         CliError::new(format_args!("cannot start: {error}; raise the limit on open files"))
     })?;
-    runtime.block_on(query(flags, out))
+    let answered = runtime.block_on(query(flags, out));
+    if let Err(error) = &answered
+        && flags.out.json
+    {
+        let target = flags.target.to_string();
+        out.json(&json!({ "target": target, "error": error.to_string() }))?;
+    }
+    answered
 }
 
 async fn query(flags: &QueryFlags, out: &mut Out) -> CliResult {

@@ -1,8 +1,11 @@
 //! `ratelease check`.
 
+use std::process::Command;
+
 use serde_json::json;
 
 use super::{files, root, run_in, run_reading};
+use crate::support::ratectl::ratectl;
 
 const BAD: &str = "\
 domain: d
@@ -22,6 +25,14 @@ fn good_rules_are_counted() {
     assert_eq!((ran.status, &*ran.out, &*ran.err), (0, out, ""));
     let ran = run_in(root(), &["check", "config/rules/demo.yaml"], &[]);
     assert_eq!(ran.out, "1 file: 5 rules in 1 domain, 0 faults, 0 warnings\n");
+}
+
+#[test]
+fn rule_files_given_to_the_check_of_envoys_are_sent_to_the_other_program() {
+    let ran = Command::new(ratectl()).args(["check", "config/rules"]).output().unwrap();
+    let err = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{err}");
+    assert!(err.contains("to check rule files: ratelease check config/rules"), "{err}");
 }
 
 #[test]

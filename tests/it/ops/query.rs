@@ -46,6 +46,31 @@ async fn calls_are_repeated_and_a_limit_may_come_with_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_hits_are_a_look_that_charges_nothing() {
+    let rules = rules(RULES);
+    let pod = pod(&rules).await;
+    let target = pod.grpc.to_string();
+    let ask = ["query", "--target", &target, "--domain", "shop", "user=look", "--json"];
+    for (hits, remaining) in [("0", 3), ("1", 2), ("0", 2), ("0", 2), ("2", 0)] {
+        let ran = run(&[&ask[..], &["--hits", hits]].concat()).await.ended(0);
+        let status = &ran.json()[0]["statuses"][0];
+        assert_eq!(status["remaining"], remaining, "{hits}: {ran:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_be_called_is_reported_in_json_too() {
+    let nowhere = nowhere();
+    let query = ["query", "--target", &nowhere, "--domain", "shop", "user=x", "--json"];
+    for args in [&query[..], &["health", "--http", &nowhere, "--json"]] {
+        let ran = run(args).await.ended(2);
+        let error = ran.json()[0]["error"].as_str().map(str::to_owned);
+        assert!(error.is_some_and(|error| error.contains("cannot be reached")), "{ran:?}");
+        assert!(ran.err.contains("cannot be reached"), "{ran:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_socket_is_asked_too() {
     let rules = rules(RULES);
     let socket = rules.path().join("grpc.sock");

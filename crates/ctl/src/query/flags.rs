@@ -43,9 +43,8 @@ pub struct QueryFlags {
     /// Descriptors of the request: key=value,key=value
     #[arg(required = true, value_name = "DESCRIPTOR", value_parser = DescriptorArg::parse)]
     pub(super) descriptors: Vec<DescriptorArg>,
-    /// Hits to charge
-    #[arg(long, value_name = "COUNT", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..))]
+    /// Hits to charge; 0 looks at what is left, and charges nothing
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
     hits: u32,
     /// A limit that overrides the rules: COUNT/UNIT, as in 10/minute
     #[arg(long, value_name = "LIMIT", value_parser = limit)]
@@ -68,10 +67,13 @@ pub struct QueryFlags {
 impl QueryFlags {
     /// Returns the request to send.
     pub(super) fn request(&self) -> Request<'_> {
-        let descriptors = self
-            .descriptors
-            .iter()
-            .map(|typed| Descriptor { limit: self.limit, ..typed.descriptor() });
+        // In the request as a whole, 0 stands for the default of 1.
+        let hits_addend = (self.hits == 0).then_some(0);
+        let descriptors = self.descriptors.iter().map(|typed| Descriptor {
+            limit: self.limit,
+            hits_addend,
+            ..typed.descriptor()
+        });
         Request { domain: &self.domain, descriptors: descriptors.collect(), hits_addend: self.hits }
     }
 }
