@@ -99,6 +99,9 @@ struct Listener {
     received: channel::Receiver<Bytes>,
 }
 
+/// A slot, the events to come, and the last one.
+type Subscription = (Arc<ListenerSlot>, channel::Receiver<Bytes>, Option<Bytes>);
+
 /// Why a client cannot listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ListenError {
@@ -142,8 +145,11 @@ impl Live {
             let has_listeners = self.shared.has_listeners();
             if begins {
                 // The listener has just received the present state. Rates between two events that
-                // follow each other at once would be far off.
-                next = next.max(tokio::time::Instant::now() + history::LENGTH_MIN);
+                // follow each other at once would be far off: in the last half of a second, the
+                // second after it is awaited.
+                if status.start.next_multiple(history::LENGTH_MIN) == next {
+                    next += PERIOD;
+                }
             } else if has_listeners {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
@@ -197,10 +203,7 @@ impl Live {
 impl Shared {
     /// Also returns the last event if others listen: the next one comes a second after it, whenever
     /// this listener begins.
-    fn subscribe(
-        &self,
-        connection: Option<ConnectionHandle>,
-    ) -> Result<(Arc<ListenerSlot>, channel::Receiver<Bytes>, Option<Bytes>), ListenError> {
+    fn subscribe(&self, connection: Option<ConnectionHandle>) -> Result<Subscription, ListenError> {
         let mut broadcast = self.broadcast.lock();
         let broadcast = broadcast.as_mut().ok_or(ListenError::Ending)?;
         broadcast.remove_stalled();
@@ -209,7 +212,10 @@ impl Shared {
         }
         let since = broadcast.events;
         let slot = Arc::new(ListenerSlot { since, received: AtomicU64::new(since), connection });
-        let last = broadcast.last.clone().filter(|_| !broadcast.slots.is_empty());
+        if broadcast.slots.is_empty() {
+            broadcast.last = None; // of listeners that have left
+        }
+        let last = broadcast.last.clone();
         broadcast.slots.push(Arc::downgrade(&slot));
         self.listens.notify_one();
         Ok((slot, broadcast.sender.subscribe(), last))
