@@ -224,7 +224,10 @@ async fn first_connection(url: &str) -> StoreResult<()> {
         Err(StoreError::Unavailable(why)) => {
             Err(StoreError::Unavailable(format!("{place}: {why}; {setting}")))
         }
-        Err(error) => Err(StoreError::Refused(format!("{place}: {error}; {setting}"))),
+        Err(StoreError::Internal(why)) => {
+            Err(StoreError::Refused(format!("{place}: {why}; {setting}")))
+        }
+        Err(error) => Err(error),
     }
 }
 

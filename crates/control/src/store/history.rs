@@ -5,7 +5,7 @@ use sqlx::Row;
 use sqlx::any::AnyRow;
 
 use super::page::PageQuery;
-use super::versions::places;
+use super::versions::of_domains;
 use super::write::Cell;
 use super::{Store, StoreResult, Write};
 use crate::document::{RuleChange, RuleId};
@@ -43,14 +43,7 @@ impl Store {
         limit: usize,
     ) -> StoreResult<(Vec<ChangeRow>, bool)> {
         let mut cells = vec![Cell::Text(id.to_owned()), Cell::Int(before)];
-        let of_domains = match domains {
-            None => String::new(),
-            Some([]) => " AND 1 = 0".to_owned(),
-            Some(domains) => {
-                cells.extend(domains.iter().cloned().map(Cell::Text));
-                format!(" AND domain IN ({})", places(3, domains.len()))
-            }
-        };
+        let of_domains = of_domains(domains, &mut cells);
         let query = PageQuery {
             columns: "number, before, after, at, author, reason",
             from: format!("changes WHERE rule = $1 AND number < $2{of_domains}"),

@@ -192,6 +192,20 @@ async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreR
     Ok(version)
 }
 
+/// The condition that a row is of one of these domains, whose parameters are added to `cells`; none
+/// for `None`.
+pub(super) fn of_domains(domains: Option<&[String]>, cells: &mut Vec<Cell>) -> String {
+    match domains {
+        None => String::new(),
+        Some([]) => " AND 1 = 0".to_owned(),
+        Some(domains) => {
+            let places = places(cells.len() + 1, domains.len());
+            cells.extend(domains.iter().cloned().map(Cell::Text));
+            format!(" AND domain IN ({places})")
+        }
+    }
+}
+
 /// The places of so many parameters, of which the first has this number.
 pub(super) fn places(first: usize, count: usize) -> String {
     let places = (first..).take(count).map(|place| format!("${place}"));
