@@ -227,7 +227,8 @@ fn random_token() -> Result<Token, StoreError> {
 }
 
 /// Writes a token to a file that only its owner can read. The file is there with all of it or not
-/// at all, whenever the process or the machine ends: one without a token would end each later start.
+/// at all, whenever the process or the machine ends: one without a token would end each later
+/// start.
 fn write_token(path: &Path, token: &Token) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");

@@ -12,9 +12,9 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`document`] is
-//! pure; [`store`] holds all SQL, [`auth`] knows tokens, [`rates`] counts requests, and `work` keeps
-//! their permits until their work ends. [`push`] serves pods, [`metrics`], `page` and [`api`] serve
-//! people; [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
+//! pure; [`store`] holds all SQL, [`auth`] knows tokens, [`rates`] counts requests, and `work`
+//! keeps their permits until their work ends. [`push`] serves pods, [`metrics`], `page` and [`api`]
+//! serve people; [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
 

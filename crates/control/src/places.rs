@@ -1,5 +1,5 @@
-//! **Places**: what is handled at a time: of all clients together, and of each. Requests of tokens are counted,
-//! and the bytes that are on their way to pods.
+//! **Places**: what is handled at a time: of all clients together, and of each. Requests of tokens
+//! are counted, and the bytes that are on their way to pods.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -62,8 +62,8 @@ use write::WriteTurns;
 pub use write::{Author, PublisherLock, Write};
 
 /// Maximum number of connections of this process for writes, and for requests about whole domains.
-/// Both are bounded in number: a write at a time of tokens and one of operators, four long requests,
-/// and the lock of publishers.
+/// Both are bounded in number: a write at a time of tokens and one of operators, four long
+/// requests, and the lock of publishers.
 const CONNECTIONS_MAX: u32 = 10;
 
 /// Connections for requests that only read a few rows, so that they take none from writes.

@@ -245,8 +245,8 @@ pub(super) async fn remove(
     make(&app, &call, &known.domain, call.publishes, &change).await
 }
 
-/// The rule of this id that the caller may use. One of another domain is answered as one that is not
-/// there: an id can be computed from a domain and entries that are guessed.
+/// The rule of this id that the caller may use. One of another domain is answered as one that is
+/// not there: an id can be computed from a domain and entries that are guessed.
 async fn known(app: &App, call: &WriteCall, id: &str) -> Result<StoredRule, Problem> {
     let found = app.store.rule(id, call.caller.domains()).await?;
     found.ok_or_else(|| Problem::no_rule(id))

@@ -28,8 +28,8 @@ const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
      (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
      FROM rules r WHERE r.domain = domains.name) END";
 
-/// The number of domains of a condition, of their rules and of the bytes of these. A domain of which
-/// all was removed keeps its row and its history, and is not counted.
+/// The number of domains of a condition, of their rules and of the bytes of these. A domain of
+/// which all was removed keeps its row and its history, and is not counted.
 fn sizes(condition: &str) -> String {
     format!(
         "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \

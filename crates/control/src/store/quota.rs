@@ -16,9 +16,9 @@ const ROW_BYTES: usize = 128;
 // === impl Write ===
 
 impl Write {
-    /// Counts what this write keeps for the token of this id and these domains. A token that was revoked, or that has
-    /// expired since the request began, writes nothing: a revocation is a write too, so that it is
-    /// seen here if it was committed before.
+    /// Counts what this write keeps for the token of this id and these domains. A token that was
+    /// revoked, or that has expired since the request began, writes nothing: a revocation is a
+    /// write too, so that it is seen here if it was committed before.
     ///
     /// # Errors
     /// [`StoreError::TokenEnded`] for such a token.

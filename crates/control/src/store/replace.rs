@@ -279,12 +279,14 @@ mod tests {
             known in prop::collection::vec(prop::option::of(0_i64..900), 0..40),
         ) {
             let mut seen = std::collections::HashSet::new();
-            let known: Vec<_> = known.into_iter().map(|it| it.filter(|it| seen.insert(*it))).collect();
+            let known = known.into_iter().map(|it| it.filter(|it| seen.insert(*it)));
+            let known: Vec<_> = known.collect();
             let placed = placed(&known);
             prop_assert_eq!(placed.len(), known.len());
             prop_assert!(placed.is_sorted_by(|a, b| a < b), "{:?} {:?}", known, placed);
             let present: Vec<_> = known.iter().copied().flatten().collect();
-            if present.is_sorted() && known.iter().skip_while(|it| it.is_some()).all(Option::is_none) {
+            let mut rest = known.iter().skip_while(|it| it.is_some());
+            if present.is_sorted() && rest.all(Option::is_none) {
                 prop_assert!(placed.starts_with(&present));
             }
         }

@@ -270,8 +270,8 @@ impl Write {
 // === impl StoredRule ===
 
 impl StoredRule {
-    pub(super) const INTO: &str = "rules (id, domain, entries, settings, position, revision, updated_at, \
-                        updated_by, scope, scope_value)";
+    pub(super) const INTO: &str = "rules (id, domain, entries, settings, position, revision, \
+                        updated_at, updated_by, scope, scope_value)";
 
     fn read(row: &AnyRow) -> StoreResult<Self> {
         let entries: String = row.try_get(2)?;

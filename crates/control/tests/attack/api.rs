@@ -11,7 +11,7 @@ use crate::support::{Call, now};
 const GIVEN_UP: usize = 24;
 const GIVEN_UP_AFTER: Duration = Duration::from_millis(300);
 
-/// Threads that may be at work for requests: those of four long ones, and a few for files and names.
+/// Threads that may be at work for requests: those of four long ones, and a few for files.
 const THREADS_MAX: usize = 8;
 
 /// A rule file of this many rules.
@@ -109,7 +109,8 @@ async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
     let rule = |at| {
         let text = "a".repeat(60_000);
         format!(
-            "- key: k{at}\n  rate_limit: {{unit: hour, requests_per_unit: 9}}\n  metadata: {{a: {text}}}\n"
+            "- key: k{at}\n  rate_limit: {{unit: hour, requests_per_unit: 9}}\n  \
+             metadata: {{a: {text}}}\n"
         )
     };
     let yaml = (0..250).map(rule).collect::<String>();

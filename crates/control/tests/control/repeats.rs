@@ -80,8 +80,8 @@ async fn each_write_that_is_repeated_gets_its_first_answer_whatever_has_changed(
         let mut made = Made { server: &server, all: Vec::new() };
         // A burst is refused for a fixed window, which is the default again later.
         let defaults = json!({"files": [{"name": "a.yaml", "yaml": "domain: defaulted\n\
-            defaults: {algorithm: token_bucket}\ndescriptors:\n- key: a\n  rate_limit: {unit: hour, \
-            requests_per_unit: 9}\n"}]});
+            defaults: {algorithm: token_bucket}\ndescriptors:\n- key: a\n  rate_limit: {unit: \
+            hour, requests_per_unit: 9}\n"}]});
         made.first("POST /v1/import", "", "", defaults).await;
         let burst = json!({"domain": "defaulted", "entries": [{"key": "b"}],
             "rate_limit": {"unit": "hour", "requests_per_unit": 9, "burst": 3}});
