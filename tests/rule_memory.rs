@@ -279,3 +279,63 @@ fn a_rule_for_a_value_takes_few_bytes_in_force_and_not_many_more_while_it_is_loa
     assert!(loading <= LOADING_MAX, "{loading} bytes a rule while it is loaded");
     drop(profiler);
 }
+
+/// Fields of protocol buffers, of which some hold others.
+fn fields(depth: u32) -> BoxedStrategy<Vec<u8>> {
+    let content = match depth {
+        4 => prop::collection::vec(any::<u8>(), 0..6).boxed(),
+        _ => prop_oneof![
+            2 => Just(Vec::new()),
+            1 => prop::collection::vec(any::<u8>(), 0..6),
+            4 => fields(depth + 1),
+        ]
+        .boxed(),
+    };
+    let field = (1_u8..9, content, 1_usize..5).prop_map(|(number, content, times)| {
+        let mut bytes = vec![number << 3 | 2];
+        prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+        bytes.extend(content);
+        bytes.repeat(times)
+    });
+    prop::collection::vec(field, 1..4).prop_map(|fields| fields.concat()).boxed()
+}
+
+#[test]
+fn a_resource_takes_no_more_memory_than_is_in_proportion_to_its_bytes() {
+    let _alone = ALONE.lock().unwrap();
+    let mut runner =
+        TestRunner::new(Config { cases: 40, failure_persistence: None, ..Config::default() });
+    let empty = |path: &[u8], count| {
+        let of = |content: Vec<u8>, number: &u8| {
+            let mut bytes = vec![number << 3 | 2];
+            prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+            [bytes, content].concat()
+        };
+        let (last, above) = path.split_last().unwrap();
+        above.iter().rev().fold([last << 3 | 2, 0].repeat(count), of)
+    };
+    let check = |bytes: &[u8]| {
+        let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
+        let is_decoded = ratelease_sidecar::rule_source::xds::fuzzing::is_decoded(bytes);
+        let peak = dhat::HeapStats::get().max_bytes;
+        drop(profiler);
+        let max = 32 * bytes.len() + (1 << 20) + BESIDES;
+        assert!(peak <= max, "{} bytes took {peak}", bytes.len());
+        is_decoded
+    };
+    // Descriptors, those below one, names of `replaces`, entries of metadata, items of a list in it.
+    let lists: [&[u8]; 5] = [&[3], &[3, 4], &[3, 3, 5], &[3, 8, 1], &[3, 8, 1, 2, 6, 1]];
+    for path in lists {
+        for count in [1, 10, 100_000] {
+            let is_decoded = check(&empty(path, count));
+            let is_large = path.len() < 3 && count == 100_000;
+            assert!(is_decoded || count == 100_000, "{count} of {path:?}");
+            assert!(!(is_decoded && is_large), "{count} of {path:?}");
+        }
+    }
+    let checked = runner.run(&fields(0), |bytes| {
+        check(&bytes);
+        Ok(())
+    });
+    checked.unwrap();
+}

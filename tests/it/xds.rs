@@ -6,19 +6,22 @@ mod control_plane;
 mod first;
 mod gateway;
 mod large;
+mod memory;
 mod published;
 mod rollout;
 mod scoped;
 mod stream;
 mod together;
 
+use std::process::Command;
 use std::time::Duration;
 
 use envoy_types::pb::google::protobuf::Any;
 use tempfile::TempDir;
 
 use crate::support::files::dir_of;
-use crate::support::ratelease::Ratelease;
+use crate::support::process::leashed;
+use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::{Connection, Reply, request_of_entry};
 use crate::support::xds_server::{XdsServer, config};
 
@@ -34,10 +37,18 @@ const QUICK: [(&str, &str); 2] = [
 /// Starts a pod that follows `server`, which need not be ready.
 fn spawn(server: &str, env: &[(&str, &str)]) -> (Ratelease, TempDir) {
     let none = dir_of(&[]);
+    let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
+    let mut command = leashed(binary);
+    command.args(["serve", "--rules"]).arg(none.path());
+    (spawn_with(command, server, env), none)
+}
+
+/// The same with a command that becomes the pod.
+fn spawn_with(command: Command, server: &str, env: &[(&str, &str)]) -> Ratelease {
     let mut all = vec![("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_SERVER_URL", server)];
     all.extend(QUICK);
     all.extend(env);
-    (Ratelease::spawn(none.path(), &[], &all), none)
+    Ratelease::run(command, &[], &all)
 }
 
 /// Starts a pod that follows `server`, which has a set for it.

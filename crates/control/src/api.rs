@@ -84,6 +84,8 @@ pub struct App {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// The limit of the memory of a pod, in bytes.
+    pub pod_memory: usize,
     /// Maximum bytes that the writes of one token may add to what is kept.
     pub token_bytes_max: i64,
     /// How many requests there may be.

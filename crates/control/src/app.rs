@@ -124,6 +124,7 @@ impl Control {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
             domain_bytes_max: settings.domain_bytes_max,
+            pod_memory: settings.pod_memory,
             token_bytes_max: settings.token_bytes_max,
             rates: Rates::new(settings.rates),
             database_up: Mutex::default(),

@@ -29,7 +29,7 @@ pub use difference::{Difference, RuleChange, difference};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
 pub use shadow::shadow;
-pub use weight::{check_together, check_weights};
+pub use weight::{check_together, check_weights, memory_for_rules, mib};
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.
 pub const SETTINGS_BYTES_MAX: usize = 64 << 10;

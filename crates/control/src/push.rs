@@ -19,6 +19,7 @@ mod load_reports;
 mod node;
 mod published;
 mod report;
+mod requests;
 mod rollback;
 mod rollout;
 mod selection;

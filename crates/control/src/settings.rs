@@ -114,6 +114,10 @@ pub struct ServeFlags {
     /// that is for some [default: a quarter of --push-bytes-max]
     #[arg(long, env = "CONTROL_DOMAIN_BYTES_MAX")]
     domain_bytes_max: Option<usize>,
+    /// Memory limit of the pods with the least, as in 64Mi. What they could not load is not
+    /// published; one domain has the same part of it as of the bytes
+    #[arg(long, env = "CONTROL_POD_MEMORY", default_value = "64Mi", value_parser = memory)]
+    pod_memory: usize,
     /// Maximum bytes that the writes of one token may add to history, versions and audit log, which
     /// are kept; one of access admin has no such bound
     #[arg(long, env = "CONTROL_TOKEN_BYTES_MAX", default_value_t = 4 << 30,
@@ -149,6 +153,8 @@ pub struct Settings {
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
     pub domain_bytes_max: usize,
+    /// The limit of the memory of a pod, in bytes.
+    pub pod_memory: usize,
     /// Maximum bytes that the writes of one token may add to what is kept.
     pub token_bytes_max: i64,
     /// How many requests there may be.
@@ -200,6 +206,7 @@ impl ServeFlags {
             selection: Selection(selection),
             push_bytes_max: self.push_bytes_max,
             domain_bytes_max: self.domain_bytes_max.unwrap_or(self.push_bytes_max / 4),
+            pod_memory: self.pod_memory,
             token_bytes_max: self.token_bytes_max,
             rates: RateSettings {
                 token_requests: self.token_requests_per_minute,
@@ -211,6 +218,15 @@ impl ServeFlags {
 
 fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
+}
+
+/// Reads bytes as Kubernetes writes them.
+fn memory(text: &str) -> Result<usize, String> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("", 0)];
+    let parts = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
+    let bytes =
+        parts.and_then(|(number, bits)| number.parse::<usize>().ok()?.checked_mul(1 << bits));
+    bytes.ok_or_else(|| "expected bytes, as in 64Mi".to_owned())
 }
 
 fn node_domains(text: &str) -> Result<(String, Vec<String>), String> {
@@ -253,6 +269,17 @@ mod tests {
         let all = [&key[..], &["--pods-tls-client-ca", "c", "--pods-listen", "0.0.0.0:1"]].concat();
         let files = resolve(&all).unwrap().pods_tls.unwrap();
         assert_eq!(files.client_roots, Some("c".into()));
+    }
+
+    #[test]
+    fn the_memory_of_pods_is_written_as_in_kubernetes() {
+        assert_eq!(resolve(&[]).unwrap().pod_memory, 64 << 20);
+        for (text, bytes) in [("96Mi", 96 << 20), ("1Gi", 1 << 30), ("67108864", 64 << 20)] {
+            assert_eq!(resolve(&["--pod-memory", text]).unwrap().pod_memory, bytes);
+        }
+        for text in ["", "Mi", "64M", "-1", "99999999999Gi"] {
+            assert!(resolve(&["--pod-memory", text]).is_err(), "{text}");
+        }
     }
 
     #[test]

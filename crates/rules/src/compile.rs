@@ -213,8 +213,11 @@ impl<'f> Compiler<'f> {
     }
 
     fn source(&mut self, source: &Source) {
-        self.findings.begin(&source.name);
         let memory = &self.findings.memory;
+        if memory.is_exceeded() {
+            return; // the fault names the source that exceeded it
+        }
+        self.findings.begin(&source.name);
         match text::decode(&source.text).and_then(|text| Document::parse(text, memory)) {
             Ok(document) => {
                 self.file(&mut Reader::new(&document, self.findings));

@@ -1,10 +1,12 @@
 //! **The resources of xDS** that carry rules: the names of both types, the message of our own, and
-//! what a node says of the rules that it runs.
+//! what a node says of the rules that it runs. [`shape`] bounds the memory of messages.
 //!
 //! The control plane sends these resources, and the sidecar takes them. The messages of Envoy's
 //! protocol are those of `envoy-types`.
 
 #![forbid(unsafe_code)]
+
+pub mod shape;
 
 use bytes::Bytes;
 use prost::Message;
@@ -19,6 +21,20 @@ pub const RULES_TYPE: &str = "type.googleapis.com/ratelease.config.v1.Rules";
 /// server named it. A new stream names no version in its requests: some servers would take that
 /// for the version that they have, and send nothing.
 pub const RULES_VERSION_KEY: &str = "rules_version";
+
+/// The key of a node's metadata at which a pod gives the limit of its memory in bytes, if it has
+/// one: rules that need more than it has left for them are refused.
+pub const MEMORY_KEY: &str = "memory_bytes";
+
+/// The part of a pod's memory that stays free while it loads rules, and bytes besides: for requests
+/// meanwhile, for the kernel, and for faults that are shown.
+const RESERVE_PART: usize = 8;
+const RESERVE_BYTES: usize = 4 << 20;
+
+/// The memory for rules that are loaded, of a pod with this limit that has `resident` bytes now.
+pub fn memory_left(limit: usize, resident: usize) -> usize {
+    limit.saturating_sub(resident).saturating_sub(limit / RESERVE_PART + RESERVE_BYTES)
+}
 
 /// A rule file as a resource: `ratelease.config.v1.Rules`.
 #[derive(Clone, PartialEq, Message)]

@@ -15,6 +15,7 @@ pub(crate) mod files;
 pub(crate) mod frames;
 pub(crate) mod http;
 pub(crate) mod load;
+pub(crate) mod memory_group;
 pub(crate) mod netns;
 pub(crate) mod paced;
 pub(crate) mod papers;

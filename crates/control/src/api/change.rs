@@ -133,7 +133,7 @@ async fn prepare(
     }
     let mut document = draft.document;
     edit.apply_to(&mut document);
-    let checked = compile_all(vec![document], vec![changed]).await?;
+    let checked = compile_all(app, vec![document], vec![changed]).await?;
     let approved = approve(app, &call.caller, &checked.texts).await?;
     let text = checked.texts.into_iter().next();
     Ok(text.map(|text| Prepared { changed, text, approved }))

@@ -105,7 +105,7 @@ pub(super) async fn import(
     let (documents, texts) = match call.publishes {
         true => {
             let changed = vec![0; documents.len()];
-            let Checked { documents, texts, .. } = compile_all(documents, changed).await?;
+            let Checked { documents, texts, .. } = compile_all(&app, documents, changed).await?;
             (documents, texts)
         }
         false => (documents, Vec::new()),

@@ -265,7 +265,7 @@ pub(super) async fn check_drafts(
     }
     let (changed, documents): (Vec<_>, Vec<_>) =
         drafts.into_iter().map(|draft| (draft.changed, draft.document)).unzip();
-    compile_all(documents, changed).await
+    compile_all(app, documents, changed).await
 }
 
 /// The published rules of the domains of these drafts, in their order.

@@ -15,7 +15,9 @@ use utoipa::ToSchema;
 use super::App;
 use super::problem::{FieldFault, Problem};
 use crate::auth::Caller;
-use crate::document::{Document, Finding, check as compile, check_together, read};
+use crate::document::{
+    Document, Finding, check as compile, check_together, memory_for_rules, mib, read,
+};
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, Write};
 use crate::work::heavy;
 
@@ -43,13 +45,19 @@ pub(super) struct Checked {
     pub(super) warnings: Vec<Finding>,
 }
 
-/// Compiles documents.
+/// One domain may need this part of a pod's memory, or the part that it has of the published bytes.
+const DOMAIN_PARTS: usize = 4;
+
+/// Compiles documents. A domain that needs more than its part of a pod's memory has a fault.
 pub(super) async fn compile_all(
+    app: &App,
     documents: Vec<Document>,
     changed: Vec<i64>,
 ) -> Result<Checked, Problem> {
+    let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
+    let memory = memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS);
     let compiled = heavy(move |_| {
-        let (warnings, texts) = compile(&documents)?;
+        let (warnings, texts) = compile(&documents, memory)?;
         let texts = documents.iter().zip(texts).zip(changed).map(|((document, text), changed)| {
             let (domain, rules) = (document.domain.clone(), document.records.len());
             // A domain without rules is one that pods need not know.
@@ -118,7 +126,7 @@ pub(super) async fn approve(
         if let Some(open) = &rollout {
             check_rollout(app, caller, &next, open).await?;
         }
-        check_set(next.into_iter().collect()).await?;
+        check_set(app, next, Some(published)).await?;
     } else if after >= before {
         return Err(too_many_bytes(app, after, texts.iter().map(bytes_of).sum()));
     }
@@ -202,7 +210,7 @@ async fn check_overlay(
     if bytes > app.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
     }
-    check_set(texts.into_iter().collect()).await
+    check_set(app, texts, None).await
 }
 
 /// Compiles what chosen pods would have in each stage, given the texts of both stages.
@@ -327,8 +335,35 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
     Err(Problem::faults("domains are too large to be published; remove rules of each", faults))
 }
 
-/// Compiles all that would be published, as a pod does.
-async fn check_set(texts: Vec<(String, String)>) -> Result<(), Problem> {
+/// Compiles all that would be published, as a pod does, and compares the memory that this takes
+/// with that of pods. A set that needs too much may take the place of a `former` one that needs more.
+async fn check_set(
+    app: &App,
+    texts: BTreeMap<String, String>,
+    former: Option<BTreeMap<String, String>>,
+) -> Result<(), Problem> {
+    let max = memory_for_rules(app.pod_memory);
+    let needed = memory_of(texts).await?;
+    if needed <= max {
+        return Ok(());
+    }
+    if let Some(former) = former
+        && memory_of(former).await.is_ok_and(|former| former > needed)
+    {
+        return Ok(());
+    }
+    let detail = format!(
+        "a pod would need {} of memory while it replaces all published rules, and has {} for that; \
+         remove some, or give pods more memory and raise --pod-memory",
+        mib(needed),
+        mib(max)
+    );
+    Err(Problem::conflict("too-many-rules", detail))
+}
+
+/// The memory that a pod needs for these rules together, which compile.
+async fn memory_of(texts: BTreeMap<String, String>) -> Result<usize, Problem> {
+    let texts = texts.into_iter().collect();
     let checked = heavy(move |_| check_together(texts)).await?;
     checked.map_err(|(domain, message)| {
         // The domain may be one that the caller may not use, so that only the log has it.

@@ -118,7 +118,7 @@ async fn rule_sets(app: &App, caller: &Caller) -> Result<RuleSets, Problem> {
             draft.extend(text.map(|text| (domain.name, text)));
         }
     }
-    let checked = compile_all(documents, changes).await?;
+    let checked = compile_all(app, documents, changes).await?;
     draft.extend(checked.texts.into_iter().filter_map(|it| Some((it.domain, it.yaml?))));
     let loaded = heavy(move |_| Some((rules(published)?, rules(draft)?))).await?;
     let (published, draft) = loaded.ok_or_else(|| {

@@ -248,7 +248,7 @@ async fn texts(
         );
         return Err(Problem::conflict("nothing-to-roll-out", detail));
     }
-    let shadows = compile_all(shadows, changed).await?.texts;
+    let shadows = compile_all(app, shadows, changed).await?.texts;
     let both = shadows.into_iter().filter_map(|shadow| {
         let text = drafts.remove(&shadow.domain)?;
         Some((shadow, text))

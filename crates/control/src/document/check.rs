@@ -4,7 +4,8 @@ use ratelease_rules::{Fault, Options, Source, load};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Document, RuleId, check_weights, render};
+use super::weight::need;
+use super::{Document, RuleId, check_weights, mib, render};
 
 /// A fault or a warning of the compiler, at a field of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -21,11 +22,14 @@ pub struct Finding {
 }
 
 /// Compiles documents, each of another domain. Returns the warnings, and the texts of the rule
-/// files in the order of the documents.
+/// files in the order of the documents. A pod may need up to `memory` bytes for one domain.
 ///
 /// # Errors
 /// Every fault, at most 10 000; of domains that are too large, only that.
-pub fn check(documents: &[Document]) -> Result<(Vec<Finding>, Vec<String>), Vec<Finding>> {
+pub fn check(
+    documents: &[Document],
+    memory: usize,
+) -> Result<(Vec<Finding>, Vec<String>), Vec<Finding>> {
     check_weights(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
@@ -44,7 +48,13 @@ pub fn check(documents: &[Document]) -> Result<(Vec<Finding>, Vec<String>), Vec<
         let source =
             Source { name: document.domain.clone(), text: rendered.text.clone().into_bytes() };
         match load(&[source], Options::default()) {
-            Ok(loaded) => warnings.extend(loaded.warnings.iter().map(found)),
+            Ok(loaded) => {
+                warnings.extend(loaded.warnings.iter().map(found));
+                let needed = need(rendered.text.len(), loaded.memory);
+                if needed > memory {
+                    faults.push(too_large(document, needed, memory));
+                }
+            }
             Err(refused) => faults.extend(refused.iter().map(found)),
         }
     }
@@ -53,4 +63,16 @@ pub fn check(documents: &[Document]) -> Result<(Vec<Finding>, Vec<String>), Vec<
     } else {
         Err(faults)
     }
+}
+
+fn too_large(document: &Document, needed: usize, memory: usize) -> Finding {
+    let message = format!(
+        "a pod needs {} of memory while it replaces the rules of this domain; expected at most {} \
+         for one domain, by --pod-memory and --domain-bytes-max. Remove rules, or give pods more \
+         memory",
+        mib(needed),
+        mib(memory)
+    );
+    let (domain, field) = (document.domain.clone(), "descriptors".to_owned());
+    Finding { domain, rule: None, field, message }
 }

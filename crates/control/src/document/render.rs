@@ -11,6 +11,9 @@ use super::{Document, Entry};
 /// The order in which the fields of `rate_limit` are written; others follow by name.
 const LIMIT_FIELDS: [&str; 4] = ["unit", "unit_multiplier", "requests_per_unit", "algorithm"];
 
+/// Text above this length is not written: a rule file may have 16 MiB.
+const TEXT_BYTES_MAX: usize = 16 << 20;
+
 /// The text of a rule file.
 #[derive(Debug)]
 pub struct Rendered {
@@ -174,6 +177,9 @@ impl<'d> Writer<'d> {
         field: String,
         text: std::fmt::Arguments<'_>,
     ) {
+        if self.text.len() > TEXT_BYTES_MAX {
+            return; // the compiler refuses texts of this length
+        }
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "{:indent$}{text}", "");
         self.lines.push(Line { record, field });

@@ -113,7 +113,7 @@ fn each_fault_names_its_rule_and_field() {
     ] {
         let records = vec![record("a", good.clone()), record("b", settings.clone())];
         let document = Document { domain: "d".into(), records, ..Document::default() };
-        let faults = check(std::slice::from_ref(&document)).unwrap_err();
+        let faults = check(std::slice::from_ref(&document), usize::MAX).unwrap_err();
         let [fault] = &faults[..] else { panic!("{settings}: {faults:?}") };
         assert_eq!(fault.field, field, "{fault:?}");
         assert_eq!(fault.rule, Some(document.records[1].id("d")), "{fault:?}");
@@ -229,7 +229,7 @@ proptest! {
         if let Ok(after) = read(&[source(&written)]) {
             prop_assert_eq!(&after[0], &before, "{}", written);
         } else {
-            let faults = check(&[before]).unwrap_err();
+            let faults = check(&[before], usize::MAX).unwrap_err();
             prop_assert!(faults.iter().all(|it| it.message.contains('*')), "{faults:?}\n{written}");
         }
     }

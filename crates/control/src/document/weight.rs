@@ -1,6 +1,7 @@
 //! What a domain costs the pods, and the part of their ceilings that one domain may use.
 
-use ratelease_rules::{Options, Source, load};
+use ratelease_rules::{MemoryUse, Options, Source, load};
+use ratelease_xds::memory_left;
 
 use super::{Document, Entry, Finding};
 
@@ -10,6 +11,29 @@ const DESCRIPTORS_MAX: usize = 500_000;
 /// Maximum bytes of the paths of all rules of one domain: an eighth of what a pod loads. Each rule
 /// has the text of all its entries, so a long key above many rules counts for each of them.
 const PATH_BYTES_MAX: usize = 32 << 20;
+
+/// Memory that a pod has taken before it has rules.
+const POD_BYTES: usize = 16 << 20;
+
+/// Copies of the text of rules that a pod has while it replaces them: of the former ones, and of the
+/// new ones in the message and beside it.
+const TEXTS: usize = 3;
+
+/// The memory for rules of a pod that has this limit.
+pub fn memory_for_rules(pod_memory: usize) -> usize {
+    memory_left(pod_memory, POD_BYTES)
+}
+
+/// The memory that a pod needs while rules take the place of others of their size.
+pub(super) fn need(text_bytes: usize, memory: MemoryUse) -> usize {
+    TEXTS * text_bytes + memory.held + memory.peak
+}
+
+/// Bytes as MiB.
+pub fn mib(bytes: usize) -> String {
+    let tenths = bytes.saturating_mul(10) >> 20;
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
 
 /// Checks that each domain stays within its part of what a pod loads, so that no domain takes the
 /// place of others.
@@ -41,14 +65,18 @@ pub fn check_weights(documents: &[Document]) -> Result<(), Vec<Finding>> {
 }
 
 /// Compiles the texts of all domains in one load, as a pod does: domains that are good alone may
-/// exceed its ceilings together.
+/// exceed its ceilings together. Returns the memory that a pod needs for that.
 ///
 /// # Errors
 /// The first fault: its domain, and the compiler's text.
-pub fn check_together(texts: Vec<(String, String)>) -> Result<(), (String, String)> {
+pub fn check_together(texts: Vec<(String, String)>) -> Result<usize, (String, String)> {
+    let bytes = texts.iter().map(|(_, text)| text.len()).sum();
     let source = |(name, text): (String, String)| Source { name, text: text.into_bytes() };
     let sources: Vec<_> = texts.into_iter().map(source).collect();
-    let Err(faults) = load(&sources, Options::default()) else { return Ok(()) };
+    let faults = match load(&sources, Options::default()) {
+        Ok(loaded) => return Ok(need(bytes, loaded.memory)),
+        Err(faults) => faults,
+    };
     let first = faults.iter().next().map(|it| (it.file.to_string(), it.message.clone()));
     Err(first.unwrap_or_default())
 }
@@ -102,8 +130,8 @@ mod tests {
     #[test]
     fn domains_that_are_good_alone_may_be_refused_together() {
         let text = |domain: &str| (domain.to_owned(), file(domain, 8000, 17_000));
-        assert_eq!(check_together(vec![text("a")]), Ok(()));
-        assert_eq!(check_together(vec![text("b")]), Ok(()));
+        assert!(check_together(vec![text("a")]).is_ok());
+        assert!(check_together(vec![text("b")]).is_ok());
         let (domain, message) = check_together(vec![text("a"), text("b")]).unwrap_err();
         assert!(domain == "b" && message.contains("256 MiB"), "{domain}: {message}");
     }

@@ -20,16 +20,12 @@ use tracing::{debug, warn};
 
 use super::connections::PodConnection;
 use super::server::PodServer;
-use super::service::DiscoveryService;
-use super::wire::LoadReportingServiceServer;
+use super::service::{Discovery, LoadReports, PodService};
 use crate::connections::Connections;
 
 /// Maximum number of connections, and of those of one client.
 const CONNECTIONS_MAX: usize = 8192;
 const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
-
-/// Maximum bytes of a report of a pod: the hits of as many domains as a rollout has.
-const REPORT_BYTES_MAX: usize = 1 << 20;
 
 /// A pod that is gone without a word is noticed within the sum of these.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
@@ -104,8 +100,6 @@ pub async fn serve(
     server: PodServer,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let loads =
-        LoadReportingServiceServer::new(server.clone()).max_decoding_message_size(REPORT_BYTES_MAX);
     let router = Server::builder()
         .http2_keepalive_interval(Some(PING_INTERVAL))
         .http2_keepalive_timeout(Some(PING_MAX))
@@ -114,8 +108,8 @@ pub async fn serve(
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .add_service(DiscoveryService(server))
-        .add_service(loads);
+        .add_service(PodService::<Discovery>::new(server.clone()))
+        .add_service(PodService::<LoadReports>::new(server));
     let connections = Connections::new(CONNECTIONS_MAX, CONNECTIONS_OF_PEER_MAX);
     let serving = async move {
         match tls {

@@ -16,15 +16,16 @@ use ratelease_engine::time::Time;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Status, Streaming};
 use tracing::debug;
 
 use super::connections::ConnectedPod;
 use super::node::NodeInfo;
 use super::published::{PublishedRollout, PublishedSet};
+use super::requests::{ClusterStats, LoadStatsRequest};
 use super::selection::CertifiedNodes;
 use super::server::{FIRST_MAX, PodServer};
-use super::wire::{self, ClusterStats, LoadReportingService, LoadStatsRequest, LoadStatsResponse};
+use super::wire::{self, LoadStatsResponse};
 use crate::store::{CountKey, HitCount};
 
 /// Pause between reports of a pod, for up to [`PODS_PER_SECOND`] pods; more have longer pauses.
@@ -63,14 +64,17 @@ struct Reports {
     reported_at: u64,
 }
 
-#[tonic::async_trait]
-impl LoadReportingService for PodServer {
-    type StreamLoadStatsStream = BoxStream<'static, Result<LoadStatsResponse, Status>>;
+// === impl PodServer ===
 
-    async fn stream_load_stats(
+impl PodServer {
+    /// Takes the reports of a stream, and returns what the pod is asked for.
+    ///
+    /// # Errors
+    /// Fails if the request names no connection, which does not happen.
+    pub(super) fn open_reports(
         &self,
         request: Request<Streaming<LoadStatsRequest>>,
-    ) -> Result<Response<Self::StreamLoadStatsStream>, Status> {
+    ) -> Result<BoxStream<'static, Result<LoadStatsResponse, Status>>, Status> {
         let Some(pod) = request.extensions().get::<ConnectedPod>().cloned() else {
             return Err(Status::internal("a stream without a connection"));
         };
@@ -92,7 +96,7 @@ impl LoadReportingService for PodServer {
             let _guard = guard;
             reports.run(request.into_inner()).await;
         });
-        Ok(Response::new(ReceiverStream::new(waiting).map(Ok).boxed()))
+        Ok(ReceiverStream::new(waiting).map(Ok).boxed())
     }
 }
 
@@ -215,16 +219,11 @@ fn read(stats: &ClusterStats) -> Option<HitCount> {
 
 #[cfg(test)]
 mod tests {
-    use envoy_types::pb::envoy::config::endpoint::v3::UpstreamLocalityStats;
-    use envoy_types::pb::envoy::config::endpoint::v3::cluster_stats::DroppedRequests;
-
     use super::*;
+    use crate::push::requests::{DroppedRequests, UpstreamLocalityStats};
 
     fn stats(issued: u64, denied: u64, shadow: u64) -> ClusterStats {
-        let locality = UpstreamLocalityStats {
-            total_issued_requests: issued,
-            ..UpstreamLocalityStats::default()
-        };
+        let locality = UpstreamLocalityStats { total_issued_requests: issued };
         let shadow = DroppedRequests { category: SHADOW.to_owned(), dropped_count: shadow };
         ClusterStats {
             upstream_locality_stats: vec![locality],

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tonic::Status;
 
-use super::wire::{Kind, Node};
+use super::requests::{Kind, Node};
+use super::wire::MEMORY_KEY;
 use crate::store::LABEL_BYTES_MAX;
 
 /// Maximum bytes of a node's id, and of the names of its domains.
@@ -26,6 +27,8 @@ pub(super) struct NodeInfo {
     pub(super) id: String,
     /// The name of its program.
     pub(super) agent: String,
+    /// The limit of its memory in bytes, if it gives one.
+    pub(super) memory: Option<usize>,
     /// The domains that it asks for; `None` for all.
     domains: Option<BTreeSet<String>>,
     /// The texts of its metadata by which a rollout may choose it.
@@ -53,6 +56,7 @@ impl NodeInfo {
                 _ => None,
             })
             .collect();
+        let memory = texts.remove(MEMORY_KEY).and_then(|text| text.parse().ok());
         let named = texts.remove(DOMAINS_KEY);
         let is_long =
             |it: &String| it.len() > DOMAINS_BYTES_MAX || it.split(',').count() > DOMAINS_MAX;
@@ -71,7 +75,7 @@ impl NodeInfo {
             let why = "the metadata of the node has more than 64 KiB of texts; shorten it";
             return Err(Status::invalid_argument(why));
         }
-        Ok(Self { id, agent, domains, labels: texts })
+        Ok(Self { id, agent, memory, domains, labels: texts })
     }
 
     /// The text that the node's metadata has at this key.
@@ -90,7 +94,7 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::push::wire::{Struct, Value};
+    use crate::push::requests::{Struct, Value};
 
     fn node(fields: impl IntoIterator<Item = (String, String)>) -> Result<NodeInfo, Status> {
         let text = |text| Value { kind: Some(Kind::StringValue(text)) };

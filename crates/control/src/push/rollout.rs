@@ -43,7 +43,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::push::wire::{Kind, Node, Struct, Value};
+    use crate::push::requests::{Kind, Node, Struct, Value};
     use crate::store::Stage;
 
     fn rollout(id: i64, choice: Choice) -> PublishedRollout {

@@ -21,12 +21,11 @@ use super::counts::RolloutCounts;
 use super::delivery::Deliveries;
 use super::node::NodeInfo;
 use super::published::{PublishedSet, Selected};
+use super::requests::{DiscoveryRequest, Kind};
 use super::selection::{CertifiedNodes, Selection};
 use super::streams::Streams;
 use super::subscription::{Running, Sent, Subscription, Way};
-use super::wire::{
-    CONFIG_TYPE, DiscoveryRequest, DiscoveryResponse, Kind, RULES_TYPE, RULES_VERSION_KEY,
-};
+use super::wire::{CONFIG_TYPE, DiscoveryResponse, RULES_TYPE, RULES_VERSION_KEY};
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -259,7 +258,8 @@ impl Stream {
             self.grace = Some(Box::pin(sleep(GRACE)));
         }
         let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
-        info!(node = %shown, %peer, "a pod asks for {type_url}");
+        let memory = self.node.as_ref().and_then(|it| it.memory);
+        info!(node = %shown, %peer, memory, "a pod asks for {type_url}");
         let (since, polls) = (row.connected_at, *self.server.polls.borrow());
         let row = self.server.streams.add(row, self.pod.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;

@@ -5,6 +5,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::service::discovery::v3 as discovery;
 use envoy_types::pb::google::rpc::Status as Refusal;
 
@@ -18,7 +19,7 @@ use tonic::Streaming;
 
 use super::delivery::Deliveries;
 use super::published::PublishedDomain;
-use super::wire::{CONFIG_TYPE, Node, RULES_TYPE};
+use super::wire::{CONFIG_TYPE, RULES_TYPE};
 use super::*;
 
 /// How long a test waits for what must not happen.

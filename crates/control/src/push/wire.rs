@@ -1,15 +1,7 @@
 //! The messages of xDS (Envoy's protocol buffers), and that of rule files as resources.
 
 use bytes::Bytes;
-pub(super) use envoy_types::pb::envoy::config::core::v3::Node;
-pub(super) use envoy_types::pb::envoy::config::endpoint::v3::ClusterStats;
-use envoy_types::pb::envoy::service::discovery::v3 as discovery;
-pub(super) use envoy_types::pb::envoy::service::load_stats::v3::load_reporting_service_server::{
-    LoadReportingService, LoadReportingServiceServer,
-};
-pub(super) use envoy_types::pb::envoy::service::load_stats::v3::{
-    LoadStatsRequest, LoadStatsResponse,
-};
+pub(super) use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use envoy_types::pb::google::protobuf::Any;
 pub(super) use envoy_types::pb::google::protobuf::value::Kind;
 pub(super) use envoy_types::pb::google::protobuf::{Duration, ListValue, Struct, Value};
@@ -17,9 +9,9 @@ pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
 use prost::Message;
-pub(super) use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RULES_VERSION_KEY, RulesResource};
-
-pub(super) use discovery::DiscoveryRequest;
+pub(super) use ratelease_xds::{
+    CONFIG_TYPE, MEMORY_KEY, RULES_TYPE, RULES_VERSION_KEY, RulesResource,
+};
 
 /// The fields of a `DiscoveryResponse` that are sent.
 #[derive(Clone, PartialEq, Message)]

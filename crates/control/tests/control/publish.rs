@@ -219,6 +219,36 @@ async fn no_domain_takes_the_place_of_the_others() {
 }
 
 #[tokio::test]
+async fn what_pods_have_no_memory_for_is_not_published() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let flat = |domain: &str, keys: usize| {
+        let list: String = (0..keys).map(|at| format!("- key: k{at:05}\n")).collect();
+        format!("domain: {domain}\ndescriptors:\n{list}")
+    };
+    // 0.4 MB of text, of which a pod of 64 MiB would need 28 MiB while it replaces them.
+    server.import(&flat("shop", 30_000)).await;
+    let refused = server.post("/v1/publish", &json!({"domains": ["shop"]})).await;
+    assert_eq!((refused.status, refused.fields()), (422, vec!["descriptors".to_owned()]));
+    assert!(refused.text.contains("--pod-memory"), "{refused:?}");
+    // Domains that are good alone may need too much together.
+    let mut answers = Vec::new();
+    for at in 0..12 {
+        let domain = format!("d{at:02}");
+        server.import(&flat(&domain, 8000)).await;
+        let answer = server.post("/v1/publish", &json!({"domains": [domain]})).await;
+        answers.push((answer.status, answer.text));
+        if answers[at].0 != 200 {
+            break;
+        }
+    }
+    assert!(answers.len() > 3, "{answers:?}");
+    let (status, text) = answers.pop().unwrap();
+    assert!(status == 409 && text.contains("MiB of memory"), "{status}: {text}");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn roll_backs_of_two_replicas_follow_each_other() {
     let place = Place::postgres().await;
     let servers = [place.serve().await, place.serve().await];

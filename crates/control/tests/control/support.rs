@@ -163,6 +163,7 @@ impl Place {
             token_file: Some(self.token_file()),
             selection: Selection::default(),
             push_bytes_max: 15 << 20,
+            pod_memory: 64 << 20,
             domain_bytes_max: 4 << 20,
             token_bytes_max: 1 << 30,
             rates: RateSettings::default(),

@@ -301,9 +301,9 @@ mod tests {
         meter.note(DecisionSource::Leased, Code::OverLimit, over, Shadow::Off);
         meter.note(DecisionSource::Leased, Code::Ok, over, Shadow::On);
         let sums = meter.sums();
-        assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0]]);
-        assert_eq!(sums.by_verdict(), [6, 1]);
-        let expected = HitSums { total: 20, within: 10, over: 6, near: 9, shadow: 3 };
+        assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0], [1, 0]]);
+        assert_eq!(sums.by_verdict(), [7, 1]);
+        let expected = HitSums { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
         assert_eq!(sums.hits, expected);
     }
 }

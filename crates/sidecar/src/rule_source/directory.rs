@@ -8,6 +8,7 @@ use ratelease_cli::settings::RulesSource;
 use ratelease_rules::{self as rules, Endings, Found, Keeps, RulesCache, Source};
 use tracing::warn;
 
+use crate::rule_source::memory;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// Reads and compiles every rule file of a directory.
@@ -58,7 +59,7 @@ impl Load for Directory {
         if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        match self.cache.load(sources) {
+        match memory::load(&mut self.cache, sources) {
             Ok((loaded, compilation)) => {
                 self.had_rules |= !sources.is_empty();
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::CommandFactory;
+use ratelease_rules::Endings;
 
 use super::super::value::{boolean, host};
 use super::*;

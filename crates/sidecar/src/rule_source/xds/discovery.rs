@@ -6,12 +6,13 @@ use futures_util::stream::Stream;
 use http::uri::PathAndQuery;
 use prost::Message;
 use prost::encoding::{decode_key, skip_field};
+use ratelease_xds::shape;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
-use super::wire::{DiscoveryRequest, DiscoveryResponse};
+use super::wire::{DiscoveryRequest, DiscoveryResponse, RESPONSE_SHAPE};
 
 /// The path of the call.
 const PATH: &str =
@@ -79,6 +80,8 @@ fn read(message: Bytes) -> Result<DiscoveryResponse, Status> {
     if resources(&message) > RESOURCES_MAX {
         return Err(Status::out_of_range(format!("more than {RESOURCES_MAX} resources")));
     }
+    shape::check(&[&message], &RESPONSE_SHAPE, usize::MAX)
+        .map_err(|error| Status::out_of_range(format!("a DiscoveryResponse: {error}")))?;
     let response = DiscoveryResponse::decode(message)
         .map_err(|error| Status::data_loss(format!("not a DiscoveryResponse: {error}")))?;
     let longest = response.version_info.len().max(response.nonce.len());

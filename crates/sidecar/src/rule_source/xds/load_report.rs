@@ -35,8 +35,8 @@ const INTERVAL_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of domains that are reported.
 const DOMAINS_MAX: usize = 1000;
 
-/// Maximum bytes of a response.
-const RESPONSE_BYTES_MAX: usize = 2 << 20;
+/// Maximum bytes of a response: a name takes 24 bytes of memory besides, and as few as two in it.
+const RESPONSE_BYTES_MAX: usize = 512 << 10;
 
 /// Pause before a server is asked again that ended the stream, and one that has no such service.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);

@@ -8,6 +8,7 @@ use ratelease_rules::{Faults, Keeps, Options, RulesCache, Source};
 use tokio::sync::oneshot;
 
 use super::translate::path_of;
+use crate::rule_source::memory;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// Maximum number of faults whose place is looked up: each search reads a whole text.
@@ -92,7 +93,7 @@ impl Load for Pushed {
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
-        match self.cache.load(sources) {
+        match memory::load(&mut self.cache, sources) {
             Ok((loaded, compilation)) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings, compilation })

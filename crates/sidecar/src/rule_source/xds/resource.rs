@@ -6,26 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message;
-use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
 use ratelease_rules::Source;
 use ratelease_rules::display_safety::alters_display;
 
 use super::translated::Translated;
 use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource};
 
-/// Maximum number of descriptors in one resource. Each takes some 200 bytes while the resource is
-/// read, and as few as two in the message.
-const DESCRIPTORS_MAX: usize = 500_000;
-
 /// Maximum number of characters of a name that are shown.
 const NAME_CHARS_MAX: usize = 256;
-
-/// The fields of descriptors: in a resource, and in a descriptor.
-const DESCRIPTORS_OF_CONFIG: u32 = 3;
-const DESCRIPTORS_OF_DESCRIPTOR: u32 = 4;
-
-/// Maximum depth of descriptors, as in the decoder.
-const DEPTH_MAX: usize = 100;
 
 /// The types of resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,21 +57,19 @@ impl ResourceType {
         }
     }
 
-    /// Reads a resource, with its name. What equals the `known` resource of that name is shared
-    /// with it. The error follows the place of the resource.
+    /// Reads a resource, with its name, within so many bytes of `memory`. What equals the `known`
+    /// resource of that name is shared with it. The error follows the place of the resource.
     pub(super) fn read(
         self,
         resource: &Any,
         known: &Resources,
+        memory: usize,
     ) -> Result<(String, Resource), String> {
         if resource.type_url != self.url() {
             return Err(format!("a resource of another type, {}", shown(&resource.type_url)));
         }
         match self {
             Self::RateLimitConfig => {
-                if descriptors(&resource.value, DESCRIPTORS_OF_CONFIG, 0) > DESCRIPTORS_MAX {
-                    return Err(format!("more than {DESCRIPTORS_MAX} descriptors"));
-                }
                 let message = resource.value.clone();
                 let known = Translated::name_of(&message).and_then(|name| known.get(name));
                 let known = known.and_then(|it| Some((it, it.translated.as_ref()?)));
@@ -94,7 +80,8 @@ impl ResourceType {
                 }
                 let known =
                     known.map(|(it, translated)| (&**translated, &*it.message, &*it.source));
-                let (translated, text) = Translated::new(&message, known).map_err(unreadable)?;
+                let (translated, text) =
+                    Translated::new(&message, known, memory).map_err(unreadable)?;
                 let (name, domain) = (translated.name.clone(), translated.domain.clone());
                 let resource = self.resource(&name, domain, text);
                 let translated = Some(Arc::new(translated));
@@ -158,53 +145,9 @@ fn shown(name: &str) -> String {
     shown
 }
 
-/// The number of descriptors in a message, at every depth, without decoding them. Bytes that are no
-/// message have as many as were found before the fault; the decoder reports it.
-fn descriptors(mut message: &[u8], field: u32, depth: usize) -> usize {
-    let mut found = 0;
-    while let Ok((tag, wire_type)) = decode_key(&mut message) {
-        if tag != field || wire_type != WireType::LengthDelimited || depth == DEPTH_MAX {
-            let skipped = skip_field(wire_type, tag, &mut message, Default::default());
-            if skipped.is_err() {
-                break;
-            }
-            continue;
-        }
-        let length = decode_varint(&mut message).ok().and_then(|it| usize::try_from(it).ok());
-        let Some((descriptor, rest)) = length.and_then(|it| message.split_at_checked(it)) else {
-            break;
-        };
-        found += 1 + descriptors(descriptor, DESCRIPTORS_OF_DESCRIPTOR, depth + 1);
-        message = rest;
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{RateLimitConfig, RateLimitDescriptor};
     use super::*;
-
-    #[test]
-    fn descriptors_are_counted_at_every_depth_without_decoding_them() {
-        let leaf = || RateLimitDescriptor { key: "a".into(), ..Default::default() };
-        let two = RateLimitDescriptor { descriptors: vec![leaf(), leaf()], ..leaf() };
-        let config = RateLimitConfig {
-            name: "x".into(),
-            domain: "d".into(),
-            descriptors: vec![leaf(), two],
-        };
-        let bytes = config.encode_to_vec();
-        assert_eq!(descriptors(&bytes, DESCRIPTORS_OF_CONFIG, 0), 4);
-        for cut in 0..bytes.len() {
-            assert!(descriptors(&bytes[..cut], DESCRIPTORS_OF_CONFIG, 0) <= 4);
-        }
-        let empty = [0x1a, 0].repeat(DESCRIPTORS_MAX + 1);
-        let resource =
-            Any { type_url: ResourceType::RateLimitConfig.url().into(), value: empty.into() };
-        let refused = ResourceType::RateLimitConfig.read(&resource, &Resources::new()).map(|_| ());
-        assert_eq!(refused, Err("more than 500000 descriptors".to_owned()));
-    }
 
     #[test]
     fn the_domain_of_a_rule_file_is_on_a_line_of_its_own() {

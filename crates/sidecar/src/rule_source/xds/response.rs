@@ -3,6 +3,7 @@
 
 use super::resource::{ResourceType, Resources};
 use super::wire::DiscoveryResponse;
+use crate::rule_source::memory;
 
 /// Maximum number of faults that are kept; of further ones only the number is known.
 const FAULTS_MAX: usize = 1000;
@@ -39,9 +40,9 @@ pub(super) fn read_within(
     known: &Resources,
 ) -> Result<Received, Vec<String>> {
     let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
-    let mut bytes = 0;
+    let (mut bytes, left) = (0, memory::left());
     for (at, resource) in response.resources.iter().enumerate() {
-        let fault = match of.read(resource, known) {
+        let fault = match of.read(resource, known, left.saturating_sub(bytes)) {
             Err(fault) => Some(fault),
             Ok((name, resource)) => {
                 bytes += resource.source.text.len();

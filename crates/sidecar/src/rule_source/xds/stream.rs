@@ -1,5 +1,6 @@
 //! One stream after the other: requests, responses, and the waits between.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::future::pending;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use super::discovery::stream_aggregated_resources;
 use super::load_report::{LoadReporter, Reporting, report};
 use super::rule_set::{Answer, AnswerKind, RuleSet};
 use super::status::XdsStatus;
-use super::wire::{DiscoveryRequest, DiscoveryResponse, Node, Struct, text_value};
+use super::wire::{DiscoveryRequest, DiscoveryResponse, MEMORY_KEY, Node, Struct, text_value};
+use crate::rule_source::memory;
 
 /// Maximum number of requests on their way to the server. A server that takes none of so many does
 /// not read.
@@ -191,10 +193,10 @@ fn reason(status: &Status) -> String {
 
 /// How this process presents itself.
 fn node(settings: &Xds) -> Node {
-    let metadata = settings.node_metadata.iter();
-    let fields = metadata.map(|(key, value)| (key.clone(), text_value(value)));
-    let metadata =
-        (!settings.node_metadata.is_empty()).then(|| Struct { fields: fields.collect() });
+    let memory = memory::limit_of_process().map(|bytes| (MEMORY_KEY.to_owned(), bytes.to_string()));
+    let metadata = memory.into_iter().chain(settings.node_metadata.clone());
+    let fields: HashMap<_, _> = metadata.map(|(key, value)| (key, text_value(&value))).collect();
+    let metadata = (!fields.is_empty()).then_some(Struct { fields });
     Node {
         id: settings.node_id.clone(),
         metadata,

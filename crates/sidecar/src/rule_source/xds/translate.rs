@@ -11,9 +11,9 @@
 //! ```
 //! Each field has a line of its own, so that the line of a fault tells the field: see [`path_of`].
 
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::wire::{
     self, Kind, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit, Struct,
@@ -22,43 +22,51 @@ use super::wire::{
 /// Text above this length is not written: a source may have 16 MiB.
 pub(super) const TEXT_BYTES_MAX: usize = 16 << 20;
 
-/// The text of a resource's rules.
-pub(super) fn text_of(config: &RateLimitConfig) -> String {
-    text_with_starts(config).0
+/// The text of a resource's rules, unless it is too long.
+pub(super) fn text_of(config: &RateLimitConfig) -> Option<String> {
+    Some(text_with_starts(config, TEXT_BYTES_MAX)?.0)
 }
 
 /// The text of a resource's rules, and where each descriptor of the first level begins in it.
-pub(super) fn text_with_starts(config: &RateLimitConfig) -> (String, Vec<usize>) {
-    let mut text = format!("domain: {}\n", json!(config.domain));
+/// `None` if it is longer than `max` bytes, or than a source may be.
+pub(super) fn text_with_starts(
+    config: &RateLimitConfig,
+    max: usize,
+) -> Option<(String, Vec<usize>)> {
+    let max = max.min(TEXT_BYTES_MAX);
+    let mut text = "domain: ".to_owned();
+    quoted(&config.domain, &mut text);
+    text.push('\n');
     let mut starts = Vec::with_capacity(config.descriptors.len());
     if !config.descriptors.is_empty() {
-        line(&mut text, 0, "", "descriptors", &"");
-        items(&config.descriptors, 0, &mut text, &mut |at| starts.push(at));
+        text.push_str("descriptors: \n");
+        items(&config.descriptors, 0, &mut text, max, &mut |at| starts.push(at));
     }
-    (text, starts)
+    (text.len() <= max).then_some((text, starts))
 }
 
-/// Adds the text of descriptors of the first level. Calls `starts` with the offset at which each of
-/// them begins.
+/// Adds the text of descriptors of the first level, and stops above `max` bytes. Calls `starts` with
+/// the offset at which each of them begins.
 pub(super) fn items(
     list: &[RateLimitDescriptor],
     depth: usize,
     text: &mut String,
+    max: usize,
     starts: &mut dyn FnMut(usize),
 ) {
     for descriptor in list {
-        if text.len() > TEXT_BYTES_MAX {
-            return; // the compiler refuses texts of this length
+        if text.len() > max {
+            return;
         }
         starts(text.len());
         let RateLimitDescriptor { key, value, rate_limit, descriptors: below, .. } = descriptor;
-        let mut field = |name: &str, value: Value| line(text, depth, "  ", name, &value);
-        field("key", json!(key));
+        let mut field = |name: &str, write: &dyn Fn(&mut String)| line(text, depth, name, write);
+        field("key", &|text| quoted(key, text));
         if !value.is_empty() {
-            field("value", json!(value));
+            field("value", &|text| quoted(value, text));
         }
         if let Some(policy) = rate_limit {
-            field("rate_limit", limit(policy));
+            field("rate_limit", &|text| limit(policy, text, max));
         }
         let switches = [
             ("shadow_mode", descriptor.shadow_mode),
@@ -66,46 +74,96 @@ pub(super) fn items(
             ("quota_mode", descriptor.quota_mode),
         ];
         for (name, _) in switches.into_iter().filter(|(_, is_on)| *is_on) {
-            field(name, json!(true));
+            field(name, &|text| text.push_str("true"));
         }
         if let Some(metadata) = &descriptor.metadata {
-            field("metadata", object(metadata));
+            field("metadata", &|text| object(metadata, text, max));
         }
         if !below.is_empty() {
-            line(text, depth + 1, "", "descriptors", &"");
-            items(below, depth + 1, text, &mut |_| {});
+            field("descriptors", &|_| {});
+            items(below, depth + 1, text, max, &mut |_| {});
         }
     }
 }
 
 /// Writes a field of a descriptor at this depth; its first one, the key, begins an item of the
 /// list.
-fn line(text: &mut String, depth: usize, inset: &str, name: &str, value: &dyn Display) {
-    let inset = if name == "key" { "- " } else { inset };
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "{:width$}{inset}{name}: {value}", "", width = depth * 2);
+fn line(text: &mut String, depth: usize, name: &str, write: &dyn Fn(&mut String)) {
+    let inset = if name == "key" { "- " } else { "  " };
+    text.extend(std::iter::repeat_n("  ", depth).chain([inset, name, ": "]));
+    write(text);
+    text.push('\n');
 }
 
-fn limit(policy: &RateLimitPolicy) -> Value {
+/// Writes a text in quotes.
+fn quoted(value: &str, text: &mut String) {
+    scalar(&Value::from(value), text);
+}
+
+fn scalar(value: &Value, text: &mut String) {
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{value}");
+}
+
+/// Writes the items of a list or a map with commas between, up to `max` bytes.
+fn separated<T>(
+    items: impl IntoIterator<Item = T>,
+    text: &mut String,
+    max: usize,
+    mut write: impl FnMut(T, &mut String),
+) {
+    for (at, item) in items.into_iter().enumerate() {
+        if text.len() > max {
+            return;
+        }
+        if at > 0 {
+            text.push(',');
+        }
+        write(item, text);
+    }
+}
+
+/// The name of a field, and what writes its value.
+type FieldOf<'f> = (&'f str, &'f dyn Fn(&mut String));
+
+fn limit(policy: &RateLimitPolicy, text: &mut String, max: usize) {
     let RateLimitPolicy { unit, requests_per_unit, unlimited, name, replaces } = policy;
-    let mut fields = Map::new();
+    let mut fields: Vec<FieldOf<'_>> = Vec::new();
+    let named = |text: &mut String| quoted(name, text);
+    if !name.is_empty() {
+        fields.push(("name", &named));
+    }
+    let replaced = |text: &mut String| {
+        text.push('[');
+        separated(replaces, text, max, |replaced, text| {
+            text.push_str("{\"name\":");
+            quoted(&replaced.name, text);
+            text.push('}');
+        });
+        text.push(']');
+    };
+    if !replaces.is_empty() {
+        fields.push(("replaces", &replaced));
+    }
+    let requests = |text: &mut String| scalar(&Value::from(*requests_per_unit), text);
+    if !unlimited {
+        fields.push(("requests_per_unit", &requests));
+    }
     // Without a unit there is none in the file either, and a fault unless there is no limit.
+    let of_unit = |text: &mut String| quoted(&unit_name(*unit), text);
     if *unit != RateLimitUnit::Unknown as i32 {
-        fields.insert("unit".into(), json!(unit_name(*unit)));
+        fields.push(("unit", &of_unit));
     }
     if *unlimited {
-        fields.insert("unlimited".into(), json!(true));
-    } else {
-        fields.insert("requests_per_unit".into(), json!(requests_per_unit));
+        fields.push(("unlimited", &|text| text.push_str("true")));
     }
-    if !name.is_empty() {
-        fields.insert("name".into(), json!(name));
-    }
-    if !replaces.is_empty() {
-        let replaces = replaces.iter().map(|it| json!({"name": it.name})).collect::<Value>();
-        fields.insert("replaces".into(), replaces);
-    }
-    Value::Object(fields)
+    text.push('{');
+    separated(fields, text, max, |(name, write), text| {
+        quoted(name, text);
+        text.push(':');
+        write(text);
+    });
+    text.push('}');
 }
 
 /// The name of a unit in files. An unknown number is given as digits, which is then reported as an
@@ -115,18 +173,31 @@ fn unit_name(unit: i32) -> String {
     known.map_or_else(|_| unit.to_string(), |unit| unit.as_str_name().to_ascii_lowercase())
 }
 
-fn object(of: &Struct) -> Value {
-    of.fields.iter().map(|(name, value)| (name.clone(), plain(value))).collect()
+fn object(of: &Struct, text: &mut String, max: usize) {
+    let mut fields: Vec<_> = of.fields.iter().collect();
+    // The text of a resource depends on nothing else.
+    fields.sort_unstable_by_key(|(name, _)| *name);
+    text.push('{');
+    separated(fields, text, max, |(name, value), text| {
+        quoted(name, text);
+        text.push(':');
+        plain(value, text, max);
+    });
+    text.push('}');
 }
 
-fn plain(value: &wire::Value) -> Value {
+fn plain(value: &wire::Value, text: &mut String, max: usize) {
     match &value.kind {
-        None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::NumberValue(number)) => json!(number),
-        Some(Kind::StringValue(text)) => json!(text),
-        Some(Kind::BoolValue(is)) => json!(is),
-        Some(Kind::StructValue(of)) => object(of),
-        Some(Kind::ListValue(list)) => list.values.iter().map(plain).collect(),
+        None | Some(Kind::NullValue(_)) => text.push_str("null"),
+        Some(Kind::NumberValue(number)) => scalar(&Value::from(*number), text),
+        Some(Kind::StringValue(value)) => quoted(value, text),
+        Some(Kind::BoolValue(is)) => scalar(&Value::from(*is), text),
+        Some(Kind::StructValue(of)) => object(of, text, max),
+        Some(Kind::ListValue(list)) => {
+            text.push('[');
+            separated(&list.values, text, max, |value, text| plain(value, text, max));
+            text.push(']');
+        }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use prost::encoding::{WireType, decode_key, decode_varint};
-use prost::{DecodeError, Message};
 use ratelease_rules::Source;
+use ratelease_xds::shape::{Undecoded, decode, decode_all};
 
 use super::translate::{TEXT_BYTES_MAX, items, text_with_starts};
-use super::wire::{RateLimitConfig, RateLimitDescriptor};
+use super::wire::{CONFIG_SHAPE, DESCRIPTOR_SHAPE, RateLimitConfig, RateLimitDescriptor};
 
 /// A resource that was translated.
 #[derive(Debug)]
@@ -36,27 +36,36 @@ impl Translated {
     }
 
     /// Translates a resource. `known` is the one that had its name before, with its message and its
-    /// text.
+    /// text. It takes `memory` at most: half of it for the message, and half for its text, which
+    /// doubles while it is written.
     ///
     /// # Errors
-    /// The message is malformed.
+    /// The message is malformed, or would take more memory.
     pub(super) fn new(
         message: &[u8],
         known: Option<(&Self, &[u8], &Source)>,
-    ) -> Result<(Self, String), DecodeError> {
-        let patched = known.and_then(|(it, before, source)| it.patched([before, message], source));
+        memory: usize,
+    ) -> Result<(Self, String), Undecoded> {
+        let patched =
+            known.and_then(|(it, before, source)| it.patched([before, message], source, memory));
         if let Some(patched) = patched {
             return Ok(patched);
         }
-        let config = RateLimitConfig::decode(message)?;
-        let (text, starts) = text_with_starts(&config);
+        let config: RateLimitConfig = decode(message, &CONFIG_SHAPE, memory / 2)?;
+        let (text, starts) =
+            text_with_starts(&config, memory / 4).ok_or(Undecoded::TooLarge(memory))?;
         let RateLimitConfig { name, domain, .. } = config;
         Ok((Self { name, domain, starts }, text))
     }
 
     /// Translates what differs between the message of `self`, whose text `source` has, and a new
     /// one. `None` if the whole message has to be read.
-    fn patched(&self, [old, new]: [&[u8]; 2], source: &Source) -> Option<(Self, String)> {
+    fn patched(
+        &self,
+        [old, new]: [&[u8]; 2],
+        source: &Source,
+        memory: usize,
+    ) -> Option<(Self, String)> {
         let (old, new) = (Fields::read(old)?, Fields::read(new)?);
         let has_list = !old.descriptors.is_empty() && !new.descriptors.is_empty();
         let is_whole = has_list && self.starts.len() == old.descriptors.len();
@@ -64,20 +73,21 @@ impl Translated {
             return None;
         }
         let (gone, come) = difference(&old.descriptors, &new.descriptors);
-        let changed = new.descriptors.get(come)?.iter();
-        let changed = changed.map(|it| RateLimitDescriptor::decode(*it).ok());
-        let changed = changed.collect::<Option<Vec<_>>>()?;
+        let changed = new.descriptors.get(come)?;
+        let changed =
+            decode_all::<RateLimitDescriptor>(changed, &DESCRIPTOR_SHAPE, memory / 2).ok()?;
         let before = source.text.get(..self.start(gone.start, source)?)?;
         let after = source.text.get(self.start(gone.end, source)?..)?;
+        let max = TEXT_BYTES_MAX.min(memory / 4);
         let mut text = String::with_capacity(source.text.len());
         text.push_str(std::str::from_utf8(before).ok()?);
         let mut starts = self.starts.get(..gone.start)?.to_vec();
-        items(&changed, 0, &mut text, &mut |at| starts.push(at));
+        items(&changed, 0, &mut text, max, &mut |at| starts.push(at));
         let (from, to) = (source.text.len() - after.len(), text.len());
         text.push_str(std::str::from_utf8(after).ok()?);
         starts.extend(self.starts.get(gone.end..)?.iter().map(|at| at - from + to));
         let (name, domain) = (self.name.clone(), self.domain.clone());
-        (text.len() <= TEXT_BYTES_MAX).then_some((Self { name, domain, starts }, text))
+        (text.len() <= max).then_some((Self { name, domain, starts }, text))
     }
 
     /// Where the descriptor of this number begins in the text, or where the text ends.
@@ -131,6 +141,8 @@ fn field(mut message: &[u8]) -> Option<(u32, &[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
+
     use super::*;
     use crate::rule_source::xds::wire::RateLimitPolicy;
 
@@ -154,10 +166,11 @@ mod tests {
     /// Translates `new` after `old`, and checks the result against a translation from scratch.
     fn check(old: &RateLimitConfig, new: &RateLimitConfig) {
         let [old, new] = [old, new].map(Message::encode_to_vec);
-        let (known, text) = Translated::new(&old, None).unwrap();
+        let (known, text) = Translated::new(&old, None, usize::MAX).unwrap();
         let source = Source { name: "xds:n".into(), text: text.into_bytes() };
-        let (patched, text) = Translated::new(&new, Some((&known, &old, &source))).unwrap();
-        let (whole, expected) = Translated::new(&new, None).unwrap();
+        let (patched, text) =
+            Translated::new(&new, Some((&known, &old, &source)), usize::MAX).unwrap();
+        let (whole, expected) = Translated::new(&new, None, usize::MAX).unwrap();
         assert_eq!(text, expected);
         assert_eq!(patched.starts, whole.starts);
         assert_eq!((patched.name, patched.domain), (whole.name, whole.domain));
@@ -200,9 +213,9 @@ mod tests {
         assert!(Fields::read(&good).is_some());
         for cut in 1..good.len() {
             let cut = &good[..cut];
-            let (known, text) = Translated::new(&good, None).unwrap();
+            let (known, text) = Translated::new(&good, None, usize::MAX).unwrap();
             let source = Source { name: "xds:n".into(), text: text.into_bytes() };
-            let patched = Translated::new(cut, Some((&known, &good, &source)));
+            let patched = Translated::new(cut, Some((&known, &good, &source)), usize::MAX);
             assert_eq!(patched.is_ok(), RateLimitConfig::decode(cut).is_ok());
         }
         assert_eq!(Fields::read(&[0x20, 1]), None, "a field of another type");

@@ -114,7 +114,8 @@ fn version_of(sets: &[Vec<Domain>; 2]) -> Option<u64> {
     let mut sources = Vec::new();
     for (of, set) in TYPES.into_iter().zip(sets) {
         for (domain, limit) in set {
-            let (_, resource) = of.read(&resource(of, domain, *limit), &Default::default()).ok()?;
+            let (_, resource) =
+                of.read(&resource(of, domain, *limit), &Default::default(), usize::MAX).ok()?;
             sources.push(resource.source);
         }
     }

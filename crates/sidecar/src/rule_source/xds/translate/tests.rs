@@ -24,7 +24,7 @@ fn source(text: &str) -> Source {
 
 /// The faults of a resource, one line each, with the path of each instead of its line.
 fn faults(config: &RateLimitConfig) -> Vec<String> {
-    let text = text_of(config);
+    let text = text_of(config).unwrap();
     let found = load(&[source(&text)], Options::default()).expect_err("faults");
     found.iter().map(|it| format!("{}: {}", path_of(&text, it.line), it.message)).collect()
 }
@@ -51,7 +51,7 @@ fn everything_that_a_resource_can_say_is_in_its_text() {
     };
     let unlimited = RateLimitPolicy { unlimited: true, ..Default::default() };
     let free = RateLimitDescriptor { rate_limit: Some(unlimited), ..descriptor("d", Vec::new()) };
-    let text = text_of(&config(vec![descriptor("a", vec![inner]), free]));
+    let text = text_of(&config(vec![descriptor("a", vec![inner]), free])).unwrap();
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     let expected = [
         r#"domain: "shop""#,
@@ -104,7 +104,7 @@ fn faults_name_the_field_of_the_descriptor() {
 #[test]
 fn every_unit_has_its_name_in_files() {
     for unit in 1..=7 {
-        let text = text_of(&config(vec![limited("a", unit, 1)]));
+        let text = text_of(&config(vec![limited("a", unit, 1)])).unwrap();
         assert!(load(&[source(&text)], Options::default()).is_ok(), "unit {unit}");
     }
 }

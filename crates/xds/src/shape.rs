@@ -1,0 +1,207 @@
+//! The memory that a message of another process takes once it is decoded, counted before that.
+//!
+//! A repeated field of an empty message is two bytes on the wire, and hundreds in memory. So the
+//! fields that allocate more than their bytes are listed by type, and counted at every depth.
+
+use std::fmt;
+
+use prost::encoding::{WireType, decode_key, decode_varint, skip_field};
+use prost::{DecodeError, Message};
+
+/// The fields of a message type that take more memory than their bytes.
+#[derive(Debug)]
+pub struct Shape(pub &'static [Field]);
+
+/// A field that holds messages, or several texts.
+#[derive(Debug)]
+pub struct Field {
+    /// Its number.
+    pub number: u32,
+    /// Bytes of one item of its vector or table; 0 if it is no such field.
+    pub item: usize,
+    /// The type of its messages.
+    pub of: &'static Shape,
+}
+
+/// Why a message is not decoded.
+#[derive(Debug)]
+pub enum Undecoded {
+    /// It is malformed.
+    Malformed(DecodeError),
+    /// It would take more memory than so many bytes.
+    TooLarge(usize),
+}
+
+/// A type without such fields.
+pub static FLAT: Shape = Shape(&[]);
+
+/// What a message may take in memory for each byte of it, and bytes besides. A descriptor with a
+/// limit takes some 30 bytes on the wire and 300 in memory.
+const PER_BYTE: usize = 32;
+const BESIDES: usize = 1 << 20;
+
+/// Maximum that a message may take in memory.
+const DECODED_BYTES_MAX: usize = 160 << 20;
+
+/// Maximum depth of messages, as in the decoder.
+const DEPTH_MAX: usize = 100;
+
+/// Vectors and tables begin with room for so many items.
+const ITEMS_MIN: usize = 4;
+
+/// Decodes a message of this shape, unless it would take more than `max` bytes of memory, or more
+/// than is in proportion to its length.
+///
+/// # Errors
+/// It is malformed, or too large.
+pub fn decode<M: Message + Default>(
+    message: &[u8],
+    shape: &Shape,
+    max: usize,
+) -> Result<M, Undecoded> {
+    check(&[message], shape, max)?;
+    M::decode(message).map_err(Undecoded::Malformed)
+}
+
+/// Decodes messages of this shape; their memory is counted together.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_all<M: Message + Default>(
+    messages: &[&[u8]],
+    shape: &Shape,
+    max: usize,
+) -> Result<Vec<M>, Undecoded> {
+    let list = messages.len() * size_of::<M>();
+    check(messages, shape, max.checked_sub(list).ok_or(Undecoded::TooLarge(max))?)?;
+    messages.iter().map(|it| M::decode(*it).map_err(Undecoded::Malformed)).collect()
+}
+
+/// Checks what [`decode_all`] checks before it decodes.
+///
+/// # Errors
+/// The messages are too large.
+pub fn check(messages: &[&[u8]], shape: &Shape, max: usize) -> Result<(), Undecoded> {
+    let bytes: usize = messages.iter().map(|it| it.len()).sum();
+    let proportional = bytes.saturating_mul(PER_BYTE).saturating_add(BESIDES);
+    let max = max.min(proportional).min(DECODED_BYTES_MAX);
+    let mut left = max.checked_sub(bytes).ok_or(Undecoded::TooLarge(max))?;
+    let counted = messages.iter().try_for_each(|it| count(it, shape, 0, &mut left));
+    counted.ok_or(Undecoded::TooLarge(max))
+}
+
+/// Takes what the fields of a message need from `left`; `None` if that is not enough. Of a message
+/// that is malformed, what was found before counts: the decoder reports it.
+fn count(mut message: &[u8], shape: &Shape, depth: usize, left: &mut usize) -> Option<()> {
+    let mut items = [0_usize; FIELDS_MAX];
+    while let Ok((number, wire_type)) = decode_key(&mut message) {
+        let found = shape.0.iter().zip(&mut items).find(|(field, _)| field.number == number);
+        let Some((field, items)) = found.filter(|_| wire_type == WireType::LengthDelimited) else {
+            if skip_field(wire_type, number, &mut message, Default::default()).is_err() {
+                break;
+            }
+            continue;
+        };
+        let length = decode_varint(&mut message).ok().and_then(|it| usize::try_from(it).ok());
+        let Some((content, rest)) = length.and_then(|it| message.split_at_checked(it)) else {
+            break;
+        };
+        message = rest;
+        *left = left.checked_sub((capacity(*items + 1) - capacity(*items)) * field.item)?;
+        *items += 1;
+        if depth < DEPTH_MAX {
+            count(content, field.of, depth + 1, left)?;
+        }
+    }
+    Some(())
+}
+
+/// Maximum number of fields of a shape.
+const FIELDS_MAX: usize = 8;
+
+/// Places of a vector or a table with so many items: both double.
+fn capacity(items: usize) -> usize {
+    match items {
+        0 => 0,
+        _ => (items * 8 / 7).max(ITEMS_MIN).next_power_of_two(),
+    }
+}
+
+// === impl Undecoded ===
+
+impl fmt::Display for Undecoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(error) => error.fmt(f),
+            Self::TooLarge(max) => {
+                write!(f, "it would take more than {max} bytes of memory once it is decoded")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Undecoded {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message that holds others of its type.
+    #[derive(Clone, PartialEq, Message)]
+    struct Tree {
+        #[prost(message, repeated, tag = "1")]
+        below: Vec<Tree>,
+        #[prost(string, tag = "2")]
+        text: String,
+        #[prost(string, tag = "3")]
+        name: String,
+        #[prost(string, tag = "4")]
+        note: String,
+    }
+
+    static TREE: Shape = Shape(&[Field { number: 1, item: size_of::<Tree>(), of: &TREE }]);
+
+    fn field(content: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![1 << 3 | 2];
+        prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+        [&bytes, content].concat()
+    }
+
+    #[test]
+    fn a_message_whose_parts_are_not_empty_is_decoded() {
+        let leaf = Tree { text: "a text of some bytes".into(), ..Tree::default() };
+        let tree = Tree { below: vec![leaf; 10_000], ..Tree::default() };
+        let bytes = tree.encode_to_vec();
+        assert_eq!(decode::<Tree>(&bytes, &TREE, usize::MAX).unwrap(), tree);
+        assert!(matches!(decode::<Tree>(&bytes, &TREE, bytes.len()), Err(Undecoded::TooLarge(_))));
+        let parts: Vec<&[u8]> = bytes.chunks(24).collect();
+        let decoded = decode_all::<Tree>(&parts, &TREE, usize::MAX).unwrap();
+        assert_eq!((decoded.len(), decoded[7].below.len()), (10_000, 1));
+        let needed = 16_384 * size_of::<Tree>() + bytes.len();
+        assert!(check(&[&bytes], &TREE, needed).is_ok());
+        assert!(check(&[&bytes], &TREE, needed - 1).is_err());
+    }
+
+    #[test]
+    fn empty_parts_are_counted_at_every_depth() {
+        let mut empty = field(&[]).repeat(100_000);
+        for depth in 0..20 {
+            let refused = decode::<Tree>(&empty, &TREE, usize::MAX);
+            assert!(matches!(refused, Err(Undecoded::TooLarge(_))), "{depth}");
+            empty = field(&empty);
+        }
+        // Several messages have one allowance together.
+        let few = field(&[]).repeat(200);
+        assert!(decode::<Tree>(&few, &TREE, usize::MAX).is_ok());
+        assert!(decode_all::<Tree>(&[&*few; 400], &TREE, usize::MAX).is_err());
+    }
+
+    #[test]
+    fn what_is_malformed_is_left_to_the_decoder() {
+        let bytes = field(&field(b"\x12\x03abc"));
+        for cut in 1..bytes.len() {
+            let cut = decode::<Tree>(&bytes[..cut], &TREE, usize::MAX);
+            assert!(matches!(cut, Err(Undecoded::Malformed(_))));
+        }
+    }
+}
