@@ -148,7 +148,7 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
         (
             "aliases",
             file(3000, |at| match at {
-                0 => format!("- key: k\n  rate_limit: &l {{unit: hour, requests_per_unit: 5}}\n"),
+                0 => "- key: k\n  rate_limit: &l {unit: hour, requests_per_unit: 5}\n".to_owned(),
                 _ => format!("- key: k{at}\n  rate_limit: *l\n"),
             }),
         ),
