@@ -12,9 +12,10 @@ use super::{files, ran, root, run_in};
 const SCHEMA: &str = "config/rules.schema.json";
 
 /// Files of `tests/rules/bad` that are valid under the schema, with what only the loader finds.
-const NOT_STRUCTURAL: [(&str, &str); 2] = [
+const NOT_STRUCTURAL: [(&str, &str); 3] = [
     ("defaults_applied.yaml", "a default that a rule's algorithm does not allow"),
     ("duplicate_key.yaml", "two descriptors of the same key and value"),
+    ("second_document.yaml", "a second document, which a schema does not see"),
 ];
 
 /// All files that end in `.yaml` below a directory.

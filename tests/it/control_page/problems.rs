@@ -147,14 +147,14 @@ async fn a_token_sees_what_it_may_do_and_one_that_ended_is_asked_for_again() {
     go(&mut browser, "#/rules", "Rules").await;
     assert_eq!(browser.evaluate(buttons).await, json!([]));
 
-    // A token of another domain may write, but not this rule.
+    // A token of another domain does not learn whether this rule exists.
     click(&mut browser, "#sign-out").await;
     let other = ["create", "--name", "bank", "--access", "write", "--domains", "bank"];
     let other = control.token_command(&other);
     sign_in(&mut browser, &other).await;
     browser.evaluate(&format!("location.hash = {}", json!(hash))).await;
-    browser.until(&status_of_problem(), &"403".into()).await;
-    browser.until(&contains(".problem", "not for the domain 'shop'"), &true.into()).await;
+    browser.until(&status_of_problem(), &"404".into()).await;
+    browser.until(&contains(".problem", "no rule has the id"), &true.into()).await;
     go(&mut browser, "#/rules/new", "New rule").await;
     put(&mut browser, ".entry input", "card").await;
     put(&mut browser, REQUESTS, "7").await;

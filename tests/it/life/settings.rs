@@ -48,7 +48,7 @@ async fn a_wrong_command_line_ends_with_status_2() {
         (ratelease, &["server"], "unrecognized subcommand 'server'"),
         (ratelease, &["serve", "--port"], "a value is required for '--port <PORT>'"),
         (ratelease, &[], "Usage: ratelease <COMMAND>"),
-        (&ratelimit, &["--rulez"], "unexpected argument '--rulez'"),
+        (&ratelimit, &["serve", "--rulez"], "unexpected argument '--rulez'"),
     ] {
         let (status, out, err) = run(program, args, &[]).await;
         assert_eq!((status, &*out), (2, ""), "{args:?}: {err}");

@@ -12,8 +12,8 @@ const LAYERS: [(&str, &str); 11] = [
     ("crates/tls/src", "alpn chain fault leaf pem validity server client"),
     (
         "crates/rules/src",
-        "duration display_safety memory char_input scalar nearest fault attachment failure lease store \
-         limit small_map wildcard rule request key stats tree rules source text field parsed \
+        "duration display_safety memory char_input scalar nearest fault attachment failure lease \
+         store limit small_map wildcard rule request key stats tree rules source text field parsed \
          node reader metadata file yaml locations compile schema directory",
     ),
     (
@@ -49,7 +49,8 @@ const LAYERS: [(&str, &str); 11] = [
     ),
     (
         "crates/control/src",
-        "document connections places store work auth rates push metrics page api settings tokens app",
+        "document connections places store work auth rates push metrics page api settings tokens \
+         app",
     ),
     (
         "crates/sidecar/src",

@@ -52,7 +52,7 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-h3qJ/Q70liYQtb8butfkRCT6mhNJHLdjenwUVLo7zeo='; \
+     script-src 'sha256-iT3Snl45Kz2EPEkvGlc4+I/slxX0C9JZDX5+EvoCEEA='; \
      style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
