@@ -148,11 +148,11 @@ impl<A: Cold> Buffer<A> {
         Take::Short
     }
 
-    /// The most tokens that one charge may have. Slots held here and slots left at the store are
-    /// not adjacent, so a charge cannot use both.
+    /// The most tokens that one charge may have. Slots of two leases held here, and slots left at
+    /// the store, are not adjacent, so a charge has its slots of one of them.
     fn largest_charge(&self, kind: LeaseKind, now: Time) -> u64 {
         match kind {
-            LeaseKind::Spaced { .. } => self.tokens(now).max(self.left.into()),
+            LeaseKind::Spaced { .. } => self.leases.largest(now).max(self.left.into()),
             LeaseKind::Windowed | LeaseKind::Timed => self.remaining(now),
         }
     }

@@ -52,6 +52,12 @@ impl LeasePair {
     /// Takes `hits` tokens, or none. The returned lease can be put back.
     pub(super) fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         self.prune(kind, now);
+        // The slots of two leases do not follow each other, so a charge has all of one lease.
+        if let LeaseKind::Spaced { .. } = kind {
+            let mut leases = [&mut self.older, &mut self.newest].into_iter();
+            let lease = leases.find(|lease| lease.tokens >= hits)?;
+            return Some(lease.split(hits, kind));
+        }
         if self.tokens(now) < hits {
             return None;
         }
@@ -60,10 +66,7 @@ impl LeasePair {
         }
         let first = self.older.split(hits.min(self.older.tokens), kind);
         let rest = self.newest.split(hits - first.tokens, kind);
-        // All of them get the last start and the first end. So some may start too late or end too
-        // early, but none starts too early or ends too late.
-        let starts = if rest.tokens > 0 { first.starts.max(rest.starts) } else { first.starts };
-        Some(LeasedTokens { tokens: hits, starts, ..first })
+        Some(if rest.tokens > 0 { first.merged(rest) } else { first })
     }
 
     /// Adds tokens of a new lease, or tokens that were taken out.
@@ -88,10 +91,7 @@ impl LeasePair {
             // There is one lease too many. Slots cannot be joined, so those in the middle are
             // dropped.
             older if matches!(kind, LeaseKind::Spaced { .. }) => in_order(older, first).0,
-            older => {
-                let (first, second) = in_order(older, first);
-                LeasedTokens { tokens: first.tokens.saturating_add(second.tokens), ..first }
-            }
+            older => older.merged(first),
         };
         (self.older, self.newest) = (older, last);
     }
@@ -149,6 +149,20 @@ impl LeasedTokens {
             self.starts = self.starts + times(every, tokens);
         }
         taken
+    }
+
+    /// The tokens of two leases as those of one: they get the last start, the first end and the
+    /// lower epoch. So some may start too late, end too early or return under an epoch before their
+    /// own, but none starts too early or ends too late, and none returns under a later epoch, by
+    /// which the store would credit it for longer. The lease that ends first may have the later
+    /// epoch: of asks that leave together, the store may take the second one first.
+    pub(super) fn merged(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            epoch: self.epoch.min(other.epoch),
+            starts: self.starts.max(other.starts),
+            ends: self.ends.min(other.ends),
+        }
     }
 
     /// Merges `lease`, if both belong to one lease. Returns whether it did.

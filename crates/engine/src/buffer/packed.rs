@@ -58,6 +58,12 @@ impl<A: Cold> PackedLeases<A> {
         older.saturating_add(self.live(now).into())
     }
 
+    /// Tokens of the larger lease.
+    pub(super) fn largest(&self, now: Time) -> u64 {
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
+        older.max(self.live(now).into())
+    }
+
     /// Takes `hits` tokens, or none. The returned lease can be put back.
     pub(super) fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         if self.has_older() || is_spaced(kind) {
@@ -138,15 +144,8 @@ impl<A: Cold> PackedLeases<A> {
     pub(super) fn join(&mut self, kind: LeaseKind) {
         if self.has_older() {
             let LeasePair { newest, older } = self.unpacked(kind);
-            let more = if is_spaced(kind) { 0 } else { newest.tokens };
-            let tokens = older.tokens.saturating_add(more);
-            self.pack(
-                LeasePair {
-                    newest: LeasedTokens { tokens, ..older },
-                    older: LeasedTokens::default(),
-                },
-                kind,
-            );
+            let newest = if is_spaced(kind) { older } else { older.merged(newest) };
+            self.pack(LeasePair { newest, older: LeasedTokens::default() }, kind);
         }
     }
 

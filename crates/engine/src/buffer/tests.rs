@@ -205,6 +205,66 @@ fn a_third_lease_joins_the_two_that_end_first() {
     assert_eq!(newest.map(|lease| (lease.tokens, lease.epoch)), Some((5, 200)));
 }
 
+/// Of leases that end together, any may have the lowest epoch: of asks that leave together, the store
+/// may take the last one first. Where a token returns under a later epoch than its own, the store
+/// credits it although time has paid for it already.
+#[test]
+fn no_token_returns_under_a_later_epoch_than_its_own() {
+    let mut rng = rng();
+    for round in 0..2_000 {
+        let (mut buffer, mut lent) = (Buffer::<()>::default(), Vec::new());
+        for _ in 0..2 + rng(2) {
+            let refill = lease(1 + rng(9), 0, 100 + rng(2));
+            let refill = Refill { lease: LeasedTokens { epoch: rng(5), ..refill.lease }, ..refill };
+            lent.push(refill.lease);
+            buffer.refill(refill, LeaseKind::Timed, at(0));
+            let hits = 1 + rng(buffer.tokens(at(0)));
+            if let Take::Taken(taken) = buffer.take(hits, false, LeaseKind::Timed, at(0)) {
+                buffer.put_back(taken, LeaseKind::Timed, at(0));
+            }
+        }
+        let excess = buffer.take_excess(rng(5), LeaseKind::Timed, at(0));
+        let returned: Vec<_> =
+            excess.into_iter().chain(buffer.drain(at(0)).into_iter().flatten()).collect();
+        let since = |leases: &[LeasedTokens], epoch| -> u64 {
+            leases.iter().filter(|it| it.epoch >= epoch).map(|it| it.tokens).sum()
+        };
+        assert_eq!(since(&returned, 0), since(&lent, 0), "round {round}: {lent:?}");
+        for epoch in 1..5 {
+            let (back, out) = (since(&returned, epoch), since(&lent, epoch));
+            assert!(
+                back <= out,
+                "round {round}, epoch {epoch}: {lent:?} came back as {returned:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn slots_that_are_put_back_are_those_that_were_leased() {
+    let mut rng = rng();
+    let kind = LeaseKind::Spaced { every: SLOT, grace: SLOT };
+    for round in 0..2_000 {
+        let (mut buffer, mut slots) = (Buffer::<()>::default(), Vec::new());
+        let mut starts = 0;
+        for _ in 0..2 {
+            starts += rng(30);
+            let tokens = 1 + rng(4);
+            slots.extend((0..tokens).map(|nth| at(starts + 10 * nth)));
+            buffer.refill(lease(tokens, starts, 1_000), kind, at(0));
+            starts += 10 * tokens;
+        }
+        if let Take::Taken(taken) = buffer.take(1 + rng(6), false, kind, at(0)) {
+            buffer.put_back(taken, kind, at(0));
+        }
+        while let Take::Taken(taken) = buffer.take(1, false, kind, at(0)) {
+            let slot = slots.iter().position(|slot| *slot == taken.starts);
+            assert!(slot.is_some(), "round {round}: {:?} is none of {slots:?}", taken.starts);
+            slots.remove(slot.unwrap());
+        }
+    }
+}
+
 #[test]
 fn slots_come_one_after_the_other_and_go_by_unused() {
     let kind = LeaseKind::Spaced { every: SLOT, grace: SLOT };
