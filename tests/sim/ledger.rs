@@ -17,6 +17,7 @@ use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 use crate::network::Network;
 use crate::oracle::Oracle;
 use crate::plan::Mood;
+use crate::purse::Purse;
 use crate::world::{World, tell};
 pub use call::{Call, Charge};
 use local::Locals;
@@ -84,8 +85,9 @@ impl Ledger {
         let counts: Vec<_> = call.counts().collect();
         for ((at, key, limit), wall_us) in counts.into_iter().zip(walls) {
             let Charge { hits, refund, .. } = call.charges[at];
+            state.note_key(key);
             if refund {
-                state.purse(call.pod, key).refund(hits, call.begun_at);
+                state.refund(call.pod, key, hits, call.begun_at);
                 tally.refund(key, hits);
             } else {
                 call.charges[at].order = tally.offer(key, limit, hits, wall_us);
@@ -201,7 +203,8 @@ impl Ledger {
     ) -> Result<(), String> {
         let began = self.world.wall_of(key, limit, call.begun_at);
         let ended = self.world.wall_of(key, limit, now);
-        self.world.state().purse(call.pod, key).spend(hits, call.begun_at, now)?;
+        let spend = |purse: &mut Purse| purse.spend(hits, call.begun_at, now);
+        self.world.state().pay(call.pod, key, spend)?;
         let mut books = self.books.lock();
         books.oracle.admit(key, hits);
         books.tally.flow(key).leased += hits;
@@ -235,7 +238,7 @@ impl Ledger {
     fn deny(&self, call: &Call, now: Time) {
         for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
             let hits = call.charges[at].hits;
-            self.world.state().purse(call.pod, key).take_refund_back(hits);
+            self.world.state().take_refund_back(call.pod, key, hits);
             self.books.lock().tally.take_refund_back(key, hits);
         }
         self.books.lock().tally.counts.denied += 1;

@@ -19,6 +19,9 @@ pub struct Purse {
     refunds: u64,
     /// Tokens counted against leases that ended while the request ran.
     doubtful: u64,
+    /// Of an overflow key: what requests have refunded to other keys of the pod, which may have
+    /// come here.
+    pub spare: u64,
 }
 
 /// Tokens of one lease, or refunds that were added to it.
@@ -69,7 +72,7 @@ impl Purse {
         for other in self.lots.iter_mut().filter(waited).filter(|other| other.until < lot.until) {
             (other.epoch, other.until) = (lot.epoch, lot.until);
         }
-        self.lots.sort_by_key(|lot| lot.until);
+        self.lots.sort_by_key(Lot::place);
         self.insert(lot);
         let refunds = std::mem::take(&mut self.refunds);
         self.refund(refunds, now);
@@ -87,6 +90,7 @@ impl Purse {
                 self.doubtful += before - missing;
             }
         }
+        pay(&mut missing, &mut self.spare);
         if missing == 0 {
             return Ok(());
         }
@@ -133,8 +137,9 @@ impl Purse {
         }
     }
 
-    /// Returns tokens of the pod. The pod may assign them to a lease that ends before theirs, which
-    /// makes the store less likely to credit them, but never to a later one.
+    /// Returns tokens of the pod. The pod may assign them to a lease that ends before theirs or has
+    /// a lower epoch, which makes the store less likely to credit them, but never to a later one.
+    /// The two differ where the store's clock was set back.
     pub fn give_back(&mut self, back: Return) -> Result<(), String> {
         let mut missing = back.tokens;
         let from = match back.epoch {
@@ -146,7 +151,9 @@ impl Purse {
         };
         let of_lease = |lot: &&mut Lot| {
             (back.epoch.is_some() || lot.refunded.is_some())
-                && (lot.refunded.is_some() || from.is_some_and(|at| lot.until >= at))
+                && (lot.refunded.is_some()
+                    || back.epoch.is_some_and(|epoch| lot.epoch >= epoch)
+                    || from.is_some_and(|at| lot.until >= at))
         };
         for lot in self.lots.iter_mut().filter(of_lease) {
             pay(&mut missing, &mut lot.tokens);
@@ -155,6 +162,7 @@ impl Purse {
             // A refund that was counted as held here, and goes to the store with an ask.
             self.lots.iter_mut().for_each(|lot| pay(&mut missing, &mut lot.tokens));
         }
+        pay(&mut missing, &mut self.spare);
         match (missing, back.epoch, from) {
             (0, ..) => Ok(()),
             (_, None, _) => Err(format!("sent back {missing} more than it was asked to refund")),
@@ -164,7 +172,7 @@ impl Purse {
     }
 
     fn insert(&mut self, lot: Lot) {
-        let at = self.lots.partition_point(|other| other.until <= lot.until);
+        let at = self.lots.partition_point(|other| other.place() <= lot.place());
         self.lots.insert(at, lot);
     }
 
@@ -178,6 +186,14 @@ impl Purse {
     pub fn live(&self, now: Time) -> u64 {
         let live = self.lots.iter().filter(|lot| lot.until > now);
         live.map(|lot| lot.tokens).sum::<u64>().saturating_sub(self.doubtful)
+    }
+}
+
+impl Lot {
+    /// Its place in a purse. Of lots that end together, refunds come last: a pod gives them back
+    /// once their request passes, after it has charged the requests that wait for a lease.
+    fn place(&self) -> (Time, bool) {
+        (self.until, self.refunded.is_some())
     }
 }
 

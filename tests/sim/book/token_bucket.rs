@@ -1,9 +1,10 @@
 //! Token buckets: over every interval, at most a full bucket plus the tokens earned in the interval
 //! is leased.
 //!
-//! The book keeps the time that is owed: each token costs its part of the window, time pays it off,
-//! and the debt never exceeds the worth of a full bucket. This holds at every step if and only if
-//! the bound holds over every interval between two steps.
+//! The book keeps the number of tokens that are owed: each token that is leased is one more, time
+//! pays them off at the rate of the limit that last asked, and the debt never exceeds a full bucket.
+//! This holds at every step if and only if the bound holds over every interval between two steps. A
+//! limit of another rate owes the same number of tokens.
 
 use ratelease_engine::time::Time;
 
@@ -11,21 +12,19 @@ use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
 pub struct TokenBucket {
-    /// Debt, in microseconds of earning.
-    owed_us: f64,
-    /// Time of that debt, by the store's clock.
-    as_of_us: u64,
-    /// Every step, for failovers.
-    log: Vec<Owed>,
+    last: Owed,
+    /// Every step, for failovers: the debt after it, and the tokens that it leased.
+    log: Vec<(Time, Owed, u64)>,
     excused: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 struct Owed {
-    at: Time,
+    tokens: f64,
+    /// Time of that debt, by the store's clock.
     as_of_us: u64,
-    owed_us: f64,
-    lent: u64,
+    /// Tokens that are earned in a microsecond.
+    rate: f64,
 }
 
 /// Rounding error of doubles in the range of numbers used here, in tokens.
@@ -35,27 +34,21 @@ impl Book for TokenBucket {
     fn enter(&mut self, step: &Step) -> Result<(), String> {
         let Step { at, wall_us, ask, grant } = step;
         let limit = ask.limit;
-        let token_us = if limit.requests_per_unit == 0 {
-            f64::INFINITY
-        } else {
-            limit.window_seconds() as f64 * 1e6 / f64::from(limit.requests_per_unit)
-        };
-        let full_us = limit.capacity() as f64 * token_us;
+        let earns = limit.requests_per_unit > 0;
+        let capacity = if earns { limit.capacity() as f64 } else { 0.0 };
+        let rate = f64::from(limit.requests_per_unit) / (limit.window_seconds() as f64 * 1e6);
+        let earned = wall_us.saturating_sub(self.last.as_of_us) as f64 * self.last.rate;
         // A smaller bucket cannot owe more than it holds.
-        let mut owed_us = self.owed_us.min(full_us);
-        owed_us -= wall_us.saturating_sub(self.as_of_us) as f64;
+        let mut tokens = (self.last.tokens - earned).clamp(0.0, capacity);
         let in_time = |epoch: u64| u128::from(wall_us.abs_diff(epoch)) <= ask.ttl.as_micros();
         if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(in_time)) {
-            owed_us = owed_us.max(0.0) - back.tokens as f64 * token_us;
+            tokens = (tokens - back.tokens as f64).max(0.0);
         }
-        owed_us = owed_us.max(0.0);
-        if grant.tokens > 0 {
-            owed_us += grant.tokens as f64 * token_us;
-        }
-        (self.owed_us, self.as_of_us) = (owed_us, *wall_us);
-        self.log.push(Owed { at: *at, as_of_us: *wall_us, owed_us, lent: grant.tokens });
-        let over = (owed_us - full_us) / token_us;
-        if grant.tokens > 0 && (over > ROUNDING || !token_us.is_finite()) {
+        tokens += grant.tokens as f64;
+        self.last = Owed { tokens, as_of_us: *wall_us, rate };
+        self.log.push((*at, self.last, grant.tokens));
+        let over = tokens - capacity;
+        if grant.tokens > 0 && (over > ROUNDING || !earns) {
             return Err(format!("{over:.3} tokens lent beyond a bucket of {}", limit.capacity()));
         }
         Ok(())
@@ -63,12 +56,11 @@ impl Book for TokenBucket {
 
     /// The replica owes the debt of its last step; the elapsed time paid for the rest.
     fn fail_over(&mut self, failover: &Failover) {
-        let kept = self.log.partition_point(|owed| owed.at <= failover.kept_until);
-        self.excused += self.log.drain(kept..).map(|owed| owed.lent).sum::<u64>();
-        let last = self.log.last();
-        self.owed_us = last.map_or(0.0, |owed| owed.owed_us);
+        let kept = self.log.partition_point(|(at, ..)| *at <= failover.kept_until);
+        self.excused += self.log.drain(kept..).map(|(.., lent)| lent).sum::<u64>();
+        self.last = self.log.last().map(|(_, owed, _)| *owed).unwrap_or_default();
         // A clock that was set back earns nothing until it reaches its old time, which is stricter.
-        self.as_of_us = last.map_or(0, |owed| owed.as_of_us).min(failover.wall_us.1);
+        self.last.as_of_us = self.last.as_of_us.min(failover.wall_us.1);
     }
 
     fn excused(&self) -> u64 {

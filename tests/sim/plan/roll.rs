@@ -158,7 +158,9 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, rng: &mut
 
 /// Draws up to three bursts, of a few requests or of more than a limit.
 fn bursts(span_ms: u64, rng: &mut Rng) -> Vec<(u64, u64)> {
-    (0..rng.below(4)).map(|_| (rng.below(span_ms), rng.pick(&[5, 20, 20, 100]))).collect()
+    (0..rng.below(4))
+        .map(|_| (rng.below(span_ms), rng.pick(&[5, 20, 20, 100, 400, 1_000])))
+        .collect()
 }
 
 fn stretches(span_ms: u64, rng: &mut Rng) -> Vec<Stretch> {

@@ -1,6 +1,6 @@
 //! The state of a run: the masters' counts, the books on them, and the tokens that each pod holds.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,6 +33,11 @@ pub struct State {
     /// The books, by count and by its pools.
     books: HashMap<(Key, Option<u8>), Box<dyn Book>>,
     purses: HashMap<(u64, Key), Purse>,
+    /// Keys that requests have charged. All others are overflow keys.
+    own_keys: HashSet<Key>,
+    /// What requests have refunded at each pod, less what overflow keys have used of it: where a
+    /// table is full, a refund goes to an overflow key, which is not known before the answer.
+    refunded: HashMap<u64, u64>,
     pub flows: HashMap<Key, Flow>,
     heard: HashMap<u64, Heard>,
     /// Maximum wait of a request for a lease.
@@ -90,6 +95,8 @@ impl State {
             journal: Vec::new(),
             books: HashMap::new(),
             purses: HashMap::new(),
+            own_keys: HashSet::new(),
+            refunded: HashMap::new(),
             flows: HashMap::new(),
             heard: HashMap::new(),
             patience: plan.patience(plan.demand.caller),
@@ -187,13 +194,45 @@ impl State {
         self.purses.entry((pod, key)).or_default()
     }
 
+    /// Records that a request charges `key`.
+    pub fn note_key(&mut self, key: Key) {
+        self.own_keys.insert(key);
+    }
+
+    /// Records that a request to `pod` gives back `hits` of `key`.
+    pub fn refund(&mut self, pod: u64, key: Key, hits: u64, at: Time) {
+        *self.refunded.entry(pod).or_default() += hits;
+        self.purse(pod, key).refund(hits, at);
+    }
+
+    /// Reverts a refund whose request was denied.
+    pub fn take_refund_back(&mut self, pod: u64, key: Key, hits: u64) {
+        let refunded = self.refunded.entry(pod).or_default();
+        *refunded = refunded.saturating_sub(hits);
+        self.purse(pod, key).take_refund_back(hits);
+    }
+
+    /// Records that tokens leave the purse of `key`, as `pay` does.
+    pub fn pay<R>(&mut self, pod: u64, key: Key, pay: impl FnOnce(&mut Purse) -> R) -> R {
+        let is_overflow = !self.own_keys.contains(&key);
+        let purse = self.purses.entry((pod, key)).or_default();
+        let Some(refunded) = self.refunded.get_mut(&pod).filter(|_| is_overflow) else {
+            return pay(purse);
+        };
+        purse.spare = *refunded;
+        let paid = pay(purse);
+        *refunded = std::mem::take(&mut purse.spare);
+        paid
+    }
+
     /// Records the tokens that leave `pod` with `ask`: they return to the count, or go to a pool.
     pub fn note_returns(&mut self, pod: u64, ask: &Ask) -> Result<(), String> {
         if let Some(deposit) = ask.deposit {
             let back = Return { tokens: deposit.tokens, epoch: Some(deposit.epoch) };
-            self.purse(pod, ask.key).give_back(back)?;
+            self.pay(pod, ask.key, |purse| purse.give_back(back))?;
         }
-        ask.back.map_or(Ok(()), |back| self.purse(pod, ask.key).give_back(back))
+        let Some(back) = ask.back else { return Ok(()) };
+        self.pay(pod, ask.key, |purse| purse.give_back(back))
     }
 
     /// Records that an ask was not taken: the pod has the tokens again that it gave back.
