@@ -2,9 +2,9 @@
 //! is leased.
 //!
 //! The book keeps the number of tokens that are owed: each token that is leased is one more, time
-//! pays them off at the rate of the limit that last asked, and the debt never exceeds a full bucket.
-//! This holds at every step if and only if the bound holds over every interval between two steps. A
-//! limit of another rate owes the same number of tokens.
+//! pays them off at the rate of the limit that last asked, and the debt never exceeds a full
+//! bucket. This holds at every step if and only if the bound holds over every interval between two
+//! steps. A limit of another rate owes the same number of tokens.
 
 use ratelease_engine::time::Time;
 
