@@ -58,8 +58,11 @@ fn file(descriptors: usize, of: impl Fn(usize) -> String) -> Vec<String> {
 
 const LIMIT: &str = "rate_limit: {unit: minute, requests_per_unit: 100}";
 
-/// Rules of one shape each, by its name.
-fn shapes() -> Vec<(&'static str, Vec<String>)> {
+/// Files of one shape, and its name.
+type Shaped = (&'static str, Vec<String>);
+
+/// Shapes of descriptors: their number, depth and length.
+fn shapes_of_trees() -> Vec<Shaped> {
     let ordinary = |at| format!("- key: user\n  value: user-{at:08}\n  {LIMIT}\n");
     let deep = |at: usize| {
         let levels = (1..20).map(|depth| {
@@ -73,9 +76,6 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
         format!("- key: tenant\n  value: t{at}\n  descriptors:\n{}", keys.collect::<String>())
     };
     let long = "v".repeat(8000);
-    let json: Vec<String> = (0..5000)
-        .map(|at| format!("{{\"key\": \"k{at}\", \"rate_limit\": {{\"unlimited\": true}}}}"))
-        .collect();
     vec![
         ("flat keys without limits", file(15_000, |at| format!("- key: k{at:05}\n"))),
         ("keys past a doubling", file(14_400, |at| format!("- key: k{at:05}\n"))),
@@ -98,6 +98,20 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
             let below: String = below.collect();
             file(1, |_| format!("- key: {long}\n  descriptors:\n{below}"))
         }),
+        ("many domains", {
+            let domain = |at| format!("domain: d{at}\ndescriptors:\n- key: k\n  {LIMIT}\n");
+            (0..500).map(domain).collect()
+        }),
+        ("one scalar", file(1, |_| format!("- key: {}\n", "k".repeat(1 << 20)))),
+    ]
+}
+
+/// Shapes of what a descriptor has: its key, value and fields, and how they are written.
+fn shapes_of_descriptors() -> Vec<Shaped> {
+    let json: Vec<String> = (0..5000)
+        .map(|at| format!("{{\"key\": \"k{at}\", \"rate_limit\": {{\"unlimited\": true}}}}"))
+        .collect();
+    vec![
         ("prefixes", file(5000, |at| format!("- key: path\n  value: /a/{at}/*\n  {LIMIT}\n"))),
         (
             "wildcards",
@@ -110,25 +124,19 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
                 format!("- key: k\n  value: 'a{at}*'\n  share_threshold: true\n  {LIMIT}\n")
             }),
         ),
-        ("many domains", {
-            let domain = |at| format!("domain: d{at}\ndescriptors:\n- key: k\n  {LIMIT}\n");
-            (0..500).map(domain).collect()
-        }),
         (
             "metadata",
             file(1000, |at| {
-                format!(
-                    "- key: k{at}\n  {LIMIT}\n  metadata: {{a: {{b: {{c: [1, x, {{}}]}}}}, d: {at}}}\n"
-                )
+                let metadata = format!("{{a: {{b: {{c: [1, x, {{}}]}}}}, d: {at}}}");
+                format!("- key: k{at}\n  {LIMIT}\n  metadata: {metadata}\n")
             }),
         ),
         (
             "replaces",
             file(2000, |at| {
                 let names: String = (0..20).map(|it| format!("{{name: r{it}}}, ")).collect();
-                format!(
-                    "- key: k{at}\n  rate_limit: {{name: n{at}, unlimited: true, replaces: [{names}]}}\n"
-                )
+                let limit = format!("{{name: n{at}, unlimited: true, replaces: [{names}]}}");
+                format!("- key: k{at}\n  rate_limit: {limit}\n")
             }),
         ),
         (
@@ -154,7 +162,6 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
         ),
         ("warnings", file(3000, |at| format!("- key: k{at}\n  shadow_mode: true\n"))),
         ("JSON", vec![format!("{{\"domain\": \"d\", \"descriptors\": [{}]}}", json.join(","))]),
-        ("one scalar", file(1, |_| format!("- key: {}\n", "k".repeat(1 << 20)))),
     ]
 }
 
@@ -162,7 +169,7 @@ fn shapes() -> Vec<(&'static str, Vec<String>)> {
 fn a_load_counts_at_least_what_the_allocator_has_and_at_most_twice_as_much() {
     let _alone = ALONE.lock().unwrap();
     let mut faults = String::new();
-    for (name, texts) in shapes() {
+    for (name, texts) in [shapes_of_trees(), shapes_of_descriptors()].concat() {
         let (counted, had) = measured(&sources(texts)).unwrap_or_else(|| panic!("{name}: refused"));
         let over = counted.peak as f64 / had.peak as f64;
         println!(
@@ -197,10 +204,11 @@ fn descriptor(depth: u32) -> BoxedStrategy<String> {
         1 => "[a-z]{0,3}\\*[a-z]{0,3}(\\*[a-z]{1,3})?",
         1 => "[a-z]{200,900}",
     ];
+    let replacing = "@rate_limit: {name: a, unlimited: true, replaces: [{name: b}, {name: c}]}\n";
     let extra = prop_oneof![
         3 => Just(String::new()),
         3 => Just(format!("@{LIMIT}\n")),
-        1 => Just("@rate_limit: {name: a, unlimited: true, replaces: [{name: b}, {name: c}]}\n".into()),
+        1 => Just(replacing.to_owned()),
         1 => Just(format!("@{LIMIT}\n@metadata: {{a: {{b: [1, {{c: d}}]}}, e: f}}\n")),
         1 => Just("@shadow_mode: true\n".to_owned()),
     ];
@@ -323,7 +331,8 @@ fn a_resource_takes_no_more_memory_than_is_in_proportion_to_its_bytes() {
         assert!(peak <= max, "{} bytes took {peak}", bytes.len());
         is_decoded
     };
-    // Descriptors, those below one, names of `replaces`, entries of metadata, items of a list in it.
+    // Descriptors, those below one, names of `replaces`, entries of metadata, items of a list in
+    // it.
     let lists: [&[u8]; 5] = [&[3], &[3, 4], &[3, 3, 5], &[3, 8, 1], &[3, 8, 1, 2, 6, 1]];
     for path in lists {
         for count in [1, 10, 100_000] {

@@ -26,8 +26,8 @@ pub(crate) struct Entry<'d> {
     pub(crate) merged: bool,
 }
 
-/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes: for
-/// each byte of the file, and besides.
+/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes:
+/// for each byte of the file, and besides.
 const ALIASED_PER_BYTE: usize = 8;
 const ALIASED_BESIDES: usize = 1 << 20;
 
@@ -60,8 +60,8 @@ impl<'d, 'f> Reader<'d, 'f> {
         if self.budget.is_none() {
             let kib = self.aliased >> 10;
             let message = format!(
-                "aliases stand for more than {kib} KiB, which is {ALIASED_PER_BYTE} times the file and \
-                 1 MiB; use fewer"
+                "aliases stand for more than {kib} KiB, which is {ALIASED_PER_BYTE} times the file \
+                 and 1 MiB; use fewer"
             );
             self.fault(node.place, message);
             return None;
@@ -140,7 +140,8 @@ impl<'d, 'f> Reader<'d, 'f> {
         }
     }
 
-    /// Whether there is memory for so many entries and what is read of them, in vectors that double.
+    /// Whether there is memory for so many entries and what is read of them, in vectors that
+    /// double.
     fn has_room_for(&self, entries: usize) -> bool {
         self.findings.memory.pass(ENTRY_BYTES * entries).is_some()
     }

@@ -2,10 +2,9 @@
 //!
 //! [`directory`] reads and compiles the files of the rules directory, [`watch`] loads them again
 //! when they change and publishes them as `CurrentRules`, [`xds`] takes them from an xDS server
-//! instead, and [`snapshot`] keeps the last good ones for a start that finds none. `memory` says how
-//! much they may take. May use the
-//! rules, the engine and the settings. [`service`] decides by the rules in force; [`admin`] shows
-//! them.
+//! instead, and [`snapshot`] keeps the last good ones for a start that finds none. `memory` says
+//! how much they may take. May use the rules, the engine and the settings. [`service`] decides by
+//! the rules in force; [`admin`] shows them.
 //!
 //! [`service`]: ratelease_server::service
 //! [`admin`]: crate::admin

@@ -78,7 +78,8 @@ async fn rules_that_need_more_memory_than_a_pod_has_are_refused_and_the_last_one
         let (_, refusal) = server.answer_to(&nonce(version)).await;
         let (_, message) = refusal.expect("a refusal");
         println!("{version}: {message}; {} MiB", group.peak() >> 20);
-        // More patterns than a level may have, and a file that is no rules, have faults of their own.
+        // More patterns than a level may have, and a file that is no rules, have faults of their
+        // own.
         assert!(message.contains("MiB of memory") || version > "3", "{message}");
         assert!(has_limit(&connection, "shop", "user").await);
     }
@@ -118,13 +119,11 @@ async fn messages_that_would_fill_the_memory_of_a_pod_are_refused_before_they_ar
 /// Rules of 4 domains, with so many each.
 fn files(rules: usize, limit: u32) -> serde_json::Value {
     let file = |domain: usize| {
-        let rule = |at| {
-            format!(
-                "- key: user\n  value: user-{at:07}\n  rate_limit: {{unit: hour, requests_per_unit: {limit}}}\n"
-            )
-        };
+        let limit = format!("{{unit: hour, requests_per_unit: {limit}}}");
+        let rule = |at| format!("- key: user\n  value: user-{at:07}\n  rate_limit: {limit}\n");
         let list: String = (0..rules).map(rule).collect();
-        json!({"name": format!("d{domain}.yaml"), "text": format!("domain: d{domain}\ndescriptors:\n{list}")})
+        let text = format!("domain: d{domain}\ndescriptors:\n{list}");
+        json!({"name": format!("d{domain}.yaml"), "text": text})
     };
     json!({"files": (0..4).map(file).collect::<Vec<_>>()})
 }

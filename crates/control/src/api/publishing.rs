@@ -336,7 +336,8 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
 }
 
 /// Compiles all that would be published, as a pod does, and compares the memory that this takes
-/// with that of pods. A set that needs too much may take the place of a `former` one that needs more.
+/// with that of pods. A set that needs too much may take the place of a `former` one that needs
+/// more.
 async fn check_set(
     app: &App,
     texts: BTreeMap<String, String>,

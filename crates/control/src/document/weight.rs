@@ -15,8 +15,8 @@ const PATH_BYTES_MAX: usize = 32 << 20;
 /// Memory that a pod has taken before it has rules.
 const POD_BYTES: usize = 16 << 20;
 
-/// Copies of the text of rules that a pod has while it replaces them: of the former ones, and of the
-/// new ones in the message and beside it.
+/// Copies of the text of rules that a pod has while it replaces them: of the former ones, and of
+/// the new ones in the message and beside it.
 const TEXTS: usize = 3;
 
 /// The memory for rules of a pod that has this limit.

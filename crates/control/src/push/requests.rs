@@ -1,5 +1,5 @@
-//! The messages of pods, with the fields that are read: what else a pod sends is skipped, so that it
-//! takes no memory.
+//! The messages of pods, with the fields that are read: what else a pod sends is skipped, so that
+//! it takes no memory.
 
 use std::collections::HashMap;
 

@@ -1,10 +1,12 @@
 //! How much memory rules may take while they are loaded: what the process's control group (the
-//! container) has left. Beyond its limit the kernel ends the process, and then no limit is in force.
+//! container) has left. Beyond its limit the kernel ends the process, and then no limit is in
+//! force.
 //!
 //! ```text
 //! limit of the control group
 //! ├ what the process has now, with the rules in force and the texts of the new ones
-//! ├ reserve (`memory_left`): an eighth and 4 MiB, for requests meanwhile, the kernel, and faults that are shown
+//! ├ reserve (`memory_left`): an eighth and 4 MiB, for requests meanwhile, the kernel, and faults
+//! │ that are shown
 //! └ left: rules while they are loaded
 //! ```
 

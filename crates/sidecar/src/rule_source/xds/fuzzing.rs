@@ -24,8 +24,8 @@ pub fn resource(bytes: &[u8]) -> Option<Resource> {
     Some(Resource { limits: limits(&config.descriptors), loaded })
 }
 
-/// Decodes a resource, and returns whether it is a valid message that takes no more memory than is in
-/// proportion to its bytes.
+/// Decodes a resource, and returns whether it is a valid message that takes no more memory than is
+/// in proportion to its bytes.
 pub fn is_decoded(bytes: &[u8]) -> bool {
     decode::<RateLimitConfig>(bytes, &CONFIG_SHAPE, usize::MAX).is_ok()
 }

@@ -45,8 +45,8 @@ pub(super) fn text_with_starts(
     (text.len() <= max).then_some((text, starts))
 }
 
-/// Adds the text of descriptors of the first level, and stops above `max` bytes. Calls `starts` with
-/// the offset at which each of them begins.
+/// Adds the text of descriptors of the first level, and stops above `max` bytes. Calls `starts`
+/// with the offset at which each of them begins.
 pub(super) fn items(
     list: &[RateLimitDescriptor],
     depth: usize,
