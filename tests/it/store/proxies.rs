@@ -120,7 +120,7 @@ async fn two_shards_behind_twemproxy_keep_the_contract() {
     let servers = [Server::start(&[]), Server::start(&[])];
     let proxy = Twemproxy::before(&[&servers[0], &servers[1]], None).await;
     let store = RedisStore::spawn(patient(settings_of(proxy.port, None)), "");
-    // It closes the first connection, at the first script that is to be loaded.
+    // It closes the first two connections, at the first script that is to be loaded.
     until_granted(&*store, ask(10, 1, 0), 10).await;
     let connects = count(&*store, RedisCounter::Connects);
     keeps_the_contract(&*store).await;

@@ -6,7 +6,9 @@ use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Heartbeat, Store};
 
-use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, patient, within};
+use super::{
+    ALGORITHMS, ask_by, connected, connected_under, count, granted, patient, until, within,
+};
 use crate::support::redis::{Cluster, Single};
 
 /// Calls every script, one after the other.
@@ -36,6 +38,23 @@ async fn the_first_call_of_a_script_on_a_connection_finds_it() {
         store.ready().await;
     })
     .await;
+    call_every_script(&*store).await;
+    assert_eq!((count(&*store, RedisFailure::NoScript), single.server.calls("eval")), (0, 0));
+}
+
+/// Such an end is not that of a proxy that refuses SCRIPT, whatever came before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_ends_before_any_ask_is_followed_by_one_with_the_scripts() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    let has_scripts = async || single.server.info("memory")["number_of_cached_scripts"] == "6";
+    until(10, "the first connection loads the scripts", has_scripts).await;
+    for _ in 0..3 {
+        single.server.command::<()>(&["SCRIPT", "FLUSH"]);
+        single.server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL"]);
+        until(10, "the next connection loads the scripts", has_scripts).await;
+    }
+    within(10, "the store reconnects", store.ready()).await;
     call_every_script(&*store).await;
     assert_eq!((count(&*store, RedisFailure::NoScript), single.server.calls("eval")), (0, 0));
 }

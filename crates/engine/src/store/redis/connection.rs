@@ -62,6 +62,7 @@ impl Connection {
         context: Arc<StoreContext>,
         timeout: Arc<AdaptiveTimeout>,
     ) -> Self {
+        opened.limit.note_login();
         let heard = AtomicU64::new(context.clock.now().nanos());
         let owed = Owed::default();
         let (has_scripts, reloaded) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -126,6 +127,11 @@ impl Connection {
         // An error means that the time has passed while the connection lasted.
         let reached = tokio::time::timeout(PROOF, self.stage.reaches(Stage::Proven)).await;
         reached.map_or(true, |stage| stage == Stage::Proven)
+    }
+
+    /// Whether the server has sent anything since the login, be it in reply to the scripts.
+    pub(super) fn has_replied(&self) -> bool {
+        self.opened.limit.has_read()
     }
 
     /// Waits until the connection must be replaced, and returns the reason.

@@ -40,6 +40,10 @@ enum State {
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 
+/// Some proxies close a connection on which SCRIPT is sent. After so many connections in a row that
+/// ended at the scripts, the next one sends none: a single one may have ended for another reason.
+const ENDS_AT_SCRIPTS_MAX: u32 = 2;
+
 // === impl Reconnecting ===
 
 impl Reconnecting {
@@ -104,14 +108,15 @@ async fn keep_up(
     let context = connector.context();
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut outage = LogOnce::default();
-    // Some proxies close a connection on which SCRIPT is sent.
-    let mut sends_scripts = true;
+    // Connections in a row that ended at the scripts, before any reply to them.
+    let mut ended_at_scripts = 0;
     connector.limiters().first.pass(&context.clock).await;
     loop {
         let began = context.clock.now();
         let (why, spent) = match connector.open(&timeout).await {
             Ok(connection) => {
                 let connection = Arc::new(connection);
+                let sends_scripts = ended_at_scripts < ENDS_AT_SCRIPTS_MAX;
                 // Before the first ask, so that the server reads it after the scripts.
                 if sends_scripts {
                     connection.load_scripts().await;
@@ -122,10 +127,16 @@ async fn keep_up(
                         tracing::info!(redis = %connection.address, "connected to Redis again");
                     }
                     backoff.reset();
-                } else {
-                    sends_scripts = !sends_scripts;
                 }
-                (connection.ends().await, Duration::ZERO)
+                let why = connection.ends().await;
+                let ends_at_scripts = why.kind == Kind::Lost && !connection.has_replied();
+                ended_at_scripts = match (sends_scripts, ends_at_scripts) {
+                    (true, true) => ended_at_scripts + 1,
+                    (true, false) => 0,
+                    // The next one tries the scripts once more.
+                    (false, _) => ENDS_AT_SCRIPTS_MAX - 1,
+                };
+                (why, Duration::ZERO)
             }
             Err(fault) => (fault, context.clock.now().since(began)),
         };

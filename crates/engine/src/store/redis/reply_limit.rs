@@ -26,6 +26,8 @@ const LISTS: Limit = Limit { bytes: 4 << 20, values: 64 << 10 };
 pub(super) struct ReplyLimit {
     lists_awaited: AtomicUsize,
     exceeded: AtomicBool,
+    /// Whether anything was read since the login.
+    has_read: AtomicBool,
 }
 
 /// The reason why a reply is not read any further.
@@ -95,9 +97,22 @@ impl ReplyLimit {
         self.exceeded.load(Ordering::Relaxed)
     }
 
+    /// Forgets what was read until now, which was the login.
+    pub(super) fn note_login(&self) {
+        self.has_read.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether anything was read since the login.
+    pub(super) fn has_read(&self) -> bool {
+        self.has_read.load(Ordering::Relaxed)
+    }
+
     /// Lets `counter` process the bytes that arrived; after an error the connection must not be
     /// used.
     pub(super) fn check(&self, counter: &mut ReplyCounter, bytes: &[u8]) -> Result<(), Excess> {
+        if !bytes.is_empty() {
+            self.has_read.store(true, Ordering::Relaxed);
+        }
         let awaits_list = self.lists_awaited.load(Ordering::Relaxed) > 0;
         let limit = if awaits_list { LISTS } else { ORDINARY };
         counter.follow(bytes, limit).inspect_err(|_| self.exceeded.store(true, Ordering::Relaxed))
