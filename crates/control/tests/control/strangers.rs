@@ -83,7 +83,8 @@ async fn a_connection_without_a_stream_is_closed_and_one_with_a_stream_is_not() 
 #[tokio::test]
 async fn a_pod_that_does_not_answer_is_disconnected_and_others_are_served() {
     let place = Place::sqlite();
-    let server = place.serve().await;
+    // Pods of this size may load as many rules.
+    let server = place.serve_with(|settings| settings.pod_memory = 256 << 20).await;
     server.import(&large("shop", 20_000)).await;
     server.publish().await;
     // The response is more than a megabyte, and its client takes 64 KiB before it is read.
