@@ -127,14 +127,14 @@ impl Control {
         self.send("POST", "/v1/import", &[("content-type", "application/json")], files).await
     }
 
-    /// Imports rule files and publishes them, and returns the status.
-    pub(crate) async fn publish(&self, files: &Value) -> u16 {
+    /// Imports rule files and publishes them, and returns the status and the body.
+    pub(crate) async fn publish(&self, files: &Value) -> (u16, String) {
         let token = format!("Bearer {}", self.token());
         let headers = [("authorization", &*token), ("content-type", "application/json")];
         let mut client = Client::connect(self.http).await.unwrap();
         let body = files.to_string();
         let answer = client.send("POST", "/v1/import?publish=true", &headers, body).await.unwrap();
-        answer.status
+        (answer.status, answer.body)
     }
 
     async fn send(
