@@ -229,7 +229,8 @@ async fn a_publisher_waits_for_another_replica_and_is_refused_in_time() {
 #[tokio::test]
 async fn writes_do_not_wait_for_what_is_compiled() {
     let place = Place::postgres().await;
-    let server = place.serve().await;
+    // Pods with the default limit have no memory for so many rules of one domain.
+    let server = place.serve_with(|settings| settings.pod_memory = 256 << 20).await;
     let mut rounds = Vec::new();
     // A busy machine may delay a write in one round; a write that waits for the compiler does so in
     // each.
