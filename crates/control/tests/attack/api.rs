@@ -50,7 +50,9 @@ async fn c2a_imports_that_are_given_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn c2b_published_changes_that_are_given_up() {
-    let scene = Scene::begin("C2b", "published changes that are given up").await;
+    // Pods with the default limit have no memory for so many rules of one domain.
+    let flags = ["--pod-memory", "512Mi"];
+    let scene = Scene::begin_with("C2b", "published changes that are given up", &flags).await;
     let token = scene.foe.clone();
     let yaml = rules(if is_full() { 40_000 } else { 10_000 });
     let import = Call::new("POST", "/v1/import?publish=true").token(&token);

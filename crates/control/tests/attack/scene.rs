@@ -73,10 +73,15 @@ pub(crate) fn is_full() -> bool {
 impl Scene {
     /// Starts a control plane with two domains, and measures the honest client alone.
     pub(crate) async fn begin(name: &str, attack: &str) -> Self {
+        Self::begin_with(name, attack, &[]).await
+    }
+
+    /// The same with these flags of the control plane.
+    pub(crate) async fn begin_with(name: &str, attack: &str, flags: &[&str]) -> Self {
         let turn = TURNS.acquire().await.unwrap();
         let line = json!({"row": name, "attack": attack, "note": "", "received": 0, "refused": 0});
         let place = Place::sqlite();
-        let process = Process::start(&place);
+        let process = Process::start(&place, flags);
         let token = async |domain: &str| {
             let create = ["create", "--name", domain, "--access", "write", "--domains", domain];
             place.token(&create).await.unwrap()

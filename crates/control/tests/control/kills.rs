@@ -120,7 +120,7 @@ pub(super) async fn are_whole(server: &Server, count: usize) {
 async fn writes_are_whole_when_the_control_plane_is_killed_at_random_points() {
     for place in places().await {
         let mut rng = Rng::new();
-        let mut process = Process::start(&place);
+        let mut process = Process::start(&place, &[]);
         let token = std::fs::read_to_string(place.token_file()).unwrap();
         let (moves, http) = watch::channel(process.http);
         let mut writes = Writes::begin(http, &token, WRITES);
@@ -128,7 +128,7 @@ async fn writes_are_whole_when_the_control_plane_is_killed_at_random_points() {
         while kills < KILLS && writes.more_than(writes.done()).await {
             sleep(Duration::from_micros(rng.below(KILL_WITHIN_MICROS))).await;
             process.kill();
-            process = Process::start(&place);
+            process = Process::start(&place, &[]);
             moves.send_replace(process.http);
             kills += 1;
         }

@@ -13,9 +13,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(place: &Place) -> Self {
+    pub(crate) fn start(place: &Place, flags: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
         command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
+        command.args(flags);
         command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
         match &place.postgres {
             Some(postgres) => command.env("DATABASE_URL", postgres.url()),
