@@ -12,6 +12,7 @@ use super::pod;
 use crate::support::raw_grpc::{
     Connection, Reply, SHOULD_RATE_LIMIT, descriptor, framed, post, request,
 };
+use crate::support::rng::Rng;
 
 /// Maximum size of a message.
 const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
@@ -89,6 +90,19 @@ async fn the_limit_of_a_message_is_that_of_what_it_is_decompressed_to() {
         let reply = ask(&connection, SHOULD_RATE_LIMIT, "gzip", frame).await;
         assert_eq!(reply.code, code, "{bytes}: {:?}", reply.reason);
     }
+    // Text that hardly gets shorter: compressed it is more than may be decompressed.
+    let mut rng = Rng::new();
+    let mut letter = || {
+        char::from(b"0123456789abcdefghijklmnopqrstuvwxyz"[usize::try_from(rng.below(36)).unwrap()])
+    };
+    let value: String = (0..16 << 10).map(|_| letter()).collect();
+    let varied = request("test", &[descriptor("plenty", value)]);
+    let frame = compressed(&varied);
+    assert!(frame.len() > 4 << 10 && frame.len() < varied.len());
+    let reply = ask(&connection, SHOULD_RATE_LIMIT, "gzip", frame).await;
+    assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
+    assert!(reply.reason.contains("without compression"), "{reply:?}");
+    assert_eq!(connection.call(&varied).await.code, Code::Ok);
     let mut cut = gzip(&of_length(1_000));
     cut.truncate(cut.len() - 9);
     let mut frame = framed(&cut);

@@ -30,6 +30,11 @@ use crate::service::{BodyReservation, PartialMessage};
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
 
+/// Maximum length of a compressed message. Decompression is work that its output does not bound:
+/// a MiB of blocks without content takes seconds, 4 KiB of them some milliseconds. A message of this
+/// length has as many entries as callers send.
+const COMPRESSED_BYTES_MAX: usize = 4 << 10;
+
 /// A call for tonic: its message is not plain, not complete, or absent.
 pub(super) struct FallbackCall {
     pub(super) request: Request<Message>,
@@ -59,12 +64,12 @@ pub(super) async fn serve(
             return response;
         }
         let (head, message) = request.into_parts();
-        let body = match message.message().await {
+        let is_compressed = is_compressed(&head.headers);
+        let body = match message.message(is_compressed).await {
             Ok(message) => TonicBody::new(Full::new(message)),
             Err(status) => return status.into_http(),
         };
         drop(incomplete);
-        let is_compressed = is_compressed(&head.headers);
         let answered = routes.call(Request::from_parts(head, body));
         let answered = match is_compressed {
             true => decompressed_in_turn(answered).await,
@@ -82,7 +87,7 @@ pub(super) async fn serve(
     send(answered.unwrap_or_else(|_| deadline::expired().into_http()), respond).await;
 }
 
-/// Decompression of a message takes up to a few milliseconds, during which its thread does nothing
+/// Decompression of a message takes up to some milliseconds, during which its thread does nothing
 /// else. So one is decompressed at a time, and other tasks run before the next one.
 static DECOMPRESSION: Semaphore = Semaphore::const_new(1);
 
@@ -200,8 +205,22 @@ impl Message {
     /// # Errors
     ///
     /// Fails if the message was not complete in time, lost its memory to others, or was reset by
-    /// its client.
-    async fn message(self) -> Result<Bytes, Status> {
+    /// its client, or if it is compressed and too long to be decompressed.
+    async fn message(self, is_compressed: bool) -> Result<Bytes, Status> {
+        let max = if is_compressed { COMPRESSED_BYTES_MAX } else { MESSAGE_BYTES_MAX };
+        let message = self.collect(PREFIX_BYTES + max).await?;
+        if is_compressed && message.len() > PREFIX_BYTES + COMPRESSED_BYTES_MAX {
+            let reason = format!(
+                "the message has more than {COMPRESSED_BYTES_MAX} compressed bytes; send it \
+                 without compression"
+            );
+            return Err(Status::resource_exhausted(reason));
+        }
+        Ok(message)
+    }
+
+    /// Reads the message until it is complete or longer than `max`.
+    async fn collect(self, max: usize) -> Result<Bytes, Status> {
         let Self { read, mut rest, reservation } = self;
         if rest.is_end_stream() {
             return Ok(read);
@@ -210,7 +229,7 @@ impl Message {
             let mut message = PartialMessage::new(&reservation);
             message.push(&read).map_err(|error| status_of(&error))?;
             drop(read);
-            while message.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
+            while message.bytes() <= max
                 && let Some(part) = rest.data().await
             {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
