@@ -166,7 +166,10 @@ impl Pace {
             (0, if by.charge_denied { left } else { 0 })
         };
         let after = before.saturating_add(self.cost(spent));
-        let is_changed = after != owed.debt || beyond != owed.beyond || owed.converted;
+        // A look changes nothing, under whatever limit it looks.
+        let is_look = by.want == 0 && by.need == 0;
+        let is_converted = owed.converted && !is_look;
+        let is_changed = after != owed.debt || beyond != owed.beyond || is_converted;
         let state = match state {
             Some(state) if !is_changed => state,
             None if after == 0 => self.state(0, Owed::default()),

@@ -142,9 +142,11 @@ elseif ARGV[3] == '1' then
 end
 local after = before + cost_at(spent, cost, part, parts)
 
--- A look writes only a state of another limit or a debt that was cut, and no call creates a key that means the same
--- as its absence.
-if after ~= stored or beyond_after ~= beyond or converted then
+-- A look writes nothing, under whatever limit it looks: an operator may look at a count as a draft of the rules would.
+-- Other calls write a state of another limit, or a debt that was cut, in the terms of their own limit. No call creates a
+-- key that means the same as its absence.
+local is_look = want == 0 and need == 0
+if after ~= stored or beyond_after ~= beyond or (converted and not is_look) then
   local nanos = (ticks_now + after) % ticks_per_second * tick
   local of = seconds + math.floor((ticks_now + after) / ticks_per_second)
   local state = string.format('%d%09d:%x', of, nanos, parts)
