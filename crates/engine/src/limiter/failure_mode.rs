@@ -92,6 +92,9 @@ impl Shared {
         queued: bool,
         fails: bool,
     ) -> Result<Attempt, StoreError> {
+        if why.is_lack_of_room() {
+            return Ok(Attempt::shed(charge)); // no room is no outage
+        }
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
             FailureMode::Local if !queued => self.answer_alone(charge, now, why),
