@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use ratelease_cli::settings::RulesSource;
-use ratelease_rules::{self as rules, Endings, Found, Keeps, RulesCache, Source};
+use ratelease_rules::{self as rules, Endings, Faults, Found, Keeps, RulesCache, Source};
 use tracing::warn;
 
 use crate::rule_source::memory;
@@ -23,6 +23,8 @@ pub struct Directory {
     is_empty: bool,
     /// Whether rules of files were in force.
     had_rules: bool,
+    /// Whether the last load had too little memory.
+    lacked_memory: bool,
 }
 
 // === impl Directory ===
@@ -32,7 +34,8 @@ impl Directory {
     pub fn new(settings: RulesSource) -> Self {
         let cache = RulesCache::new(settings.options.clone(), Keeps::Hashes);
         let (left_out, logged) = (Vec::new(), Vec::new());
-        Self { settings, cache, left_out, logged, is_empty: false, had_rules: false }
+        let (is_empty, had_rules, lacked_memory) = (false, false, false);
+        Self { settings, cache, left_out, logged, is_empty, had_rules, lacked_memory }
     }
 
     /// That there are no rule files, as a fault.
@@ -59,7 +62,9 @@ impl Load for Directory {
         if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        match memory::load(&mut self.cache, sources) {
+        let loaded = memory::load(&mut self.cache, sources);
+        self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
+        match loaded {
             Ok((loaded, compilation)) => {
                 self.had_rules |= !sources.is_empty();
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -71,7 +76,7 @@ impl Load for Directory {
 
     fn terms(&self) -> Terms {
         let nothing = self.is_empty.then(|| self.nothing());
-        Terms { nothing, ..Terms::default() }
+        Terms { nothing, is_for_now: self.lacked_memory, ..Terms::default() }
     }
 
     fn note_outcome(&mut self, _: Option<Result<(), Vec<String>>>) {

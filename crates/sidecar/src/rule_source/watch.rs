@@ -298,9 +298,9 @@ impl<L: Load> Watch<L> {
             return None;
         };
         let Loaded { digest, sources, result } = *loaded;
-        let Terms { is_trial, is_partial, nothing, left_out } = self.load.terms();
+        let Terms { is_trial, is_partial, is_for_now, nothing, left_out } = self.load.terms();
         // What was neither put in force nor reported is loaded again when it is found again.
-        let is_settled = if result.is_ok() { !is_partial } else { !is_trial };
+        let is_settled = if result.is_ok() { !is_partial } else { !is_trial && !is_for_now };
         self.known = is_settled.then_some(digest);
         if cause == Cause::Poll {
             // No event reported this change, so a watch may have ended.
@@ -314,7 +314,7 @@ impl<L: Load> Watch<L> {
                 }
                 let faults = error.lines();
                 if !is_trial {
-                    self.refuse(&faults, log);
+                    self.refuse(&faults, !is_for_now, log);
                 }
                 self.load.note_outcome(Some(Err(faults)));
                 return Some(Err(error));
@@ -355,10 +355,12 @@ impl<L: Load> Watch<L> {
     }
 
     /// Reports faults: the rules in force stay.
-    fn refuse(&self, faults: &[String], log: impl FnOnce(&[String])) {
+    fn refuse(&self, faults: &[String], is_final: bool, log: impl FnOnce(&[String])) {
         let joined = faults.join("\n");
-        // A set that is pushed may be refused again beside other sets.
-        if self.paths.is_some() || self.published.last_fault().as_ref() != Some(&joined) {
+        // A set that is pushed may be refused again beside other sets, and what is refused for now
+        // at each poll.
+        let is_new = self.published.last_fault().as_ref() != Some(&joined);
+        if (self.paths.is_some() && is_final) || is_new {
             log(faults);
         }
         self.published.refuse(joined);

@@ -59,6 +59,9 @@ pub struct Terms {
     pub is_trial: bool,
     /// Good rules are not in force yet: the reader waits for more sources.
     pub is_partial: bool,
+    /// Faults are only about this moment, as a lack of memory is: the same sources are loaded again
+    /// at the next poll.
+    pub is_for_now: bool,
     /// Why good rules are none at all, if they are not meant to be: reported as a failed load too.
     pub nothing: Option<String>,
     /// The faults of sources that the reader left out: they stay the last fault beside good rules.

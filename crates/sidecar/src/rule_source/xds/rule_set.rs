@@ -175,23 +175,28 @@ impl RuleSet {
         refused.for_each(|(_, it)| it.set_faults(faults.clone()));
     }
 
-    /// The sets of these types in place of the accepted ones, with what is leaving; and without it,
-    /// if there is any, since it may contradict what takes its place.
+    /// The sets of these types in place of the accepted ones, with what is leaving; and, if there are
+    /// any, without those that may contradict what takes their place: of a domain that the sets
+    /// have, or of one that is not known. Others stay, since their successors may still be refused.
     fn candidates(&self, newest: Vec<bool>) -> Vec<Candidate> {
         let now = self.clock.now();
         let each = || self.subscriptions.iter().zip(&newest);
         let mut leaving: Vec<_> = each().map(|(it, new)| it.leaving_beside(*new, now)).collect();
-        if !self.merges_domains && leaving.iter().any(|it| !it.is_empty()) {
+        let resources = each().flat_map(|(it, new)| it.resources(*new).values());
+        let taken: BTreeSet<&str> = resources.map(|it| &*it.domain).collect();
+        if !self.merges_domains {
             // A resource goes at once if another one has its domain.
-            let resources = each().flat_map(|(it, new)| it.resources(*new).values());
-            let taken: BTreeSet<&str> = resources.map(|it| &*it.domain).collect();
             for leaving in &mut leaving {
                 leaving.retain(|_, (it, _)| it.domain.is_empty() || !taken.contains(&*it.domain));
             }
         }
-        let none = leaving.iter().map(|_| Leaving::new()).collect();
-        let has_leaving = leaving.iter().any(|it| !it.is_empty());
-        let without = has_leaving.then(|| Candidate { newest: newest.clone(), leaving: none });
+        let count = |leaving: &[Leaving]| leaving.iter().map(Leaving::len).sum::<usize>();
+        let mut fewer = leaving.clone();
+        for leaving in &mut fewer {
+            leaving.retain(|_, (it, _)| !it.domain.is_empty() && !taken.contains(&*it.domain));
+        }
+        let is_fewer = count(&fewer) < count(&leaving);
+        let without = is_fewer.then(|| Candidate { newest: newest.clone(), leaving: fewer });
         [Candidate { newest, leaving }].into_iter().chain(without).collect()
     }
 
@@ -204,7 +209,9 @@ impl RuleSet {
         let left_out = each.filter(|(_, new)| !**new).filter_map(|(it, _)| it.refused_faults());
         let left_out = left_out.flatten().cloned().collect();
         let is_partial = !self.is_whole(newest);
-        self.pusher.push(Ok(sources), Terms { is_trial, is_partial, left_out, nothing: None }).await
+        self.pusher
+            .push(Ok(sources), Terms { is_trial, is_partial, left_out, ..Terms::default() })
+            .await
     }
 
     /// Accepts the newest sets of a candidate that is in force, and returns the requests that say

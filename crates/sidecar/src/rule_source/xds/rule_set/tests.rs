@@ -38,11 +38,16 @@ struct Pod {
 
 impl Pod {
     fn new() -> Self {
+        Self::with(Options::default())
+    }
+
+    fn with(options: Options) -> Self {
         let (published, clock) = (Arc::<CurrentRules>::default(), Clock::start());
-        let (load, pusher) = pushed(Options::default());
+        let merges_domains = options.merge_domains;
+        let (load, pusher) = pushed(options);
         let (watcher, wake, _) = Watcher::spawn_pushed(load, Arc::clone(&published), None).unwrap();
         let status = XdsStatus::new("test", clock);
-        let mut rules = RuleSet::new(&TYPES, false, pusher(wake), status, clock);
+        let mut rules = RuleSet::new(&TYPES, merges_domains, pusher(wake), status, clock);
         rules.begin(&Node::default());
         Self { rules, published, responses: 0, _watcher: watcher }
     }
@@ -192,6 +197,29 @@ async fn nothing_leaves_while_a_set_is_refused_and_the_fault_stays_in_sight() {
     assert!(!is_refused(&pod.send(RULES, &[]).await));
     pod.wait(Duration::from_secs(60)).await;
     assert_eq!(pod.domains(), Some(Vec::new()), "now each type says that there is nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_stays_while_its_successor_is_refused_though_another_one_is_renamed() {
+    let mut pod = Pod::with(Options { merge_domains: true, ..Options::default() });
+    let named = |name: &str, domain: &str| {
+        let mut resource = resource(ResourceType::RateLimitConfig, domain, Some(1));
+        let mut config = RateLimitConfig::decode(&*resource.value).unwrap();
+        config.name = name.to_owned();
+        resource.value = config.encode_to_vec().into();
+        resource
+    };
+    pod.send_resources(CONFIG, vec![named("a", "shop"), named("b", "bank")]).await;
+    pod.send(RULES, &[]).await;
+    // `bank` moves to the other type, beside a domain with a fault.
+    assert!(is_refused(&pod.send(RULES, &[("bank", Some(1)), ("card", None)]).await));
+    // Beside its former name, the new one has a second descriptor of the same key.
+    let answer = pod.send_resources(CONFIG, vec![named("a2", "shop")]).await;
+    assert_eq!(answer.kind, AnswerKind::Accepted);
+    assert_eq!(pod.domains().unwrap(), ["bank", "shop"]);
+    pod.send(RULES, &[("bank", Some(1))]).await;
+    pod.wait(Duration::from_secs(3)).await;
+    assert_eq!(pod.domains().unwrap(), ["bank", "shop"]);
 }
 
 #[tokio::test(start_paused = true)]
