@@ -79,6 +79,8 @@ struct Broadcast {
     events: u64,
     /// The last event, while there are listeners.
     last: Option<Bytes>,
+    /// When a listener last received the present state, since the start.
+    shown_at: Option<Duration>,
     /// At most [`LISTENERS_MAX`], the oldest first. Each lives as long as its listener's stream.
     slots: Vec<Weak<ListenerSlot>>,
 }
@@ -118,8 +120,13 @@ impl Live {
     /// says when to look again.
     pub fn new(status: Status, rounds: watch::Receiver<()>) -> Self {
         let sender = channel::Sender::new(QUEUE_MAX);
-        let broadcast =
-            Mutex::new(Some(Broadcast { sender, events: 0, last: None, slots: Vec::new() }));
+        let broadcast = Mutex::new(Some(Broadcast {
+            sender,
+            events: 0,
+            last: None,
+            shown_at: None,
+            slots: Vec::new(),
+        }));
         let listens = Notify::new();
         Self { shared: Arc::new(Shared { status, rounds, listens, broadcast }) }
     }
@@ -141,16 +148,10 @@ impl Live {
         loop {
             let is_busy = self.note();
             // A late second is not made up for: each entry records its real length.
-            let mut next = status.start.next_multiple(PERIOD);
+            let next = status.start.next_multiple(PERIOD);
             let has_listeners = self.shared.has_listeners();
-            if begins {
-                // The listener has just received the present state. Rates between two events that
-                // follow each other at once would be far off: in the last half of a second, the
-                // second after it is awaited.
-                if status.start.next_multiple(history::LENGTH_MIN) == next {
-                    next += PERIOD;
-                }
-            } else if has_listeners {
+            // A listener that has just begun receives the present state by itself.
+            if !begins && has_listeners {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
                 let _ = render::render(move || live.send_event()).await;
@@ -176,8 +177,14 @@ impl Live {
         stats.calls().is_some_and(|calls| history.note(start.uptime(), calls))
     }
 
-    /// Sends an event to every listener.
+    /// Sends an event to every listener, unless one has received the state a moment ago: the rates
+    /// between two events that follow each other at once would be far off.
     fn send_event(&self) {
+        let now = self.shared.status.start.uptime();
+        let shown_at = self.shared.broadcast.lock().as_ref().and_then(|it| it.shown_at);
+        if shown_at.is_some_and(|at| now.saturating_sub(at) < history::LENGTH_MIN) {
+            return;
+        }
         let event = self.shared.current_event();
         if let Some(broadcast) = &mut *self.shared.broadcast.lock() {
             broadcast.events += 1;
@@ -192,7 +199,13 @@ impl Live {
         // Subscribes first: nothing is rendered for a client that is refused.
         let (slot, received, last) = self.shared.subscribe(connection)?;
         let history = event("history", &self.shared.status.history.json());
-        let state = last.unwrap_or_else(|| self.shared.current_event());
+        let state = last.unwrap_or_else(|| {
+            let event = self.shared.current_event();
+            if let Some(broadcast) = &mut *self.shared.broadcast.lock() {
+                broadcast.shown_at = Some(self.shared.status.start.uptime());
+            }
+            event
+        });
         let first = [Bytes::from_static(RETRY.as_bytes()), history, state];
         Ok(Listener { slot, first, received })
     }
