@@ -206,8 +206,8 @@ fn a_third_lease_joins_the_two_that_end_first() {
 }
 
 /// Of leases that end together, any may have the lowest epoch: of asks that leave together, the
-/// store may take the last one first. Where a token returns under a later epoch than its own, the store
-/// credits it although time has paid for it already.
+/// store may take the last one first. Where a token returns under a later epoch than its own, the
+/// store credits it although time has paid for it already.
 #[test]
 fn no_token_returns_under_a_later_epoch_than_its_own() {
     let mut rng = rng();

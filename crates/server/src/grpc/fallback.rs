@@ -31,8 +31,8 @@ use crate::service::{BodyReservation, PartialMessage};
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum length of a compressed message. Decompression is work that its output does not bound:
-/// a MiB of blocks without content takes seconds, 4 KiB of them some milliseconds. A message of this
-/// length has as many entries as callers send.
+/// a MiB of blocks without content takes seconds, 4 KiB of them some milliseconds. A message of
+/// this length has as many entries as callers send.
 const COMPRESSED_BYTES_MAX: usize = 4 << 10;
 
 /// A call for tonic: its message is not plain, not complete, or absent.

@@ -240,8 +240,10 @@ impl Shared {
 
     /// All of `/status`, and the last second.
     fn current_event(&self) -> Bytes {
+        // Read before the uptime, which no entry is newer than.
+        let second = self.status.history.newest().unwrap_or_default();
         let mut status = self.status.json();
-        status["second"] = self.status.history.newest().unwrap_or_default();
+        status["second"] = second;
         event("status", &status)
     }
 }

@@ -175,8 +175,8 @@ impl RuleSet {
         refused.for_each(|(_, it)| it.set_faults(faults.clone()));
     }
 
-    /// The sets of these types in place of the accepted ones, with what is leaving; and, if there are
-    /// any, without those that may contradict what takes their place: of a domain that the sets
+    /// The sets of these types in place of the accepted ones, with what is leaving; and, if there
+    /// are any, without those that may contradict what takes their place: of a domain that the sets
     /// have, or of one that is not known. Others stay, since their successors may still be refused.
     fn candidates(&self, newest: Vec<bool>) -> Vec<Candidate> {
         let now = self.clock.now();
