@@ -298,8 +298,8 @@ fn unknown_arguments_end_with_status_2() {
     assert!(error.to_string().contains("'--port'"), "a near name is offered: {error}");
 }
 
-/// As `ratelimit`, a start without it is warned of.
-const REDIS: (&str, &str) = ("REDIS_URL", "127.0.0.1:6379");
+/// As `ratelimit`, a start without the first is warned of, and one with it and without the second.
+const STORE: [(&str, &str); 2] = [("REDIS_URL", "127.0.0.1:6379"), ("KEY_SECRET", "sesame")];
 
 #[test]
 fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_name() {
@@ -313,7 +313,7 @@ fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_nam
         ("ratelimit -- --port 2", r#""--" "--port" "2","#),
         ("ratelimit x -", r#""x" "-","#),
     ] {
-        let settings = good(line, &[REDIS]);
+        let settings = good(line, &STORE);
         let [warning] = &*settings.warnings else { panic!("{line}: {:?}", settings.warnings) };
         assert!(warning.starts_with("arguments: ignored "), "{line}: {warning}");
         assert!(warning.contains(ignored), "{line}: {warning}");
@@ -325,11 +325,11 @@ fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_nam
         "ratelimit -config x --use-prometheus --port 4711 y",
     ] {
         let port = |settings: &Settings| settings.listeners.http.port;
-        assert_eq!(port(&good(line, &[REDIS])), 4711, "{line}");
+        assert_eq!(port(&good(line, &STORE)), 4711, "{line}");
     }
-    assert_eq!(good("ratelimit --port 4711", &[REDIS]).warnings, [""; 0]);
+    assert_eq!(good("ratelimit --port 4711", &STORE).warnings, [""; 0]);
     let long = format!("ratelimit {} {}", "é".repeat(500), "a ".repeat(100));
-    let settings = good(&long, &[REDIS]);
+    let settings = good(&long, &STORE);
     assert!(settings.warnings[0].len() < 1_024, "{:?}", settings.warnings);
     assert!(settings.warnings[0].contains(" and 85 more"), "{:?}", settings.warnings);
     assert!(help("ratelimit -config x --help", &[]).contains("--port"));
@@ -339,10 +339,10 @@ fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_nam
 fn a_variable_that_is_not_followed_gets_one_warning_with_the_reason() {
     for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
         let (Support::Unsupported(reason) | Support::Unneeded(reason)) = support else { continue };
-        let settings = good("ratelimit", &[REDIS, (name, "17")]);
+        let settings = good("ratelimit", &[STORE[0], STORE[1], (name, "17")]);
         assert_eq!(settings.warnings, [format!("{name}: ignored; {reason}")]);
         for nothing in ["false", "0", "0s", ""] {
-            let settings = good("ratelimit", &[REDIS, (name, nothing)]);
+            let settings = good("ratelimit", &[STORE[0], STORE[1], (name, nothing)]);
             assert_eq!(settings.warnings, [""; 0], "{name}={nothing}");
         }
     }
@@ -354,7 +354,10 @@ fn a_setting_that_would_be_less_safe_than_requested_is_a_fault() {
         if let Support::Only(value, reason) = support {
             assert!(fault(name, "other").contains(reason));
             for value in [value, &value.to_lowercase()] {
-                assert_eq!(good("ratelimit", &[REDIS, (name, value)]).warnings, [""; 0]);
+                assert_eq!(
+                    good("ratelimit", &[STORE[0], STORE[1], (name, value)]).warnings,
+                    [""; 0]
+                );
             }
         }
     }
