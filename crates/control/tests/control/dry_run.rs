@@ -238,9 +238,9 @@ async fn a_log_that_asks_for_too_much_work_is_refused() {
     let server = place.serve().await;
     server.add(&rule("shop", "k", "", 1)).await;
     server.publish().await;
-    // Each line asks for a hundred times its bytes.
-    let log = vec![line(1); 400_000].join("\n");
-    let body = json!({"log": log, "domain": "shop", "descriptors": vec!["k=%x%"; 256]});
+    // Each line asks for most of a MiB, thousands of times its bytes.
+    let (log, template) = (vec![line(40); 2_500].join("\n"), format!("k={}", "%x%".repeat(200)));
+    let body = json!({"log": log, "domain": "shop", "descriptors": vec![template; 120]});
     let refused = server.post("/v1/replay", &body).await;
     assert_eq!((refused.status, refused.fields()), (422, vec!["log".to_owned()]), "{refused:?}");
     assert!(refused.text.contains("send fewer lines"), "{refused:?}");
