@@ -72,7 +72,7 @@ const PING_MAX: Duration = Duration::from_secs(1);
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Age at which metrics are made again: that takes time in proportion to the streams of pods, while
-/// their lock is held, and whoever asks needs no token.
+/// their lock is held, and the caller needs no token.
 const METRICS_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// What the calls share.

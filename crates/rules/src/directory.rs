@@ -81,7 +81,7 @@ pub enum Dotfiles {
     Skip,
 }
 
-/// Maximum number of files of which it is told why they are not loaded.
+/// Maximum number of files whose reason for not being loaded is reported.
 const LEFT_OUT_MAX: usize = 100;
 /// Why a file is not loaded.
 const OTHER_ENDING: &str =

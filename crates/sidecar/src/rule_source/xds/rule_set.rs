@@ -168,7 +168,7 @@ impl RuleSet {
     }
 
     /// Takes note of why the newest sets of other types are not in force beside that of `at`. If
-    /// that one has faults too, it is told them as its own.
+    /// that one has faults too, they are reported as its own.
     fn note_faults_beside(&mut self, at: usize, faults: Vec<String>) {
         let others = self.subscriptions.iter_mut().enumerate().filter(|(other, _)| *other != at);
         let refused = others.filter(|(_, it)| it.newest().is_some());

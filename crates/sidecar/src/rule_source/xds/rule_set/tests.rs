@@ -1,4 +1,4 @@
-//! Sets of both types in any order: what is in force, and what the server is told.
+//! Sets of both types in any order: what is in force, and how the server is answered.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
