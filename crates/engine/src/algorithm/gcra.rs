@@ -11,7 +11,9 @@
 //! limit converts it, whether that lends tokens or not, since from then on the debt is earned back
 //! at that limit's rate. A token bucket owes the same number of *tokens* as before: those that do
 //! not fit into a smaller bucket are kept beside it, are paid after the rest, and fit again once a
-//! larger limit asks. Of a leaky bucket the last slot that was lent stays where it is, and the next
+//! larger limit asks. A token that is paid in part stays in the debt, which then exceeds the bucket
+//! by less than a token: rounded down it would be lent twice, and rounded up it would never be paid
+//! while limits alternate. Of a leaky bucket the last slot that was lent stays where it is, and the next
 //! one follows it at the new distance. So nothing is forgotten, and limits that alternate on one
 //! key (pods in the middle of a reload, a rollout) admit together at most what a bucket of the
 //! larger burst and the larger rate would.
@@ -179,11 +181,12 @@ impl Pace {
     }
 
     /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have
-    /// been lent under a limit with a longer `max_delay`.
+    /// been lent under a limit with a longer `max_delay`, and a smaller token bucket may owe a part
+    /// of a token above its own.
     pub fn longest(&self) -> u64 {
         let delay = fit(MAX_DELAY_MAX.as_nanos()) / self.tick_ns;
-        let queue = self.room.0.max(delay).saturating_add(self.cost(1));
-        if self.is_slotted() { queue } else { self.debt_max }
+        let most = if self.is_slotted() { self.room.0.max(delay) } else { self.debt_max };
+        most.saturating_add(self.cost(1))
     }
 
     /// Tokens that are available with this debt.
@@ -246,8 +249,8 @@ impl Pace {
     }
 
     fn credited(&self, debt: u64, tokens: u64) -> u64 {
-        // The debt is at most that of an empty bucket, so a credit of the whole capacity clears it.
-        if tokens > 0 && tokens >= self.tokens_max {
+        // A credit of the whole capacity clears the debt of an empty bucket, however it was rounded.
+        if tokens > 0 && tokens >= self.tokens_max && debt <= self.debt_max {
             0
         } else {
             debt.saturating_sub(self.worth(tokens).0)
@@ -273,7 +276,7 @@ impl Pace {
         // A bucket that is full pays what is owed beyond it, by whole tokens.
         let paid = if beyond > 0 { rate.whole(idle_us) } else { 0 };
         let (beyond, capacity) = (beyond.saturating_sub(paid), u64::from(state.capacity));
-        if same && debt <= self.debt_max && (beyond == 0 || capacity >= self.tokens_max) {
+        if same && debt <= self.longest() && (beyond == 0 || capacity >= self.tokens_max) {
             return Owed { debt, beyond, capacity, converted: false };
         }
         let rate = if same { Rate { requests: self.requests, ..rate } } else { rate };
@@ -288,10 +291,9 @@ impl Pace {
             fit((u128::from(part_us) * u128::from(rate.requests))
                 .div_ceil(u128::from(self.requests)));
         let part = part_us.saturating_mul(self.ticks_per_us());
-        let (part, more) = if part > self.room.0 { (0, 1) } else { (part, 0) };
-        let owed = beyond.saturating_add(whole).saturating_add(more).min(TOKENS_MAX);
-        let held = self.earned((self.room.0 - part, self.room.1)).min(self.tokens_max).min(owed);
-        let debt = part.saturating_add(self.cost(held)).min(self.debt_max);
+        let owed = beyond.saturating_add(whole).min(TOKENS_MAX);
+        let held = self.tokens_max.min(owed);
+        let debt = part.saturating_add(self.cost(held)).min(self.longest());
         let (beyond, capacity) = (owed - held, self.tokens_max);
         Owed { debt, beyond, capacity, converted: owed > 0 || debt > 0 }
     }

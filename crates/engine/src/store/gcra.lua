@@ -74,12 +74,9 @@ local function owed_in_tokens(us, beyond, old_cost, old_part, requests)
   local whole = earned_at(us, 0, TOKENS_MAX, old_cost, old_part, requests)
   local rest = (us - (worth_at(whole, old_cost, old_part, requests))) * requests
   rest = math.floor((rest + parts - 1) / parts) * ticks_per_us
-  beyond = beyond + whole
-  if rest > room then rest, beyond = 0, beyond + 1 end
-  beyond = math.min(beyond, TOKENS_MAX)
-  local held =
-    earned_at(room - rest, room_part, math.min(beyond, tokens_max), cost, part, parts)
-  return math.min(rest + cost_at(held, cost, part, parts), debt_max), beyond - held
+  local owed = math.min(beyond + whole, TOKENS_MAX)
+  local held = math.min(owed, tokens_max)
+  return math.min(rest + cost_at(held, cost, part, parts), longest), owed - held
 end
 
 local stored, beyond, capacity, converted = 0, 0, 0, false
@@ -111,7 +108,7 @@ if value then
       -- A bucket that is full pays what is owed beyond it, by whole tokens.
       beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
     end
-    if same and ahead <= debt_max and (beyond == 0 or capacity >= tokens_max) then
+    if same and ahead <= longest and (beyond == 0 or capacity >= tokens_max) then
       stored = ahead
     else
       us = math.max(0, math.min(us, CENTURY_US))
@@ -126,7 +123,7 @@ if back and (not lent_at or math.abs(now - lent_at) <= ttl) then
   -- It pays first what no bucket of this size would have lent.
   beyond_after = math.max(0, beyond - back)
   back = math.max(0, back - beyond)
-  if back >= tokens_max then
+  if back >= tokens_max and before <= debt_max then
     before = 0
   else
     before = math.max(0, before - (worth_at(back, cost, part, parts)))
