@@ -1,19 +1,15 @@
-//! Named stores: one that hangs under a flood leaves the others alone, and a limit that moves from
-//! one to another is never exceeded.
+//! Named stores: one that hangs under a flood leaves the others alone.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::drive::Said;
 use crate::pods::Pods;
-use crate::support::now;
 use crate::support::redis::{Cluster, Single};
-use crate::support::windows::{early_in_a_window, wall_clock};
+use crate::support::windows::early_in_a_window;
 use crate::{DAY, MACHINE};
 
 /// Requests that a used-up key of the isolation test gets, and those that it admits.
@@ -25,11 +21,6 @@ const KEYS: usize = 5;
 const FLOOD: usize = 32;
 /// The flood has begun to count once this many of its requests were answered.
 const FLOODED: u64 = 500;
-
-/// Limit, window, and requests a second to each pod, of the moving test.
-const LIMIT: u64 = 100;
-const WINDOW: Duration = Duration::from_secs(5);
-const EVERY: Duration = Duration::from_millis(20);
 
 /// For steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(20);
@@ -182,104 +173,5 @@ async fn rules_that_name_a_store_without_settings_leave_the_old_ones_in_force() 
     pods.pods[0].process.logs(fault).await;
     assert_eq!(pods.hit(0, "key", "v").await, Said::Admitted, "by the old rules");
     assert!(!premium.server.keys().is_empty() && batch.server.keys().is_empty());
-    pods.are_unharmed();
-}
-
-/// A request: whether it was admitted, and when it was sent and answered, since the Unix epoch.
-struct Answered {
-    passed: bool,
-    sent: Duration,
-    answered: Duration,
-}
-
-/// Requests of one window.
-#[derive(Debug, Default)]
-struct OfWindow {
-    answered: u64,
-    admitted: u64,
-}
-
-/// Sends a pod requests at a fixed rate until `ends` is set.
-async fn offer(pods: &Arc<Pods>, pod: usize, ends: &Arc<AtomicBool>) -> Vec<Answered> {
-    let (mut due, mut calls) = (Instant::from_std(now()), Vec::new());
-    while !ends.load(Ordering::Relaxed) {
-        sleep_until(due).await;
-        due += EVERY;
-        let hit = pods.hit(pod, "key", "tenant");
-        calls.push(tokio::spawn(async move {
-            let sent = wall_clock();
-            let said = hit.await;
-            assert_ne!(said, Said::Failed, "no verdict");
-            Answered { passed: said == Said::Admitted, sent, answered: wall_clock() }
-        }));
-    }
-    join_all(calls).await.into_iter().map(|call| call.expect("a verdict")).collect()
-}
-
-/// The requests of each window that were sent and answered in it. One that was answered after the
-/// window had ended may belong to either of two.
-fn by_window(requests: &[Answered]) -> BTreeMap<u64, OfWindow> {
-    let mut windows = BTreeMap::new();
-    let window = |at: Duration| at.as_secs() / WINDOW.as_secs();
-    for Answered { passed, sent, answered } in requests {
-        if window(*sent) == window(*answered) {
-            let of_window: &mut OfWindow = windows.entry(window(*sent)).or_default();
-            of_window.answered += 1;
-            of_window.admitted += u64::from(*passed);
-        }
-    }
-    windows
-}
-
-/// Waits until `windows` whole windows have passed.
-async fn whole_windows(windows: u64) {
-    let begins = (wall_clock().as_secs() / WINDOW.as_secs() + 1 + windows) * WINDOW.as_secs();
-    sleep(Duration::from_secs(begins).saturating_sub(wall_clock())).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_limit_holds_while_its_tenant_moves_and_pods_hear_of_it_at_different_times() {
-    let _shared = MACHINE.read().await;
-    let (premium, batch) = (Single::start(), Single::start());
-    let env = settings(&premium, &batch);
-    let limit = |store: &str| {
-        let seconds = WINDOW.as_secs();
-        format!(
-            "unit: second, unit_multiplier: {seconds}, requests_per_unit: {LIMIT}, failure_mode: \
-             deny{store}"
-        )
-    };
-    let (before, moving) = (limit(""), limit(", store: premium, store_from: default"));
-    let after = limit(", store: premium");
-    let places = Cluster::shared().places();
-    let limits = [("key", before.as_str())];
-    let pods = Pods::start("moving", 2, &places, &limits, &borrowed(&env)).await;
-    let (pods, ends) = (Arc::new(pods), Arc::new(AtomicBool::new(false)));
-    let change = async {
-        whole_windows(1).await;
-        for rules in [&moving, &after] {
-            for pod in 0..2 {
-                // The other pod still has the old rules for a part of a window.
-                sleep(WINDOW * 2 / 5).await;
-                pods.change_one(pod, &[("key", rules)]).await;
-            }
-            // All pods know of the move for a whole window before one hears that it is over.
-            whole_windows(1).await;
-        }
-        ends.store(true, Ordering::Relaxed);
-    };
-    let (first, second, ()) = tokio::join!(offer(&pods, 0, &ends), offer(&pods, 1, &ends), change);
-    let requests: Vec<_> = first.into_iter().chain(second).collect();
-    let windows = by_window(&requests);
-    println!("limit {LIMIT} in each window of {WINDOW:?}: {windows:?}");
-    for (window, OfWindow { answered, admitted }) in &windows {
-        assert!(*admitted <= LIMIT, "{admitted} of {LIMIT} in window {window}");
-        // Where more was asked for than the limit, most of it was admitted.
-        let is_full = *answered > 2 * LIMIT;
-        assert!(!is_full || *admitted * 10 >= LIMIT * 8, "{admitted} in window {window}");
-    }
-    let full = windows.values().filter(|it| it.answered > 2 * LIMIT).count();
-    assert!(full >= 4, "the limit was reached in few windows: {windows:?}");
-    assert!(!premium.server.keys().is_empty());
     pods.are_unharmed();
 }

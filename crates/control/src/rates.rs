@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use ratelease_engine::ask::Ask;
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_rules::key::{KeyHasher, KeyPart};
-use ratelease_rules::{Algorithm, Limit, StoreRef, Unit};
+use ratelease_rules::{Algorithm, Limit, StoreId, Unit};
 
 pub use crate::places::{Place, Places};
 use crate::store::LIST_CONNECTIONS_MAX;
@@ -198,7 +198,7 @@ fn a_minute(requests: NonZeroU32, burst: u32) -> Limit {
         unit: Unit::Minute,
         unit_multiplier: NonZeroU32::MIN,
         algorithm: Algorithm::TokenBucket { burst },
-        store: StoreRef::DEFAULT,
+        store: StoreId::DEFAULT,
     }
 }
 

@@ -180,12 +180,11 @@ impl CountChange {
         // A key is made of the entries (for shared levels, their pattern) and the identity.
         let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
         let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
-        if before.identity() != after.identity() || shared_before != shared_after {
-            return Self::Restart;
-        }
-        // While a limit moves, the old store counts it too.
-        let moved = before.store.owner != after.store.owner;
-        if moved && after.store.from != Some(before.store.owner) {
+        let is_counted_elsewhere = before.store != after.store;
+        if before.identity() != after.identity()
+            || shared_before != shared_after
+            || is_counted_elsewhere
+        {
             return Self::Restart;
         }
         match old.pools().saturating_sub(new.pools()) {

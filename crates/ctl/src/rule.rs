@@ -68,9 +68,8 @@ fn of_limit(limit: Limit, stores: &StoreNames) -> Vec<(&'static str, Value)> {
         ("unit", json!(unit.name().to_ascii_lowercase())),
         ("unit_multiplier", json!(unit_multiplier)),
         ("algorithm", json!(algorithm.name())),
-        ("store", json!(stores.name(store.owner))),
+        ("store", json!(stores.name(store))),
     ];
-    settings.extend(store.from.map(|from| ("store_from", json!(stores.name(from)))));
     match algorithm {
         Algorithm::TokenBucket { burst } => settings.push(("burst", json!(burst))),
         Algorithm::LeakyBucket { max_delay_us } => {
@@ -131,16 +130,6 @@ pub(super) fn allows(limit: Limit) -> String {
     }
 }
 
-/// Describes which store counts a limit: `premium`, `premium, and default while it moves from
-/// there`.
-pub(super) fn counted_by(limit: Limit, stores: &StoreNames) -> String {
-    let owner = stores.name(limit.store.owner);
-    match limit.store.from {
-        Some(from) => format!("{owner}, and {} while it moves from there", stores.name(from)),
-        None => owner.to_owned(),
-    }
-}
-
 /// Describes the answer while the store is unavailable.
 pub(super) fn failure(mode: FailureMode) -> &'static str {
     match mode {
@@ -179,7 +168,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use ratelease_rules::{StoreRef, Unit};
+    use ratelease_rules::{StoreId, Unit};
 
     #[test]
     fn a_limit_is_described_in_words() {
@@ -188,7 +177,7 @@ mod tests {
             unit: Unit::Minute,
             unit_multiplier: NonZeroU32::new(units).unwrap(),
             algorithm,
-            store: StoreRef::DEFAULT,
+            store: StoreId::DEFAULT,
         };
         for (limit, words) in [
             (

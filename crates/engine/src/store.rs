@@ -2,7 +2,6 @@
 //! back.
 
 pub mod memory;
-mod moving;
 pub mod redis;
 mod settings;
 pub mod stores;
@@ -110,8 +109,7 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// The name of the store that `shard` belongs to, for metrics and pages. A limit that moves has
-    /// the names of both stores, as in `default>premium`.
+    /// The name of the store that `shard` belongs to, for metrics and pages.
     fn store_name(&self, _shard: usize) -> String {
         DEFAULT_STORE.to_owned()
     }

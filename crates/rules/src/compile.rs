@@ -23,7 +23,7 @@ use crate::rule::{Level, LevelMatch, Rule};
 use crate::rules::{DomainRules, RuleList, Rules};
 use crate::small_map::TextMap;
 use crate::source::Source;
-use crate::store::{DomainStores, StoreNames, StoreRef};
+use crate::store::{DomainStores, StoreId, StoreNames};
 use crate::text;
 use crate::tree::{Branch, Node, composite};
 use crate::wildcard::SEARCHED_MAX;
@@ -130,7 +130,7 @@ fn version(sources: &[&Source], options: &Options) -> u64 {
     stores.iter().for_each(|name| write(name.as_bytes()));
     domain_stores.iter().for_each(|(domain, store)| {
         write(domain.as_bytes());
-        write(stores.describe(store).as_bytes());
+        write(stores.name(store).as_bytes());
     });
     for source in sources {
         write(source.name.as_bytes());
@@ -147,7 +147,7 @@ struct Compiler<'f> {
     /// The defaults of the file being compiled.
     defaults: LimitOptions,
     /// The store of the domain being compiled.
-    store: StoreRef,
+    store: StoreId,
     domains: TextMap<Domain>,
     /// The rules of the domain being compiled.
     rules: Vec<Arc<Rule>>,
@@ -169,7 +169,7 @@ struct Domain {
     file: String,
     line: u32,
     /// The store of every limit of the domain that names none, and of overrides.
-    store: StoreRef,
+    store: StoreId,
 }
 
 // === impl Domain ===
@@ -193,7 +193,7 @@ impl<'f> Compiler<'f> {
             findings,
             options,
             defaults: LimitOptions::default(),
-            store: StoreRef::DEFAULT,
+            store: StoreId::DEFAULT,
             domains: TextMap::default(),
             rules: Vec::new(),
             places,

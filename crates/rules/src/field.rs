@@ -60,8 +60,15 @@ fields! {
     Max: Ratelease, "max";
     Ttl: Ratelease, "ttl";
     Store: Ratelease, "store";
-    StoreFrom: Ratelease, "store_from";
 }
+
+/// A field of release 0.2. Files that still have it are loaded.
+pub(crate) const STORE_FROM: &str = "store_from";
+
+/// The warning for [`STORE_FROM`].
+pub(crate) const STORE_FROM_HAS_GONE: &str = "'store_from' has no effect any more; remove it. \
+    Only 'store' counts the limit: when it changes, windows restart, and up to twice the limit is \
+    admitted in the window of the change";
 
 /// Who knows a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,13 +125,7 @@ impl MapKind {
     /// Returns the fields that the map may hold.
     pub(crate) const fn fields(self) -> &'static [Field] {
         match self {
-            MapKind::Root => &[
-                Field::Domain,
-                Field::Descriptors,
-                Field::Defaults,
-                Field::Store,
-                Field::StoreFrom,
-            ],
+            MapKind::Root => &[Field::Domain, Field::Descriptors, Field::Defaults, Field::Store],
             MapKind::Descriptor => &[
                 Field::Key,
                 Field::Value,
@@ -152,7 +153,6 @@ impl MapKind {
                 Field::Shards,
                 Field::FailureMode,
                 Field::Store,
-                Field::StoreFrom,
             ],
             MapKind::Replaced => &[Field::Name],
             MapKind::Defaults => &[

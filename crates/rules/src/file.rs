@@ -6,10 +6,10 @@
 mod limit;
 mod value;
 
-pub(crate) use limit::{LeaseField, LimitFields, RateLimit, StoreFields};
+pub(crate) use limit::{LeaseField, LimitFields, RateLimit};
 
 use crate::fault::{Place, excerpt};
-use crate::field::{Field, MapKind};
+use crate::field::{self, Field, MapKind};
 use crate::metadata;
 use crate::node::{Kind, Node};
 use crate::parsed::Parsed;
@@ -25,7 +25,7 @@ pub(crate) struct File<'d> {
     /// Defaults for every `rate_limit` of the file.
     pub(crate) defaults: LimitFields<'d>,
     /// The store of every `rate_limit` of the domain that names none.
-    pub(crate) store: StoreFields<'d>,
+    pub(crate) store: Parsed<&'d str>,
     /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
 }
@@ -55,7 +55,7 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
         place,
         domain: Parsed::Absent,
         defaults: LimitFields::default(),
-        store: StoreFields::default(),
+        store: Parsed::Absent,
         descriptors: None,
     };
     if let Some(root) = root
@@ -66,7 +66,8 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
                 Field::Domain => file.domain = reader.text(value, field),
                 Field::Descriptors => reader.replace(&mut file.descriptors, value),
                 Field::Defaults => reader.defaults(value, &mut file.defaults),
-                _ => reader.store(field, value, &mut file.store),
+                Field::Store => file.store = reader.text(value, field),
+                _ => {}
             }
         }
     } else if root.is_some_and(|root| !is_null(root)) {
@@ -161,6 +162,9 @@ impl<'d> Reader<'d, '_> {
                         self.report_unknown_keys(entry.value, map);
                     }
                 }
+                None if name == field::STORE_FROM => {
+                    self.warn(entry.key.place, field::STORE_FROM_HAS_GONE);
+                }
                 None => self.refuse_key(entry.key.place, name, map),
             }
         }
@@ -193,6 +197,7 @@ impl<'d> Reader<'d, '_> {
                 for entry in reader.entries(pairs) {
                     let Some(name) = reader.key_text(entry.key) else { continue };
                     match Field::parse(name) {
+                        None if name == field::STORE_FROM => {}
                         None => reader.refuse_key(entry.key.place, name, map),
                         // These may hold fractions.
                         Some(Field::Metadata | Field::Lease) => {}

@@ -79,6 +79,6 @@ pub use rules::{Lookup, Rules};
 pub use schema::schema;
 pub use source::Source;
 pub use store::{
-    DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames, StoreRef,
+    DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,
 };
 pub use tree::{Candidate, MatchKind, Step, Trace};

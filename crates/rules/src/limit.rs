@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::store::StoreRef;
+use crate::store::StoreId;
 
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,7 +18,7 @@ pub struct Limit {
     pub algorithm: Algorithm,
     /// The store that counts them. It is no part of [`Limit::identity`]: a limit that moves to
     /// another store keeps its keys.
-    pub store: StoreRef,
+    pub store: StoreId,
 }
 
 /// The longest window: ten years of 365 days.
@@ -94,7 +94,7 @@ impl Limit {
     /// reference.
     pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
         let algorithm = Algorithm::FixedWindow;
-        let store = StoreRef::DEFAULT;
+        let store = StoreId::DEFAULT;
         Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm, store }
     }
 

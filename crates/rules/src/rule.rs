@@ -7,7 +7,7 @@ use crate::attachment::Attachment;
 use crate::failure::FailureMode;
 use crate::lease::Leasing;
 use crate::limit::Limit;
-use crate::store::StoreRef;
+use crate::store::StoreId;
 
 /// The rule at one node of the tree: its limit, and how its answers look.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +91,7 @@ impl Rule {
     }
 
     /// The store that counts the rule; `None` if nothing is counted.
-    pub fn store(&self) -> Option<StoreRef> {
+    pub fn store(&self) -> Option<StoreId> {
         match self.allowance {
             Allowance::Limited(limit) => Some(limit.store),
             Allowance::Unlimited => None,

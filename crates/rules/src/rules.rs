@@ -9,7 +9,7 @@ use memchr::memchr_iter;
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::SmallMap;
-use crate::store::{StoreNames, StoreRef};
+use crate::store::{StoreId, StoreNames};
 use crate::tree::{Branch, Trace};
 pub(crate) use rule_list::RuleList;
 
@@ -36,7 +36,7 @@ pub(crate) struct DomainRules {
     pub(crate) branch: Branch,
     pub(crate) rules: RuleList,
     /// The store of every limit of the domain that names none, and of overrides.
-    pub(crate) store: StoreRef,
+    pub(crate) store: StoreId,
 }
 
 /// The result of looking up one descriptor.
@@ -74,8 +74,8 @@ impl Rules {
     }
 
     /// Returns the store that counts the overrides of `domain` for which there is no rule.
-    pub fn store_of_domain(&self, domain: &str) -> StoreRef {
-        self.domains.get(domain).map_or(StoreRef::DEFAULT, |domain| domain.store)
+    pub fn store_of_domain(&self, domain: &str) -> StoreId {
+        self.domains.get(domain).map_or(StoreId::DEFAULT, |domain| domain.store)
     }
 
     /// Returns the rule for `entries` of `domain`.

@@ -121,7 +121,7 @@ fn value(kind: MapKind, field: Field) -> Value {
         | Field::Unlimited
         | Field::ChargeDenied => json!({"type": ["boolean", "null"]}),
         Field::Metadata => json!({"type": ["object", "null"]}),
-        Field::Store | Field::StoreFrom => {
+        Field::Store => {
             let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
             json!({"type": ["string", "null"], "pattern": pattern})
         }
@@ -203,9 +203,6 @@ fn meaning(kind: MapKind, field: Field) -> &'static str {
         Field::ShareThreshold => "All values that match this pattern share one count.",
         Field::Metadata => "Sent to Envoy as dynamic metadata, as the rule passes or denies.",
         Field::Store => "Name of the store that counts the limit, of those in REDIS_STORES.",
-        Field::StoreFrom => {
-            "The store that counted the limit before, and counts it too until then."
-        }
         Field::Unit => "Unit of the window: a month has 30 days, a year 365.",
         Field::RequestsPerUnit => "Requests in a window; 0 denies all.",
         Field::Unlimited => "Everything passes and nothing is counted.",

@@ -24,15 +24,6 @@ const AMBIGUOUS_ENDS: [&str; 2] = ["-sentinel", "-socket"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StoreId(NonZeroU8);
 
-/// Which store counts a limit. It takes two bytes, since each limit has one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct StoreRef {
-    /// The store that counts the limit.
-    pub owner: StoreId,
-    /// `store_from`: the store that counted the limit before, and counts it too while it moves.
-    pub from: Option<StoreId>,
-}
-
 /// The names of the stores besides the default one, in the order of their numbers. Clones share
 /// the names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,7 +37,7 @@ pub struct DomainStores(Option<Arc<[DomainStore]>>);
 #[derive(Debug, PartialEq, Eq)]
 struct DomainStore {
     domain: Box<str>,
-    store: StoreRef,
+    store: StoreId,
 }
 
 // === impl StoreId ===
@@ -66,13 +57,6 @@ impl StoreId {
     pub const fn number(self) -> usize {
         self.0.get() as usize - 1
     }
-}
-
-// === impl StoreRef ===
-
-impl StoreRef {
-    /// The default store alone.
-    pub const DEFAULT: Self = Self { owner: StoreId::DEFAULT, from: None };
 }
 
 // === impl StoreNames ===
@@ -128,34 +112,6 @@ impl StoreNames {
             number => self.iter().nth(number - 1).unwrap_or("?"),
         }
     }
-
-    /// Formats the store of a limit: `premium`, or `default>premium` while the limit moves.
-    pub fn describe(&self, store: StoreRef) -> String {
-        match store.from {
-            Some(from) => format!("{}>{}", self.name(from), self.name(store.owner)),
-            None => self.name(store.owner).to_owned(),
-        }
-    }
-
-    /// Parses what [`StoreNames::describe`] formats. The error says what is wrong with it.
-    fn parse_ref(&self, text: &str) -> Result<StoreRef, String> {
-        let find = |name: &str| {
-            let known = || self.all().join(", ");
-            let name = name.trim();
-            self.find(name).ok_or_else(|| {
-                format!("'{}' is none of the stores {}", name.escape_debug(), known())
-            })
-        };
-        match text.split_once('>') {
-            None => Ok(StoreRef { owner: find(text)?, from: None }),
-            Some((from, owner)) => {
-                let (from, owner) = (find(from)?, find(owner)?);
-                let store = StoreRef { owner, from: Some(from) };
-                let moves = from != owner;
-                moves.then_some(store).ok_or_else(|| "a domain moves to its own store".to_owned())
-            }
-        }
-    }
 }
 
 // === impl DomainStores ===
@@ -164,8 +120,8 @@ impl DomainStores {
     /// No domain has a store of its own.
     pub const NONE: Self = Self(None);
 
-    /// Parses `domain=store` and `domain=old>new`, separated by commas, as `STORE_OF_DOMAIN` has
-    /// them. The domain ends at the last `=`.
+    /// Parses `domain=store`, separated by commas, as `STORE_OF_DOMAIN` has them. The domain ends
+    /// at the last `=`.
     ///
     /// # Errors
     /// What is wrong with the first faulty item.
@@ -180,23 +136,38 @@ impl DomainStores {
             if stores.iter().any(|known| *known.domain == *domain) {
                 return Err(format!("'{}' stands twice", domain.escape_debug()));
             }
-            let store = names.parse_ref(store)?;
+            let store = named(store.trim(), names)?;
             stores.push(DomainStore { domain: domain.into(), store });
         }
         Ok(Self((!stores.is_empty()).then(|| stores.into())))
     }
 
     /// Returns the store of a domain.
-    pub fn find(&self, domain: &str) -> StoreRef {
+    pub fn find(&self, domain: &str) -> StoreId {
         let found = self.iter().find(|(known, _)| *known == domain);
-        found.map_or(StoreRef::DEFAULT, |(_, store)| store)
+        found.map_or(StoreId::DEFAULT, |(_, store)| store)
     }
 
     /// Returns the domains with their stores, in the order of the setting.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, StoreRef)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, StoreId)> {
         let all = self.0.iter().flat_map(|all| all.iter());
         all.map(|DomainStore { domain, store }| (&**domain, *store))
     }
+}
+
+/// Finds a store by name. The error says what is wrong with the name.
+fn named(name: &str, names: &StoreNames) -> Result<StoreId, String> {
+    if let Some((_, store)) = name.split_once('>') {
+        return Err(format!(
+            "a domain no longer moves from one store to another, as '{}' says; write '{}' alone, \
+             and its windows restart",
+            name.escape_debug(),
+            store.trim().escape_debug()
+        ));
+    }
+    names.find(name).ok_or_else(|| {
+        format!("'{}' is none of the stores {}", name.escape_debug(), names.all().join(", "))
+    })
 }
 
 /// Checks that `name` is one that variables and labels can contain.
@@ -269,27 +240,31 @@ mod tests {
     }
 
     #[test]
-    fn the_stores_of_domains_are_read_as_they_are_described() {
+    fn the_stores_of_domains_are_read_by_their_names() {
         let names = StoreNames::parse("premium,batch").unwrap();
-        let stores = DomainStores::parse("a=premium, b=c=default > batch,", &names).unwrap();
-        let described: Vec<_> =
-            stores.iter().map(|(domain, store)| (domain, names.describe(store))).collect();
-        assert_eq!(described, [("a", "premium".into()), ("b=c", "default>batch".into())]);
-        assert_eq!(stores.find("b"), StoreRef::DEFAULT);
+        let stores = DomainStores::parse("a=premium, b=c= batch,", &names).unwrap();
+        let read: Vec<_> =
+            stores.iter().map(|(domain, store)| (domain, names.name(store))).collect();
+        assert_eq!(read, [("a", "premium"), ("b=c", "batch")]);
+        assert_eq!(stores.find("b"), StoreId::DEFAULT);
         for (list, problem) in [
             ("a", "'a' is not domain=store"),
             ("=premium", "'=premium' is not domain=store"),
             ("a=gold", "'gold' is none of the stores default, premium, batch"),
             ("a=premium,a=batch", "'a' stands twice"),
-            ("a=batch>batch", "a domain moves to its own store"),
+            (
+                "a=batch>premium",
+                "a domain no longer moves from one store to another, as 'batch>premium' says; \
+                 write 'premium' alone, and its windows restart",
+            ),
         ] {
             assert_eq!(DomainStores::parse(list, &names), Err(problem.to_owned()));
         }
     }
 
     #[test]
-    fn the_store_of_a_limit_takes_two_bytes() {
-        assert_eq!(size_of::<StoreRef>(), 2);
+    fn the_store_of_a_limit_takes_a_byte() {
+        assert_eq!(size_of::<StoreId>(), 1);
         assert_eq!(size_of::<crate::Limit>(), 20);
     }
 }

@@ -38,7 +38,7 @@ fn each_change_is_reported_with_its_effect_on_counts() {
 ~ d.b
     at new.yaml:4:5, was at old.yaml:4:5
     unit: minute → hour
-    counts restart: what was spent is forgotten
+    counts restart: up to twice the limit is admitted in the window of the change
 1 removed, 1 added, 2 changed (1 restarts its counts), 0 the same
 ";
     assert_eq!(ran.ended(1).out, expected);

@@ -3,7 +3,7 @@
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::stores::{NamedStore, SHARDS_OF_ALL_MAX, Stores};
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Return, Store};
-use ratelease_rules::{Limit, StoreNames, StoreRef, Unit};
+use ratelease_rules::{Limit, StoreId, StoreNames, Unit};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +31,13 @@ async fn a_named_store_keeps_the_contract() {
     let memory = || Arc::new(MemoryStore::system());
     let named = NamedStore { name: "premium".into(), store: memory() };
     let stores = Stores::new(memory(), Some(memory()), vec![named]);
-    keeps_the_contract(&Under { stores, store: StoreRef { owner, from: None } }).await;
+    keeps_the_contract(&Under { stores, store: owner }).await;
 }
 
 /// Asks under limits that this store counts.
 struct Under {
     stores: Stores,
-    store: StoreRef,
+    store: StoreId,
 }
 
 impl Under {

@@ -94,8 +94,7 @@ settings! {
             Expected::new(format!("names of stores, and {problem}")).example("premium,batch")
         })
     });
-    /// Stores of domains whose rules name none, such as acme=premium,shop=premium; while a domain
-    /// moves, shop=default>premium [default: none]
+    /// Stores of domains whose rules name none, such as acme=premium,shop=batch [default: none]
     STORE_OF_DOMAIN: OptionalSetting<String> = text("LIST");
 }
 
@@ -213,7 +212,7 @@ impl ReadingFlags {
         match DomainStores::parse(list, stores) {
             Ok(parsed) => Some(parsed),
             Err(problem) => {
-                let fix = "write domain=store, or domain=old>new while it moves";
+                let fix = "write domain=store";
                 faults.add(Fault::new("STORE_OF_DOMAIN", problem, fix).with_found(list));
                 None
             }

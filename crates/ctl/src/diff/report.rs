@@ -80,7 +80,9 @@ fn shown(value: &Value) -> String {
 fn words(counts: CountChange) -> String {
     match counts {
         CountChange::Kept => "counts are kept".to_owned(),
-        CountChange::Restart => "counts restart: what was spent is forgotten".to_owned(),
+        CountChange::Restart => "counts restart: up to twice the limit is admitted in the window \
+                                 of the change"
+            .to_owned(),
         CountChange::KeptWithoutPools(pools) => {
             let lost = if pools == 1 { "1 pool".to_owned() } else { format!("{pools} pools") };
             format!(

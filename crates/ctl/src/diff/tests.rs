@@ -1,6 +1,7 @@
 //! Tests of the differences between two texts of rules.
 
-use ratelease_rules::{Options, Source, load};
+use ratelease_rules::{Options, Source, StoreNames, load};
+use serde_json::json;
 
 use super::*;
 
@@ -92,6 +93,23 @@ fn sharing_a_count_restarts_it() {
     let diff = compare(&old, &new);
     assert_eq!(diff.changed[0].counts, CountChange::Restart);
     assert_eq!(diff.changed[0].settings[0].0, "share_threshold");
+}
+
+#[test]
+fn another_store_restarts_the_counts() {
+    let with = |store: &str| {
+        let text = format!(
+            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 1, \
+             store: {store}}}}}]\n"
+        );
+        let source = Source { name: "d.yaml".into(), text: text.into_bytes() };
+        let stores = StoreNames::parse("premium").expect("a name");
+        load(&[source], Options { stores, ..Options::default() }).expect("good rules").rules
+    };
+    let (old, new) = (with("default"), with("premium"));
+    let diff = compare(&old, &new);
+    assert_eq!(diff.changed[0].counts, CountChange::Restart);
+    assert_eq!(diff.changed[0].settings, [("store", json!("default"), json!("premium"))]);
 }
 
 #[test]

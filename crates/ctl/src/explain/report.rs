@@ -154,7 +154,7 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
     field("algorithm", limit.algorithm.name(), out)?;
     field("lease", &rule::lent(limit, leasing), out)?;
     if !stores.is_empty() {
-        field("store", &rule::counted_by(limit, stores), out)?;
+        field("store", stores.name(limit.store), out)?;
     }
     field("store away", rule::failure(*failure_mode), out)?;
     if !charge_denied {

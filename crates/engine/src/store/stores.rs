@@ -6,16 +6,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelease_rules::{DEFAULT_STORE, Limit, STORES_MAX, StoreId};
 
-use super::moving::Moving;
 use super::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, SHARDS_MAX, Store};
 use crate::counter::Count;
 
 /// Sends each ask to the store that its limit names ([`Limit::store`]). Limits by the second that
 /// name none have a store of their own where `REDIS_PERSECOND` is set.
 ///
-/// While a limit moves, both of its stores count it (`store/moving`). Each pair of stores has
-/// shards of its own, hence queues, budgets and breakers of its own: a store that fails affects
-/// only the limits that it counts.
+/// Each store has shards of its own, hence queues, budgets and breakers of its own: a store that
+/// fails affects only the limits that it counts.
 pub struct Stores {
     default: Arc<dyn Store>,
     per_second: Option<Arc<dyn Store>>,
@@ -33,26 +31,12 @@ pub struct NamedStore {
 /// The name of the store of limits by the second in metrics.
 const PER_SECOND_NAME: &str = "persecond";
 
-/// The place of the store of limits by the second. The others stand at their numbers
+/// The index of the store of limits by the second. The others have their numbers
 /// ([`StoreId::number`]).
 const PER_SECOND: usize = STORES_MAX + 1;
 
-/// Number of stores that there may be.
-const PLACES: usize = PER_SECOND + 1;
-
-/// Number of pairs of a store and the one that its limits move from, which may be none.
-const ROUTES: usize = PLACES * (PLACES + 1);
-
 /// The largest number of shards of all stores together. Only those that are asked have queues.
-pub const SHARDS_OF_ALL_MAX: usize = ROUTES * SHARDS_MAX;
-
-/// The places of the stores that count a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Route {
-    owner: usize,
-    /// The store that the limit moves from.
-    from: Option<usize>,
-}
+pub const SHARDS_OF_ALL_MAX: usize = (PER_SECOND + 1) * SHARDS_MAX;
 
 // === impl Stores ===
 
@@ -66,37 +50,32 @@ impl Stores {
         Self { default, per_second, named }
     }
 
-    fn place(&self, store: StoreId, limit: Limit) -> usize {
-        let is_default = store == StoreId::DEFAULT;
+    /// The index of the store that counts `limit`.
+    fn index(&self, limit: Limit) -> usize {
+        let is_default = limit.store == StoreId::DEFAULT;
         if is_default && self.per_second.is_some() && limit.window_seconds() == 1 {
             PER_SECOND
         } else {
-            store.number()
+            limit.store.number()
         }
     }
 
-    fn route(&self, limit: Limit) -> Route {
-        let owner = self.place(limit.store.owner, limit);
-        let from = limit.store.from.map(|from| self.place(from, limit));
-        Route { owner, from }
-    }
-
-    /// The store at `place`. Rules name only stores that exist, so every place has one.
-    fn at(&self, place: usize) -> &Arc<dyn Store> {
-        match (place, &self.per_second) {
+    /// The store at `index`. Rules name only stores that exist, so every index has one.
+    fn at(&self, index: usize) -> &Arc<dyn Store> {
+        match (index, &self.per_second) {
             (PER_SECOND, Some(store)) => store,
             _ => {
-                let named = place.checked_sub(1).and_then(|at| self.named.get(at));
+                let named = index.checked_sub(1).and_then(|at| self.named.get(at));
                 named.map_or(&self.default, |named| &named.store)
             }
         }
     }
 
-    fn name(&self, place: usize) -> &str {
-        match place {
+    fn name(&self, index: usize) -> &str {
+        match index {
             PER_SECOND => PER_SECOND_NAME,
             _ => {
-                let named = place.checked_sub(1).and_then(|at| self.named.get(at));
+                let named = index.checked_sub(1).and_then(|at| self.named.get(at));
                 named.map_or(DEFAULT_STORE, |named| &named.name)
             }
         }
@@ -110,20 +89,12 @@ impl Stores {
 
 impl Store for Stores {
     fn shard(&self, ask: &Ask) -> usize {
-        let route = self.route(ask.limit);
-        route.number() * SHARDS_MAX + self.at(route.owner).shard(ask) % SHARDS_MAX
+        let index = self.index(ask.limit);
+        index * SHARDS_MAX + self.at(index).shard(ask) % SHARDS_MAX
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
-        let Route { owner, from } = self.route(ask.limit);
-        let owner = self.at(owner);
-        match from {
-            // Tokens in a pool have been counted by both stores.
-            Some(from) if ask.pool.is_none() => {
-                Box::pin(Moving { from: &**self.at(from), to: &**owner }.lend(ask))
-            }
-            _ => owner.lend(ask),
-        }
+        self.at(self.index(ask.limit)).lend(ask)
     }
 
     fn ready(&self) -> ReadyFuture<'_> {
@@ -133,11 +104,7 @@ impl Store for Stores {
     }
 
     fn silence(&self, shard: usize) -> Option<Duration> {
-        match Route::from_number(shard / SHARDS_MAX) {
-            Route { owner, from: None } => self.at(owner).silence(shard % SHARDS_MAX),
-            // An ask may wait for either store.
-            Route { from: Some(_), .. } => None,
-        }
+        self.at(shard / SHARDS_MAX).silence(shard % SHARDS_MAX)
     }
 
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
@@ -156,15 +123,11 @@ impl Store for Stores {
     }
 
     fn owner(&self, ask: &Ask) -> Option<String> {
-        self.at(self.route(ask.limit).owner).owner(ask)
+        self.at(self.index(ask.limit)).owner(ask)
     }
 
     fn store_name(&self, shard: usize) -> String {
-        let Route { owner, from } = Route::from_number(shard / SHARDS_MAX);
-        match from {
-            Some(from) => format!("{}>{}", self.name(from), self.name(owner)),
-            None => self.name(owner).to_owned(),
-        }
+        self.name(shard / SHARDS_MAX).to_owned()
     }
 
     fn describe(&self) -> String {
@@ -176,19 +139,6 @@ impl Store for Stores {
             text.push_str(&format!(", {name} {}", store.describe()));
         }
         text
-    }
-}
-
-// === impl Route ===
-
-impl Route {
-    /// The number of the route, below [`ROUTES`]. That of a store alone is its place.
-    fn number(self) -> usize {
-        self.from.map_or(0, |from| from + 1) * PLACES + self.owner
-    }
-
-    fn from_number(number: usize) -> Self {
-        Self { owner: number % PLACES, from: (number / PLACES).checked_sub(1) }
     }
 }
 

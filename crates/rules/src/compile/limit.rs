@@ -7,7 +7,7 @@ use super::limit_options::{LeaseOption, LimitOptions};
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
 use crate::field::Field;
-use crate::file::{LimitFields, RateLimit, StoreFields};
+use crate::file::{LimitFields, RateLimit};
 use crate::lease::Leasing;
 use crate::limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit,
@@ -92,7 +92,7 @@ impl Compiler<'_> {
             burst,
             options:
                 LimitFields { algorithm, max_delay, lease, shards, charge_denied, failure_mode },
-            store: StoreFields { store, store_from },
+            store,
         } = limit;
         let idle = [
             (Field::UnitMultiplier, unit_multiplier.place()),
@@ -104,7 +104,6 @@ impl Compiler<'_> {
             (Field::ChargeDenied, charge_denied.place()),
             (Field::FailureMode, failure_mode.place()),
             (Field::Store, store.place()),
-            (Field::StoreFrom, store_from.place()),
         ];
         for (field, place) in idle {
             if let Some(place) = place {
@@ -133,7 +132,7 @@ impl Compiler<'_> {
         let unit_multiplier = self.unit_multiplier(limit, unit);
         let requests_per_unit = self.requests_per_unit(limit, kind);
         let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
-        let store = self.store_of_limit(limit, kind);
+        let store = self.store_of_limit(limit);
         let built = Limit {
             requests_per_unit: requests_per_unit?,
             unit: unit?,

@@ -23,14 +23,7 @@ pub(crate) struct RateLimit<'d> {
     pub(crate) name: Parsed<&'d str>,
     pub(crate) replaces: Vec<Replaced<'d>>,
     pub(crate) options: LimitFields<'d>,
-    pub(crate) store: StoreFields<'d>,
-}
-
-/// The store that a `rate_limit` or a file names.
-#[derive(Debug, Default)]
-pub(crate) struct StoreFields<'d> {
     pub(crate) store: Parsed<&'d str>,
-    pub(crate) store_from: Parsed<&'d str>,
 }
 
 /// An item of `replaces`.
@@ -99,7 +92,7 @@ impl<'d> Reader<'d, '_> {
                 Field::Unlimited => read.unlimited = self.flag(value, field),
                 Field::Name => read.name = self.text(value, field),
                 Field::Replaces => read.replaces = self.replaces(value),
-                Field::Store | Field::StoreFrom => self.store(field, value, &mut read.store),
+                Field::Store => read.store = self.text(value, field),
                 _ => self.options(field, value, &mut read.options),
             }
         }
@@ -125,15 +118,6 @@ impl<'d> Reader<'d, '_> {
             Field::Shards => read.shards = self.number(value, field, 1..=POOLS_MAX.into()),
             Field::ChargeDenied => read.charge_denied = self.flag(value, field),
             Field::FailureMode => read.failure_mode = self.text(value, field),
-            _ => {}
-        }
-    }
-
-    /// Reads the fields that name a store.
-    pub(super) fn store(&mut self, field: Field, value: &'d Node<'d>, read: &mut StoreFields<'d>) {
-        match field {
-            Field::Store => read.store = self.text(value, field),
-            Field::StoreFrom => read.store_from = self.text(value, field),
             _ => {}
         }
     }
@@ -205,7 +189,7 @@ impl RateLimit<'_> {
             name: Parsed::Absent,
             replaces: Vec::new(),
             options: LimitFields::default(),
-            store: StoreFields::default(),
+            store: Parsed::Absent,
         }
     }
 }

@@ -47,7 +47,7 @@ fn row_2_unknown_key_with_the_nearest_known_one() {
                       quota_mode, detailed_metric, value_to_metric, share_threshold, metadata";
     let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, \
                  charge_denied, unit_multiplier, algorithm, burst, max_delay, lease, shards, \
-                 failure_mode, store, store_from";
+                 failure_mode, store";
     refuses(
         "unknown_key.yaml",
         &[
@@ -282,7 +282,7 @@ fn one_fault_refuses_the_load_and_columns_count_characters() {
     ];
     let found = refusal(&sources, NO_MERGE);
     let expected = "é.yaml:2:1: unknown key 'édition'; expected one of domain, descriptors, \
-                    defaults, store, store_from";
+                    defaults, store";
     assert_eq!(found, [expected]);
     let found = refusal(&[source("\u{feff}{é: 1, domain: ''}\r\n")], NO_MERGE);
     assert!(found[0].starts_with("a.yaml:1:2: unknown key 'é'"), "{found:?}");

@@ -160,11 +160,8 @@ fn extensions(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, String)> {
     if !charge_denied {
         set.push(("charge_denied", "false".to_owned()));
     }
-    if let Some(store) = rule.store() {
-        if store.owner != StoreId::DEFAULT || store.from.is_some() {
-            set.push(("store", stores.name(store.owner).to_owned()));
-        }
-        set.extend(store.from.map(|from| ("store_from", stores.name(from).to_owned())));
+    if let Some(store) = rule.store().filter(|store| *store != StoreId::DEFAULT) {
+        set.push(("store", stores.name(store).to_owned()));
     }
     set
 }
@@ -232,7 +229,6 @@ mod tests {
             ),
             ("store: default", ""),
             ("store: premium", ", store: premium"),
-            ("store: default, store_from: premium", ", store: default, store_from: premium"),
         ];
         for (beside, end) in table {
             let expected = format!(

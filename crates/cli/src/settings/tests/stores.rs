@@ -74,7 +74,7 @@ fn every_fault_of_named_stores_is_reported() {
     );
     let [domain, kind, url] = found.as_slice() else { panic!("{found:#?}") };
     let expected = "STORE_OF_DOMAIN: 'gold' is none of the stores default, premium, batch, found \
-                    \"acme=gold\"; write domain=store, or domain=old>new while it moves";
+                    \"acme=gold\"; write domain=store";
     assert_eq!(domain, expected);
     assert!(kind.starts_with("REDIS_STORE_PREMIUM_TYPE: expected single, cluster or"), "{kind}");
     let expected = "REDIS_STORE_BATCH_URL: REDIS_STORES names batch, which needs it; set it or \
@@ -90,9 +90,9 @@ fn every_fault_of_named_stores_is_reported() {
 
 #[test]
 fn the_names_and_the_stores_of_domains_reach_the_rules() {
-    let env = [&TWO[..], &[("STORE_OF_DOMAIN", "acme=default>premium")]].concat();
+    let env = [&TWO[..], &[("STORE_OF_DOMAIN", "acme=premium")]].concat();
     let options = good("ratelease serve", &env).rules.options;
     assert_eq!(options.stores.all(), ["default", "premium", "batch-2"]);
     let of_acme = options.domain_stores.find("acme");
-    assert_eq!(options.stores.describe(of_acme), "default>premium");
+    assert_eq!(options.stores.name(of_acme), "premium");
 }

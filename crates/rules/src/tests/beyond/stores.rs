@@ -24,32 +24,31 @@ fn loaded(texts: &[&str], domain_stores: &str) -> Result<Rules, Vec<String>> {
 
 /// The store of each rule, in order of their paths.
 fn stores(rules: &Rules) -> Vec<(&str, String)> {
-    let store = |rule: &'_ Arc<Rule>| rules.stores().describe(rule.store().unwrap());
+    let store = |rule: &'_ Arc<Rule>| rules.stores().name(rule.store().unwrap()).to_owned();
     rules.iter().map(|rule| (&*rule.path, store(rule))).collect()
 }
 
 #[test]
 fn a_limit_is_counted_by_its_own_store_or_that_of_its_domain() {
-    let shop = "domain: shop\nstore: premium\nstore_from: default\ndescriptors:\n\
+    let shop = "domain: shop\nstore: premium\ndescriptors:\n\
                 - {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n\
                 - {key: b, rate_limit: {unit: day, requests_per_unit: 1, store: batch}}\n\
                 - {key: c, rate_limit: {unit: day, requests_per_unit: 1, store: default}}\n\
                 - key: d\n  descriptors:\n  - key: e\n    rate_limit: {unit: second, \
-                requests_per_unit: 1, store: default, store_from: batch}\n";
+                requests_per_unit: 1, store: batch}\n";
     let plain = "domain: plain\ndescriptors: [{key: a, rate_limit: {unit: day, \
                  requests_per_unit: 1}}]\n";
     let rules = loaded(&[shop, plain], "").unwrap();
     let expected = [
         ("plain.a", "default"),
-        ("shop.a", "default>premium"),
+        ("shop.a", "premium"),
         ("shop.b", "batch"),
         ("shop.c", "default"),
-        ("shop.d.e", "batch>default"),
+        ("shop.d.e", "batch"),
     ];
     assert_eq!(stores(&rules), expected.map(|(path, store)| (path, store.to_owned())));
-    let of_domain = |domain| rules.stores().describe(rules.store_of_domain(domain));
-    assert_eq!(of_domain("shop"), "default>premium");
-    assert_eq!((of_domain("plain"), of_domain("other")), ("default".into(), "default".into()));
+    let of_domain = |domain| rules.stores().name(rules.store_of_domain(domain));
+    assert_eq!(["shop", "plain", "other"].map(of_domain), ["premium", "default", "default"]);
 }
 
 #[test]
@@ -93,7 +92,6 @@ fn a_setting_names_the_store_of_a_domain_whose_rules_name_none() {
         stores(&rules)[0].1.clone()
     };
     assert_eq!(of("", "shop=premium,other=batch"), "premium");
-    assert_eq!(of("", "shop=default>premium"), "default>premium");
     assert_eq!(of("store: batch\n", "shop=premium"), "batch", "the file's own");
     let versions = ["", "shop=premium"].map(|it| loaded(&[&file("")], it).unwrap().version());
     assert_ne!(versions[0], versions[1]);
@@ -107,12 +105,9 @@ fn a_store_that_has_no_settings_is_refused_where_it_stands() {
         &[
             &format!("2:8: unknown store 'premum'; {known}"),
             &format!("5:67: unknown store 'premium'; {known}"),
-            "6:72: 'store_from' needs 'store' beside it: the store to move to",
-            "7:88: 'store_from' names the store that the limit moves to; name the one that counted \
-             it before, or remove it",
-            &format!("8:67: unknown store '7'; {known}"),
-            "9:14: 'store' cannot stand here; it belongs to the file's top level or 'rate_limit'",
-            &format!("10:88: unknown store 'defualt'; {known}; did you mean 'default'?"),
+            &format!("6:67: unknown store '7'; {known}"),
+            "7:14: 'store' cannot stand here; it belongs to the file's top level or 'rate_limit'",
+            &format!("8:67: unknown store 'defualt'; {known}; did you mean 'default'?"),
         ],
     );
     let named = "domain: a\nstore: premum\n";
@@ -122,28 +117,19 @@ fn a_store_that_has_no_settings_is_refused_where_it_stands() {
 }
 
 #[test]
-fn a_leaky_bucket_does_not_move() {
-    let file = |top: &str, beside: &str| {
-        format!(
-            "domain: shop\n{top}descriptors:\n- {{key: a, rate_limit: {{unit: day, \
-             requests_per_unit: 1, algorithm: leaky_bucket{beside}}}}}\n"
-        )
-    };
-    let moves = "store: premium\nstore_from: default\n";
-    let refused = "leaky_bucket cannot move with 'store_from', that of its domain included; give \
-                   this limit a 'store' alone";
-    for (top, beside, setting, place) in [
-        ("", ", store: premium, store_from: default", "", Some("3:111")),
-        (moves, "", "", Some("5:24")),
-        ("defaults: {algorithm: leaky_bucket}\n", "", "shop=default>premium", Some("4:24")),
-        ("", ", store: premium", "shop=default>premium", None),
-        (moves, ", store: default", "", None),
-    ] {
-        let found = loaded(&[&file(top, beside)], setting).err().unwrap_or_default();
-        let expected: Vec<_> =
-            place.iter().map(|place| format!("0.yaml:{place}: {refused}")).collect();
-        assert_eq!(found, expected, "{top}{beside}");
-    }
+fn a_file_with_store_from_keeps_its_rules_and_gets_a_warning_that_says_what_to_do() {
+    let text = "domain: shop\nstore: premium\nstore_from: default\ndescriptors:\n- {key: a, \
+                rate_limit: {unit: day, requests_per_unit: 1, store: batch, store_from: [x]}}\n- \
+                {key: b, rate_limit: {unit: day, requests_per_unit: 1, algorithm: leaky_bucket}}\n";
+    let source = Source { name: "0.yaml".into(), text: text.into() };
+    let Loaded { rules, warnings, .. } = load(&[source], options("")).unwrap();
+    let expected = [("shop.a", "batch".to_owned()), ("shop.b", "premium".to_owned())];
+    assert_eq!(stores(&rules), expected);
+    let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    let meaning = "'store_from' has no effect any more; remove it. Only 'store' counts the limit: \
+                   when it changes, windows restart, and up to twice the limit is admitted in the \
+                   window of the change";
+    assert_eq!(warnings, ["3:1", "5:72"].map(|place| format!("0.yaml:{place}: {meaning}")));
 }
 
 #[test]
