@@ -54,8 +54,7 @@ pub(super) async fn compile_all(
     documents: Vec<Document>,
     changed: Vec<i64>,
 ) -> Result<Checked, Problem> {
-    let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
-    let memory = memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS);
+    let memory = domain_memory(app);
     let compiled = heavy(move |_| {
         let (warnings, texts) = compile(&documents, memory)?;
         let texts = documents.iter().zip(texts).zip(changed).map(|((document, text), changed)| {
@@ -67,6 +66,12 @@ pub(super) async fn compile_all(
         Ok(Checked { texts, documents, warnings })
     });
     compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
+}
+
+/// The part of a pod's memory for rules that one domain may need, or all domains of a token together.
+fn domain_memory(app: &App) -> usize {
+    let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
+    memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
 }
 
 /// What makes the drafts of their domains these documents. Compared before the transaction.
@@ -120,7 +125,7 @@ pub(super) async fn approve(
     if next == published {
         return Ok(approved);
     }
-    check_share(app, caller, &published, &next)?;
+    check_share(app, caller, &published, &next).await?;
     let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
     if after <= max {
         if let Some(open) = &rollout {
@@ -205,7 +210,7 @@ async fn check_overlay(
 ) -> Result<(), Problem> {
     let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
     let texts = laid_over(published, overlay);
-    check_share(app, caller, published, &texts)?;
+    check_share(app, caller, published, &texts).await?;
     let bytes: usize = texts.values().map(String::len).sum();
     if bytes > app.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
@@ -289,24 +294,42 @@ pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
 }
 
 /// Refuses what would leave other tenants no room: all domains of a token that is for some have
-/// together what one domain may. A share that is too large may become smaller.
-fn check_share(
+/// together what one domain may, in bytes and in a pod's memory. A share that is too large may
+/// become smaller.
+async fn check_share(
     app: &App,
     caller: &Caller,
     published: &BTreeMap<String, String>,
     next: &BTreeMap<String, String>,
 ) -> Result<(), Problem> {
     let Some(own) = caller.domains() else { return Ok(()) };
-    let bytes = |texts: &BTreeMap<String, String>| {
-        own.iter().filter_map(|domain| texts.get(domain)).map(String::len).sum::<usize>()
+    let share = |texts: &BTreeMap<String, String>| -> BTreeMap<String, String> {
+        let text = |domain: &String| Some((domain.clone(), texts.get(domain)?.clone()));
+        own.iter().filter_map(text).collect()
     };
-    let (before, after, max) = (bytes(published), bytes(next), app.domain_bytes_max);
-    if after <= max || after <= before {
+    let (before, after) = (share(published), share(next));
+    if before == after {
         return Ok(());
     }
+    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let max = app.domain_bytes_max;
+    if bytes(&after) > max && bytes(&after) > bytes(&before) {
+        let detail = format!(
+            "the published rules of the token's domains together would be {} bytes; expected at \
+             most {max} (--domain-bytes-max). Remove some, or have a token of all domains publish \
+             them",
+            bytes(&after)
+        );
+        return Err(Problem::conflict("too-many-rules", detail));
+    }
+    let max = domain_memory(app);
+    let Some(needed) = excess(after, Some(before), max).await? else { return Ok(()) };
     let detail = format!(
-        "the published rules of the token's domains together would be {after} bytes; expected at \
-         most {max} (--domain-bytes-max). Remove some, or have a token of all domains publish them"
+        "a pod would need {} of memory while it replaces the rules of the token's domains \
+         together; expected at most {}, by --pod-memory and --domain-bytes-max. Remove some, or \
+         have a token of all domains publish them",
+        mib(needed),
+        mib(max)
     );
     Err(Problem::conflict("too-many-rules", detail))
 }
@@ -335,24 +358,15 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
     Err(Problem::faults("domains are too large to be published; remove rules of each", faults))
 }
 
-/// Compiles all that would be published, as a pod does, and compares the memory that this takes
-/// with that of pods. A set that needs too much may take the place of a `former` one that needs
-/// more.
+/// Compiles all that would be published, as a pod does, and refuses what needs more memory than
+/// pods have.
 async fn check_set(
     app: &App,
     texts: BTreeMap<String, String>,
     former: Option<BTreeMap<String, String>>,
 ) -> Result<(), Problem> {
     let max = memory_for_rules(app.pod_memory);
-    let needed = memory_of(texts).await?;
-    if needed <= max {
-        return Ok(());
-    }
-    if let Some(former) = former
-        && memory_of(former).await.is_ok_and(|former| former > needed)
-    {
-        return Ok(());
-    }
+    let Some(needed) = excess(texts, former, max).await? else { return Ok(()) };
     let detail = format!(
         "a pod would need {} of memory while it replaces all published rules, and has {} for that; \
          remove some, or give pods more memory and raise --pod-memory",
@@ -360,6 +374,24 @@ async fn check_set(
         mib(max)
     );
     Err(Problem::conflict("too-many-rules", detail))
+}
+
+/// The memory that a pod needs for these rules together, if it is more than `max`. `None` too if
+/// they take the place of `former` ones that need no less.
+async fn excess(
+    texts: BTreeMap<String, String>,
+    former: Option<BTreeMap<String, String>>,
+    max: usize,
+) -> Result<Option<usize>, Problem> {
+    let needed = memory_of(texts).await?;
+    if needed <= max {
+        return Ok(None);
+    }
+    let is_less = match former {
+        Some(former) => memory_of(former).await.is_ok_and(|former| former >= needed),
+        None => false,
+    };
+    Ok((!is_less).then_some(needed))
 }
 
 /// The memory that a pod needs for these rules together, which compile.

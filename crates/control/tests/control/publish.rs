@@ -219,14 +219,53 @@ async fn no_domain_takes_the_place_of_the_others() {
     server.stop().await;
 }
 
+/// A rule file of keys without limits, which take many times their text in a pod.
+fn flat(domain: &str, keys: usize) -> String {
+    let list: String = (0..keys).map(|at| format!("- key: k{at:05}\n")).collect();
+    format!("domain: {domain}\ndescriptors:\n{list}")
+}
+
+#[tokio::test]
+async fn one_token_for_several_domains_leaves_other_tenants_memory_of_pods() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let domains: Vec<_> = (0..12).map(|at| format!("d{at:02}")).collect();
+    let create = ["create", "--name", "ci", "--access", "write", "--domains", &domains.join(",")];
+    let own = place.token(&create).await.unwrap();
+    let import = async |domain: &str, keys: usize, token: &str| {
+        let call = Call::new("POST", "/v1/import?publish=true").token(token);
+        server.send(call.body("application/yaml", flat(domain, keys).as_bytes())).await
+    };
+    // Each fits into what one domain may need, and so do no two of them.
+    for (at, domain) in domains.iter().enumerate() {
+        let answer = import(domain, 8000, &own).await;
+        assert_eq!(answer.status, if at == 0 { 200 } else { 409 }, "{domain}: {answer:?}");
+        if at > 0 {
+            assert!(answer.text.contains("the token's domains together"), "{answer:?}");
+            assert!(answer.text.contains("--pod-memory"), "{answer:?}");
+        }
+    }
+    // Nor a rollout, whose chosen pods would have it at once.
+    let rollout = json!({"domains": ["d02"], "pods": {"percent": 10}});
+    server.import(&flat("d02", 8000)).await;
+    let call = Call::new("POST", "/v1/rollouts").token(&own).json(&rollout);
+    let refused = server.send(call).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(refused.text.contains("the token's domains together"), "{refused:?}");
+    // Another tenant's domain has room.
+    assert_eq!(import("other", 8000, &server.token).await.status, 200);
+    // An operator may give the token's domains more; the token may then only make them smaller.
+    let more = import("d01", 8000, &server.token).await;
+    assert_eq!(more.status, 200, "{more:?}");
+    assert_eq!(import("d01", 8001, &own).await.status, 409);
+    assert_eq!(import("d01", 7000, &own).await.status, 200);
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn what_pods_have_no_memory_for_is_not_published() {
     let place = Place::sqlite();
     let server = place.serve().await;
-    let flat = |domain: &str, keys: usize| {
-        let list: String = (0..keys).map(|at| format!("- key: k{at:05}\n")).collect();
-        format!("domain: {domain}\ndescriptors:\n{list}")
-    };
     // 0.4 MB of text, of which a pod of 64 MiB would need 28 MiB while it replaces them.
     server.import(&flat("shop", 30_000)).await;
     let refused = server.post("/v1/publish", &json!({"domains": ["shop"]})).await;
