@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Places, which clients named by `K` take. Those that find none wait, and those of one client keep
 /// none from others. A cheap handle: clones share all state.
@@ -19,7 +19,12 @@ struct Shared<K> {
     of_each_max: u32,
     /// By client, while it has places or waits for some.
     of_each: Mutex<HashMap<K, Arc<Semaphore>>>,
+    /// How many wait for others to give places back, and not for their own client.
+    waiting: watch::Sender<usize>,
 }
+
+/// One that waits for places of others, until this is dropped.
+struct Waits<K: Eq + Hash>(Arc<Shared<K>>);
 
 /// Places of a client, which are free again when this is dropped.
 #[derive(Debug)]
@@ -35,7 +40,13 @@ impl<K: Eq + Hash + Clone> Places<K> {
     /// At most `max` places, of which a client may have `of_each_max`.
     pub fn new(max: usize, of_each_max: u32) -> Self {
         let all = Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS)));
-        Self(Arc::new(Shared { all, of_each_max, of_each: Mutex::default() }))
+        let waiting = watch::Sender::default();
+        Self(Arc::new(Shared { all, of_each_max, of_each: Mutex::default(), waiting }))
+    }
+
+    /// How many wait while their own client has places left: for places that others have.
+    pub(crate) fn waiting(&self) -> watch::Receiver<usize> {
+        self.0.waiting.subscribe()
     }
 
     /// Waits for a place of this client. The caller bounds the time.
@@ -62,13 +73,32 @@ impl<K: Eq + Hash + Clone> Places<K> {
         async move {
             // Those of the client first: while it waits for them, it holds nothing of the others.
             // They are never closed.
-            if let Ok(own) = own.acquire_many_owned(number).await
-                && let Ok(any) = all.acquire_many_owned(number).await
-            {
-                place.permits = Some([own, any]);
-            }
+            let Ok(own) = own.acquire_many_owned(number).await else { return place };
+            let any = match Arc::clone(&all).try_acquire_many_owned(number) {
+                Ok(any) => Ok(any),
+                Err(_) => {
+                    let _waits = Waits::begin(&place.shared);
+                    all.acquire_many_owned(number).await
+                }
+            };
+            place.permits = any.ok().map(|any| [own, any]);
             place
         }
+    }
+}
+
+// === impl Waits ===
+
+impl<K: Eq + Hash> Waits<K> {
+    fn begin(shared: &Arc<Shared<K>>) -> Self {
+        shared.waiting.send_modify(|number| *number += 1);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl<K: Eq + Hash> Drop for Waits<K> {
+    fn drop(&mut self) {
+        self.0.waiting.send_modify(|number| *number -= 1);
     }
 }
 

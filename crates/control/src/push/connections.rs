@@ -34,6 +34,11 @@ const MESSAGES_AT_ONCE: u32 = 64;
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 const MESSAGES_OF_RESPONSE: u32 = 2;
 
+/// Messages beyond that which are counted: streams of a connection that wait together each read
+/// one, and streams that end without a message count too. More are forgotten, so that a pod behind
+/// the same proxy is read again within seconds.
+const MESSAGES_OWED_MAX: u32 = 16;
+
 /// A connection of a pod.
 #[derive(Debug)]
 pub(super) struct PodConnection<I> {
@@ -63,6 +68,8 @@ struct Shared {
     ended: watch::Sender<bool>,
     /// The nodes that its certificate is for.
     certified: OnceLock<Arc<CertifiedNodes>>,
+    /// A hash of the id of the first node that reported hits.
+    node: OnceLock<blake3::Hash>,
     clock: Clock,
     messages: Mutex<MessageBudget>,
 }
@@ -94,10 +101,11 @@ impl ConnectedPod {
 
     /// Identifies the pod by what it cannot choose: its certificate and its address. All clients of
     /// a proxy on this machine have an address of loopback, so that there the id of its node, which
-    /// is the pod's own word, counts too.
-    pub(super) fn identity<'p>(&'p self, node: &'p str) -> impl Hash + use<'p> {
+    /// is the pod's own word, counts too: the first one of the connection.
+    pub(super) fn identity<'p>(&'p self, node: &str) -> impl Hash + use<'p> {
         let ip = self.address.ip();
-        let node = ip.is_loopback().then_some(node);
+        let first = || self.shared.node.get_or_init(|| blake3::hash(node.as_bytes()));
+        let node = ip.is_loopback().then(first);
         (self.certificate.as_deref(), Peer::of(Some(ip)), node)
     }
 
@@ -145,6 +153,7 @@ impl Shared {
             waker: AtomicWaker::default(),
             ended: watch::Sender::default(),
             certified: OnceLock::new(),
+            node: OnceLock::new(),
             clock: Clock::start(),
             messages: Mutex::default(),
         }
@@ -160,7 +169,8 @@ impl MessageBudget {
     }
 
     fn note_message(&mut self, now: Time) {
-        self.full_at = self.full_at.max(now) + MESSAGE_INTERVAL;
+        let latest = now + MESSAGE_INTERVAL * (MESSAGES_AT_ONCE + MESSAGES_OWED_MAX);
+        self.full_at = (self.full_at.max(now) + MESSAGE_INTERVAL).min(latest);
     }
 
     fn note_response(&mut self) {
@@ -266,6 +276,8 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for PodConnection<I> {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{BuildHasher, RandomState};
+
     use super::*;
 
     #[test]
@@ -289,5 +301,34 @@ mod tests {
         let mut read_at = |now: Time| (budget.wait(now).is_zero(), budget.note_message(now)).0;
         let now = start + Duration::from_secs(10);
         assert_eq!([read_at(now), read_at(now), read_at(now)], [true, true, false]);
+    }
+    #[test]
+    fn a_connection_is_read_again_within_seconds_whatever_it_has_sent() {
+        let mut budget = MessageBudget::default();
+        let now = Time::from_nanos(1_000_000_000);
+        for _ in 0..100_000 {
+            budget.note_message(now);
+        }
+        let wait = budget.wait(now);
+        assert!(wait > Duration::from_secs(3) && wait < Duration::from_secs(6), "{wait:?}");
+    }
+
+    #[test]
+    fn a_connection_reports_as_one_pod_whatever_its_nodes_are_called() {
+        let connection = |ip: [u8; 4]| ConnectedPod {
+            address: SocketAddr::from((ip, 1)),
+            certificate: None,
+            shared: Arc::new(Shared::new()),
+        };
+        let hasher = RandomState::new();
+        let identity = |of: &ConnectedPod, node: &str| hasher.hash_one(of.identity(node));
+        let (one, other) = (connection([127, 0, 0, 1]), connection([127, 0, 0, 1]));
+        let first = identity(&one, "a");
+        assert_eq!(identity(&one, "b"), first);
+        assert_ne!(identity(&other, "b"), first, "another pod behind a proxy of this machine");
+        let again = connection([127, 0, 0, 1]);
+        assert_eq!(identity(&again, "a"), first, "a pod that connects again");
+        let (far, far_again) = (connection([10, 0, 0, 1]), connection([10, 0, 0, 1]));
+        assert_eq!(identity(&far, "a"), identity(&far_again, "b"), "its address is its own");
     }
 }

@@ -2,7 +2,6 @@
 //! disconnected.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -30,7 +29,7 @@ const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The same while other responses wait for room: pods that do not answer must not hold all of it
+/// The same while responses of other clients wait for room: pods that do not answer must not hold all of it
 /// for minutes.
 const PRESSED_MAX: Duration = Duration::from_secs(10);
 const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
@@ -39,23 +38,19 @@ const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
 #[derive(Debug, Clone)]
 pub(super) struct Deliveries {
     places: Places<Peer>,
-    /// Number of responses that wait.
-    waiting: Arc<watch::Sender<usize>>,
 }
 
 /// A wait for room, which resolves once there is some.
 pub(super) struct RoomWait {
     bytes: usize,
     room: MaybeDone<BoxFuture<'static, Room>>,
-    waiting: Arc<watch::Sender<usize>>,
-    /// Whether it is counted as one that waits.
-    is_counted: bool,
 }
 
 /// Room for a response.
 #[derive(Debug)]
 pub(super) struct Room {
     _place: Place<Peer>,
+    /// Number of responses that wait for room of other clients than their own.
     waiting: watch::Receiver<usize>,
 }
 
@@ -74,17 +69,16 @@ impl Default for Deliveries {
 impl Deliveries {
     /// At most so many KiB of all responses, and of those to one client.
     pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
-        Self { places: Places::new(kib_max as usize, of_peer_kib_max), waiting: Arc::default() }
+        Self { places: Places::new(kib_max as usize, of_peer_kib_max) }
     }
 
     /// Begins to wait until a response of this size to this client may be made. The largest one
     /// waits until the client has no other.
     pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        let waiting = self.waiting.subscribe();
+        let waiting = self.places.waiting();
         let room = self.places.take_many(peer, kib).map(|_place| Room { _place, waiting });
-        let (room, waiting) = (maybe_done(room.boxed()), Arc::clone(&self.waiting));
-        RoomWait { bytes, room, waiting, is_counted: false }
+        RoomWait { bytes, room: maybe_done(room.boxed()) }
     }
 }
 
@@ -100,19 +94,7 @@ impl RoomWait {
     pub(super) fn take(mut self) -> Result<Room, Self> {
         // The next poll of the wait has the task woken.
         let _ = (&mut self).now_or_never();
-        let room = Pin::new(&mut self.room).take_output();
-        if room.is_none() && !std::mem::replace(&mut self.is_counted, true) {
-            self.waiting.send_modify(|number| *number += 1);
-        }
-        room.ok_or(self)
-    }
-}
-
-impl Drop for RoomWait {
-    fn drop(&mut self) {
-        if self.is_counted {
-            self.waiting.send_modify(|number| *number -= 1);
-        }
+        Pin::new(&mut self.room).take_output().ok_or(self)
     }
 }
 
@@ -207,24 +189,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_does_not_answer_has_less_time_while_others_wait_for_room() {
         let deliveries = Deliveries::new(4, 4);
-        let took = async |waits_after: Option<u64>| {
+        let took = async |waits_after: Option<u64>, of: u8| {
             let room = deliveries.wait(peer(1), 4 << 10).take().ok().unwrap();
             let clock = Clock::start();
             let late = late(1 << 20, room.waiting.clone());
             let other = async {
                 let Some(after) = waits_after else { return };
                 sleep(Duration::from_secs(after)).await;
-                let waits = deliveries.wait(peer(2), 1).take().expect_err("there is no room");
+                let waits = deliveries.wait(peer(of), 1).take().expect_err("there is no room");
                 sleep(Duration::from_secs(1)).await;
                 drop(waits);
             };
             tokio::join!(late, other);
             clock.now().since(Time::default()).as_secs()
         };
-        assert_eq!(took(None).await, 64);
-        assert_eq!(took(Some(10)).await, 11);
-        assert_eq!(took(Some(30)).await, 31);
+        assert_eq!(took(None, 2).await, 64);
+        assert_eq!(took(Some(10), 2).await, 11);
+        assert_eq!(took(Some(30), 2).await, 31);
         // A response that waited before, and waits no more.
-        assert_eq!(took(Some(5)).await, 64);
+        assert_eq!(took(Some(5), 2).await, 64);
+        // One that waits for the room of its own client, which keeps none from others.
+        assert_eq!(took(Some(10), 1).await, 64);
     }
 }
