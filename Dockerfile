@@ -7,7 +7,7 @@
 #
 # Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root.
 # `--platform linux/amd64` or `linux/arm64` selects the machine that it is for; the compiler runs on
-# the builder's own in both cases. docs/containers.md has sizes, and how scripts/images tests them.
+# the builder's own in both cases. docs/operate.md says more, scripts/images tests them.
 #
 # Images are named by digest, so that the same commit is built on the same ground: the script
 # scripts/pin-images asks the registries for newer ones. The binaries carry the list of their crates

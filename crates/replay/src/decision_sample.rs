@@ -56,7 +56,7 @@ fn entries(values: &str) -> Vec<Value> {
 mod tests {
     use super::*;
 
-    /// A line as `docs/observability.md` shows it.
+    /// A line as `docs/operate.md` shows it.
     const LINE: &str = r#"{"@message": "decided", "@timestamp": "2026-11-21T19:53:46.629469Z",
         "domain": "shop", "hits": 3, "how": "local", "target": "ratelease::decision",
         "values": "card=4111,note=a,b,path=/x=y", "verdict": "over_limit"}"#;

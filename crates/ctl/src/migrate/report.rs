@@ -23,7 +23,7 @@ pub(super) fn text(review: &Review, out: &mut Out) -> Result<(), CliError> {
         row(out, word(*effect), &what, action)?;
     }
     for (name, text) in &environment.warnings {
-        let (what, action) = text.split_once("; ").unwrap_or((text, "see docs/settings.md"));
+        let (what, action) = text.split_once("; ").unwrap_or((text, "see docs/operate.md"));
         row(out, "warning", &format!("{name}: {what}"), action)?;
     }
     for unread in &deployment.unread {
