@@ -59,7 +59,7 @@ RUN case $TARGETARCH in \
         '[env]' "$page" >>"$CARGO_HOME/config.toml"
 # Packs the relocations of the binary, a thirtieth of its size: glibc loads that from 2.36 on, which
 # Debian 12 has. And lays the functions of a start together, which saves memory
-# (docs/decisions/0034). Cargo does not strip a package that overrides its profile, as the sidecar's
+# (docs/design.md). Cargo does not strip a package that overrides its profile, as the sidecar's
 # does: that is stripped below.
 ENV RUSTFLAGS="-C link-arg=-Wl,-z,pack-relative-relocs -C link-arg=-Wl,-T,/build/src/startup.ld" \
     CARGO_PROFILE_DIST_STRIP=symbols

@@ -29,7 +29,7 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 const FILES_LOOK: Duration = Duration::from_secs(1);
 
 /// Returns memory to the system after a burst of work or an attack; the allocator of the C library
-/// keeps most of it. `docs/decisions/0027` has figures.
+/// keeps most of it. `docs/design.md` has figures.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

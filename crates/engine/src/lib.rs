@@ -25,7 +25,7 @@
 //! 5. Every map, queue, wait and batch has a named ceiling.
 //!
 //! The words of this crate (key, buffer, take, lease, ask, grant, refill, …) are those of
-//! `docs/architecture.md`.
+//! `docs/design.md`.
 //!
 //! # Modules
 //!

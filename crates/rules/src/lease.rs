@@ -29,10 +29,10 @@ pub struct LeaseTerms {
 
 impl LeaseTerms {
     /// Default φ. At ½, a demand that moves between pods strands several per cent of the tokens; at
-    /// ¼ it does not (`docs/architecture.md`).
+    /// ¼ it does not (`docs/design.md`).
     pub const FRACTION: f32 = 0.25;
 
-    /// Default τ of the algorithms without a window of their own (`docs/architecture.md`).
+    /// Default τ of the algorithms without a window of their own (`docs/design.md`).
     pub const TTL: Duration = Duration::from_secs(2);
 
     /// Minimum τ: a lease has to last longer than a few asks.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! It is a separate crate because everything here may run for each request: it is compiled for
-//! speed, the rest of the sidecar for size (`docs/decisions/0033`).
+//! speed, the rest of the sidecar for size (`docs/design.md`).
 //!
 //! It may use the rules, the engine and the settings. It binds no address, reads no file, and does
 //! not know where rules come from: it is given [`current_rules`] and connections. The sidecar and

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! It is compiled for size, since little of it runs once the process serves
-//! (`docs/decisions/0033`). It may use every crate but the tools; the binary `ratelease`, tests and
-//! benches use it. `docs/architecture.md` is the whole design: crates, words, the path of a
+//! (`docs/design.md`). It may use every crate but the tools; the binary `ratelease`, tests and
+//! benches use it. `docs/design.md` is the whole design: crates, words, the path of a
 //! request, and the invariants. `tests/it/tidy.rs` checks those that the compiler does not.
 //!
 //! # Modules

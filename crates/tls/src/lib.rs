@@ -1,6 +1,6 @@
 //! TLS from PEM files: the configuration of a listener, and that of a client.
 //!
-//! Uses rustls with ring (docs/decisions/0031) and nothing of ours. The command line checks the
+//! Uses rustls with ring (docs/design.md) and nothing of ours. The command line checks the
 //! files with it, the server and the clients of Redis and of collectors connect with it.
 //!
 //! ```text

@@ -118,7 +118,7 @@ async fn every_beginning_of_a_message_is_answered() {
     pod.is_unharmed();
 }
 
-/// `docs/decisions/0003`: a refusal would let a client exceed the limit by sending such a value.
+/// `docs/design.md`: a refusal would let a client exceed the limit by sending such a value.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_values_are_counted_like_any() {
     let (pod, _rules) = pod().await;

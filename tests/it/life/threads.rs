@@ -1,4 +1,4 @@
-//! Each thread of a pod has a name that says what it is for: `docs/architecture.md` lists them.
+//! Each thread of a pod has a name that says what it is for: `docs/design.md` lists them.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -59,7 +59,7 @@ const LAYERS: [(&str, &str); 11] = [
 ];
 
 /// Where the order is, for the message of a fault.
-const ORDER: &str = "LAYERS in tests/it/tidy/layers.rs is the order, docs/architecture.md draws it";
+const ORDER: &str = "LAYERS in tests/it/tidy/layers.rs is the order, docs/design.md draws it";
 
 /// A module by its path from the root of its crate.
 type Module = Vec<String>;

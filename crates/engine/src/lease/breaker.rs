@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::rng::shortened;
 use crate::time::Time;
 
-/// Consecutive failures that open the breaker (`docs/architecture.md`, When Redis is away).
+/// Consecutive failures that open the breaker (`docs/design.md`, When Redis is away).
 const IN_A_ROW_MAX: u32 = 5;
 
 /// The breaker also opens when more than half of the asks of this span failed.

@@ -25,7 +25,7 @@ const FRESH_MAX: Duration = Duration::from_secs(1);
 const PROBES_PER_SECOND: f64 = 20.0;
 
 /// In a larger fleet the first denial of a window need not go to the store: one of the probes of
-/// all pods reports it soon enough (decision 0004).
+/// all pods reports it soon enough (decision 23).
 const CROWD: f64 = 16.0;
 
 /// For a key that weighs on its shard, the factor by which probes are rarer.

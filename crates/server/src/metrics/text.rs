@@ -1,7 +1,7 @@
 //! Families in Prometheus's text format, version 0.0.4, which every scraper reads.
 //!
 //! Its successor, OpenMetrics, requires that every counter's name ends in `_total`; some of the
-//! reference implementation's do not (docs/decisions/0016).
+//! reference implementation's do not (docs/design.md).
 
 use std::fmt::Write;
 use std::time::Duration;
