@@ -25,12 +25,17 @@ impl MemoryGroup {
         let is_v2 = root.join("cgroup.controllers").exists();
         let name = format!("ratelease-{}-{number}", std::process::id());
         let directory = if is_v2 { root.join(name) } else { root.join("memory").join(name) };
-        let file = if is_v2 { "memory.max" } else { "memory.limit_in_bytes" };
         let fail = |error: io::Error| format!("{}: {error}", directory.display());
         fs::create_dir(&directory).map_err(fail)?;
         let group = Self { directory: directory.clone(), is_v2 };
-        fs::write(directory.join(file), bytes.to_string()).map_err(fail)?;
+        group.limit(bytes).map_err(fail)?;
         Ok(group)
+    }
+
+    /// Gives the group another limit.
+    pub(crate) fn limit(&self, bytes: usize) -> io::Result<()> {
+        let file = if self.is_v2 { "memory.max" } else { "memory.limit_in_bytes" };
+        fs::write(self.directory.join(file), bytes.to_string())
     }
 
     /// A leashed command that joins the group, then becomes `program`.

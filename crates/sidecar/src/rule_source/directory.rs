@@ -8,13 +8,14 @@ use ratelease_cli::settings::RulesSource;
 use ratelease_rules::{self as rules, Endings, Faults, Found, Keeps, RulesCache, Source};
 use tracing::warn;
 
-use crate::rule_source::memory;
+use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// Reads and compiles every rule file of a directory.
 pub struct Directory {
     settings: RulesSource,
     cache: RulesCache,
+    memory: MemoryLeft,
     /// What the last reading left out, one line each.
     left_out: Vec<String>,
     /// What of that was logged.
@@ -33,9 +34,10 @@ impl Directory {
     /// Creates a source for the directory of `settings`.
     pub fn new(settings: RulesSource) -> Self {
         let cache = RulesCache::new(settings.options.clone(), Keeps::Hashes);
+        let memory = MemoryLeft::of_process();
         let (left_out, logged) = (Vec::new(), Vec::new());
         let (is_empty, had_rules, lacked_memory) = (false, false, false);
-        Self { settings, cache, left_out, logged, is_empty, had_rules, lacked_memory }
+        Self { settings, cache, memory, left_out, logged, is_empty, had_rules, lacked_memory }
     }
 
     /// That there are no rule files, as a fault.
@@ -62,7 +64,7 @@ impl Load for Directory {
         if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let loaded = memory::load(&mut self.cache, sources);
+        let loaded = self.memory.load(&mut self.cache, sources);
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok((loaded, compilation)) => {

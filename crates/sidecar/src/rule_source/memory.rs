@@ -10,6 +10,7 @@
 //! └ left: rules while they are loaded
 //! ```
 
+use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,27 +27,54 @@ const V1: (&str, &str) = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes");
 /// What was freed a moment ago is the system's again after this time.
 const FREE_MAX: Duration = Duration::from_millis(300);
 
-/// Compiles `sources` within the memory that is left. Blocks for a moment if that is not enough.
-///
-/// # Errors
-/// All faults, or that there is not enough memory.
-pub(super) fn load(
-    cache: &mut RulesCache,
-    sources: &[Arc<Source>],
-) -> Result<(Loaded, Compilation), Faults> {
-    match cache.load_within(sources, left()) {
-        Err(faults) if faults.exceeds_memory() => {
-            sleep(FREE_MAX);
-            cache.load_within(sources, left())
+/// Tells the bytes that rules may take now. A cheap handle.
+#[derive(Clone)]
+pub(super) struct MemoryLeft(Arc<dyn Fn() -> usize + Send + Sync>);
+
+// === impl MemoryLeft ===
+
+impl MemoryLeft {
+    /// What the control group has left; `usize::MAX` without a limit.
+    pub(super) fn of_process() -> Self {
+        let left = |limit| memory_left(limit, resident().unwrap_or_default());
+        Self(Arc::new(move || limit_of_process().map_or(usize::MAX, left)))
+    }
+
+    /// What this counter says.
+    #[cfg(test)]
+    pub(super) fn of_counter(bytes: Arc<std::sync::atomic::AtomicUsize>) -> Self {
+        Self(Arc::new(move || bytes.load(std::sync::atomic::Ordering::Relaxed)))
+    }
+
+    /// The bytes that rules may take now.
+    pub(super) fn bytes(&self) -> usize {
+        (self.0)()
+    }
+
+    /// Compiles `sources` within the memory that is left. Blocks for a moment if that is not
+    /// enough.
+    ///
+    /// # Errors
+    /// All faults, or that there is not enough memory.
+    pub(super) fn load(
+        &self,
+        cache: &mut RulesCache,
+        sources: &[Arc<Source>],
+    ) -> Result<(Loaded, Compilation), Faults> {
+        match cache.load_within(sources, self.bytes()) {
+            Err(faults) if faults.exceeds_memory() => {
+                sleep(FREE_MAX);
+                cache.load_within(sources, self.bytes())
+            }
+            loaded => loaded,
         }
-        loaded => loaded,
     }
 }
 
-/// The bytes that rules may take now; `usize::MAX` without a limit.
-pub(super) fn left() -> usize {
-    let left = |limit| memory_left(limit, resident().unwrap_or_default());
-    limit_of_process().map_or(usize::MAX, left)
+impl fmt::Debug for MemoryLeft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLeft").finish_non_exhaustive()
+    }
 }
 
 /// The limit of the process's memory, in bytes, if there is one.
@@ -81,10 +109,20 @@ fn limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<usize> 
 
 /// The memory that the process has now, in bytes.
 fn resident() -> Option<usize> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
+    resident_of(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+/// The memory that the kernel cannot take back, by the text of `/proc/self/status`. Pages of files,
+/// as those of this program are, count in the group too, but are dropped where memory is short; the
+/// reserve has room for them. Where the text does not have these parts, all of it counts.
+fn resident_of(status: &str) -> Option<usize> {
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    };
+    let parts = bytes("RssAnon").zip(bytes("RssShmem")).map(|(own, shared)| own + shared);
+    parts.or_else(|| bytes("VmRSS"))
 }
 
 #[cfg(test)]
@@ -123,6 +161,15 @@ mod tests {
     fn an_eighth_and_4_mib_stay_free() {
         assert_eq!(memory_left(64 << 20, 20 << 20), 32 << 20);
         assert_eq!(memory_left(16 << 20, 20 << 20), 0);
-        assert!(resident().is_some_and(|bytes| bytes > 1 << 20));
+        assert!(resident().is_some_and(|bytes| bytes > 64 << 10));
+    }
+
+    #[test]
+    fn pages_of_files_do_not_count_where_they_are_known() {
+        let old = "Name:\tratelease\nVmRSS:\t   30 kB\n";
+        let new = "RssAnon:\t   10 kB\nRssFile:\t   18 kB\nRssShmem:\t    2 kB\n";
+        assert_eq!(resident_of(old), Some(30 << 10));
+        assert_eq!(resident_of(&format!("{old}{new}")), Some(12 << 10));
+        assert_eq!(resident_of("Name:\tratelease\n"), None);
     }
 }

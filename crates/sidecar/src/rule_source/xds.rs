@@ -39,6 +39,7 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
+use super::memory::MemoryLeft;
 use super::snapshot::Snapshot;
 use super::watch::Watcher;
 use load_report::LoadReporter;
@@ -81,11 +82,13 @@ impl XdsWatch {
     ) -> io::Result<Self> {
         let status = XdsStatus::new(&settings.server.to_string(), clock);
         let merges_domains = options.merge_domains;
-        let (load, pusher) = pushed(options);
+        let memory = MemoryLeft::of_process();
+        let (load, pusher) = pushed(options, memory.clone());
         let (watcher, wake, kept) = Watcher::spawn_pushed(load, Arc::clone(published), snapshot)?;
         let mut types = vec![ResourceType::RateLimitConfig];
         types.extend(settings.own_rules.then_some(ResourceType::Rules));
-        let rules = RuleSet::new(&types, merges_domains, pusher(wake), status.clone(), clock);
+        let pusher = pusher(wake);
+        let rules = RuleSet::new(&types, merges_domains, pusher, memory, status.clone(), clock);
         let meters = meters.filter(|_| settings.own_rules);
         let loads = meters.map(|it| Arc::new(Mutex::new(LoadReporter::new(it, clock))));
         let client = Client { settings: Arc::new(settings), rules, status: status.clone(), loads };

@@ -7,15 +7,16 @@ use parking_lot::Mutex;
 use ratelease_rules::{Faults, Keeps, Options, RulesCache, Source};
 use tokio::sync::oneshot;
 
+use super::response::Refused;
 use super::translate::path_of;
-use crate::rule_source::memory;
+use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
 /// Maximum number of faults whose place is looked up: each search reads a whole text.
 const FAULTS_SHOWN_MAX: usize = 100;
 
-/// The outcome of a set: in force, or all its faults, one line each.
-pub(super) type Outcome = Result<(), Vec<String>>;
+/// The outcome of a set: in force, or all its faults.
+pub(super) type Outcome = Result<(), Refused>;
 
 /// The side of the stream.
 #[derive(Debug)]
@@ -28,6 +29,9 @@ pub(super) struct Pusher {
 pub(super) struct Pushed {
     set: Arc<Mutex<PushedSet>>,
     cache: RulesCache,
+    memory: MemoryLeft,
+    /// Whether the last load had too little memory.
+    lacked_memory: bool,
     /// The push that was read last.
     number: u64,
     /// The outcome of the last set, which may be sent again.
@@ -45,10 +49,14 @@ struct PushedSet {
 }
 
 /// Creates the thread's side, and what makes the stream's side of it.
-pub(super) fn pushed(options: Options) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
+pub(super) fn pushed(
+    options: Options,
+    memory: MemoryLeft,
+) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
     let set = Arc::<Mutex<PushedSet>>::default();
     let cache = RulesCache::new(options, Keeps::Texts);
-    let pushed = Pushed { set: Arc::clone(&set), cache, number: 0, last: Ok(()) };
+    let (lacked_memory, number, last) = (false, 0, Ok(()));
+    let pushed = Pushed { set: Arc::clone(&set), cache, memory, lacked_memory, number, last };
     (pushed, |wake| Pusher { set, wake })
 }
 
@@ -75,7 +83,8 @@ impl Pusher {
         }
         // If a wake-up is pending already, it serves for this one too.
         let _ = self.wake.try_send(());
-        replied.await.unwrap_or_else(|_| Err(vec!["internal error: not loaded".to_owned()]))
+        let lost = |_| Err(Refused::finally("internal error: not loaded".to_owned()));
+        replied.await.unwrap_or_else(lost)
     }
 }
 
@@ -85,6 +94,7 @@ impl Load for Pushed {
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
         let set = self.set.lock();
         self.number = set.number;
+        self.lacked_memory = false;
         match &set.sources {
             Some(Ok(sources)) => Ok(sources.clone()),
             Some(Err(faults)) => Err(faults.join("\n")),
@@ -93,7 +103,9 @@ impl Load for Pushed {
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
-        match memory::load(&mut self.cache, sources) {
+        let loaded = self.memory.load(&mut self.cache, sources);
+        self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
+        match loaded {
             Ok((loaded, compilation)) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings, compilation })
@@ -109,12 +121,16 @@ impl Load for Pushed {
 
     fn terms(&self) -> Terms {
         let set = self.set.lock();
-        if set.number == self.number { set.terms.clone() } else { Terms::default() }
+        let mut terms =
+            if set.number == self.number { set.terms.clone() } else { Terms::default() };
+        terms.is_for_now |= self.lacked_memory;
+        terms
     }
 
-    fn note_outcome(&mut self, outcome: Option<Outcome>) {
+    fn note_outcome(&mut self, outcome: Option<Result<(), Vec<String>>>) {
         if let Some(outcome) = outcome {
-            self.last = outcome;
+            let is_for_now = self.lacked_memory;
+            self.last = outcome.map_err(|faults| Refused { faults, is_for_now });
         }
         let mut set = self.set.lock();
         if set.number != self.number {

@@ -36,6 +36,14 @@ pub(super) struct Resource {
     translated: Option<Arc<Translated>>,
 }
 
+/// Why a resource cannot be read; follows the place of the resource.
+#[derive(Debug)]
+pub(super) struct Unread {
+    pub(super) why: String,
+    /// With more memory than there is now it might be read.
+    pub(super) lacks_memory: bool,
+}
+
 /// Resources by their names.
 pub(super) type Resources = BTreeMap<String, Resource>;
 
@@ -58,15 +66,16 @@ impl ResourceType {
     }
 
     /// Reads a resource, with its name, within so many bytes of `memory`. What equals the `known`
-    /// resource of that name is shared with it. The error follows the place of the resource.
+    /// resource of that name is shared with it.
     pub(super) fn read(
         self,
         resource: &Any,
         known: &Resources,
         memory: usize,
-    ) -> Result<(String, Resource), String> {
+    ) -> Result<(String, Resource), Unread> {
         if resource.type_url != self.url() {
-            return Err(format!("a resource of another type, {}", shown(&resource.type_url)));
+            let why = format!("a resource of another type, {}", shown(&resource.type_url));
+            return Err(Unread { why, lacks_memory: false });
         }
         match self {
             Self::RateLimitConfig => {
@@ -81,7 +90,10 @@ impl ResourceType {
                 let known =
                     known.map(|(it, translated)| (&**translated, &*it.message, &*it.source));
                 let (translated, text) =
-                    Translated::new(&message, known, memory).map_err(unreadable)?;
+                    Translated::new(&message, known, memory).map_err(|error| Unread {
+                        lacks_memory: Translated::lacks_memory(&error, memory),
+                        ..unreadable(error)
+                    })?;
                 let (name, domain) = (translated.name.clone(), translated.domain.clone());
                 let resource = self.resource(&name, domain, text);
                 let translated = Some(Arc::new(translated));
@@ -119,8 +131,9 @@ impl ResourceType {
     }
 }
 
-fn unreadable(error: impl Display) -> String {
-    format!("a resource that cannot be decoded: {error}")
+fn unreadable(error: impl Display) -> Unread {
+    let why = format!("a resource that cannot be decoded: {error}");
+    Unread { why, lacks_memory: false }
 }
 
 /// The domain of a rule file, if it has a line of its own, as files usually have.

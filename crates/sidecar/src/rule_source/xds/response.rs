@@ -3,7 +3,6 @@
 
 use super::resource::{ResourceType, Resources};
 use super::wire::DiscoveryResponse;
-use crate::rule_source::memory;
 
 /// Maximum number of faults that are kept; of further ones only the number is known.
 const FAULTS_MAX: usize = 1000;
@@ -22,14 +21,33 @@ pub(super) struct Received {
     pub(super) resources: Resources,
 }
 
-/// Reads a response of this type, of which `known` resources were accepted. The error is all faults
-/// of its resources.
+/// Why a set is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// All faults, one line each.
+    pub(super) faults: Vec<String>,
+    /// The set has no other fault than that memory is lacking at this moment.
+    pub(super) is_for_now: bool,
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// A set with a fault that it will have at any time.
+    pub(super) fn finally(fault: String) -> Self {
+        Self { faults: vec![fault], is_for_now: false }
+    }
+}
+
+/// Reads a response of this type, of which `known` resources were accepted, within so many bytes of
+/// `memory`. The error is all faults of its resources.
 pub(super) fn read(
     of: ResourceType,
     response: &DiscoveryResponse,
     known: &Resources,
-) -> Result<Received, Vec<String>> {
-    read_within(TEXT_BYTES_MAX, of, response, known)
+    memory: usize,
+) -> Result<Received, Refused> {
+    read_within(TEXT_BYTES_MAX, of, response, known, memory)
 }
 
 /// The same with another maximum of the bytes of the texts.
@@ -38,21 +56,26 @@ pub(super) fn read_within(
     of: ResourceType,
     response: &DiscoveryResponse,
     known: &Resources,
-) -> Result<Received, Vec<String>> {
+    memory: usize,
+) -> Result<Received, Refused> {
     let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
-    let (mut bytes, left) = (0, memory::left());
+    let (mut bytes, mut is_for_now) = (0, true);
     for (at, resource) in response.resources.iter().enumerate() {
-        let fault = match of.read(resource, known, left.saturating_sub(bytes)) {
-            Err(fault) => Some(fault),
+        let fault = match of.read(resource, known, memory.saturating_sub(bytes)) {
+            Err(unread) => {
+                is_for_now &= unread.lacks_memory;
+                Some(unread.why)
+            }
             Ok((name, resource)) => {
                 bytes += resource.source.text.len();
                 if bytes > text_bytes_max {
-                    return Err(vec![format!(
+                    return Err(Refused::finally(format!(
                         "resources[{at}]: the rules up to here take more than {text_bytes_max} \
                          bytes; send fewer"
-                    )]);
+                    )));
                 }
                 let former = resources.insert(name, resource);
+                is_for_now &= former.is_none();
                 former.map(|_| "a second one of its name".to_owned())
             }
         };
@@ -68,7 +91,7 @@ pub(super) fn read_within(
         faults.push(format!("and {more} more"));
     }
     if !faults.is_empty() {
-        return Err(faults);
+        return Err(Refused { faults, is_for_now });
     }
     Ok(Received { version: response.version_info.clone(), resources })
 }

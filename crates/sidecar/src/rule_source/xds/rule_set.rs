@@ -5,11 +5,14 @@
 //! rules: a part of the rules would let the requests of the other part pass. A set is refused
 //! *beside the other types as they are*, so it is kept and tried again whenever they change, and
 //! nothing is removed while one is refused: its successor may be in there.
+//!
+//! A set that was refused only because memory was lacking is tried again after a while: the server
+//! has no reason to send it again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ratelease_engine::time::Clock;
+use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::{Source, excerpt};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
@@ -17,10 +20,11 @@ use tracing::{debug, info, warn};
 
 use super::pushed::Pusher;
 use super::resource::ResourceType;
-use super::response::{digest, read};
+use super::response::{Digest, Refused, digest, read};
 use super::status::XdsStatus;
-use super::subscription::{Leaving, Subscription};
+use super::subscription::{Leaving, RETRY_WAIT, Subscription};
 use super::wire::{DiscoveryRequest, DiscoveryResponse, Node};
+use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::Terms;
 
 /// The resources of all types.
@@ -32,6 +36,7 @@ pub(super) struct RuleSet {
     /// Whether the rules of a snapshot are in force, all of which came from these types.
     is_seeded: bool,
     pusher: Pusher,
+    memory: MemoryLeft,
     status: XdsStatus,
     clock: Clock,
 }
@@ -70,12 +75,13 @@ impl RuleSet {
         types: &[ResourceType],
         merges_domains: bool,
         pusher: Pusher,
+        memory: MemoryLeft,
         status: XdsStatus,
         clock: Clock,
     ) -> Self {
         let subscriptions = types.iter().copied().map(Subscription::new).collect();
         let is_seeded = false;
-        let set = Self { subscriptions, merges_domains, is_seeded, pusher, status, clock };
+        let set = Self { subscriptions, merges_domains, is_seeded, pusher, memory, status, clock };
         set.status.note_missing(set.missing());
         set
     }
@@ -104,23 +110,16 @@ impl RuleSet {
         let subscription = self.subscriptions.get_mut(at)?;
         subscription.note_response(&response);
         let (of, is_first) = (subscription.of(), !subscription.has_set());
-        let (refused, known) = (subscription.refused(), Arc::clone(subscription.accepted()));
-        let response = Arc::new(response);
-        let to_read = Arc::clone(&response);
-        let read = unless_it_panics(move || {
-            let is_known = refused.is_some_and(|refused| refused == digest(&to_read));
-            (!is_known).then(|| read(of, &to_read, &known))
-        });
-        let Some(read) = read.await.unwrap_or_else(|fault| Some(Err(vec![fault]))) else {
+        let (refused, response) = (subscription.refused(), Arc::new(response));
+        if refused.is_some() && refused == digest_of(&response).await {
+            subscription.keep_again(&response);
             let requests = vec![subscription.refusal()];
             return Some(Answer { requests, kind: AnswerKind::RefusedAgain });
-        };
-        subscription.keep(read);
-        let accepted = self.settle(at).await;
+        }
+        let accepted = self.read_and_settle(at, &response).await;
         let subscription = self.subscriptions.get_mut(at)?;
         let Some(mut requests) = accepted else {
-            let digest = unless_it_panics(move || digest(&response)).await.ok();
-            subscription.note_refused(digest);
+            subscription.note_refused(digest_of(&response).await);
             self.status.note_refused(subscription.refused_faults().unwrap_or_default());
             let requests = vec![subscription.refusal()];
             return Some(Answer { requests, kind: AnswerKind::Refused });
@@ -137,6 +136,21 @@ impl RuleSet {
         Some(Answer { requests, kind })
     }
 
+    /// Reads a response and puts its set in force, as [`RuleSet::settle`] does.
+    async fn read_and_settle(
+        &mut self,
+        at: usize,
+        response: &Arc<DiscoveryResponse>,
+    ) -> Option<Vec<DiscoveryRequest>> {
+        let subscription = self.subscriptions.get_mut(at)?;
+        let (of, known) = (subscription.of(), Arc::clone(subscription.accepted()));
+        let (to_read, memory) = (Arc::clone(response), self.memory.clone());
+        let read = unless_it_panics(move || read(of, &to_read, &known, memory.bytes()));
+        let read = read.await.unwrap_or_else(|fault| Err(Refused::finally(fault)));
+        subscription.keep(read, response);
+        self.settle(at).await
+    }
+
     /// Puts the newest set of a type in force: with those of other types that are not accepted, or
     /// alone. Returns the requests that say what is accepted; `None` if the set is refused.
     async fn settle(&mut self, at: usize) -> Option<Vec<DiscoveryRequest>> {
@@ -145,14 +159,20 @@ impl RuleSet {
         let subscription = self.subscriptions.get(at)?;
         if subscription.newest().is_none() {
             let faults = subscription.refused_faults().unwrap_or_default().to_vec();
-            let _ = self.pusher.push(Err(faults), Terms::default()).await;
+            let is_for_now = subscription.unread().is_some();
+            let _ = self.pusher.push(Err(faults), Terms { is_for_now, ..Terms::default() }).await;
+            self.retry_later(at, is_for_now);
             return None;
         }
+        let mut is_for_now = false;
         if readable != alone {
             for candidate in self.candidates(readable) {
                 match self.put_in_force(&candidate, true).await {
                     Ok(()) => return Some(self.accept(candidate)),
-                    Err(faults) => self.note_faults_beside(at, faults),
+                    Err(refused) => {
+                        is_for_now |= refused.is_for_now;
+                        self.note_faults_beside(at, &refused.faults);
+                    }
                 }
             }
         }
@@ -161,18 +181,30 @@ impl RuleSet {
         for (number, candidate) in candidates.into_iter().enumerate() {
             match self.put_in_force(&candidate, number < last).await {
                 Ok(()) => return Some(self.accept(candidate)),
-                Err(faults) => self.subscriptions.get_mut(at)?.set_faults(faults),
+                Err(refused) => {
+                    is_for_now |= refused.is_for_now;
+                    self.subscriptions.get_mut(at)?.set_faults(refused.faults);
+                }
             }
         }
+        self.retry_later(at, is_for_now);
         None
+    }
+
+    /// The newest set of a type is refused; if that is for now, it is tried again later.
+    fn retry_later(&mut self, at: usize, is_for_now: bool) {
+        let retry_at = is_for_now.then(|| self.clock.now() + RETRY_WAIT);
+        if let Some(subscription) = self.subscriptions.get_mut(at) {
+            subscription.set_retry(retry_at);
+        }
     }
 
     /// Takes note of why the newest sets of other types are not in force beside that of `at`. If
     /// that one has faults too, they are reported as its own.
-    fn note_faults_beside(&mut self, at: usize, faults: Vec<String>) {
+    fn note_faults_beside(&mut self, at: usize, faults: &[String]) {
         let others = self.subscriptions.iter_mut().enumerate().filter(|(other, _)| *other != at);
         let refused = others.filter(|(_, it)| it.newest().is_some());
-        refused.for_each(|(_, it)| it.set_faults(faults.clone()));
+        refused.for_each(|(_, it)| it.set_faults(faults.to_vec()));
     }
 
     /// The sets of these types in place of the accepted ones, with what is leaving; and, if there
@@ -200,7 +232,7 @@ impl RuleSet {
         [Candidate { newest, leaving }].into_iter().chain(without).collect()
     }
 
-    async fn put_in_force(&self, candidate: &Candidate, is_trial: bool) -> Result<(), Vec<String>> {
+    async fn put_in_force(&self, candidate: &Candidate, is_trial: bool) -> Result<(), Refused> {
         let Candidate { newest, leaving } = candidate;
         let each = self.subscriptions.iter().zip(newest);
         let resources = each.clone().flat_map(|(it, new)| it.resources(*new).values());
@@ -243,32 +275,83 @@ impl RuleSet {
         self.subscriptions.iter().filter(|it| !it.has_set()).map(|it| it.of().url()).collect()
     }
 
-    /// Resolves when the wait for the removal of a resource is over. Nothing is removed while a set
-    /// is refused or missing: it may have what takes the place of the resource.
-    pub(super) async fn until_leaving(&self) {
-        let holds = |it: &Subscription| !it.has_set() || it.refused_faults().is_some();
-        let is_held = self.subscriptions.iter().any(holds);
-        let next = self.subscriptions.iter().filter_map(Subscription::leave_at).min();
-        match next.filter(|_| !is_held) {
+    /// Resolves when the wait for the removal of a resource is over, or that of a set that is tried
+    /// again: [`RuleSet::catch_up`] does it.
+    pub(super) async fn until_due(&self) {
+        let retry_at = self.subscriptions.iter().filter_map(Subscription::retry_at).min();
+        match [self.leave_at(), retry_at].into_iter().flatten().min() {
             Some(at) => sleep_until(self.clock.instant(at)).await,
             None => std::future::pending().await,
         }
     }
 
-    /// Removes the resources whose wait is over.
-    pub(super) async fn let_go(&mut self) {
+    /// When the next resource is to be removed. Nothing is removed while a set is refused or
+    /// missing: it may have what takes the place of the resource.
+    fn leave_at(&self) -> Option<Time> {
+        let holds = |it: &Subscription| !it.has_set() || it.refused_faults().is_some();
+        let is_held = self.subscriptions.iter().any(holds);
+        let next = self.subscriptions.iter().filter_map(Subscription::leave_at).min();
+        next.filter(|_| !is_held)
+    }
+
+    /// Does what is due. Returns the requests that tell the server what is accepted or refused by
+    /// that.
+    pub(super) async fn catch_up(&mut self) -> Vec<DiscoveryRequest> {
         let now = self.clock.now();
-        let mut has_dropped = false;
-        for subscription in &mut self.subscriptions {
-            has_dropped |= subscription.drop_leaving(now);
+        if self.leave_at().is_some_and(|at| at <= now) {
+            self.let_go(now).await;
         }
-        if has_dropped {
-            let newest = vec![false; self.subscriptions.len()];
-            let leaving = self.subscriptions.iter().map(|it| it.leaving().clone()).collect();
-            // Fewer sources have no new fault; if they had, it would be logged.
-            let _ = self.put_in_force(&Candidate { newest, leaving }, false).await;
+        let mut requests = Vec::new();
+        for at in 0..self.subscriptions.len() {
+            let retry_at = self.subscriptions.get(at).and_then(Subscription::retry_at);
+            if retry_at.is_some_and(|at| at <= now) {
+                requests.extend(self.retry(at).await);
+            }
+        }
+        requests
+    }
+
+    /// Removes the resources whose wait is over.
+    async fn let_go(&mut self, now: Time) {
+        let newest = vec![false; self.subscriptions.len()];
+        let leaving = self.subscriptions.iter().map(|it| it.still_leaving(now)).collect();
+        let candidate = Candidate { newest, leaving };
+        // Fewer sources have no new fault, but there may be too little memory to compile them.
+        let is_in_force = self.put_in_force(&candidate, false).await.is_ok();
+        for (subscription, leaving) in self.subscriptions.iter_mut().zip(candidate.leaving) {
+            match is_in_force {
+                true => subscription.set_leaving(leaving),
+                false => subscription.stay_until(now + RETRY_WAIT, now),
+            }
         }
     }
+
+    /// Tries the newest set of a type again, which was refused for lack of memory.
+    async fn retry(&mut self, at: usize) -> Vec<DiscoveryRequest> {
+        let Some(subscription) = self.subscriptions.get(at) else { return Vec::new() };
+        let (refused, unread) = (subscription.refused(), subscription.unread().cloned());
+        let accepted = match unread {
+            Some(response) => self.read_and_settle(at, &response).await,
+            None => self.settle(at).await,
+        };
+        if let Some(requests) = accepted {
+            info!("rules that were refused for lack of memory are in force");
+            return requests;
+        }
+        let Some(subscription) = self.subscriptions.get_mut(at) else { return Vec::new() };
+        subscription.note_refused(refused);
+        if subscription.retry_at().is_some() {
+            return Vec::new(); // the server knows
+        }
+        self.status.note_refused(subscription.refused_faults().unwrap_or_default());
+        if subscription.is_answered() { vec![subscription.refusal()] } else { Vec::new() }
+    }
+}
+
+/// Identifies what a response holds; `None` if that is not known.
+async fn digest_of(response: &Arc<DiscoveryResponse>) -> Option<Digest> {
+    let response = Arc::clone(response);
+    unless_it_panics(move || digest(&response)).await.ok()
 }
 
 /// Runs `work`, which may take a while, on a thread that may block: this one serves pages too. The

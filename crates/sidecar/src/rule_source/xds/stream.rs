@@ -82,29 +82,36 @@ impl Client {
                 let server = &self.settings.server;
                 warn!("no rules from the xDS server {server}: {why}; the last ones stay in force");
             }
-            self.pause(jittered(wait, retry.jitter)).await;
+            self.meanwhile(None, sleep(jittered(wait, retry.jitter))).await;
         }
     }
 
-    /// Waits, and lets resources go that the server sends no longer.
-    async fn pause(&mut self, wait: Duration) {
-        self.meanwhile(sleep(wait)).await;
-    }
-
-    /// Awaits `other`, and lets resources go meanwhile.
-    async fn meanwhile<T>(&mut self, other: impl Future<Output = T>) -> T {
+    /// Awaits `other`, and meanwhile does what is due: resources go that the server sends no longer,
+    /// and a set that lacked memory is tried again. An open stream is sent what becomes of that.
+    async fn meanwhile<T>(
+        &mut self,
+        requests: Option<&mpsc::Sender<DiscoveryRequest>>,
+        other: impl Future<Output = T>,
+    ) -> T {
         tokio::pin!(other);
         loop {
             tokio::select! {
                 done = &mut other => return done,
-                () = self.rules.until_leaving() => self.rules.let_go().await,
+                () = self.rules.until_due() => {
+                    for request in self.rules.catch_up().await {
+                        // A server that does not read is found by the next answer.
+                        if let Some(requests) = requests {
+                            let _ = requests.try_send(request);
+                        }
+                    }
+                }
             }
         }
     }
 
     async fn connect(&mut self) -> Result<Channel, String> {
         let settings = Arc::clone(&self.settings);
-        let channel = self.meanwhile(async move { connect(&settings).await }).await?;
+        let channel = self.meanwhile(None, async move { connect(&settings).await }).await?;
         self.status.note_stream();
         info!("connected to the xDS server {}", self.settings.server);
         Ok(channel)
@@ -124,27 +131,30 @@ impl Client {
         let requests = self.rules.begin(&node(&self.settings));
         let opening = open(channel.clone(), requests, Arc::clone(&self.settings));
         // Many servers send nothing, headers included, before their first set.
-        let mut open = match self.meanwhile(opening).await {
+        let mut open = match self.meanwhile(None, opening).await {
             Ok(open) => open,
             Err(why) => return Ended { why: with_hint(why, &self.settings), was_useful },
         };
         let _reporting = self.report(channel);
         loop {
-            let response = self.meanwhile(open.responses.message()).await;
+            let requests = Some(&open.requests);
+            let response = self.meanwhile(requests, open.responses.message()).await;
             let why = match response {
                 Ok(Some(response)) => {
-                    let Some(Answer { requests, kind }) = self.rules.take(response).await else {
-                        self.pause(ANSWER_PAUSE).await;
+                    let Some(Answer { requests: answers, kind }) = self.rules.take(response).await
+                    else {
+                        sleep(ANSWER_PAUSE).await;
                         continue;
                     };
                     if kind == AnswerKind::RefusedAgain {
-                        self.pause(REFUSAL_PAUSE).await;
+                        // Nothing is done meanwhile that the refusal would then contradict.
+                        sleep(REFUSAL_PAUSE).await;
                     }
                     was_useful |= matches!(kind, AnswerKind::Accepted | AnswerKind::AcceptedFirst);
-                    if requests.into_iter().all(|it| open.requests.try_send(it).is_ok()) {
+                    if answers.into_iter().all(|it| open.requests.try_send(it).is_ok()) {
                         // The first sets of all types are put in force together, at once.
                         if kind != AnswerKind::AcceptedFirst {
-                            self.pause(ANSWER_PAUSE).await;
+                            sleep(ANSWER_PAUSE).await;
                         }
                         continue;
                     }

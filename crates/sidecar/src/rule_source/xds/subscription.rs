@@ -9,7 +9,7 @@ use ratelease_engine::time::Time;
 use ratelease_rules::Source;
 
 use super::resource::{Resource, ResourceType, Resources};
-use super::response::{Digest, Received};
+use super::response::{Digest, Received, Refused};
 use super::wire::{
     DiscoveryRequest, DiscoveryResponse, Node, RULES_VERSION_KEY, Status, text_value,
 };
@@ -17,6 +17,10 @@ use super::wire::{
 /// How long resources stay in force that the server no longer sends. Envoy Gateway sends the set of
 /// one Gateway after that of the other when it starts, so a resource that is missing may come back.
 pub(super) const REMOVAL_WAIT: Duration = Duration::from_secs(2);
+
+/// How long after a refusal for lack of memory the set is tried again, as rule files are: the
+/// server does not send a version twice on a stream.
+pub(super) const RETRY_WAIT: Duration = Duration::from_secs(30);
 
 /// Maximum number of faults that the server is told.
 const FAULTS_TOLD_MAX: usize = 20;
@@ -58,6 +62,10 @@ struct Newest {
     set: Option<Received>,
     /// Why it was refused; empty until then.
     faults: Vec<String>,
+    /// The response, if it could not even be read for lack of memory.
+    unread: Option<Arc<DiscoveryResponse>>,
+    /// When it is tried again; `None` unless memory was lacking.
+    retry_at: Option<Time>,
 }
 
 // === impl Subscription ===
@@ -117,6 +125,11 @@ impl Subscription {
         self.is_answered = true;
     }
 
+    /// Whether there was a response on this stream.
+    pub(super) fn is_answered(&self) -> bool {
+        self.is_answered
+    }
+
     /// Whether a set that the server sent was ever accepted.
     pub(super) fn has_set(&self) -> bool {
         self.has_set
@@ -133,12 +146,46 @@ impl Subscription {
     }
 
     /// Keeps a set, or the faults of one that cannot be read, as the newest one.
-    pub(super) fn keep(&mut self, read: Result<Received, Vec<String>>) {
-        let (set, faults) = match read {
-            Ok(set) => (Some(set), Vec::new()),
-            Err(faults) => (None, faults),
+    pub(super) fn keep(
+        &mut self,
+        read: Result<Received, Refused>,
+        response: &Arc<DiscoveryResponse>,
+    ) {
+        let (set, faults, unread) = match read {
+            Ok(set) => (Some(set), Vec::new(), None),
+            Err(Refused { faults, is_for_now }) => {
+                (None, faults, is_for_now.then(|| Arc::clone(response)))
+            }
         };
-        self.newest = Some(Newest { digest: None, set, faults });
+        self.newest = Some(Newest { digest: None, set, faults, unread, retry_at: None });
+    }
+
+    /// The server has sent what was refused last again, perhaps with another version.
+    pub(super) fn keep_again(&mut self, response: &Arc<DiscoveryResponse>) {
+        let Some(Newest { set, unread, .. }) = &mut self.newest else { return };
+        if let Some(set) = set {
+            set.version.clone_from(&response.version_info);
+        }
+        if let Some(unread) = unread {
+            *unread = Arc::clone(response);
+        }
+    }
+
+    /// The response that could not be read for lack of memory, unless another one came since.
+    pub(super) fn unread(&self) -> Option<&Arc<DiscoveryResponse>> {
+        self.newest.as_ref()?.unread.as_ref()
+    }
+
+    /// When the newest set is tried again; `None` if that would change nothing.
+    pub(super) fn retry_at(&self) -> Option<Time> {
+        self.newest.as_ref()?.retry_at
+    }
+
+    /// The newest set is tried again at this time, if at all.
+    pub(super) fn set_retry(&mut self, at: Option<Time>) {
+        if let Some(newest) = &mut self.newest {
+            newest.retry_at = at;
+        }
     }
 
     /// The accepted resources, or those of the newest set.
@@ -160,11 +207,6 @@ impl Subscription {
             .filter(|(name, ..)| !resources.contains_key(*name))
             .map(|(name, it, until)| (name.clone(), (it.clone(), until)))
             .collect()
-    }
-
-    /// The resources that are in force beside the accepted ones.
-    pub(super) fn leaving(&self) -> &Leaving {
-        &self.leaving
     }
 
     /// Takes note of what is in force beside the accepted resources.
@@ -232,11 +274,17 @@ impl Subscription {
         self.leaving.values().map(|(_, at)| *at).min()
     }
 
-    /// Drops those whose wait is over. Returns whether there were any.
-    pub(super) fn drop_leaving(&mut self, now: Time) -> bool {
-        let before = self.leaving.len();
-        self.leaving.retain(|_, (_, at)| *at > now);
-        self.leaving.len() < before
+    /// The resources that are leaving, without those whose wait is over.
+    pub(super) fn still_leaving(&self, now: Time) -> Leaving {
+        let mut leaving = self.leaving.clone();
+        leaving.retain(|_, (_, at)| *at > now);
+        leaving
+    }
+
+    /// Those whose wait is over could not be removed: they stay until then.
+    pub(super) fn stay_until(&mut self, then: Time, now: Time) {
+        let over = self.leaving.values_mut().filter(|(_, at)| *at <= now);
+        over.for_each(|(_, at)| *at = then);
     }
 
     /// The request that names the accepted version and the last response.

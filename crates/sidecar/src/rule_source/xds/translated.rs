@@ -52,10 +52,16 @@ impl Translated {
             return Ok(patched);
         }
         let config: RateLimitConfig = decode(message, &CONFIG_SHAPE, memory / 2)?;
+        let text_max = if memory / 4 < TEXT_BYTES_MAX { memory } else { TEXT_BYTES_MAX };
         let (text, starts) =
-            text_with_starts(&config, memory / 4).ok_or(Undecoded::TooLarge(memory))?;
+            text_with_starts(&config, memory / 4).ok_or(Undecoded::TooLarge(text_max))?;
         let RateLimitConfig { name, domain, .. } = config;
         Ok((Self { name, domain, starts }, text))
+    }
+
+    /// Whether it was this `memory`, and no other bound, that a resource exceeded.
+    pub(super) fn lacks_memory(error: &Undecoded, memory: usize) -> bool {
+        matches!(error, Undecoded::TooLarge(max) if *max == memory / 2 || *max == memory)
     }
 
     /// Translates what differs between the message of `self`, whose text `source` has, and a new

@@ -1,6 +1,7 @@
 //! Sets of both types in any order: what is in force, and how the server is answered.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use prost::Message;
@@ -10,6 +11,7 @@ use ratelease_server::current_rules::CurrentRules;
 use tokio::time::{advance, timeout};
 
 use super::super::pushed::pushed;
+use super::super::resource::Resources;
 use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy};
 use super::super::wire::{RateLimitUnit, RulesResource};
 use super::*;
@@ -30,6 +32,8 @@ type Domain = (&'static str, Option<u32>);
 struct Pod {
     rules: RuleSet,
     published: Arc<CurrentRules>,
+    /// The bytes that rules may take.
+    memory: Arc<AtomicUsize>,
     responses: u64,
     _watcher: Watcher,
 }
@@ -44,12 +48,14 @@ impl Pod {
     fn with(options: Options) -> Self {
         let (published, clock) = (Arc::<CurrentRules>::default(), Clock::start());
         let merges_domains = options.merge_domains;
-        let (load, pusher) = pushed(options);
+        let memory = Arc::new(AtomicUsize::new(usize::MAX));
+        let left = MemoryLeft::of_counter(Arc::clone(&memory));
+        let (load, pusher) = pushed(options, left.clone());
         let (watcher, wake, _) = Watcher::spawn_pushed(load, Arc::clone(&published), None).unwrap();
         let status = XdsStatus::new("test", clock);
-        let mut rules = RuleSet::new(&TYPES, merges_domains, pusher(wake), status, clock);
+        let mut rules = RuleSet::new(&TYPES, merges_domains, pusher(wake), left, status, clock);
         rules.begin(&Node::default());
-        Self { rules, published, responses: 0, _watcher: watcher }
+        Self { rules, published, memory, responses: 0, _watcher: watcher }
     }
 
     /// Sends a set, and returns the requests that answer it.
@@ -70,13 +76,16 @@ impl Pod {
         self.rules.take(response).await.expect("an answer: it was asked for")
     }
 
-    /// Waits, and removes what the server sends no longer.
-    async fn wait(&mut self, wait: Duration) {
+    /// Waits, and does what is due then. Returns the requests that tell the server of it.
+    async fn wait(&mut self, wait: Duration) -> Vec<DiscoveryRequest> {
         advance(wait).await;
-        let is_due = timeout(Duration::from_millis(1), self.rules.until_leaving()).await.is_ok();
-        if is_due {
-            self.rules.let_go().await;
-        }
+        let is_due = timeout(Duration::from_millis(1), self.rules.until_due()).await.is_ok();
+        if is_due { self.rules.catch_up().await } else { Vec::new() }
+    }
+
+    /// The memory that rules may take from now on.
+    fn set_memory(&self, bytes: usize) {
+        self.memory.store(bytes, Ordering::Relaxed);
     }
 
     /// The domains in force; `None` without rules.
@@ -234,12 +243,96 @@ async fn two_domains_may_change_places() {
     assert_eq!(pod.published.current().map(|it| it.version()), version_of(&expected));
 }
 
+/// As little memory as a resource needs in order to be read, which is too little to compile it.
+fn to_read(of: ResourceType) -> usize {
+    let resource = resource(of, "shop", Some(1));
+    let is_enough = |memory: &usize| of.read(&resource, &Resources::new(), *memory).is_ok();
+    (0..).find(is_enough).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_that_was_refused_for_lack_of_memory_is_in_force_once_there_is_enough() {
+    // Without any, a `RateLimitConfig` cannot even be read.
+    for (of, left) in [(CONFIG, to_read(TYPES[CONFIG])), (CONFIG, 0), (RULES, 0)] {
+        let mut pod = Pod::new();
+        pod.send(RULES, &[]).await;
+        pod.send(CONFIG, &[]).await;
+        pod.set_memory(left);
+        let answer = pod.send(of, &[("shop", Some(1))]).await;
+        assert_eq!(answer.kind, AnswerKind::Refused, "{left}");
+        let fault = pod.published.last_fault().unwrap_or_default();
+        assert!(fault.contains("of memory"), "{fault}");
+        // Some servers send what was refused again, here as version 4.
+        let answer = pod.send(of, &[("shop", Some(1))]).await;
+        assert_eq!(answer.kind, AnswerKind::RefusedAgain, "{left}");
+        assert!(pod.wait(RETRY_WAIT).await.is_empty(), "the server knows that");
+        assert_eq!(pod.domains(), Some(Vec::new()), "there is still too little");
+        pod.set_memory(usize::MAX);
+        assert!(pod.wait(RETRY_WAIT / 2).await.is_empty());
+        assert_eq!(pod.domains(), Some(Vec::new()), "before it is time");
+        let requests = pod.wait(RETRY_WAIT / 2).await;
+        assert_eq!(pod.domains(), Some(vec!["shop".to_owned()]), "{left}");
+        let [request] = &*requests else { panic!("{requests:?}") };
+        let accepted = (&*request.type_url, &*request.version_info, &*request.response_nonce);
+        assert_eq!(accepted, (TYPES[of].url(), "4", "n4"));
+        assert_eq!((&request.error_detail, pod.published.last_fault()), (&None, None));
+        assert_eq!(pod.rules.subscriptions[of].retry_at(), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_set_with_other_faults_is_not_tried_again_and_the_server_is_told_of_them() {
+    let mut pod = Pod::new();
+    pod.send(RULES, &[]).await;
+    pod.send(CONFIG, &[]).await;
+    assert!(is_refused(&pod.send(CONFIG, &[("shop", None)]).await));
+    assert_eq!(pod.rules.subscriptions[CONFIG].retry_at(), None);
+    pod.set_memory(0);
+    assert!(is_refused(&pod.send(CONFIG, &[("bank", None)]).await));
+    pod.set_memory(usize::MAX);
+    let requests = pod.wait(RETRY_WAIT).await;
+    let [request] = &*requests else { panic!("{requests:?}") };
+    let fault = request.error_detail.as_ref().map(|it| &*it.message).unwrap_or_default();
+    assert!(fault.contains("rate_limit"), "{fault}");
+    assert_eq!(pod.rules.subscriptions[CONFIG].retry_at(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_could_not_be_removed_for_lack_of_memory_is_removed_later() {
+    // The domain is compiled again without one of its resources.
+    let mut pod = Pod::with(Options { merge_domains: true, ..Options::default() });
+    let named = |name: &str, key: &str| {
+        let mut resource = resource(ResourceType::RateLimitConfig, "shop", Some(1));
+        let mut config = RateLimitConfig::decode(&*resource.value).unwrap();
+        (config.name, config.descriptors[0].key) = (name.to_owned(), key.to_owned());
+        resource.value = config.encode_to_vec().into();
+        resource
+    };
+    let version = |pod: &Pod| pod.published.current().unwrap().version();
+    pod.send(RULES, &[]).await;
+    let [two, three] = [2, 3].map(|count| ["a", "b", "c"].into_iter().take(count));
+    let [two, three] = [two, three].map(|it| it.map(|name| named(name, name)).collect::<Vec<_>>());
+    pod.send_resources(CONFIG, two.clone()).await;
+    let fewer = version(&pod);
+    pod.send_resources(CONFIG, three).await;
+    let all = version(&pod);
+    pod.send_resources(CONFIG, two).await;
+    pod.set_memory(0);
+    pod.wait(Duration::from_secs(3)).await;
+    assert_eq!(version(&pod), all);
+    pod.set_memory(usize::MAX);
+    pod.wait(Duration::from_secs(3)).await;
+    assert_eq!(version(&pod), all, "not at once again");
+    pod.wait(RETRY_WAIT).await;
+    assert_eq!(version(&pod), fewer);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_panic_while_a_response_is_read_is_a_fault_that_the_server_is_told() {
     let fault = unless_it_panics(|| -> () { panic!("deliberate") }).await.unwrap_err();
     assert!(fault.starts_with("internal error: "), "{fault}");
     let mut subscription = Subscription::new(ResourceType::Rules);
-    subscription.keep(Err(vec![fault.clone()]));
+    subscription.keep(Err(Refused::finally(fault.clone())), &Arc::default());
     let refusal = subscription.refusal().error_detail.expect("a refusal");
     assert_eq!(refusal.message, fault);
 }
@@ -280,7 +373,7 @@ async fn in_force_is_what_a_new_pod_would_have_and_no_domain_is_lost_on_the_way(
             let place = format!("RATELEASE_SEED={seed}, step {step}");
             let before = pod.domains().unwrap_or_default();
             match draw.below(8) {
-                0 => pod.wait(Duration::from_millis(100 * draw.below(40))).await,
+                0 => drop(pod.wait(Duration::from_millis(100 * draw.below(40))).await),
                 1 => {
                     pod.rules.begin(&Node::default());
                     let first = usize::try_from(draw.below(2)).unwrap();

@@ -32,17 +32,17 @@ fn receive(
     subscription: &mut Subscription,
     version: &str,
     resources: Vec<Any>,
-) -> Result<Received, Vec<String>> {
+) -> Result<Received, Refused> {
     let response = response(version, resources);
     subscription.note_response(&response);
-    read(OF, &response, subscription.accepted())
+    read(OF, &response, subscription.accepted(), usize::MAX)
 }
 
 /// Receives and accepts a set; returns the names of all that is in force then.
 fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64) -> Vec<String> {
     let resources = of.iter().map(|name| resource(name, name)).collect();
     let received = receive(subscription, version, resources);
-    subscription.keep(received);
+    subscription.keep(received, &Arc::default());
     subscription.set_leaving(subscription.leaving_beside(true, at(millis)));
     let request = subscription.accept_newest().expect("a good set of this stream");
     assert_eq!((&*request.version_info, request.response_nonce), (version, format!("n{version}")));
@@ -50,8 +50,13 @@ fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64
     names(subscription)
 }
 
+/// Removes what was to leave by then.
+fn let_go(subscription: &mut Subscription, millis: u64) {
+    subscription.set_leaving(subscription.still_leaving(at(millis)));
+}
+
 fn names(subscription: &Subscription) -> Vec<String> {
-    let leaving = subscription.leaving().values().map(|(resource, _)| resource);
+    let leaving = subscription.leaving.values().map(|(resource, _)| resource);
     let all = subscription.accepted().values().chain(leaving);
     all.map(|resource| resource.source.name.clone()).collect()
 }
@@ -81,13 +86,13 @@ fn a_refusal_names_the_accepted_version_the_last_nonce_and_few_of_many_faults() 
     let garbage = Any { value: vec![0xff; 9].into(), ..resource("b", "b") };
     let stranger = Any { type_url: "type.googleapis.com/other".into(), ..resource("c", "c") };
     let all = vec![resource("d", "d"), garbage, stranger, resource("d", "d")];
-    let faults = receive(&mut subscription, "2", all).expect_err("faults");
+    let faults = receive(&mut subscription, "2", all).expect_err("faults").faults;
     assert_eq!(faults.len(), 3, "{faults:?}");
     assert!(faults[0].starts_with("resources[1]: a resource that cannot be decoded"), "{faults:?}");
     assert!(faults[1].starts_with("resources[2]: a resource of another type"), "{faults:?}");
     assert_eq!(faults[2], "resources[3]: a second one of its name");
     let many: Vec<_> = (0..100).map(|at| format!("fault {at}")).collect();
-    subscription.keep(Err(many));
+    subscription.keep(Err(Refused { faults: many, is_for_now: false }), &Arc::default());
     let request = subscription.refusal();
     assert_eq!((&*request.version_info, &*request.response_nonce), ("1", "n2"));
     let error = request.error_detail.expect("a reason");
@@ -104,7 +109,7 @@ fn what_was_refused_is_known_on_its_stream_until_something_is_accepted() {
     for next in ["accepted", "another stream"] {
         let read = receive(&mut subscription, "1", bad.clone());
         assert!(read.is_err());
-        subscription.keep(read);
+        subscription.keep(read, &Arc::default());
         assert_eq!(subscription.refused(), None, "not before it is refused");
         let digest = blake3::hash(b"");
         subscription.note_refused(Some(digest));
@@ -125,7 +130,7 @@ fn what_was_refused_is_known_on_its_stream_until_something_is_accepted() {
 fn a_set_of_an_earlier_stream_is_accepted_without_a_request() {
     let mut subscription = Subscription::new(OF);
     let received = receive(&mut subscription, "1", vec![resource("a", "a")]);
-    subscription.keep(received);
+    subscription.keep(received, &Arc::default());
     subscription.begin(Node::default());
     assert_eq!(subscription.accept_newest(), None, "the server has sent nothing on this one");
     assert_eq!((names(&subscription), subscription.running()), (vec!["xds:a".to_owned()], "1"));
@@ -135,7 +140,8 @@ fn a_set_of_an_earlier_stream_is_accepted_without_a_request() {
 #[test]
 fn faults_without_number_are_counted_and_not_kept() {
     let all = vec![Any::default(); 5000];
-    let faults = read(OF, &response("1", all), &Resources::new()).expect_err("faults");
+    let faults = read(OF, &response("1", all), &Resources::new(), usize::MAX);
+    let faults = faults.expect_err("faults").faults;
     assert_eq!(faults.len(), 1001);
     assert_eq!(faults[1000], "and 4000 more");
 }
@@ -152,10 +158,11 @@ fn resources_stay_for_a_while_when_the_server_sends_them_no_longer() {
     assert_eq!(subscription.leave_at(), None, "it came back");
     assert_eq!(take(&mut subscription, "3", &["b"], 2000), ["xds:b", "xds:a"]);
     assert_eq!(take(&mut subscription, "4", &[], 3000), ["xds:a", "xds:b"]);
-    assert!(!subscription.drop_leaving(at(3999)));
-    assert!(subscription.drop_leaving(at(4000)));
+    let_go(&mut subscription, 3999);
+    assert_eq!(names(&subscription), ["xds:a", "xds:b"]);
+    let_go(&mut subscription, 4000);
     assert_eq!(names(&subscription), ["xds:b"]);
-    assert!(subscription.drop_leaving(at(5000)));
+    let_go(&mut subscription, 5000);
     assert_eq!(names(&subscription), [""; 0]);
 }
 
@@ -167,7 +174,7 @@ fn what_a_snapshot_held_stays_until_the_server_sends_a_set_and_a_while_longer() 
     subscription.seed(&[source("xds:a"), source("xds-yaml:b"), source("c.yaml")]);
     assert_eq!(names(&subscription), ["xds:a"], "those of its type");
     assert_eq!(take(&mut subscription, "1", &["b"], 0), ["xds:b", "xds:a"]);
-    assert!(subscription.drop_leaving(at(2000)));
+    let_go(&mut subscription, 2000);
     assert_eq!(names(&subscription), ["xds:b"]);
 }
 
@@ -177,7 +184,7 @@ fn a_set_whose_texts_are_too_large_is_refused_at_the_resource_that_exceeds() {
     let none = Resources::new();
     let within = |max, count: usize| {
         let response = response("1", all[..count].to_vec());
-        read_within(max, OF, &response, &none)
+        read_within(max, OF, &response, &none, usize::MAX)
     };
     let one = within(usize::MAX, 1).unwrap();
     let bytes: usize = one.resources.values().map(|it| it.source.text.len()).sum();
@@ -187,5 +194,5 @@ fn a_set_whose_texts_are_too_large_is_refused_at_the_resource_that_exceeds() {
         "resources[2]: the rules up to here take more than {} bytes; send fewer",
         3 * bytes - 1
     );
-    assert_eq!(faults, [fault]);
+    assert_eq!(faults, Refused::finally(fault));
 }
