@@ -19,18 +19,13 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 22] = [
+const NOT_RUN: [(&str, &str, &str); 21] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     (
         "cli.md",
         "$ ratectl explain --domain shop user_id=alice --redis-url",
         "needs a count in a Redis",
-    ),
-    (
-        "cli.md",
-        "$ ratectl test tests/rules/cases/shop.yaml\ntests/rules/cases/shop.yaml:42",
-        "shows a case that fails, which no file here has",
     ),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
     ("operate.md", "$ docker build", "needs Docker; scripts/images runs it"),
