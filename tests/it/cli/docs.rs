@@ -19,14 +19,9 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 21] = [
+const NOT_RUN: [(&str, &str, &str); 20] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
-    (
-        "cli.md",
-        "$ ratectl explain --domain shop user_id=alice --redis-url",
-        "needs a count in a Redis",
-    ),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
     ("operate.md", "$ docker build", "needs Docker; scripts/images runs it"),
     ("operate.md", "$ docker compose up", "needs Docker; scripts/test-containers does"),
