@@ -12,8 +12,8 @@ const HEAD: &str = "\
 # All settings
 
 Every flag of `ratelease serve` and its environment variable: `--grpc-port` for `GRPC_PORT`.
-[operate.md](operate.md#settings) explains those that need more than a line. Durations and booleans are
-Go's: `20ms`, `1h30m`; `true`, `false`, `t`, `f`, `1`, `0`.
+[operate.md](operate.md#settings) explains those that need more than a line. Durations and booleans
+are Go's: `20ms`, `1h30m`; `true`, `false`, `t`, `f`, `1`, `0`.
 
 `UPDATE_DOCS=1 cargo test -p ratelease-cli --lib page` writes this page from the source.
 ";
