@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use ratelease_engine::buckets::Buckets;
 
-use super::label::bounded;
+use super::bounded;
 
 /// All series of one name.
 #[derive(Debug, Clone, PartialEq)]

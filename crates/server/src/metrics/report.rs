@@ -9,8 +9,8 @@ use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 
 use super::family::{Family, Kind, Labels, Value};
-use super::series::{Decisions, HitSums, RuleMeter, RuleSums, SOURCES};
-use super::zero_series::{HitSeries, ZeroSeries};
+use super::{Decisions, HitSums, RuleMeter, RuleSums, SOURCES};
+use super::{HitSeries, ZeroSeries};
 use super::{Meters, Shared, calls};
 
 /// The totals of all calls.

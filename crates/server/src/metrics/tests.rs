@@ -102,15 +102,15 @@ fn labels_are_bounded_whatever_clients_send() {
     }
     let kept = meters.shared.values.iter().map(|meter| &meter.keys);
     let kept: Vec<_> = kept.flat_map(|it| [Some(&it.key1), it.key2.as_ref()]).flatten().collect();
-    assert!(kept.iter().all(|key| key.len() <= label::VALUE_BYTES_MAX));
-    let different: std::collections::HashSet<_> = kept.iter().collect();
+    assert!(kept.iter().all(|key| key.len() <= VALUE_BYTES_MAX));
+    let different: HashSet<_> = kept.iter().collect();
     assert_eq!(different.len(), VALUES / 2 * 3, "long values stay apart");
     // Text from the rules' author is bounded too.
     rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
     let families = meters.families(Some(&rules));
     let samples = families.iter().flat_map(|family| &family.samples);
     let labels = samples.flat_map(|sample| &sample.labels).map(|(_, value)| value.len());
-    assert_eq!(labels.max(), Some(label::VALUE_BYTES_MAX));
+    assert_eq!(labels.max(), Some(VALUE_BYTES_MAX));
 }
 
 #[test]
@@ -233,10 +233,7 @@ fn with_too_many_rules_none_has_series_before_its_first_hit() {
         let families = meters(series_max).families(Some(&rules));
         series(&families, "ratelimit_service_rate_limit_total_hits").len()
     };
-    assert_eq!(
-        (hits(10_000, zero_series::RULES_MAX), hits(10_000, zero_series::RULES_MAX + 1)),
-        (1000, 0)
-    );
+    assert_eq!((hits(10_000, RULES_MAX), hits(10_000, RULES_MAX + 1)), (1000, 0));
     assert_eq!((hits(5, 5), hits(5, 6)), (5, 0));
 }
 
@@ -364,4 +361,250 @@ fn hits_of_a_domain_are_those_of_all_its_rules_with_shadow_apart() {
     let found = meters.hits_of(&["other".into(), "d".into()]);
     let expected = DomainHits { total: 4, denied: 2, shadow: 1 };
     assert_eq!(found, [DomainHits::default(), expected]);
+}
+
+mod table {
+    use super::super::*;
+
+    fn hash(number: u64) -> NonZeroU64 {
+        NonZeroU64::new(number).unwrap()
+    }
+
+    #[test]
+    fn a_hash_keeps_its_value_and_one_above_the_maximum_has_none() {
+        let table = Table::new(2);
+        assert_eq!(table.iter().count(), 0);
+        // All three have the same first place.
+        assert_eq!(table.get_or_insert(hash(4), || "a"), Some(&"a"));
+        assert_eq!(table.get_or_insert(hash(8), || "b"), Some(&"b"));
+        assert_eq!(table.get_or_insert(hash(12), || "c"), None);
+        assert_eq!(table.get_or_insert(hash(4), || "d"), Some(&"a"));
+        assert_eq!(table.get_or_insert(hash(8), || "d"), Some(&"b"));
+        assert_eq!((table.iter().count(), table.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_table_for_no_values_allocates_nothing() {
+        assert_eq!(Table::new(0).get_or_insert(hash(1), || "a"), None);
+    }
+
+    #[test]
+    fn racing_threads_find_the_same_values() {
+        const VALUES: u64 = 1000;
+        const MAX: usize = 500;
+        let table = Table::new(MAX);
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for number in 1..=VALUES {
+                        let make = || {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            number
+                        };
+                        let found = table.get_or_insert(hash(number), make);
+                        assert!(found.is_none_or(|found| *found == number));
+                    }
+                });
+            }
+        });
+        assert_eq!((table.iter().count(), table.len(), made.into_inner()), (MAX, MAX, MAX));
+    }
+}
+
+mod label {
+    use super::super::*;
+
+    #[test]
+    fn a_long_value_is_cut_at_a_character_and_stays_apart_from_others() {
+        for value in ["", "short", &"x".repeat(VALUE_BYTES_MAX)] {
+            assert_eq!(bounded(value), value);
+        }
+        for unit in ["x", "é", "€", "🦀"] {
+            let long = unit.repeat(20_000);
+            let alike = ["", "a", "b"].map(|end| long.clone() + end);
+            let shown = [0, 1, 2].map(|at| bounded(&alike[at]));
+            let kept = VALUE_BYTES_MAX - HASH_DIGITS - unit.len();
+            for it in &shown {
+                assert!((kept + HASH_DIGITS..=VALUE_BYTES_MAX).contains(&it.len()), "{it}");
+                assert!(it.starts_with(&unit.repeat(50)) && it.contains('~'), "{it}");
+            }
+            assert!(shown[0] != shown[1] && shown[1] != shown[2] && shown[0] != shown[2]);
+            assert_eq!(shown[0], bounded(&long), "the same value, the same label");
+        }
+    }
+}
+
+mod hits {
+    use super::super::*;
+    use ratelease_engine::verdict::{AppliedLimit, Code, DecisionSource};
+    use ratelease_rules::key::KeyHasher;
+    use ratelease_rules::{Limit, Unit};
+
+    /// With a limit of 10 and a ratio of 0.8.
+    fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {
+        split(hits, remaining, 0, over)
+    }
+
+    fn split(hits: u64, remaining: u32, fitted: u32, over: bool) -> (u64, u64, u64, u64) {
+        let key = KeyHasher::new("").key("d", 0, std::iter::empty());
+        let counted = Counted { key, hits, fitted, over, how: DecisionSource::Local };
+        let limit = Limit::fixed_window(10, Unit::Minute);
+        let status = Status {
+            code: if over { Code::OverLimit } else { Code::Ok },
+            limit: Some(AppliedLimit { limit, rule: None }),
+            remaining,
+            reset_after: None,
+            counted: Some(counted),
+        };
+        let Hits { total, within, over, near } = Hits::of(&status, &counted, 0.8);
+        (total, within, over, near)
+    }
+
+    #[test]
+    fn hits_are_split_as_the_reference_splits_them() {
+        for ((count, remaining, over), expected) in [
+            ((1, 9, false), (1, 1, 0, 0)),
+            ((1, 2, false), (1, 1, 0, 0)),
+            ((1, 1, false), (1, 1, 0, 1)),
+            ((1, 0, false), (1, 1, 0, 1)),
+            ((3, 1, false), (3, 3, 0, 1)),
+            ((3, 0, false), (3, 3, 0, 2)),
+            ((10, 0, false), (10, 10, 0, 2)),
+            ((0, 0, false), (0, 0, 0, 0)),
+            ((1, 0, true), (1, 0, 1, 0)),
+            ((4, 0, true), (4, 0, 4, 0)),
+            // With a rule that does not spend the rest on a denied charge: 7 used, then 9.
+            ((5, 3, true), (5, 0, 2, 2)),
+            ((5, 1, true), (5, 0, 4, 1)),
+        ] {
+            assert_eq!(hits(count, remaining, over), expected, "{count} {remaining} {over}");
+        }
+    }
+
+    /// The reference's counter after 7 hits of a limit of 10, and after 5 more, twice.
+    #[test]
+    fn a_denied_charge_that_spends_what_was_left_counts_that_as_near() {
+        for ((count, fitted), expected) in [
+            ((5, 3), (5, 0, 2, 2)),
+            ((5, 0), (5, 0, 5, 0)),
+            ((15, 10), (15, 0, 5, 2)),
+            ((u64::MAX, u32::MAX), (u64::MAX, 0, u64::MAX - 10, 2)),
+        ] {
+            assert_eq!(split(count, 0, fitted, true), expected, "{count} {fitted}");
+        }
+    }
+
+    #[test]
+    fn the_threshold_is_reckoned_in_32_bits() {
+        for (limit, ratio, expected) in
+            [(10, 0.8, 8), (20, 0.8, 16), (4, 0.8, 3), (1, 0.8, 0), (7, 0.0, 0), (7, 1.0, 7)]
+        {
+            assert_eq!(threshold(limit, ratio), expected, "{limit} {ratio}");
+        }
+        assert_eq!(threshold(u64::from(u32::MAX), 1.0), 1 << 32, "one above, as there");
+    }
+}
+
+mod series {
+    use super::super::*;
+
+    #[test]
+    fn labels_are_what_the_reference_s_mapper_makes_of_a_stats_key() {
+        let keys = |key: &str| {
+            let Keys { domain, key1, key2 } = Keys::of(key);
+            (domain.into_string(), key1.into_string(), key2.map(String::from))
+        };
+        let owned = |domain: &str, key1: &str, key2: Option<&str>| {
+            (domain.to_owned(), key1.to_owned(), key2.map(str::to_owned))
+        };
+        for (key, expected) in [
+            ("d.k", owned("d", "k", None)),
+            ("d.k_v.k2", owned("d", "k_v", Some("k2"))),
+            ("d.k.k2.k3.k4", owned("d", "k", Some("k2"))),
+            ("shop.example.k", owned("shop", "example", Some("k"))),
+        ] {
+            assert_eq!(keys(key), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn every_way_to_decide_has_counters_of_its_own() {
+        let meter = RuleMeter::folded();
+        let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
+        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits, Shadow::Off));
+        let over = Hits { total: 5, within: 0, over: 3, near: 2 };
+        meter.note(DecisionSource::Leased, Code::OverLimit, over, Shadow::Off);
+        meter.note(DecisionSource::Leased, Code::Ok, over, Shadow::On);
+        let sums = meter.sums();
+        assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0], [1, 0]]);
+        assert_eq!(sums.by_verdict(), [7, 1]);
+        let expected = HitSums { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
+        assert_eq!(sums.hits, expected);
+    }
+}
+
+mod registry {
+    use super::super::Hits;
+    use super::super::*;
+    use super::super::{Keys, Shadow};
+    use ratelease_engine::verdict::{Code, DecisionSource};
+
+    fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
+        registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
+    }
+
+    fn note(meter: &RuleMeter) {
+        meter.note(DecisionSource::Local, Code::Ok, Hits::default(), Shadow::Off);
+    }
+
+    #[test]
+    fn a_path_keeps_its_meter_and_one_above_the_maximum_is_folded() {
+        let registry = Registry::new(2);
+        let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
+        assert!(Arc::ptr_eq(&a, &meter(&registry, "d.a")));
+        let (c, d) = (meter(&registry, "d.c"), meter(&registry, "d.d"));
+        assert!(registry.is_folded(&c) && registry.is_folded(&d));
+        assert!(!registry.is_folded(&a) && !registry.is_folded(&b));
+        let paths =
+            registry.meters().iter().map(|meter| meter.path.to_string()).collect::<Vec<_>>();
+        assert_eq!(paths, ["d.a", "d.b", "folded"]);
+    }
+
+    #[test]
+    fn a_removed_rule_is_replaced_and_its_counts_are_kept() {
+        let registry = Registry::new(2);
+        let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
+        note(&b);
+        drop(b);
+        let c = meter(&registry, "d.c");
+        assert!(!registry.is_folded(&c), "it has b's place");
+        assert_eq!(registry.replaced_sums().by_verdict(), [1, 0]);
+        note(&a);
+        drop((a, c));
+        let again = meter(&registry, "d.a");
+        assert_eq!(again.sums().by_verdict(), [1, 0], "a rule that comes back counts on");
+        assert_eq!(registry.len(), 2);
+    }
+
+    #[test]
+    fn all_meters_are_read_in_batches() {
+        let registry = Registry::new(3 * READ_BATCH + 1);
+        for at in 0..=3 * READ_BATCH {
+            meter(&registry, &format!("d.{at}"));
+        }
+        assert_eq!(registry.meters().len(), 3 * READ_BATCH + 2);
+    }
+}
+
+mod by_domain {
+    use super::super::*;
+
+    #[test]
+    fn what_a_counter_gained_is_never_negative_and_never_contradicts_itself() {
+        let of = |total, denied, shadow| DomainHits { total, denied, shadow };
+        assert_eq!(of(10, 3, 2).since(&of(4, 1, 1)), of(6, 2, 1));
+        assert_eq!(of(4, 1, 1).since(&of(10, 3, 2)), of(0, 0, 0), "the rule was replaced");
+        assert_eq!(of(5, 9, 9).since(&of(4, 1, 1)), of(1, 1, 0));
+    }
 }
