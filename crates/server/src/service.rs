@@ -4,23 +4,24 @@
 //! May use the engine, the rules in force and the observers. Of the protocols it knows only their
 //! names: it bounds the calls that wait and the memory of incomplete messages for each of them.
 
-mod body_budget;
-mod concurrency_limit;
-mod headers;
-mod partial_message;
-
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use body_budget::BodyBudget;
+use bytes::{Bytes, BytesMut};
+use futures_util::FutureExt;
 use http::HeaderMap;
 use ratelease_cli::settings::Headers;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::Verdict;
+use ratelease_engine::verdict::{AppliedLimit, Code, OVERRIDE, Status, Verdict};
 use ratelease_rules::Rules;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
-use tracing::{Level, debug};
+use tracing::{Level, debug, info, warn};
 
 use crate::current_rules::CurrentRules;
 use crate::metrics::counter::{Count, Counter};
@@ -29,10 +30,9 @@ use crate::request_error::{InvalidRequest, RequestError};
 use crate::trace::Span;
 use crate::transport::Transport;
 
-use body_budget::BodyBudget;
 pub use body_budget::{BodyReservation, Peer};
-use concurrency_limit::ConcurrencyLimit;
-pub use partial_message::PartialMessage;
+
+mod body_budget;
 
 /// Maximum size in bytes of unfinished gRPC messages, over all connections: 500 messages of Envoy,
 /// which take a few hundred bytes, or 4 of the maximum size. The streams and buffers on their way
@@ -262,7 +262,7 @@ impl DecisionService {
         if tracing::enabled!(Level::DEBUG) {
             log_decision(request, &verdict);
         }
-        let headers = self.headers.as_deref().map(|headers| headers::of(headers, &verdict));
+        let headers = self.headers.as_deref().map(|headers| of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
     }
 }
@@ -292,3 +292,354 @@ fn log_decision(request: &Request<'_>, verdict: &Verdict<'_>) {
         debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
     }
 }
+
+// The response headers that describe the limits of a verdict.
+//
+// Headers for one limit describe the tightest ([`Verdict::tightest`]). Lists have one item for
+// each policy name: rules with the same name are one policy, described by the tightest of them.
+
+/// Maximum size in bytes of a header's value: Envoy refuses responses whose headers exceed 60 KiB
+/// in total. Items that do not fit are left out.
+const VALUE_BYTES_MAX: usize = 4096;
+
+/// Maximum size in bytes of a policy's name in a header, without its quotes; longer names are cut.
+const NAME_BYTES_MAX: usize = 128;
+
+/// The item of a list for one limit.
+struct Item<'a> {
+    status: &'a Status<'a>,
+    applied: AppliedLimit<'a>,
+    /// The name in quotes.
+    name: String,
+}
+
+/// The headers for `verdict`; empty if no limit applies.
+fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
+    let mut written = Vec::new();
+    let Some((status, applied)) = verdict.tightest_limit() else { return written };
+    let requests = applied.limit.requests_per_unit;
+    let reset = status.reset_seconds().unwrap_or_default();
+    let mut write = |name: &str, value: String| written.push((name.to_owned(), value));
+    if let Some(names) = &headers.reference {
+        write(&names.limit, requests.to_string());
+        write(&names.remaining, status.remaining.to_string());
+        write(&names.reset, reset.to_string());
+    }
+    if headers.x_ratelimit {
+        write("X-RateLimit-Limit", x_ratelimit_limit(requests, verdict));
+        write("X-RateLimit-Remaining", status.remaining.to_string());
+        write("X-RateLimit-Reset", reset.to_string());
+    }
+    if headers.ietf {
+        let items = items(status, verdict);
+        write("RateLimit-Policy", list(items.iter().map(Item::policy)));
+        write("RateLimit", list(items.iter().map(Item::remaining)));
+    }
+    if headers.retry_after && verdict.code == Code::OverLimit {
+        write("Retry-After", verdict.retry_after_seconds().to_string());
+    }
+    written
+}
+
+/// The value in Envoy's format: the limit that bounds, then each limit with its window and, if it
+/// has one, its name. Envoy inserts the name unchanged; here it is escaped.
+fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
+    let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
+        let (requests, window) = (applied.limit.requests_per_unit, applied.limit.window_seconds());
+        match applied.rule.map(|rule| &*rule.name).filter(|name| !name.is_empty()) {
+            Some(name) => format!("{requests};w={window};name={}", quoted(name)),
+            None => format!("{requests};w={window}"),
+        }
+    });
+    list(std::iter::once(requests.to_string()).chain(limits))
+}
+
+/// One item for each policy, the tightest first, then by remaining, fewest first.
+fn items<'a>(tightest: &'a Status<'a>, verdict: &'a Verdict<'_>) -> Vec<Item<'a>> {
+    let mut others: Vec<_> =
+        verdict.statuses.iter().filter(|other| !std::ptr::eq(*other, tightest)).collect();
+    others.sort_by_key(|status| status.remaining);
+    let mut items = Vec::<Item<'_>>::new();
+    for status in std::iter::once(tightest).chain(others) {
+        let Some(applied) = status.limit else { continue };
+        let name = quoted(policy(applied));
+        if !items.iter().any(|item| item.name == name) {
+            items.push(Item { status, applied, name });
+        }
+    }
+    items
+}
+
+/// The rule's name or its path: never text that a client has sent.
+fn policy(applied: AppliedLimit<'_>) -> &str {
+    match applied.rule {
+        Some(rule) if rule.name.is_empty() => &rule.path,
+        Some(rule) => &rule.name,
+        None => OVERRIDE,
+    }
+}
+
+/// Joins items with commas, as many as fit.
+fn list(items: impl Iterator<Item = String>) -> String {
+    let mut list = String::new();
+    for item in items {
+        let comma = if list.is_empty() { "" } else { ", " };
+        if list.len() + comma.len() + item.len() <= VALUE_BYTES_MAX {
+            list += comma;
+            list += &item;
+        }
+    }
+    list
+}
+
+/// Formats `text` as a String of RFC 9651 §3.3.3, which allows only ASCII: other bytes are written
+/// as in its Display Strings (§3.3.8), `%` and two hexadecimal digits a byte; `%` itself too, so
+/// that different texts never have the same form. Cut to [`NAME_BYTES_MAX`].
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        let before = quoted.len();
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            ' '..='~' if c != '%' => quoted.push(c),
+            _ => {
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                    // Writing to a string cannot fail.
+                    let _ = write!(quoted, "%{byte:02x}");
+                }
+            }
+        }
+        if quoted.len() > 1 + NAME_BYTES_MAX {
+            quoted.truncate(before);
+            break;
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+// === impl Item ===
+
+impl Item<'_> {
+    /// Quota and window of the policy; the window is in seconds.
+    fn policy(&self) -> String {
+        let Self { name, applied: AppliedLimit { limit, .. }, .. } = self;
+        format!("{name};q={};w={}", limit.requests_per_unit, limit.window_seconds())
+    }
+
+    /// The remaining quota, and the seconds until it is full again, if they are known.
+    fn remaining(&self) -> String {
+        let Self { name, status, .. } = self;
+        match status.reset_seconds() {
+            Some(seconds) => format!("{name};r={};t={seconds}", status.remaining),
+            None => format!("{name};r={}", status.remaining),
+        }
+    }
+}
+
+// The part of an incomplete message that has arrived.
+
+/// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
+const PART_BYTES_MAX: usize = 16 * 1024;
+
+/// Minimum size in bytes of a part: a message that arrives byte by byte has few parts.
+const PART_BYTES_MIN: usize = 64;
+
+/// The beginning of a message, in parts. Bytes are copied into the parts, since the buffer they
+/// were read into is shared with other data. A part never moves: one growing buffer leaves holes of
+/// every size behind, which took as much memory again as the messages themselves.
+#[derive(Debug)]
+pub struct PartialMessage<'h> {
+    reservation: &'h BodyReservation,
+    parts: Vec<BytesMut>,
+    bytes: usize,
+}
+
+impl<'h> PartialMessage<'h> {
+    /// Creates an empty message that is counted on `reservation`.
+    pub fn new(reservation: &'h BodyReservation) -> Self {
+        Self { reservation, parts: Vec::new(), bytes: 0 }
+    }
+
+    /// Number of bytes that have arrived.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts and keeps the next bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`RequestError::NoRoom`] if there is no room for them.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
+        self.reservation.grow(bytes.len())?;
+        while !bytes.is_empty() {
+            let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
+            if room == 0 {
+                // As large as all parts so far, so that their number stays small.
+                let capacity = bytes.len().max(self.bytes).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
+                self.parts.push(BytesMut::with_capacity(capacity));
+                continue;
+            }
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            if let Some(part) = self.parts.last_mut() {
+                part.extend_from_slice(now);
+            }
+            self.bytes += now.len();
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Returns everything that has arrived, in one piece.
+    pub fn into_bytes(mut self) -> Bytes {
+        if self.parts.len() <= 1 {
+            return self.parts.pop().unwrap_or_default().freeze();
+        }
+        let mut joined = BytesMut::with_capacity(self.bytes);
+        self.parts.into_iter().for_each(|part| joined.extend_from_slice(&part));
+        joined.freeze()
+    }
+}
+
+// Limits the number of calls that wait at once, and confines a panic to the call that panics.
+//
+// A call takes a permit once its message is complete; the memory of incomplete messages is bounded
+// separately (`body_budget.rs`). The calls that can accumulate here wait for a lease or a slot.
+// Calls that wait for the CPU do so before they come here, and are bounded by the streams of their
+// connections. Refusing these by the length of their queue left nothing decided at all (tried
+// once, at three times the saturating load): an error may well cost as much as a decision.
+
+/// One in this many permits is reserved for connections that have few of them: a connection that
+/// takes all others shuts out only itself.
+const RESERVED_DIVISOR: usize = 4;
+
+/// Number of waiting calls below which a connection may take one of the reserved permits.
+const FEW_CALLS: usize = 8;
+
+/// Counts the calls that wait, and refuses those above the maximum. A cheap handle: clones share
+/// all state.
+#[derive(Debug, Clone)]
+struct ConcurrencyLimit {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    calls_max: usize,
+    /// The setting that the maximum comes from, for the log.
+    setting: &'static str,
+    waiting: AtomicUsize,
+    shed: AtomicU64,
+    panics: AtomicU64,
+    /// Set while overloaded, so that each overload is logged once.
+    is_overloaded: AtomicBool,
+}
+
+/// Lets one call wait, until it is dropped.
+struct Permit<'a> {
+    shared: &'a Shared,
+    peer: &'a Peer,
+}
+
+// === impl ConcurrencyLimit ===
+
+impl ConcurrencyLimit {
+    /// Creates a limit of `calls_max` calls at once, a number that `setting` sets.
+    fn new(calls_max: usize, setting: &'static str) -> Self {
+        let shared = Shared {
+            calls_max,
+            setting,
+            waiting: AtomicUsize::new(0),
+            shed: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
+            is_overloaded: AtomicBool::new(false),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Runs `call` of `peer`, unless too many wait: then drops it without polling it.
+    async fn run<T>(&self, peer: &Peer, call: impl Future<Output = T>) -> Result<T, RequestError> {
+        let _permit = self.shared.acquire(peer)?;
+        self.catch_panic(call).await
+    }
+
+    /// Runs `call`, and returns an error if it panics.
+    async fn catch_panic<T>(&self, call: impl Future<Output = T>) -> Result<T, RequestError> {
+        // State that the call shares with others is behind locks and atomics that a panic leaves
+        // usable; state that the call owns is dropped, which releases it.
+        let result = AssertUnwindSafe(call).catch_unwind().await;
+        result.map_err(|_| self.panicked())
+    }
+
+    /// Like [`ConcurrencyLimit::catch_panic`], for a call that never waits and takes no permit: it
+    /// touches no state that calls on other cores touch, and it runs even when too many calls wait.
+    fn catch_panic_sync<T>(
+        &self,
+        call: impl FnOnce() -> Option<Result<T, RequestError>>,
+    ) -> Option<Result<T, RequestError>> {
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Some(Err(self.panicked())))
+    }
+
+    fn panicked(&self) -> RequestError {
+        self.shared.panics.fetch_add(1, Ordering::Relaxed);
+        RequestError::Panicked
+    }
+
+    /// Number of calls that wait.
+    fn waiting(&self) -> u64 {
+        self.shared.waiting.load(Ordering::Relaxed) as u64
+    }
+
+    /// Number of calls that were refused.
+    fn shed(&self) -> u64 {
+        self.shared.shed.load(Ordering::Relaxed)
+    }
+
+    /// Number of calls that panicked.
+    fn panics(&self) -> u64 {
+        self.shared.panics.load(Ordering::Relaxed)
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn acquire<'a>(&'a self, peer: &'a Peer) -> Result<Permit<'a>, RequestError> {
+        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let of_peer = peer.waiting().fetch_add(1, Ordering::Relaxed);
+        let permit = Permit { shared: self, peer };
+        let reserved = if of_peer < FEW_CALLS { 0 } else { self.calls_max / RESERVED_DIVISOR };
+        if before + reserved >= self.calls_max {
+            self.shed.fetch_add(1, Ordering::Relaxed);
+            if !self.is_overloaded.swap(true, Ordering::Relaxed) {
+                let setting = self.setting;
+                let max = self.calls_max;
+                warn!("calls are refused: {before} are waiting, of at most {max} ({setting})");
+            }
+            return Err(RequestError::Overloaded);
+        }
+        if before <= self.calls_max / 2 && self.is_overloaded.load(Ordering::Relaxed) {
+            self.note_recovery();
+        }
+        Ok(permit)
+    }
+
+    #[cold]
+    fn note_recovery(&self) {
+        if self.is_overloaded.swap(false, Ordering::Relaxed) {
+            let shed = self.shed.load(Ordering::Relaxed);
+            info!("calls are accepted again; {shed} were refused since the start");
+        }
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.peer.waiting().fetch_sub(1, Ordering::Relaxed);
+        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

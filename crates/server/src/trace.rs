@@ -8,34 +8,35 @@
 //! a parent is sampled at random. This is decided before the SDK is called and before anything is
 //! allocated, and not at all while tracing is off.
 
-mod b3;
-mod context;
-mod parent;
-mod span;
-pub mod traced;
-
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use opentelemetry::trace::{
-    SpanBuilder, SpanContext as RemoteContext, SpanId, SpanKind, TraceContextExt, TraceFlags,
-    TraceId, TraceState, Tracer as _,
+    Span as _, SpanBuilder, SpanContext as RemoteContext, SpanId, SpanKind, Status,
+    TraceContextExt, TraceFlags, TraceId, TraceState, Tracer as _,
 };
-use opentelemetry::{Context, KeyValue};
+use opentelemetry::{Context, Key, KeyValue};
+use opentelemetry_sdk::trace::Span as SdkSpan;
+use parking_lot::Mutex;
+use ratelease_cli::grpc_codes::GRPC_CODES;
 use ratelease_cli::settings::Tracing;
 use ratelease_engine::rng;
 use ratelease_engine::span_context::SpanContext;
-use ratelease_engine::store::Ask;
-use ratelease_engine::time::Clock;
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Verdict;
 use ratelease_otlp::origin::{Origin, system_time};
+use ratelease_otlp::span_pipeline;
 use ratelease_otlp::span_pipeline::{SpanCounts, SpanPipeline};
+use ratelease_rules::request::Request;
 use tracing::error;
 
 use crate::metrics::counter::{Count, Counter};
+use crate::samples::rule_of;
 use crate::transport::Transport;
-use parent::Parent;
-pub use span::{Outcome, Span};
-use span::{Start, number};
 
 /// Begins spans. A cheap handle: clones share all state; the default traces nothing.
 #[derive(Debug, Clone, Default)]
@@ -144,7 +145,7 @@ impl Shared {
             }
         };
         let parent = parent.map_or_else(Context::new, |parent| {
-            let state = context::state(headers);
+            let state = state(headers);
             below(SpanContext { trace: parent.trace, span: parent.span }, true, state)
         });
         self.start(builder.with_kind(SpanKind::Server), &parent, given_up)
@@ -186,36 +187,352 @@ fn context_of(span: SpanContext, is_remote: bool, state: TraceState) -> RemoteCo
     RemoteContext::new(trace, span, TraceFlags::SAMPLED, is_remote, state)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ratelease_rules::key::Key;
-    use ratelease_rules::{Limit, Unit};
+// The parent span of a request, from its headers.
 
-    /// The span of an ask that was sent by this request.
-    fn sent_by(cause: Option<SpanContext>) -> (SpanBuilder, RemoteContext) {
-        let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
-        let (builder, parent) = exchange(&Ask { cause, ..look }, 3);
-        (builder, parent.span().span_context().clone())
+/// The content of `traceparent`, or of B3's headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Parent {
+    trace: [u8; 16],
+    span: [u8; 8],
+    /// `None` if the decision is left to this process, as B3 allows.
+    is_sampled: Option<bool>,
+}
+
+/// Parses lower-case hexadecimal digits, as the standard requires.
+fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
+    let digit = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, odd) = digits.as_chunks::<2>();
+    if pairs.len() != N || !odd.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}
+
+// The parent of a request by W3C's Trace Context (<https://www.w3.org/TR/trace-context/>).
+
+const TRACEPARENT: &str = "traceparent";
+
+/// Maximum number of bytes of `tracestate` that are passed on: the length that W3C asks for. The
+/// rest is dropped.
+const STATE_BYTES_MAX: usize = 512;
+
+// === impl Parent ===
+
+impl Parent {
+    /// The parent in `headers`; `None` if there is none, or it is malformed: the request then
+    /// begins a trace of its own.
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        // Most requests have no parent: checking each header name once costs less than one lookup.
+        let may_be =
+            headers.keys().any(|name| matches!(name.as_str(), TRACEPARENT | ALL_IN_ONE | TRACE_ID));
+        if may_be { Self::of_w3c(headers).or_else(|| parent(headers)) } else { None }
     }
 
-    fn has_attribute(builder: &SpanBuilder, name: &str) -> bool {
-        builder.attributes.iter().flatten().any(|it| it.key.as_str() == name)
+    fn of_w3c(headers: &HeaderMap) -> Option<Self> {
+        let mut sent = headers.get_all(TRACEPARENT).iter();
+        let (first, second) = (sent.next()?, sent.next());
+        if second.is_some() { None } else { Self::parse(first.as_bytes()) }
     }
 
-    #[test]
-    fn an_exchange_for_one_request_is_its_child() {
-        let request = SpanContext::for_test(1, 2);
-        let (builder, parent) = sent_by(Some(request));
-        assert_eq!(parent, context_of(request, false, TraceState::NONE));
-        assert_eq!((builder.links.is_none(), &*builder.name), (true, "EVALSHA"));
-        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
-    }
-
-    #[test]
-    fn an_exchange_for_no_traced_request_is_a_root() {
-        let (builder, parent) = sent_by(None);
-        assert!(!parent.is_valid() && builder.links.iter().flatten().count() == 0, "{builder:?}");
-        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
+    /// Parses `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`. Later versions may have more
+    /// fields after these.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (text, more) = text.split_first_chunk::<55>()?;
+        let version: [u8; 1] = hex(text.get(..2)?)?;
+        let is_known = match version {
+            [0] => more.is_empty(),
+            [0xff] => false,
+            _ => more.first().is_none_or(|next| *next == b'-'),
+        };
+        let dashes = [2, 35, 52].iter().all(|at| text.get(*at) == Some(&b'-'));
+        let trace: [u8; 16] = hex(text.get(3..35)?)?;
+        let span: [u8; 8] = hex(text.get(36..52)?)?;
+        let [flags] = hex(text.get(53..55)?)?;
+        let is_good = is_known && dashes && trace != [0; 16] && span != [0; 8];
+        is_good.then_some(Self { trace, span, is_sampled: Some(flags & 1 == 1) })
     }
 }
+
+/// The value of `tracestate`, its headers joined; empty if there is none, it is malformed, or it
+/// must not be passed on.
+fn state(headers: &HeaderMap) -> TraceState {
+    let parts: Option<Vec<_>> =
+        headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
+    let state = parts.unwrap_or_default().join(",");
+    let is_short = state.len() <= STATE_BYTES_MAX;
+    is_short.then(|| state.parse().ok()).flatten().unwrap_or_default()
+}
+
+// The parent of a request in the headers of Zipkin's tracers
+// (<https://github.com/openzipkin/b3-propagation>): a single header, or several.
+
+/// The single header.
+const ALL_IN_ONE: &str = "b3";
+
+/// The header without which the several headers are ignored.
+const TRACE_ID: &str = "x-b3-traceid";
+
+/// The parent in `headers`; `None` if there is none, or it is malformed.
+fn parent(headers: &HeaderMap) -> Option<Parent> {
+    let of = |name| headers.get(name).map(HeaderValue::as_bytes);
+    let several = || {
+        let is_debugged = of("x-b3-flags") == Some(b"1");
+        let sampled = if is_debugged { Some(&b"d"[..]) } else { of("x-b3-sampled") };
+        parse(of(TRACE_ID)?, of("x-b3-spanid")?, sampled)
+    };
+    of(ALL_IN_ONE).and_then(parse_one).or_else(several)
+}
+
+/// Parses `<trace>-<span>-<sampled>-<parent>`, of which the last two may be left out.
+fn parse_one(text: &[u8]) -> Option<Parent> {
+    let mut parts = text.split(|byte| *byte == b'-');
+    parse(parts.next()?, parts.next()?, parts.next())
+}
+
+/// A trace id has 16 or 32 digits: a short id is the lower half of a long one.
+fn parse(trace: &[u8], span: &[u8], sampled: Option<&[u8]>) -> Option<Parent> {
+    let trace = if trace.len() == 16 {
+        let lower: [u8; 8] = hex(trace)?;
+        u128::from(u64::from_be_bytes(lower)).to_be_bytes()
+    } else {
+        hex(trace)?
+    };
+    let span = hex(span)?;
+    let is_sampled = match sampled {
+        None => None,
+        // `d` means debug.
+        Some(b"1" | b"d" | b"true") => Some(true),
+        Some(b"0" | b"false") => Some(false),
+        Some(_) => return None,
+    };
+    (trace != [0; 16] && span != [0; 8]).then_some(Parent { trace, span, is_sampled })
+}
+
+// A store whose asks are traced: one span for each ask sent to a shard.
+
+/// Passes all calls on to another store, and times those that are to be traced.
+struct Traced {
+    inner: Arc<dyn Store>,
+    tracer: Tracer,
+}
+
+// === impl Traced ===
+
+impl Traced {
+    /// Creates a store that passes calls to `inner`, and makes its exchanges spans of `tracer`.
+    pub fn new(inner: Arc<dyn Store>, tracer: Tracer) -> Self {
+        Self { inner, tracer }
+    }
+}
+
+impl Store for Traced {
+    fn shard(&self, ask: &Ask) -> usize {
+        self.inner.shard(ask)
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+        let Some(span) = self.tracer.begin_exchange(ask, || self.inner.shard(ask)) else {
+            return self.inner.lend(ask);
+        };
+        Box::pin(async move {
+            let reply = self.inner.lend(ask).await;
+            span.end(Outcome::Failed(usize::from(reply.is_err())));
+            reply
+        })
+    }
+
+    fn ready(&self) -> ReadyFuture<'_> {
+        self.inner.ready()
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        self.inner.silence(shard)
+    }
+
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
+        self.inner.beat(beat)
+    }
+
+    fn counts(&self) -> Vec<ratelease_engine::counter::Count> {
+        self.inner.counts()
+    }
+
+    fn owner(&self, ask: &Ask) -> Option<String> {
+        self.inner.owner(ask)
+    }
+
+    fn store_name(&self, shard: usize) -> String {
+        self.inner.store_name(shard)
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+// One span: the data recorded of a request between its beginning and its end.
+
+/// A span that has begun. A cheap handle: clones are the same span. It ends with [`Span::end`]; a
+/// span whose last handle is dropped before that was given up, by its client or because of its
+/// deadline.
+#[derive(Debug, Clone)]
+pub struct Span(Arc<Open>);
+
+/// How a span ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this gRPC status, by number.
+    Grpc(i32),
+    /// With this HTTP status.
+    Http(u16),
+    /// An exchange with the store, in which this many asks failed.
+    Failed(usize),
+}
+
+/// The gRPC codes that are a server's error by OpenTelemetry's conventions. The others are the
+/// client's.
+const SERVER_ERRORS: [&str; 6] =
+    ["UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"];
+
+/// Maximum number of bytes shown of a domain: the client chooses it.
+const DOMAIN_BYTES_MAX: usize = 256;
+
+/// When a span began, by both clocks: the end follows from the one that never jumps.
+#[derive(Debug)]
+struct Start {
+    started: SystemTime,
+    begun: Time,
+    clock: Clock,
+}
+
+#[derive(Debug)]
+struct Open {
+    span: Mutex<SdkSpan>,
+    context: SpanContext,
+    start: Start,
+    /// The outcome if the span is given up.
+    given_up: Outcome,
+}
+
+// === impl Span ===
+
+impl Span {
+    fn new(span: SdkSpan, start: Start, given_up: Outcome) -> Self {
+        let context = span.span_context();
+        let (trace, id) = (context.trace_id().to_bytes(), context.span_id().to_bytes());
+        let context = SpanContext { trace, span: id };
+        Self(Arc::new(Open { span: Mutex::new(span), context, start, given_up }))
+    }
+
+    /// Runs `call` and returns its result. Log lines written and asks sent during the call refer to
+    /// the span.
+    pub fn within<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.0.context.within(call)
+    }
+
+    /// Like [`Span::within`], for a call that may wait.
+    pub async fn around<F: Future>(&self, call: F) -> F::Output {
+        let mut call = pin!(call);
+        poll_fn(|cx| self.within(|| call.as_mut().poll(cx))).await
+    }
+
+    /// Records the decision. If there are several descriptors, records the one that bounds the
+    /// request; never the values of descriptors.
+    pub fn note(&self, request: &Request<'_>, verdict: &Verdict<'_>) {
+        let end = request.domain.floor_char_boundary(DOMAIN_BYTES_MAX);
+        let mut noted = vec![
+            KeyValue::new("ratelease.domain", request.domain[..end].to_owned()),
+            KeyValue::new("ratelease.verdict", verdict.code.name()),
+            number("ratelease.descriptors", request.descriptors.len()),
+        ];
+        if let Some(status) = verdict.tightest.and_then(|at| verdict.statuses.get(at)) {
+            noted.push(KeyValue::new("ratelease.rule", rule_of(status).to_owned()));
+            noted.push(number("ratelease.remaining", status.remaining));
+            if let Some(counted) = status.counted {
+                noted.push(KeyValue::new("ratelease.how", counted.how.name()));
+            }
+        }
+        self.0.span.lock().set_attributes(noted);
+    }
+
+    /// Ends the span now; a second end has no effect.
+    pub fn end(&self, outcome: Outcome) {
+        self.0.end(outcome);
+    }
+
+    /// Drops the span as if it had not begun. The SDK ends every span that is dropped, so the
+    /// pipeline has to leave it out.
+    pub fn discard(&self) {
+        let mut span = self.0.span.lock();
+        span_pipeline::discard(&mut *span);
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    fn end(&self, outcome: Outcome) {
+        let mut span = self.span.lock();
+        if span.is_recording() {
+            outcome.describe(&mut span);
+            let Start { started, begun, clock } = &self.start;
+            span.end_with_timestamp(*started + clock.now().since(*begun));
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.end(self.given_up);
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    fn describe(self, span: &mut SdkSpan) {
+        let mut fail = |why: String| {
+            span.set_attribute(KeyValue::new("error.type", why));
+            span.set_status(Status::error(""));
+        };
+        let shown = match self {
+            Self::Grpc(code) => {
+                let known = usize::try_from(code).ok().and_then(|code| GRPC_CODES.get(code));
+                let name = known.map_or_else(|| code.to_string(), |&name| name.to_owned());
+                if SERVER_ERRORS.contains(&name.as_str()) {
+                    fail(name.clone());
+                }
+                KeyValue::new("rpc.response.status_code", name)
+            }
+            Self::Http(status) => {
+                if status >= 500 {
+                    fail(status.to_string());
+                }
+                number("http.response.status_code", status)
+            }
+            Self::Failed(asks) => {
+                if asks > 0 {
+                    fail("_OTHER".to_owned());
+                }
+                number("ratelease.asks_failed", asks)
+            }
+        };
+        span.set_attribute(shown);
+    }
+}
+
+/// An attribute; a number too large for the protocol becomes the largest.
+fn number(key: impl Into<Key>, value: impl TryInto<i64>) -> KeyValue {
+    KeyValue::new(key, value.try_into().unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

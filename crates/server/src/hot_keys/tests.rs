@@ -257,3 +257,29 @@ fn a_locked_stripe_delays_no_request() {
     drop(all);
     assert_eq!(hot.top(1).requested[0].count, STRIPES as u64, "left out");
 }
+
+mod sample {
+    use super::super::*;
+
+    #[test]
+    fn one_decision_in_so_many_is_sampled_and_not_every_so_manyth() {
+        const SEED: u64 = 4;
+        println!("seed {SEED}");
+        rng::seed(SEED);
+        for sample in [1, 2, 4, 100] {
+            let sample = NonZeroU32::new(sample).unwrap();
+            let decisions = 100_000 * sample.get();
+            let mut gaps = std::collections::BTreeSet::new();
+            let (mut samples, mut last) = (0_u32, 0);
+            for at in 0..decisions {
+                if is_due(sample) {
+                    gaps.insert(at - last);
+                    (samples, last) = (samples + 1, at);
+                }
+            }
+            assert!((99_000..=101_000).contains(&samples), "{samples} of {decisions}");
+            let most = usize::try_from(2 * sample.get() - 1).unwrap();
+            assert!(gaps.len() >= most, "{gaps:?}");
+        }
+    }
+}
