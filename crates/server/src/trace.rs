@@ -319,7 +319,7 @@ fn parse(trace: &[u8], span: &[u8], sampled: Option<&[u8]>) -> Option<Parent> {
 // A store whose asks are traced: one span for each ask sent to a shard.
 
 /// Passes all calls on to another store, and times those that are to be traced.
-struct Traced {
+pub struct Traced {
     inner: Arc<dyn Store>,
     tracer: Tracer,
 }

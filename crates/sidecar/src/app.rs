@@ -2,50 +2,63 @@
 //!
 //! The only module that knows all others; `main` runs it.
 
+use std::convert::Infallible;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, mpsc};
+use std::thread::available_parallelism;
+use std::time::Duration;
+use std::{io, thread};
+
+use axum::Router;
+use background::{Background, HttpServer};
+use ratelease_cli::settings::{EffectiveSetting, RulesSource, Xds};
+use ratelease_engine::lease::ShardCounters;
+use ratelease_engine::limiter::Limiter;
+use ratelease_engine::store::Store;
+use ratelease_engine::stripe;
+use ratelease_engine::time::Clock;
+pub use ratelease_server::accept::runtime_builder;
+use ratelease_server::accept::{Cores, OpenConnections};
+use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::grpc::serve;
+use ratelease_server::grpc::serve::{ConnectionAge, HealthHandle};
+use ratelease_server::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
+use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
+use ratelease_server::metrics::{Calls, Meters, RuleTotals};
+use ratelease_server::observe::Observers;
+use ratelease_server::samples::Samples;
+use ratelease_server::service::DecisionService;
+use ratelease_server::trace::Tracer;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::runtime::{Handle, RuntimeMetrics};
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{sleep, timeout};
+use tracing::{error, info, warn};
+
+use crate::admin::health::Health;
+use crate::admin::history::History;
+use crate::admin::live::Live;
+use crate::admin::metrics::MetricsSources;
+use crate::admin::status::stats::Stats;
+use crate::admin::status::{Start, Status};
+use crate::certificates::{CertificateCounts, CertificateWatch};
+use crate::http;
+use crate::http::DecisionOptions;
+use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
+use crate::rule_source::RuleWatch;
+use crate::rule_source::directory::Directory;
+use crate::rule_source::snapshot::Snapshot;
+use crate::rule_source::watch::{WatchPaths, Watcher};
+use crate::rule_source::xds::{XdsStatus, XdsWatch};
+use crate::supervise::Supervisor;
+use crate::telemetry::LogWriter;
+use crate::telemetry::push::Push;
+
 mod background;
 mod bind;
 mod build;
-mod error;
-mod files;
-mod process_stats;
-mod rule_watch;
-mod stats_sources;
-mod threads;
-
-use std::io;
-use std::sync::Arc;
-use std::time::Duration;
-
-use axum::Router;
-use ratelease_engine::limiter::Limiter;
-use ratelease_engine::store::Store;
-use tokio::net::TcpListener;
-use tokio::runtime::Handle;
-use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle};
-use tokio::time::{sleep, timeout};
-use tracing::{info, warn};
-
-use crate::admin::health::Health;
-use crate::admin::live::Live;
-use crate::admin::status::Start;
-use crate::certificates::CertificateWatch;
-use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
-use crate::http::{self, DecisionOptions};
-use crate::rule_source::RuleWatch;
-use crate::rule_source::snapshot::Snapshot;
-use crate::supervise::Supervisor;
-use crate::telemetry::push::Push;
-use ratelease_server::accept::{Cores, OpenConnections};
-use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::{self, ConnectionAge, HealthHandle};
-use ratelease_server::service::DecisionService;
-use ratelease_server::trace::Tracer;
-
-use background::{Background, HttpServer};
-pub use error::BuildError;
-pub use ratelease_server::accept::runtime_builder;
-use threads::Threads;
 
 /// The drain time is divided into this many parts. One part is notice: calls are still accepted,
 /// until health checkers have seen that health fails. Another is reserved for giving leases back
@@ -329,3 +342,336 @@ async fn wait_until_set(end: &mut watch::Receiver<bool>) {
     // An error means that the sender is gone.
     let _ = end.wait_for(|end| *end).await;
 }
+
+// Why the application cannot start.
+
+/// Why the application cannot start: one line with the cause and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BuildError(String);
+
+// === impl BuildError ===
+
+impl BuildError {
+    fn new(line: impl Into<String>) -> Self {
+        Self(line.into())
+    }
+}
+
+// The limit on open files of this process: each connection is a file.
+
+/// One in this many of the files that may be open may be a connection to one Redis; the listeners
+/// get most of the others.
+const REDIS_DIVISOR: usize = 8;
+/// One in this many may be a connection to any Redis, where there are more than two.
+const ALL_REDIS_DIVISOR: usize = 4;
+/// Minimum of that, however few files may be open: a seed and the masters of a small cluster.
+const REDIS_CONNECTIONS_MIN: usize = 4;
+
+/// Raises the limit as far as this process is allowed to. Many systems start processes with 1024,
+/// for programs that call select(2), and allow hundreds of thousands.
+fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum || limit.maximum.is_none() {
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        // If this fails, the limit is unchanged, and all parts keep to it.
+        let _ = setrlimit(Resource::Nofile, raised);
+    }
+}
+
+/// Maximum number of connections to one of `count` Redis under the present limit; at most `most`.
+fn redis_connections_max(most: usize, count: usize) -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    let files = files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+    let divisor = REDIS_DIVISOR.max(ALL_REDIS_DIVISOR * count);
+    (files / divisor).clamp(REDIS_CONNECTIONS_MIN, most)
+}
+
+// The sources of the counts that the debug port shows.
+
+/// The counters of decisions, of hot keys and of leases.
+struct StatsSources {
+    meters: Option<Meters>,
+    hot_keys: HotKeys,
+    limiter: Limiter,
+}
+
+// === impl StatsSources ===
+
+impl StatsSources {
+    /// Observers that record each decision: these sources, `samples` and `tracer`.
+    fn observers(&self, samples: Samples, tracer: Tracer) -> Observers {
+        let observers = Observers::default().with_samples(samples).with_tracer(tracer);
+        let observers = observers.with_hot_keys(self.hot_keys.clone());
+        match &self.meters {
+            Some(meters) => observers.with_meters(meters.clone()),
+            None => observers,
+        }
+    }
+}
+
+impl Stats for StatsSources {
+    fn calls(&self) -> Option<Calls> {
+        self.meters.as_ref().map(Meters::calls)
+    }
+
+    fn by_how(&self) -> Vec<(&'static str, u64)> {
+        self.meters.as_ref().map(Meters::by_how).unwrap_or_default()
+    }
+
+    fn rules(&self, max: usize) -> Vec<RuleTotals> {
+        self.meters.as_ref().map(|meters| meters.by_rule(max)).unwrap_or_default()
+    }
+
+    fn hot_keys(&self, max: usize) -> HottestKeys {
+        self.hot_keys.top(max)
+    }
+
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<RuleHotKeys> {
+        self.hot_keys.by_rule(max)
+    }
+
+    fn leases(&self) -> Vec<ShardCounters> {
+        self.limiter.shard_counters()
+    }
+}
+
+// The start of what keeps the rules up to date: a watch of files, or a client of an xDS server.
+
+/// What both kinds of sources need.
+struct RuleParts<'a> {
+    published: &'a Arc<CurrentRules>,
+    snapshot: Option<Arc<Snapshot>>,
+    clock: Clock,
+    /// The hits that an xDS server may ask for.
+    meters: Option<Meters>,
+}
+
+// === impl RuleParts ===
+
+impl RuleParts<'_> {
+    /// Starts to keep the rules up to date, from the xDS server if there is one.
+    ///
+    /// # Errors
+    /// Fails if a thread cannot be started, or if the rules cannot be read and no setting allows a
+    /// start without them.
+    async fn watch(
+        self,
+        xds: Option<Xds>,
+        source: &RulesSource,
+        runtime: &Handle,
+    ) -> Result<RuleWatch, BuildError> {
+        match xds {
+            None => self.watch_files(source).await,
+            Some(xds) => self.follow(xds, source, runtime),
+        }
+    }
+
+    /// Starts to watch the rules. Bad rules are logged and leave the process without any, as in the
+    /// reference implementation; rules that cannot be read at all are more likely a mistake in the
+    /// settings.
+    async fn watch_files(self, source: &RulesSource) -> Result<RuleWatch, BuildError> {
+        let Self { published, snapshot, .. } = self;
+        let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
+        let load = Directory::new(source.clone());
+        let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
+        let (watcher, first) =
+            started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
+        if let Err(failed) = first {
+            let has_rules = published.current().is_some();
+            if failed.is_unread && !source.force_start && !has_rules {
+                let hint = "name the directory with --rules or RUNTIME_ROOT, or start without \
+                            rules by FORCE_START_WITHOUT_INITIAL_CONFIG=true";
+                return Err(BuildError::new(format!("{failed}; {hint}")));
+            }
+            if has_rules {
+                error!("the rules of the snapshot are in force until these faults are fixed");
+            } else {
+                error!(
+                    "no rules are in force: every call fails, so that Envoy's failure_mode_deny \
+                     decides, and /readyz says no, until these faults are fixed"
+                );
+            }
+            failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
+        }
+        Ok(RuleWatch::Files(watcher))
+    }
+
+    /// Starts to follow an xDS server.
+    fn follow(
+        self,
+        xds: Xds,
+        source: &RulesSource,
+        runtime: &Handle,
+    ) -> Result<RuleWatch, BuildError> {
+        let Self { published, snapshot, clock, meters } = self;
+        let options = source.options.clone();
+        let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
+        let watch = watch
+            .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;
+        Ok(RuleWatch::Xds(watch))
+    }
+}
+
+// The sources of the event counts that the debug port shows, besides those of decisions.
+
+/// The sources of the event counts that `/status` and `/metrics` show.
+struct ProcessStats {
+    limiter: Limiter,
+    service: DecisionService,
+    published: Arc<CurrentRules>,
+    supervisor: Supervisor,
+    open: ConnectionLimits,
+    snapshot: Option<Arc<Snapshot>>,
+    log: Option<LogWriter>,
+    observers: Observers,
+    runtimes: Vec<RuntimeMetrics>,
+    certificates: Option<CertificateCounts>,
+    xds: Option<XdsStatus>,
+}
+
+// === impl ProcessStats ===
+
+impl ProcessStats {
+    /// Event counts since the process began, and current levels. A name may occur twice.
+    fn counts(&self) -> Vec<Count> {
+        let ConnectionLimits { grpc, http, debug, metrics } = &self.open;
+        let of_all = |count: fn(&OpenConnections) -> u64| {
+            [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
+        };
+        let mut counts = vec![
+            (Counter::TaskRestarts, self.supervisor.restarts()),
+            (Counter::TasksReady, self.tasks_ready()),
+            (Counter::LoaderPanics, self.published.panics()),
+            (Counter::Connections(ListenerName::Grpc), grpc.count() as u64),
+            (Counter::Connections(ListenerName::Http), http.count() as u64),
+            (Counter::Connections(ListenerName::Debug), debug.count() as u64),
+            (Counter::Connections(ListenerName::Metrics), metrics.count() as u64),
+            (Counter::ConnectionsRefused, of_all(OpenConnections::refused)),
+            (Counter::ConnectionsEvicted, of_all(OpenConnections::evicted)),
+            (Counter::ConnectionsThrottled, of_all(OpenConnections::violations)),
+        ];
+        counts.extend(self.limiter.counts().into_iter().map(|(of, count)| (of.into(), count)));
+        counts.extend(self.service.counts());
+        counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
+        counts.extend(self.log.iter().flat_map(LogWriter::counts));
+        counts.extend(self.observers.counts());
+        counts.extend(self.xds.iter().flat_map(XdsStatus::counts));
+        counts.extend(self.certificates.iter().flat_map(CertificateCounts::counts));
+        counts
+    }
+
+    /// Tasks that another thread has woken, and that wait for theirs.
+    fn tasks_ready(&self) -> u64 {
+        self.runtimes.iter().map(|runtime| runtime.global_queue_depth() as u64).sum()
+    }
+
+    /// Everything that the debug port shows.
+    fn sources(
+        self,
+        stats: StatsSources,
+        start: Start,
+        store: String,
+        settings: Vec<EffectiveSetting>,
+    ) -> MetricsSources {
+        let meters = stats.meters.clone();
+        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let status = Status {
+            start,
+            published: Arc::clone(&self.published),
+            xds: self.xds.clone(),
+            store,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || self.counts()),
+            stats: Arc::new(stats),
+            history: History::default(),
+            settings: settings.into(),
+        };
+        MetricsSources {
+            meters,
+            status,
+            shard_counters: Arc::new(move || tallied.shard_counters()),
+            more: Vec::new(),
+        }
+    }
+}
+
+// The threads of the process: one for each core, which serve connections; one for the pages of the
+// debug and the metrics port; and the main thread, which runs everything else. Each has a runtime
+// of its own, so that no request is handed from thread to thread, no page delays a request, and no
+// request delays a lease.
+
+/// The threads besides the main one. They end once this is dropped.
+struct Threads {
+    /// Those that serve connections.
+    cores: Cores,
+    /// The runtime of the debug and the metrics port.
+    pages: Handle,
+    /// The runtimes of all threads, the main one's included.
+    runtimes: Vec<Handle>,
+    _running: Vec<Running>,
+}
+
+/// A running thread, which ends once this is dropped.
+type Running = oneshot::Sender<Infallible>;
+
+// === impl Threads ===
+
+impl Threads {
+    /// Starts as many threads for connections as `cores` says: by default as many as there are
+    /// cores that this process may use. It is called in the runtime of the main thread.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a thread cannot be started.
+    fn start(cores: Option<usize>) -> Result<Self, BuildError> {
+        // Linux shows 15 bytes of a thread's name.
+        let names = (0..count(cores)).map(|core| format!("ratelease-core{core}"));
+        let started = names.chain(["ratelease-pages".to_owned()]).map(run_thread);
+        let started: io::Result<(Vec<_>, Vec<_>)> = started.collect();
+        let (mut runtimes, running) = started.map_err(|error| {
+            let hint = "raise the limits on processes and on open files, or set THREADS";
+            BuildError::new(format!("cannot start threads: {error}; {hint}"))
+        })?;
+        let pages = runtimes.pop().unwrap_or_else(Handle::current);
+        let cores = Cores::new(runtimes.clone());
+        runtimes.extend([pages.clone(), Handle::current()]);
+        Ok(Self { cores, pages, runtimes, _running: running })
+    }
+
+    /// Runs `make` so that the tasks that it spawns run in the thread of pages, such as those that
+    /// encode and compress spans and metrics.
+    fn on_pages<T>(&self, make: impl FnOnce() -> T) -> T {
+        let _entered = self.pages.enter();
+        make()
+    }
+}
+
+/// Number of threads that serve connections. The cores that a process may use are those of its
+/// affinity mask, or fewer if its control group has a quota.
+fn count(set: Option<usize>) -> usize {
+    set.unwrap_or_else(|| available_parallelism().map_or(1, NonZeroUsize::get))
+}
+
+/// Starts a thread of this name, which runs a runtime. Returns once it has its stripe, so that the
+/// threads of connections, which are started first, share none.
+fn run_thread(name: String) -> io::Result<(Handle, Running)> {
+    let runtime = runtime_builder().build()?;
+    let handle = runtime.handle().clone();
+    let (end, ended) = oneshot::channel();
+    let (started, starts) = mpsc::channel();
+    thread::Builder::new().name(name).spawn(move || {
+        stripe::mine();
+        drop(started);
+        // Nothing is ever sent: it resolves once the sender is dropped.
+        let _: Result<Infallible, _> = runtime.block_on(ended);
+        // Does not wait for threads that are still blocked.
+        runtime.shutdown_background();
+    })?;
+    // Nothing is ever sent: it returns once the thread has dropped the sender.
+    let _: Result<Infallible, _> = starts.recv();
+    Ok((handle, end))
+}
+
+#[cfg(test)]
+mod tests;

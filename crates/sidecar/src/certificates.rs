@@ -19,7 +19,7 @@ use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{dispatcher, error, info};
 
-use crate::file_watch::timing::WATCHED;
+use crate::file_watch::WATCHED;
 use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
 
 /// Maximum number of times that the files are read until two readings agree: between the reading of

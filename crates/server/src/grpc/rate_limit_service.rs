@@ -150,7 +150,7 @@ pub(super) struct Codec;
 
 /// Decodes the only message of a call.
 #[derive(Debug, Default)]
-struct SingleMessageDecoder {
+pub(super) struct SingleMessageDecoder {
     has_read: bool,
 }
 

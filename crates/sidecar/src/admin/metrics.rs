@@ -1,9 +1,8 @@
 //! `/metrics`: the numbers of every part, as Prometheus reads them. `docs/metrics.md` says what
 //! each means.
 
-mod counts;
-mod process;
-
+use std::collections::BTreeMap;
+use std::fs;
 use std::sync::Arc;
 
 use axum::Router;
@@ -13,11 +12,12 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
+use ratelease_server::metrics::counter::Counter;
+use ratelease_server::metrics::family::{Family, Kind, Labels, Value};
+use ratelease_server::metrics::{Meters, text};
 
 use super::render;
 use super::status::Status;
-use ratelease_server::metrics::family::{Family, Kind, Labels, Value};
-use ratelease_server::metrics::{Meters, text};
 
 /// Returns further families when called.
 pub type FamilySource = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
@@ -57,7 +57,7 @@ impl MetricsSources {
         families.extend(self.rules());
         families.extend(leases(&(self.shard_counters)()));
         families.extend(shards(&(self.status.shards)()));
-        families.extend(counts::families(&self.status.counts()));
+        families.extend(of_counts(&self.status.counts()));
         families.push(single(
             "ratelease_invariant_violations_total",
             Kind::Counter,
@@ -65,7 +65,7 @@ impl MetricsSources {
             Value::Count(invariant::violations()),
         ));
         families.push(build_info());
-        families.extend(process::families());
+        families.extend(of_process());
         families.extend(self.more.iter().flat_map(|source| source()));
         families
     }
@@ -218,3 +218,136 @@ fn shards(shards: &[ShardSnapshot]) -> [Family; 4] {
     }
     [open, opened, trip, hot]
 }
+
+// The counts of the status page as metrics.
+
+/// Returns `counts` as metrics, except those that are reported by shard.
+fn of_counts(counts: &BTreeMap<Counter, u64>) -> Vec<Family> {
+    let mut families: Vec<Family> = Vec::new();
+    for (counter, value) in counts.iter().filter(|(counter, _)| !counter.is_by_shard()) {
+        let value = Value::Count(*value);
+        let Some(metric) = counter.metric() else {
+            let (name, kind) = (counter.name(), Kind::Counter);
+            let help = format!("As `{name}` of the status page.");
+            families.push(Family::single(format!("ratelease_{name}_total"), kind, help, value));
+            continue;
+        };
+        let labels: Labels =
+            metric.label.iter().map(|(label, of)| (*label, (*of).into())).collect();
+        let known = families.iter().position(|family| family.name == metric.name);
+        match known.and_then(|at| families.get_mut(at)) {
+            Some(family) => family.push(labels, value),
+            None => {
+                let mut family = Family::new(metric.name, metric.kind, metric.help);
+                family.push(labels, value);
+                families.push(family);
+            }
+        }
+    }
+    families
+}
+
+// The process as Linux sees it (proc(5)), under the names that Prometheus's clients use.
+
+/// The kernel's unit of CPU time and of start times: USER_HZ, 100 on every supported platform.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// The values read from `/proc`; `None` for those that cannot be read.
+#[derive(Debug, Default, PartialEq)]
+struct Process {
+    cpu_seconds: Option<f64>,
+    resident_bytes: Option<u64>,
+    virtual_bytes: Option<u64>,
+    threads: Option<u64>,
+    open_files: Option<u64>,
+    files_max: Option<u64>,
+    start_seconds: Option<f64>,
+}
+
+/// The metrics that can be read at this moment.
+fn of_process() -> Vec<Family> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let mut process = Process::parse(
+        &read("/proc/self/stat"),
+        &read("/proc/self/status"),
+        &read("/proc/self/limits"),
+        &read("/proc/stat"),
+    );
+    // Minus the descriptor that reads the directory.
+    process.open_files =
+        fs::read_dir("/proc/self/fd").ok().map(|files| (files.count() as u64).saturating_sub(1));
+    process.families()
+}
+
+// === impl Process ===
+
+impl Process {
+    fn parse(stat: &str, status: &str, limits: &str, machine: &str) -> Self {
+        // The second field is the program's name, which may contain spaces and brackets.
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        // proc(5) numbers fields from 1, and its third field is the first here.
+        let ticks = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
+        let kib = |name: &str| Some(value_of(status, name)?.parse::<u64>().ok()? * 1024);
+        let booted = value_of(machine, "btime").and_then(|text| text.parse::<f64>().ok());
+        Self {
+            cpu_seconds: ticks(14)
+                .zip(ticks(15))
+                .map(|(user, system)| (user + system) / TICKS_PER_SECOND),
+            resident_bytes: kib("VmRSS:"),
+            virtual_bytes: kib("VmSize:"),
+            threads: value_of(status, "Threads:").and_then(|text| text.parse().ok()),
+            open_files: None,
+            files_max: value_of(limits, "Max open files").and_then(|text| text.parse().ok()),
+            start_seconds: booted
+                .zip(ticks(22))
+                .map(|(booted, ticks)| booted + ticks / TICKS_PER_SECOND),
+        }
+    }
+
+    fn families(self) -> Vec<Family> {
+        let count = |value: Option<u64>| value.map(Value::Count);
+        let number = |value: Option<f64>| value.map(Value::Number);
+        let table = [
+            (
+                "process_cpu_seconds_total",
+                Kind::Counter,
+                "CPU time spent.",
+                number(self.cpu_seconds),
+            ),
+            (
+                "process_resident_memory_bytes",
+                Kind::Gauge,
+                "Memory in use.",
+                count(self.resident_bytes),
+            ),
+            (
+                "process_virtual_memory_bytes",
+                Kind::Gauge,
+                "Address space in use.",
+                count(self.virtual_bytes),
+            ),
+            ("process_open_fds", Kind::Gauge, "Open files.", count(self.open_files)),
+            ("process_max_fds", Kind::Gauge, "Files that may be open.", count(self.files_max)),
+            (
+                "process_start_time_seconds",
+                Kind::Gauge,
+                "When the process began, since the Unix epoch.",
+                number(self.start_seconds),
+            ),
+            ("process_threads", Kind::Gauge, "Threads.", count(self.threads)),
+        ];
+        let shown = table
+            .into_iter()
+            .filter_map(|(name, kind, help, value)| Some(Family::single(name, kind, help, value?)));
+        shown.collect()
+    }
+}
+
+/// The first word after `name`, where `name` is at the start of a line.
+fn value_of<'t>(text: &'t str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
+}
+
+#[cfg(test)]
+mod tests;

@@ -11,8 +11,8 @@ use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, lookup_host};
 use tracing::debug;
 
+use super::BuildError;
 use super::ConnectionLimits;
-use super::error::BuildError;
 use ratelease_server::accept::{CONNECTIONS_MAX, OpenConnections};
 
 /// Maximum number of connections of a listener that wait to be accepted; the kernel may have a

@@ -22,12 +22,10 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tracing::error;
 
-use super::error::BuildError;
-use super::process_stats::ProcessStats;
-use super::rule_watch::RuleParts;
-use super::stats_sources::StatsSources;
-use super::threads::Threads;
-use super::{App, bind, files};
+use super::{
+    App, BuildError, ProcessStats, RuleParts, StatsSources, Threads, bind, raise_limit,
+    redis_connections_max,
+};
 use crate::admin::guard::{self, Guard};
 use crate::admin::health::Health;
 use crate::admin::live::Live;
@@ -48,8 +46,8 @@ use ratelease_server::metrics::{self as counting, Meters};
 use ratelease_server::observe::Observers;
 use ratelease_server::samples::{SampleValues, Samples};
 use ratelease_server::service::DecisionService;
+use ratelease_server::trace::Traced;
 use ratelease_server::trace::Tracer;
-use ratelease_server::trace::traced::Traced;
 
 /// The bound listeners.
 struct BoundListeners {
@@ -77,7 +75,7 @@ impl App {
         clock: Clock,
         log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
-        files::raise_limit();
+        raise_limit();
         let threads = Threads::start(settings.listeners.threads)?;
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
@@ -262,7 +260,7 @@ fn modes(responses: &ResponseSettings) -> Modes {
 /// Opens the store of these settings, within the limit on open files. Requests to Redis are traced.
 fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     let is_traced = tracer.is_on() && settings != StoreSettings::Memory;
-    let store = store::open(settings.with_connections(files::redis_connections_max));
+    let store = store::open(settings.with_connections(redis_connections_max));
     if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 

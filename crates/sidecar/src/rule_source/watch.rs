@@ -31,8 +31,8 @@ use tokio::sync::oneshot;
 use tracing::{debug, dispatcher, error, info, warn};
 
 use super::snapshot::{Snapshot, digest};
-use crate::file_watch::timing::{self, Timing};
 use crate::file_watch::{Cause, FsWatch, WatchSet, next_cause};
+use crate::file_watch::{PUSHED, Timing, WATCHED};
 use change_times::ChangeTimes;
 pub use load::{Compiled, Load, Terms};
 use load::{Digest, LoadError, LoadOutcome, Loaded};
@@ -118,7 +118,7 @@ impl Watcher {
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
-        Self::spawn_with(paths, load, published, snapshot, timing::WATCHED, FsWatch::new).await
+        Self::spawn_with(paths, load, published, snapshot, WATCHED, FsWatch::new).await
     }
 
     async fn spawn_with<L: Load>(
@@ -161,7 +161,7 @@ impl Watcher {
     ) -> io::Result<(Self, SyncSender<()>, SourcesReceiver)> {
         let (waker, wake) = sync_channel(1);
         let fs_watch = FsWatch::new(waker.clone());
-        let watch = Watch::new(None, load, published, snapshot, timing::PUSHED, fs_watch, wake);
+        let watch = Watch::new(None, load, published, snapshot, PUSHED, fs_watch, wake);
         let (keep, kept) = oneshot::channel();
         let watcher = watch.spawn(waker.clone(), |watch| watch.run_pushed(keep))?;
         Ok((watcher, waker, kept))

@@ -31,7 +31,7 @@ fn rules(sources: &[Source]) -> PendingWrite {
 }
 
 fn encode(sources: &[Source]) -> Vec<u8> {
-    format::encode(sources, &[]).unwrap()
+    super::encode(sources, &[]).unwrap()
 }
 
 /// Encodes in format 1.
@@ -71,7 +71,7 @@ fn format_1_is_still_read() {
         assert_eq!(snapshot.read().unwrap(), sources);
         assert_eq!(snapshot.load_pods(), Pods::new());
         for end in 0..first.len() {
-            let cut = format::decode(&first[..end]).unwrap_err();
+            let cut = decode(&first[..end]).unwrap_err();
             assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", first.len());
         }
     }
@@ -81,11 +81,11 @@ fn format_1_is_still_read() {
 fn a_truncated_snapshot_is_refused() {
     for sources in sources() {
         let whole = encode(&sources);
-        assert_eq!(format::decode(&whole).unwrap().sources, sources);
-        let pods = format::encode::<Source>(&[], &[]).unwrap();
+        assert_eq!(decode(&whole).unwrap().sources, sources);
+        let pods = super::encode::<Source>(&[], &[]).unwrap();
         let section = pods.len() - pods.iter().position(|byte| *byte == b'\n').unwrap() - 1;
         for end in 0..whole.len() - section {
-            let cut = format::decode(&whole[..end]).unwrap_err();
+            let cut = decode(&whole[..end]).unwrap_err();
             assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", whole.len());
         }
     }
@@ -94,13 +94,13 @@ fn a_truncated_snapshot_is_refused() {
 #[test]
 fn a_changed_byte_invalidates_the_rules_or_the_counts() {
     for sources in sources() {
-        let whole = format::encode(&sources, &[("shop".into(), 7)]).unwrap();
-        let good = format::decode(&whole).unwrap();
+        let whole = super::encode(&sources, &[("shop".into(), 7)]).unwrap();
+        let good = decode(&whole).unwrap();
         for at in 0..whole.len() {
             for bits in [0x01, 0x80, 0xff] {
                 let mut changed = whole.clone();
                 changed[at] ^= bits;
-                if let Ok(kept) = format::decode(&changed) {
+                if let Ok(kept) = decode(&changed) {
                     assert_eq!((kept.sources, kept.pods), (good.sources.clone(), None), "{at}");
                 }
             }
@@ -113,12 +113,12 @@ fn a_newer_format_and_other_files_have_errors_of_their_own() {
     let whole = encode(&[source("a", b"b")]);
     let text = String::from_utf8(whole).unwrap();
     let newer = text.replacen("rules 2 ", "rules 3 ", 1);
-    let error = format::decode(newer.as_bytes()).unwrap_err().to_string();
+    let error = decode(newer.as_bytes()).unwrap_err().to_string();
     assert!(error.contains("format 3, and this version knows formats up to 2"), "{error}");
-    let other = format::decode(b"ratelease-rules 3 in another shape").unwrap_err();
+    let other = decode(b"ratelease-rules 3 in another shape").unwrap_err();
     assert!(matches!(other, SnapshotError::UnknownFormat(3, 2)), "{other}");
     for foreign in ["domain: shop\n", "\0", "ratelease"] {
-        let error = format::decode(foreign.as_bytes()).unwrap_err();
+        let error = decode(foreign.as_bytes()).unwrap_err();
         let is_start = "ratelease-rules ".starts_with(foreign);
         assert_eq!(matches!(error, SnapshotError::NotASnapshot), !is_start, "{foreign:?}: {error}");
     }
@@ -126,11 +126,11 @@ fn a_newer_format_and_other_files_have_errors_of_their_own() {
     for first in [text, String::from_utf8(encode_first(&[source("a", b"b")])).unwrap()] {
         let head = first.split_inclusive('\n').next().unwrap();
         let absurd = [head.as_bytes(), &[0xff; 18]].concat();
-        assert!(matches!(format::decode(&absurd), Err(SnapshotError::Damaged)));
+        assert!(matches!(decode(&absurd), Err(SnapshotError::Damaged)));
     }
     for length in ["99999999999999999999", "18446744073709551615", "+18", "-1", "", "18 18"] {
         let head = format!("ratelease-rules 2 {} {length}\n", digest::<Source>(&[]).to_hex());
-        assert!(matches!(format::decode(head.as_bytes()), Err(SnapshotError::Damaged)), "{head}");
+        assert!(matches!(decode(head.as_bytes()), Err(SnapshotError::Damaged)), "{head}");
     }
 }
 
@@ -208,4 +208,32 @@ async fn the_last_sources_set_are_written() {
     };
     timeout(PATIENCE, written).await.expect("the last one, written");
     running.abort();
+}
+
+mod pods_section {
+    use super::super::*;
+
+    fn pods(counts: &[(&str, u32)]) -> Pods {
+        counts.iter().map(|&(domain, count)| (domain.into(), count)).collect()
+    }
+
+    #[test]
+    fn a_domain_without_a_new_count_keeps_its_last_one() {
+        let earlier = pods(&[("a", 1), ("b", 2)]);
+        let now = pods(&[("c", 4), ("b", 3)]);
+        assert_eq!(merge(now, &earlier), pods(&[("a", 1), ("b", 3), ("c", 4)]));
+        assert_eq!(merge(Pods::new(), &earlier), earlier);
+    }
+
+    #[test]
+    fn invalid_counts_are_left_out_and_new_counts_take_precedence() {
+        let long = "d".repeat(DOMAIN_BYTES_MAX + 1);
+        let odd = pods(&[("none", 0), ("many", 10_001), (&long, 1), ("good", 10_000)]);
+        assert_eq!(merge(odd, &[]), pods(&[("good", 10_000)]));
+        let many = |from: usize, count: u32| -> Pods {
+            (from..from + DOMAINS_MAX).map(|n| (format!("{n:05}").into(), count)).collect()
+        };
+        let merged = merge(many(500, 2), &many(0, 1));
+        assert_eq!(merged, many(500, 2));
+    }
 }

@@ -38,9 +38,9 @@ fn counts_are_read_back_beside_the_rules() {
     let many: Pods = (0..DOMAINS_MAX).map(|n| (format!("{n:05}").into(), 10_000)).collect();
     for counts in [pods(&[]), pods(&[("", 1), ("sh\u{f6}p", 10_000)]), many] {
         for sources in sources() {
-            let whole = format::encode(&sources, &counts).unwrap();
+            let whole = super::super::encode(&sources, &counts).unwrap();
             let kept = SnapshotContent { sources, pods: Some(counts.clone()) };
-            assert_eq!(format::decode(&whole).unwrap(), kept);
+            assert_eq!(decode(&whole).unwrap(), kept);
         }
     }
 }
@@ -49,15 +49,15 @@ fn counts_are_read_back_beside_the_rules() {
 fn truncated_counts_leave_the_rules_intact() {
     let counts = pods(&[("a", 7), ("b", 300)]);
     for sources in sources() {
-        let whole = format::encode(&sources, &counts).unwrap();
+        let whole = super::super::encode(&sources, &counts).unwrap();
         let rules = encode(&sources).len() - "ratelease-pods \n".len() - 64;
-        let none = format::decode(&whole[..rules]).unwrap();
+        let none = decode(&whole[..rules]).unwrap();
         assert_eq!(none, SnapshotContent { sources: sources.clone(), pods: Some(Pods::new()) });
         for end in rules + 1..whole.len() {
-            let cut = format::decode(&whole[..end]).unwrap();
+            let cut = decode(&whole[..end]).unwrap();
             assert_eq!(cut, SnapshotContent { sources: sources.clone(), pods: None }, "{end}");
         }
-        let longer = format::decode(&[&whole[..], b"x"].concat()).unwrap();
+        let longer = decode(&[&whole[..], b"x"].concat()).unwrap();
         assert_eq!(longer, SnapshotContent { sources, pods: None });
     }
 }
@@ -66,7 +66,7 @@ fn truncated_counts_leave_the_rules_intact() {
 fn invalid_counts_are_refused_even_with_a_correct_hash() {
     let sources = [source("a", b"b")];
     let good = with_section(&sources, &count("shop", 3));
-    assert_eq!(format::decode(&good).unwrap().pods, Some(pods(&[("shop", 3)])));
+    assert_eq!(decode(&good).unwrap().pods, Some(pods(&[("shop", 3)])));
     let many: Vec<u8> = (0..=DOMAINS_MAX).flat_map(|n| count(&n.to_string(), 1)).collect();
     for (why, body) in [
         ("no pods", count("shop", 0)),
@@ -79,7 +79,7 @@ fn invalid_counts_are_refused_even_with_a_correct_hash() {
         ("no text", [&1_u64.to_le_bytes()[..], &[0xff], &1_u32.to_le_bytes()].concat()),
         ("half a count", count("shop", 3)[..14].to_vec()),
     ] {
-        let kept = format::decode(&with_section(&sources, &body)).unwrap();
+        let kept = decode(&with_section(&sources, &body)).unwrap();
         assert_eq!((&kept.sources[..], kept.pods), (&sources[..], None), "{why}");
     }
 }
@@ -87,13 +87,13 @@ fn invalid_counts_are_refused_even_with_a_correct_hash() {
 #[test]
 fn counts_beyond_the_maximum_size_are_not_written() {
     let counts = pods(&[("none", 0), ("good", 2), ("many", 10_001)]);
-    let whole = format::encode::<Source>(&[], &counts).unwrap();
-    assert_eq!(format::decode(&whole).unwrap().pods, Some(pods(&[("good", 2)])));
+    let whole = super::super::encode::<Source>(&[], &counts).unwrap();
+    assert_eq!(decode(&whole).unwrap().pods, Some(pods(&[("good", 2)])));
     // Rules that leave no room are written without counts.
     let text = vec![b'a'; SNAPSHOT_BYTES_MAX - encode(&[source("a", b"")]).len() - 7];
-    let whole = format::encode(&[source("a", &text)], &counts).unwrap();
+    let whole = super::super::encode(&[source("a", &text)], &counts).unwrap();
     assert!(whole.len() <= SNAPSHOT_BYTES_MAX);
-    assert_eq!(format::decode(&whole).unwrap().pods, Some(Pods::new()));
+    assert_eq!(decode(&whole).unwrap().pods, Some(Pods::new()));
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ fn a_damaged_or_missing_file_has_no_counts() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     assert_eq!(snapshot.load_pods(), Pods::new());
-    let whole = format::encode(&[source("a", b"1")], &pods(&[("shop", 4)])).unwrap();
+    let whole = super::super::encode(&[source("a", b"1")], &pods(&[("shop", 4)])).unwrap();
     for bytes in [&whole[..whole.len() - 1], &whole[..20], b"domain: shop\n"] {
         fs::write(snapshot.path(), bytes).unwrap();
         assert_eq!(snapshot.load_pods(), Pods::new());

@@ -195,7 +195,7 @@ impl Rig {
     ) -> Result<FirstLoad, FirstLoadFailed> {
         let paths = WatchPaths { dir: self.path(""), root: self.root.clone() };
         let load = Files { dir: self.path(""), seen: Arc::clone(&self.seen) };
-        let timing = Timing { poll, ..timing::WATCHED };
+        let timing = Timing { poll, ..WATCHED };
         let published = Arc::clone(&self.published);
         let snapshot = self.snapshot.clone();
         let started = Watcher::spawn_with(paths, load, published, snapshot, timing, fs_watch).await;
