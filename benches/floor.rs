@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::thread;
 
 use clap::{Parser, ValueEnum};
-use ratelease_server::accept::{Cores, OpenConnections, connections, runtime_builder, serve_each};
+use ratelease_listener::{Cores, OpenConnections, connections, runtime_builder, serve_each};
 use ratelease_server::service::DecisionService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};

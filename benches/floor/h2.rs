@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use h2::server::{Builder, SendResponse};
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, HeaderValue, Request, Response, header};
-use ratelease_server::accept::{OpenConnections, connections};
+use ratelease_listener::{OpenConnections, connections};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 

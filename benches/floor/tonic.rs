@@ -8,7 +8,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use futures_util::StreamExt;
 use pb::rate_limit_response::Code;
 use pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
-use ratelease_server::accept::{Accepted, OpenConnections, connections};
+use ratelease_listener::{Accepted, OpenConnections, connections};
 use tokio::net::TcpListener;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};

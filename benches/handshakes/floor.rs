@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::SystemTime;
 
-use ratelease_server::accept::runtime_builder;
+use ratelease_listener::runtime_builder;
 use ratelease_tls::ServerFiles;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 
 /// The open connections of a listener, by client. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]

@@ -1,5 +1,5 @@
 //! The gRPC server: `ShouldRateLimit` and the standard health service on one listener. Uses
-//! [`service`](crate::service) to decide, and [`accept`](crate::accept) for its connections; `app`
+//! [`service`](crate::service) to decide, and [`ratelease_listener`] for its connections; `app`
 //! runs it.
 //!
 //! ```text

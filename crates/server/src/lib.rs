@@ -1,31 +1,29 @@
-//! **The path of a call**: accepts connections, serves Envoy's gRPC protocol, decides, and records
-//! each decision in metrics, hot keys, samples and spans.
+//! **The path of a call**: serves Envoy's gRPC protocol on accepted connections, decides, and
+//! records each decision in metrics, hot keys, samples and spans.
 //!
 //! ```text
-//! Envoy ─▶ accept ─▶ grpc ─▶ service ─▶ engine: limiter ─▶ verdict ─▶ grpc ─▶ Envoy
+//! Envoy ─▶ listener ─▶ grpc ─▶ service ─▶ engine: limiter ─▶ verdict ─▶ grpc ─▶ Envoy
 //!                               └─▶ observe ─▶ metrics, hot_keys, samples, trace
 //! ```
 //!
 //! It is a separate crate because everything here may run for each request: it is compiled for
 //! speed, the rest of the sidecar for size (`docs/design.md`).
 //!
-//! It may use the rules, the engine and the settings. It binds no address, reads no file, and does
-//! not know where rules come from: it is given [`current_rules`] and connections. The sidecar and
-//! its benches use it.
+//! It may use the rules, the engine, the listener and the settings. It binds no address, reads no
+//! file, and does not know where rules come from: it is given [`current_rules`] and connections.
+//! The sidecar and its benches use it.
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
-//! accepts connections and bounds what each may cost, and [`tls`] secures them; [`transport`] names
-//! the protocols, and [`request_error`] the reasons why a call gets no verdict; [`current_rules`]
-//! are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
-//! [`samples`] logs some decisions, [`trace`] makes spans of some requests, and [`observe`] passes
-//! each decision to all of them. [`service`] checks and decides a request, for [`grpc`] here and
-//! for decisions over HTTP in the sidecar.
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`transport`]
+//! names the protocols, and [`request_error`] the reasons why a call gets no verdict;
+//! [`current_rules`] are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the
+//! hottest keys, [`samples`] logs some decisions, [`trace`] makes spans of some requests, and
+//! [`observe`] passes each decision to all of them. [`service`] checks and decides a request, for
+//! [`grpc`] here and for decisions over HTTP in the sidecar.
 
 #![forbid(unsafe_code)]
 
-pub mod accept;
 pub mod current_rules;
 pub mod grpc;
 pub mod hot_keys;
@@ -34,6 +32,5 @@ pub mod observe;
 pub mod request_error;
 pub mod samples;
 pub mod service;
-pub mod tls;
 pub mod trace;
 pub mod transport;

@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use ratelease_engine::time::Clock;
+use ratelease_listener::tls::{HandshakeFailure, TlsAcceptor};
 use ratelease_server::metrics::counter::{Count, Counter};
-use ratelease_server::tls::{HandshakeFailure, TlsAcceptor};
 use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{dispatcher, error, info};

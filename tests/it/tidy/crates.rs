@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 13] = [
+const GRAPH: [(&str, &[&str]); 14] = [
     ("ratelease-tls", &[]),
     ("ratelease-xds", &[]),
     ("ratelease-rules", &[]),
@@ -24,12 +24,14 @@ const GRAPH: [(&str, &[&str]); 13] = [
         ],
     ),
     ("ratelease-injector", &["ratelease-cli", "ratelease-tls"]),
+    ("ratelease-listener", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (
         "ratelease-server",
         &[
             "ratelease-cli",
             "ratelease-engine",
+            "ratelease-listener",
             "ratelease-otlp",
             "ratelease-rules",
             "ratelease-tls",
@@ -40,6 +42,7 @@ const GRAPH: [(&str, &[&str]); 13] = [
         &[
             "ratelease-cli",
             "ratelease-engine",
+            "ratelease-listener",
             "ratelease-otlp",
             "ratelease-rules",
             "ratelease-server",
@@ -52,9 +55,9 @@ const GRAPH: [(&str, &[&str]); 13] = [
         &[
             "ratelease-cli",
             "ratelease-engine",
+            "ratelease-listener",
             "ratelease-replay",
             "ratelease-rules",
-            "ratelease-server",
             "ratelease-tls",
             "ratelease-xds",
         ],

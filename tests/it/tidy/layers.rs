@@ -8,7 +8,7 @@ use super::list;
 use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
-const LAYERS: [(&str, &str); 11] = [
+const LAYERS: [(&str, &str); 12] = [
     ("crates/tls/src", "alpn chain fault leaf pem validity server client"),
     (
         "crates/rules/src",
@@ -41,10 +41,14 @@ const LAYERS: [(&str, &str); 11] = [
         "fault value quantity annotation settings environment sidecar edit inject review manifest \
          certificate cluster server command",
     ),
+    (
+        "crates/listener/src",
+        "frames pending_streams pool http2_limits turn wire_meter deadline io cores accept tls",
+    ),
     ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
     (
         "crates/server/src",
-        "accept tls transport request_error current_rules metrics hot_keys samples trace observe \
+        "transport request_error current_rules metrics hot_keys samples trace observe \
          service grpc",
     ),
     (

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Sleep, sleep};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use prost::Message;
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::debug;

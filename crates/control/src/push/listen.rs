@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ratelease_engine::time::Clock;
-use ratelease_server::accept::Peer;
-use ratelease_server::tls::TlsAcceptor;
+use ratelease_listener::Peer;
+use ratelease_listener::tls::TlsAcceptor;
 use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

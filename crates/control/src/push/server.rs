@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tonic::{Request, Status, Streaming};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 use tokio::sync::Notify;
 
 use crate::store::PodRow;

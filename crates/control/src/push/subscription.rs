@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ratelease_server::accept::Peer;
+use ratelease_listener::Peer;
 use tracing::warn;
 
 use super::connections::ConnectedPod;

@@ -18,11 +18,11 @@ use super::fallback::{FallbackCall, Message};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
 use super::waiting::WaitingCall;
 use super::{PREFIX_BYTES, headers, status_of, wire};
-use crate::accept::TurnHandle;
 use crate::request_error::RequestError;
 use crate::service::{DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use crate::transport::Transport;
+use ratelease_listener::TurnHandle;
 
 /// What a further descriptor of a request costs of its connection's turn, in bytes that take as
 /// long to read. A call of Envoy has one descriptor or a few; one of 256 would otherwise take as

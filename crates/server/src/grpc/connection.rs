@@ -28,9 +28,9 @@ use super::preface::{self, NonHttp2Clients};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
 use super::waiting::WaitingCall;
 use super::write_coalescing::{CoalescingIo, WriteHold};
-use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
-use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::service::{DecisionService, Peer};
+use ratelease_listener::{ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
+use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
 /// Maximum number of concurrent calls on one connection. A connection's calls are read and each
 /// gets a task before any of them runs, so this bounds how many tasks of one connection wait for
@@ -85,7 +85,7 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 /// Serves a connection until its client closes it, its place is needed, or its client exceeds a
 /// limit, or until `stop` is true and every call has been answered.
 pub(super) async fn serve<I>(
-    mut io: accept::Connection<I>,
+    mut io: ratelease_listener::Connection<I>,
     context: ConnectionContext,
     mut stop: watch::Receiver<bool>,
 ) where
@@ -217,7 +217,7 @@ impl CallReader {
     /// Answers are held back while there are calls that have been read already.
     ///
     /// The loop is bounded: a client that waits for its answers has no more calls than streams, and
-    /// the amount read before other connections get their turn is limited (`accept::turn`).
+    /// the amount read before other connections get their turn is limited (`turn` of the listener).
     fn next<I>(
         &mut self,
         connection: &mut Connection<CoalescingIo<I>, Bytes>,

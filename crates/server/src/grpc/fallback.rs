@@ -22,9 +22,9 @@ use tower_service::Service;
 
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, is_compressed, status_of};
-use crate::accept::IncompleteRequest;
 use crate::request_error::RequestError;
 use crate::service::{BodyReservation, PartialMessage};
+use ratelease_listener::IncompleteRequest;
 
 /// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use http::{HeaderMap, Response, StatusCode};
 
-use crate::accept::FIELDS_MAX;
+use ratelease_listener::FIELDS_MAX;
 
 /// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
 /// which tracers propagate their contexts.

@@ -22,7 +22,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::rate_limit_service::Codec;
 use super::{MESSAGE_BYTES_MAX, message_encodings};
-use crate::accept::{ConnectionHandle, LongLivedStream};
+use ratelease_listener::{ConnectionHandle, LongLivedStream};
 
 /// The names of the whole process: the protocol's and the reference implementation's.
 const NAMES: [&str; 2] = ["", "ratelimit"];

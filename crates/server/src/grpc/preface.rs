@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use crate::accept::PREFACE;
+use ratelease_listener::PREFACE;
 
 /// Limits on reading what a client without HTTP/2 has sent already before the connection is closed:
 /// unread data would cause a reset, and the client would not see an orderly end.

@@ -15,10 +15,10 @@ use super::connection::{self, ConnectionContext};
 pub use super::health::{Health, HealthHandle, health};
 use super::preface::NonHttp2Clients;
 use super::{MESSAGE_BYTES_MAX, rate_limit_service};
-use crate::accept::{Accept, Accepted, Connection, Cores, OpenConnections};
-use crate::accept::{connections, serve_each};
 use crate::service::DecisionService;
-use crate::tls::TlsAcceptor;
+use ratelease_listener::tls::TlsAcceptor;
+use ratelease_listener::{Accept, Accepted, Connection, Cores, OpenConnections};
+use ratelease_listener::{connections, serve_each};
 
 /// The listening socket.
 pub enum Listener {

@@ -7,7 +7,7 @@ use ratelease_engine::counter as engine;
 use ratelease_rules::FailureMode;
 
 use super::family::Kind;
-use crate::tls::HandshakeFailure;
+use ratelease_listener::tls::HandshakeFailure;
 
 /// A counter of the process, or a level that it reports. Ordered by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

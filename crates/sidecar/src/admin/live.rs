@@ -28,7 +28,7 @@ use tokio::time::sleep_until;
 
 use super::status::Status;
 use super::{history, render};
-use ratelease_server::accept::ConnectionHandle;
+use ratelease_listener::ConnectionHandle;
 
 /// Maximum number of pages that listen at once: each costs an event a second on the network.
 pub const LISTENERS_MAX: usize = 16;

@@ -198,8 +198,8 @@ mod tests {
     use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
     use ratelease_engine::time::Clock;
     use ratelease_engine::verdict::Modes;
+    use ratelease_listener::{Cores, OpenConnections};
     use ratelease_rules::key::KeyHasher;
-    use ratelease_server::accept::{Cores, OpenConnections};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 

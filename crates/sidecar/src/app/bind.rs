@@ -13,7 +13,7 @@ use tracing::debug;
 
 use super::BuildError;
 use super::ConnectionLimits;
-use ratelease_server::accept::{CONNECTIONS_MAX, OpenConnections};
+use ratelease_listener::{CONNECTIONS_MAX, OpenConnections};
 
 /// Maximum number of connections of a listener that wait to be accepted; the kernel may have a
 /// lower one (`net.core.somaxconn`). Linux drops the first packet of a connection for which there

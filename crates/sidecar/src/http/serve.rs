@@ -25,10 +25,10 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 pub use super::unread_pages::UnreadPages;
-use ratelease_server::accept::{
+use ratelease_listener::{
     Connection, ConnectionHandle, Cores, OpenConnections, connections, serve_each,
 };
-use ratelease_server::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
+use ratelease_listener::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use ratelease_server::service::Peer;
 
 /// Maximum duration of a request, the same as for a gRPC call: it bounds clients that never finish

@@ -8,7 +8,7 @@ use axum::response::Response;
 use futures_util::{FutureExt, StreamExt, stream};
 use parking_lot::Mutex;
 
-use ratelease_server::accept::ConnectionHandle;
+use ratelease_listener::ConnectionHandle;
 
 /// Answers smaller than this are not counted: the limits on streams and connections bound their
 /// number.
@@ -112,14 +112,13 @@ mod tests {
     use tokio::io::duplex;
 
     use super::*;
-    use crate::admin::live::tests::standalone;
-    use ratelease_server::accept;
+    use ratelease_listener::Connection;
 
-    fn connection() -> accept::Connection<tokio::io::DuplexStream> {
-        standalone(duplex(1).0)
+    fn connection() -> Connection<tokio::io::DuplexStream> {
+        Connection::standalone(duplex(1).0)
     }
 
-    fn is_closed(connection: &accept::Connection<tokio::io::DuplexStream>) -> bool {
+    fn is_closed(connection: &Connection<tokio::io::DuplexStream>) -> bool {
         connection.handle().close_requested().now_or_never().is_some()
     }
 

@@ -53,7 +53,8 @@ where
     let (_end, ended) = watch::channel(false);
     #[allow(clippy::disallowed_methods)] // paused
     let start = tokio::time::Instant::now();
-    let serving = timeout(HOUR, serve(accept::standalone(near), context(age), ended));
+    let serving =
+        timeout(HOUR, serve(ratelease_listener::Connection::standalone(near), context(age), ended));
     tokio::select! {
         _ = serving => {}
         () = client(far) => unreachable!("a client stays"),
@@ -127,7 +128,11 @@ async fn a_connection_without_calls_closes_at_once_on_stop() {
     for greets in [true, false] {
         let (near, far) = duplex(PIPE_BYTES);
         let (end, ended) = watch::channel(false);
-        let served = tokio::spawn(serve(accept::standalone(near), context(None), ended));
+        let served = tokio::spawn(serve(
+            ratelease_listener::Connection::standalone(near),
+            context(None),
+            ended,
+        ));
         let client = tokio::spawn(async move {
             match greets {
                 true => polite(far).await,
@@ -145,7 +150,7 @@ async fn a_connection_without_calls_closes_at_once_on_stop() {
 #[tokio::test]
 async fn a_complete_message_is_no_longer_counted_as_incomplete() {
     let (near, far) = duplex(1 << 16);
-    let io = accept::standalone(near);
+    let io = ratelease_listener::Connection::standalone(near);
     let handle = io.handle();
     // Takes all places but one.
     let mut taken: Vec<_> = std::iter::from_fn(|| handle.register_incomplete()).collect();

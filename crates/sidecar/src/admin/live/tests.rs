@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use futures_util::FutureExt;
-use ratelease_server::accept::{Connection, OpenConnections};
+use ratelease_listener::Connection;
 use tokio::io::{Empty, empty};
 
 use super::super::status::tests::{Fixed, status_of};
@@ -86,16 +86,10 @@ fn a_slow_listener_is_disconnected() {
     assert!(is_ended(&mut slow) && !is_ended(&mut quick));
 }
 
-/// A connection in a pool of its own.
-pub(crate) fn standalone<I>(io: I) -> Connection<I> {
-    let guard = OpenConnections::for_calls(1).admit(None);
-    Connection::new(io, None, guard.expect("room in an empty pool"))
-}
-
 #[tokio::test]
 async fn the_connection_of_a_stalled_listener_is_closed_and_its_slot_is_free() {
     let live = live();
-    let connections: Vec<_> = (0..LISTENERS_MAX).map(|_| standalone(empty())).collect();
+    let connections: Vec<_> = (0..LISTENERS_MAX).map(|_| Connection::standalone(empty())).collect();
     let listen = |connection: &Connection<Empty>| {
         Box::pin(live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place").events())
     };
@@ -119,7 +113,7 @@ fn the_oldest_listener_is_evicted_after_its_tenure() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _context = runtime.enter();
     let live = live();
-    let connection = standalone(empty());
+    let connection = Connection::standalone(empty());
     let first = live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place");
     let mut crowd = vec![Box::pin(first.events()) as Pin<Box<dyn Stream<Item = _>>>];
     crowd.extend((1..LISTENERS_MAX).map(|_| listener(&live) as _));

@@ -35,7 +35,7 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
         ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: None };
     let (near, far) = duplex(1 << 16);
     let (_end, ended) = watch::channel(false);
-    tokio::spawn(serve(accept::standalone(near), context, ended));
+    tokio::spawn(serve(ratelease_listener::Connection::standalone(near), context, ended));
     let (mut sender, connection) = h2::client::handshake(far).await.unwrap();
     tokio::spawn(connection);
     #[allow(clippy::disallowed_methods)] // paused

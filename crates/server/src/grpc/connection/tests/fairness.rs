@@ -11,7 +11,7 @@ use tokio::task::yield_now;
 use super::turns::{FRAME, rules};
 use super::*;
 
-/// The limit on the cost of a turn (`accept::turn`), and one read by `h2` beyond it.
+/// The limit on the cost of a turn (`turn` of the listener), and one read by `h2` beyond it.
 const TURN_BYTES: usize = (32 + 8) * 1024;
 
 /// Kinds of frames, and the flag of the last one of a stream (RFC 9113 §6).
@@ -120,7 +120,7 @@ async fn served(bytes: &[u8]) -> (DuplexStream, Arc<Work>, watch::Sender<bool>) 
     let (near, mut far) = duplex(8 << 20);
     far.write_all(bytes).await.unwrap();
     let work = Arc::new(Work::default());
-    let io = accept::standalone(Counted(near, Arc::clone(&work)));
+    let io = ratelease_listener::Connection::standalone(Counted(near, Arc::clone(&work)));
     let (end, ended) = watch::channel(false);
     let serving = serve(io, context_of(rules(), None), ended);
     tokio::spawn(Task(Box::pin(serving), Arc::clone(&work)));
@@ -166,7 +166,7 @@ fn the_thread_looks_at_other_connections_after_a_turn() {
         let earlier = nth.checked_sub(LATER).map(|nth| streams[nth]);
         flood.extend(earlier.into_iter().flat_map(|it| frame(DATA, END_STREAM, it, FRAME)));
     }
-    let most = accept::runtime_builder().build().unwrap().block_on(async {
+    let most = ratelease_listener::runtime_builder().build().unwrap().block_on(async {
         let (_far, work, _end) = served(&flood).await;
         let (mut most, mut before) = (0, 0);
         while work.read.load(Ordering::Relaxed) < flood.len() - PREFACE.len() {

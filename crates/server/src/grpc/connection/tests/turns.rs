@@ -75,7 +75,7 @@ pub(super) fn rules() -> CurrentRules {
 async fn counts_of(count: usize) -> (usize, usize) {
     let (near, far) = duplex(1 << 16);
     let counts = Arc::new(Counts::default());
-    let io = accept::standalone(Counted(near, Arc::clone(&counts)));
+    let io = ratelease_listener::Connection::standalone(Counted(near, Arc::clone(&counts)));
     let (_end, ended) = watch::channel(false);
     tokio::spawn(serve(io, context_of(rules(), None), ended));
     let (mut sender, connection) = h2::client::handshake(far).await.unwrap();

@@ -1,22 +1,4 @@
-//! Accepts connections, before any protocol reads from them. No accept error ends a listener, no
-//! client can keep others from connecting, and no connection stays open without sending a request.
-//!
-//! Uses nothing else of this crate; `grpc` and `http` serve the connections that it accepts.
-//!
-//! ```text
-//! accept ─▶ pool (closes idle ones if full) ─▶ cores
-//!   └▶ wire_meter (below TLS) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
-//! ```
-
-mod cores;
-mod deadline;
-mod frames;
-mod http2_limits;
-mod io;
-mod pending_streams;
-mod pool;
-mod turn;
-mod wire_meter;
+//! Accepts connections, and serves each on one of the cores until it ends.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
@@ -32,16 +14,9 @@ use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
 
-pub use cores::{Cores, runtime_builder};
-pub use io::{Connection, PREFACE};
-pub use pool::{
-    CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
-    OpenConnections, Peer,
-};
-pub use turn::TurnHandle;
-pub use wire_meter::Metered;
-
-use cores::Place;
+use crate::cores::{Cores, Place};
+use crate::io::Connection;
+use crate::pool::{ConnectionGuard, OpenConnections};
 
 /// Pause after an error that the next attempt would meet too, such as too many open files. File
 /// descriptors are freed when connections end, and no event announces that.
@@ -294,13 +269,6 @@ impl<L: Accept> Accepted<L> {
     pub fn register(self) -> Result<Connection<L::Io>> {
         Ok(Connection::new(L::register(self.socket)?, self.max_age, self.guard))
     }
-}
-
-/// A connection in a pool of its own.
-#[cfg(test)]
-pub(crate) fn standalone<I>(io: I) -> Connection<I> {
-    let guard = OpenConnections::for_calls(1).admit(None);
-    Connection::new(io, None, guard.expect("room in an empty pool"))
 }
 
 #[cfg(test)]

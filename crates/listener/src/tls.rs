@@ -1,8 +1,8 @@
 //! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
 //! replaced while connections are open.
 //!
-//! Of this crate it uses only `accept`, which tells clients apart; `grpc` has its connections
-//! secured, and the sidecar replaces the configuration when certificates change.
+//! Of this crate it uses only `pool`, which names clients. The sidecar and the control plane
+//! replace the configuration when certificates change.
 
 mod failure;
 mod handshakes;
@@ -21,7 +21,7 @@ use tokio_rustls::rustls::ServerConnection;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
-use crate::accept::Peer;
+use crate::pool::Peer;
 pub use failure::HandshakeFailure;
 use handshakes::Handshakes;
 

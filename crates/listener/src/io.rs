@@ -16,7 +16,7 @@ use tracing::debug;
 use super::deadline::Deadline;
 use super::frames::goaway;
 use super::http2_limits::{Http2Limits, LimitExceeded};
-use super::pool::{ConnectionGuard, ConnectionHandle};
+use super::pool::{ConnectionGuard, ConnectionHandle, OpenConnections};
 use super::turn::{Turn, TurnHandle};
 use super::wire_meter::{Metered, Wire};
 
@@ -77,6 +77,15 @@ impl<I> Connection<I> {
         let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
         let (stall, last_sweep, wire) = (None, 0, None);
         Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
+    }
+
+    /// Makes a connection of `io` that has a pool of its own, for tests and benches.
+    ///
+    /// # Panics
+    /// Never: an empty pool has room.
+    pub fn standalone(io: I) -> Self {
+        let guard = OpenConnections::for_calls(1).admit(None);
+        Self::new(io, None, guard.expect("room in an empty pool"))
     }
 
     /// Replaces the byte stream by an equivalent one.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use ratelease_engine::time::Time;
 use tokio::sync::oneshot;
 
-use crate::accept::Peer;
+use crate::pool::Peer;
 
 /// Maximum number of handshakes in progress, of all connections. One takes two round trips. A crowd
 /// of the same address has to begin this many within that time before an honest client's handshake

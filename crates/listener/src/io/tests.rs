@@ -104,7 +104,7 @@ async fn a_client_that_does_not_read_what_a_buffer_holds_is_cut_off() {
     // As TLS does, the stream takes bytes before they are sent.
     let (mut client, far) = duplex(1024);
     let mut connection =
-        crate::accept::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
+        Connection::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
     for is_read in [true, false] {
         connection.write_all(&[0; 4096]).await.unwrap();
         #[allow(clippy::disallowed_methods)] // paused
@@ -134,7 +134,7 @@ async fn a_client_that_does_not_read_what_a_buffer_holds_is_cut_off() {
 async fn a_client_that_does_not_read_the_end_of_a_connection_is_cut_off() {
     let (_client, far) = duplex(1024);
     let mut connection =
-        crate::accept::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
+        Connection::standalone(tokio::io::BufWriter::with_capacity(16 * 1024, far));
     connection.write_all(&[0; 4096]).await.unwrap();
     #[allow(clippy::disallowed_methods)] // paused
     let start = Instant::now();

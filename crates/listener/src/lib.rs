@@ -1,0 +1,44 @@
+//! **The connections of a port**, before any protocol reads from them: accepted, bounded, secured,
+//! and ended gracefully. No accept error ends a listener, no client can keep others from
+//! connecting, and no connection stays open without sending a request.
+//!
+//! ```text
+//! accept ─▶ pool (closes idle ones if full) ─▶ cores
+//!   └▶ wire_meter (below TLS) ─▶ tls ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//! ```
+//!
+//! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
+//! served. Whatever has a port uses it: the gRPC port, the HTTP port and the debug port of a pod.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. `pool` counts
+//! the connections of a listener and closes some for others; `io` is one of them, whose frames
+//! `frames` and `http2_limits` count; [`cores`] are the threads that serve them. [`accept`]
+//! accepts, and [`tls`] secures.
+
+#![forbid(unsafe_code)]
+
+pub mod accept;
+pub mod cores;
+mod deadline;
+mod frames;
+mod http2_limits;
+mod io;
+mod pending_streams;
+mod pool;
+pub mod tls;
+mod turn;
+mod wire_meter;
+
+pub use accept::{
+    Accept, Accepted, FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL, connections, serve_each,
+};
+pub use cores::{Cores, runtime_builder};
+pub use io::{Connection, PREFACE};
+pub use pool::{
+    CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
+    OpenConnections, Peer,
+};
+pub use turn::TurnHandle;
+pub use wire_meter::Metered;
