@@ -10,7 +10,7 @@ use std::time::Duration;
 use ratelease_engine::time::{Clock, Time};
 
 use super::frames::*;
-use super::pending_streams::PendingStreams;
+use super::pool::PendingStreams;
 
 /// Costs of frames that are not requests. The expensive ones make `h2` visit every stream
 /// (SETTINGS) or answer (PING), or are useless (empty DATA, types that HTTP/2 does not define).

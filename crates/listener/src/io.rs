@@ -1,6 +1,7 @@
 //! A connection that is closed when its client sends no request, does not read the answers to its
 //! requests, or exceeds its limits.
 
+use std::future::pending;
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
@@ -9,11 +10,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop::has_budget_remaining;
 use tokio::task::yield_now;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
 
-use super::deadline::Deadline;
 use super::frames::goaway;
 use super::http2_limits::{Http2Limits, LimitExceeded};
 use super::pool::{ConnectionGuard, ConnectionHandle, OpenConnections};
@@ -82,7 +82,8 @@ impl<I> Connection<I> {
     /// Makes a connection of `io` that has a pool of its own, for tests and benches.
     ///
     /// # Panics
-    /// Never: an empty pool has room.
+    /// Panics outside of a runtime.
+    #[expect(clippy::expect_used, reason = "an empty pool has room")]
     pub fn standalone(io: I) -> Self {
         let guard = OpenConnections::for_calls(1).admit(None);
         Self::new(io, None, guard.expect("room in an empty pool"))
@@ -383,6 +384,64 @@ impl<I: Connected> Connected for Connection<I> {
 impl Stall {
     fn begin(is_of_flush: bool) -> Self {
         Self { deadline: Box::pin(sleep(SEND_MAX)), written: 0, is_of_flush }
+    }
+}
+
+/// Maximum time for a client to send as many bytes as the preface of HTTP/2 has.
+const PREFACE_MAX: Duration = Duration::from_secs(10);
+
+/// The deadline of the preface, and then of the connection's age.
+#[derive(Debug)]
+struct Deadline {
+    /// `None` if there is no deadline any more.
+    sleep: Option<Pin<Box<Sleep>>>,
+    max_age: Option<Duration>,
+    /// The second of the connection in which the timer was last polled.
+    polled: Option<u32>,
+}
+
+// === impl Deadline ===
+
+impl Deadline {
+    /// The deadline of the preface of a connection that has just been accepted, and which is cut
+    /// off at `max_age`. It must be called in a runtime.
+    fn of_preface(max_age: Option<Duration>) -> Self {
+        Self { sleep: Some(Box::pin(sleep(PREFACE_MAX))), max_age, polled: None }
+    }
+
+    /// Makes it the deadline of the connection's age, once the preface has arrived.
+    fn note_preface(&mut self) {
+        let of_age = |(mut sleep, max_age): (Pin<Box<Sleep>>, _)| {
+            let accepted: Instant = sleep.deadline() - PREFACE_MAX;
+            sleep.as_mut().reset(accepted.checked_add(max_age)?);
+            Some(sleep)
+        };
+        self.sleep = self.sleep.take().zip(self.max_age).and_then(of_age);
+        self.polled = None;
+    }
+
+    /// Whether it has passed in this `second` of the connection. If not, the task of `cx` is woken
+    /// when it does. A connection is read from several times for each call: the timer, which a
+    /// poll locks, is polled once a second only.
+    fn has_passed(&mut self, second: u32, cx: &mut Context<'_>) -> bool {
+        let Some(sleep) = &mut self.sleep else { return false };
+        if self.polled.replace(second) == Some(second) {
+            return sleep.is_elapsed();
+        }
+        sleep.as_mut().poll(cx).is_ready()
+    }
+
+    /// Returns once it has passed.
+    async fn passes(&mut self) {
+        match &mut self.sleep {
+            Some(sleep) => sleep.as_mut().await,
+            None => pending().await,
+        }
+    }
+
+    #[cfg(test)]
+    fn is_none(&self) -> bool {
+        self.sleep.is_none()
     }
 }
 

@@ -21,11 +21,9 @@
 
 pub mod accept;
 pub mod cores;
-mod deadline;
 mod frames;
 mod http2_limits;
 mod io;
-mod pending_streams;
 mod pool;
 pub mod tls;
 mod turn;

@@ -1,22 +1,17 @@
 //! The connections of one listener. A full pool closes the connection that has been idle longest
 //! and accepts the new one, so that a crowd of idle connections cannot keep others out.
 
-mod members;
-
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_engine::time::Clock;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 use tracing::warn;
-
-use super::pending_streams::{PendingStreams, PendingTotals};
-pub use members::Peer;
-use members::{Close, Member, Members};
 
 /// Maximum number of connections of one listener. An Envoy opens one or a few for each of its
 /// workers, so this many serve hundreds of Envoys.
@@ -363,6 +358,266 @@ impl Drop for ConnectionGuard {
         self.handle.leave_unanswered();
         pool.members.lock().remove(&self.handle.member);
         pool.closed.notify_one();
+    }
+}
+
+/// The open connections, by their numbers, which only grow.
+#[derive(Debug, Default)]
+struct Members {
+    open: HashMap<u64, Arc<Member>>,
+    by_peer: HashMap<Peer, usize>,
+}
+
+/// The client of a connection. Processes of one machine cannot be distinguished: an Envoy and an
+/// attacker beside it have one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// On this machine.
+    Local,
+    /// At this IPv4 address.
+    Address(IpAddr),
+    /// The network part of an IPv6 address: a host may use any number of addresses within it.
+    Network(u64),
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Member {
+    number: u64,
+    peer: Peer,
+    /// Whether part of an answer was ever sent.
+    was_answered: AtomicBool,
+    /// The number of the newest connection when this one was accepted or last sent part of an
+    /// answer.
+    last_answer: AtomicU64,
+    /// Age of the connection in seconds, as far as they are counted, and its age at the last
+    /// answer.
+    second: AtomicU32,
+    last_answer_second: AtomicU32,
+    /// Number of streams that may be quiet without a time limit.
+    long_lived: AtomicUsize,
+    /// Number of requests that were handed on incomplete.
+    incomplete: AtomicUsize,
+    close: watch::Sender<Close>,
+}
+
+/// Whether and how a connection has to close.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Close {
+    No,
+    /// After its calls have finished.
+    Gracefully,
+    AtOnce,
+}
+
+/// Seconds without an answer after which a connection may be asked to go away for another. One that
+/// is used more often would reconnect at once, and displace the next one.
+const IDLE_MIN: u32 = 5;
+
+// === impl Members ===
+
+impl Members {
+    fn add(&mut self, peer: Peer, accepted: u64) -> Arc<Member> {
+        let member = Arc::new(Member {
+            number: accepted,
+            peer,
+            was_answered: AtomicBool::new(false),
+            last_answer: AtomicU64::new(accepted),
+            second: AtomicU32::new(0),
+            last_answer_second: AtomicU32::new(0),
+            long_lived: AtomicUsize::new(0),
+            incomplete: AtomicUsize::new(0),
+            close: watch::Sender::new(Close::No),
+        });
+        self.open.insert(accepted, Arc::clone(&member));
+        *self.by_peer.entry(peer).or_default() += 1;
+        member
+    }
+
+    fn remove(&mut self, member: &Member) {
+        self.open.remove(&member.number);
+        if let Some(count) = self.by_peer.get_mut(&member.peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_peer.remove(&member.peer);
+            }
+        }
+    }
+
+    /// The connection to close for another: one that has not been asked to close this way yet, of
+    /// the peer that has more than half of all connections if there is one; among these, the one
+    /// that came or was last answered the longest ago. So a new connection has as long for its
+    /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
+    /// loses no call and reconnects.
+    fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
+        let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
+        let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
+        let candidates = self.open.values().filter(|member| {
+            let asked = *member.close.borrow();
+            let is_idle = how > Close::Gracefully || member.idle_seconds() >= IDLE_MIN;
+            asked < how && is_idle && (asked == Close::Gracefully || is_of_crowd(member))
+        });
+        candidates.min_by_key(|member| {
+            let was_asked = *member.close.borrow() == Close::Gracefully;
+            (!was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
+        })
+    }
+
+    /// At most `most` connections that were never answered, the oldest first. None while one still
+    /// closes that was asked to close at once.
+    fn unanswered(&self, most: usize) -> Vec<&Arc<Member>> {
+        let mut found = Vec::new();
+        for member in self.open.values() {
+            if *member.close.borrow() == Close::AtOnce {
+                return Vec::new();
+            }
+            if !member.was_answered.load(Ordering::Relaxed) {
+                found.push(member);
+            }
+        }
+        if found.len() > most {
+            found.select_nth_unstable_by_key(most, |member| member.number);
+            found.truncate(most);
+        }
+        found
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// Seconds since the connection came or last sent part of an answer, as far as they are
+    /// counted.
+    fn idle_seconds(&self) -> u32 {
+        let used = self.last_answer_second.load(Ordering::Relaxed);
+        self.second.load(Ordering::Relaxed).saturating_sub(used)
+    }
+
+    /// Asks the connection to close; returns false if it had been asked to close this way, or
+    /// sooner, before.
+    fn ask_to_close(&self, how: Close) -> bool {
+        self.close.send_if_modified(|asked| {
+            let is_new = *asked < how;
+            *asked = how.max(*asked);
+            is_new
+        })
+    }
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// The client at this address; `None` for one on a Unix socket.
+    pub fn of(address: Option<IpAddr>) -> Self {
+        let Some(address) = address.map(|address| address.to_canonical()) else {
+            return Self::Local;
+        };
+        match address {
+            address if address.is_loopback() => Self::Local,
+            IpAddr::V4(_) => Self::Address(address),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, e, f, g, h, ..] = address.octets();
+                Self::Network(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+            }
+        }
+    }
+}
+
+// The streams that wait, over all connections of a listener: they hold memory meanwhile.
+
+/// Number of answers begun and not read by their clients, over all connections, above which
+/// connections that have many of them are closed. Each takes some KiB. An Envoy that reads its
+/// answers has none, or one that is split in two; one that does not read for a moment has up to
+/// 256.
+const UNREAD_MAX: usize = 320;
+
+/// Of the incomplete requests whose rest may still have to be read, so many times as many as of
+/// those whose client has sent nothing more: they last for a few turns.
+const ARRIVING_FACTOR: usize = 4;
+
+/// Streams of one connection that wait for its client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PendingStreams {
+    /// Requests that have begun and are incomplete, once everything sent has been read.
+    pub(super) unfinished: usize,
+    /// Requests that have begun and are incomplete, while there is more to be read.
+    pub(super) arriving: usize,
+    /// Answers that have begun and are not read.
+    pub(super) unread: usize,
+}
+
+/// The streams that wait, over all connections.
+#[derive(Debug)]
+struct PendingTotals {
+    unfinished: Total,
+    arriving: Total,
+    unread: Total,
+}
+
+#[derive(Debug)]
+struct Total {
+    max: usize,
+    count: AtomicUsize,
+}
+
+// === impl PendingTotals ===
+
+impl PendingTotals {
+    fn new(unfinished_max: usize) -> Self {
+        Self {
+            unfinished: Total::new(unfinished_max),
+            arriving: Total::new(ARRIVING_FACTOR * unfinished_max),
+            unread: Total::new(UNREAD_MAX),
+        }
+    }
+
+    /// Replaces the count of a connection, `before`, with `now`. Returns false if `now` is too many
+    /// while all connections together have too many.
+    fn replace(&self, before: PendingStreams, now: PendingStreams) -> bool {
+        let are_few = [
+            self.unfinished.replace(before.unfinished, now.unfinished),
+            self.arriving.replace(before.arriving, now.arriving),
+            self.unread.replace(before.unread, now.unread),
+        ];
+        are_few == [true; 3]
+    }
+
+    #[cfg(test)]
+    fn count(&self) -> PendingStreams {
+        let count = |total: &Total| total.count.load(Ordering::Relaxed);
+        PendingStreams {
+            unfinished: count(&self.unfinished),
+            arriving: count(&self.arriving),
+            unread: count(&self.unread),
+        }
+    }
+}
+
+// === impl Total ===
+
+impl Total {
+    fn new(max: usize) -> Self {
+        Self { max, count: AtomicUsize::new(0) }
+    }
+
+    fn replace(&self, before: usize, now: usize) -> bool {
+        if now == before {
+            // Most connections have none: they must not touch what all of them share.
+            return now == 0 || now <= self.one_max(self.count.load(Ordering::Relaxed));
+        }
+        self.count.fetch_add(now, Ordering::Relaxed);
+        let all = self.count.fetch_sub(before, Ordering::Relaxed) - before;
+        now <= self.one_max(all)
+    }
+
+    /// Maximum for one connection while all connections together have `all`.
+    fn one_max(&self, all: usize) -> usize {
+        match all / self.max {
+            0 => usize::MAX,
+            1 => 32,
+            2 | 3 => 8,
+            _ => 2,
+        }
     }
 }
 

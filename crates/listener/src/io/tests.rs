@@ -7,9 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::{Instant, timeout};
 
 use super::super::OpenConnections;
-use super::super::deadline::PREFACE_MAX;
-use super::super::pending_streams::PendingStreams;
+use super::super::pool::PendingStreams;
 use super::super::turn::{COST_MAX, HEADER_BYTE_COST};
+use super::PREFACE_MAX;
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -2,9 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::members::IDLE_MIN;
 use super::*;
-use crate::pending_streams::{ARRIVING_FACTOR, UNREAD_MAX};
 
 fn addresses(last: u8) -> Option<IpAddr> {
     Some(Ipv4Addr::new(10, 0, 0, last).into())
