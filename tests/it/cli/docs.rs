@@ -19,7 +19,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 20] = [
+const NOT_RUN: [(&str, &str, &str); 19] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
@@ -35,7 +35,6 @@ const NOT_RUN: [(&str, &str, &str); 20] = [
     ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),
     ("injection.md", "$ ratelease-injector inject", "needs a Kubernetes cluster to apply to"),
     ("operate.md", "$ ratelease serve", "serves until a signal"),
-    ("differences.md", "$ scripts/compare-reference", "builds the reference, in minutes"),
     ("operate.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
     ("operate.md", "$ sudo apt-get install", "installs; scripts/release --check does without"),
     ("operate.md", "$ sha256sum", "needs a release; scripts/release --check does it"),
