@@ -68,7 +68,7 @@ pub(super) async fn compile_all(
     compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
 }
 
-/// The part of a pod's memory for rules that one domain may need, or all domains of a token together.
+/// The part of a pod's memory for rules that one domain may need, or all domains of a token.
 fn domain_memory(app: &App) -> usize {
     let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
     memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS)

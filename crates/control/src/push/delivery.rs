@@ -29,8 +29,8 @@ const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 const BYTES_PER_SECOND: u64 = 256 << 10;
 
-/// The same while responses of other clients wait for room: pods that do not answer must not hold all of it
-/// for minutes.
+/// The same while responses of other clients wait for room: pods that do not answer must not hold
+/// all of it for minutes.
 const PRESSED_MAX: Duration = Duration::from_secs(10);
 const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
 

@@ -13,10 +13,10 @@
 //! not fit into a smaller bucket are kept beside it, are paid after the rest, and fit again once a
 //! larger limit asks. A token that is paid in part stays in the debt, which then exceeds the bucket
 //! by less than a token: rounded down it would be lent twice, and rounded up it would never be paid
-//! while limits alternate. Of a leaky bucket the last slot that was lent stays where it is, and the next
-//! one follows it at the new distance. So nothing is forgotten, and limits that alternate on one
-//! key (pods in the middle of a reload, a rollout) admit together at most what a bucket of the
-//! larger burst and the larger rate would.
+//! while limits alternate. Of a leaky bucket the last slot that was leased stays where it is, and
+//! the next one follows it at the new distance. So nothing is forgotten, and limits that alternate
+//! on one key (pods in the middle of a reload, a rollout) admit together at most what a bucket of
+//! the larger burst and the larger rate would.
 
 use std::time::Duration;
 
@@ -249,7 +249,7 @@ impl Pace {
     }
 
     fn credited(&self, debt: u64, tokens: u64) -> u64 {
-        // A credit of the whole capacity clears the debt of an empty bucket, however it was rounded.
+        // A credit of the whole capacity clears an empty bucket's debt, however it was rounded.
         if tokens > 0 && tokens >= self.tokens_max && debt <= self.debt_max {
             0
         } else {

@@ -285,8 +285,8 @@ proptest! {
     }
 
     /// A token bucket's next token comes within the time of one token of the limit that asks, or of
-    /// two if a larger bucket was in debt with more than this one holds, whatever the earlier limits
-    /// were, and not before it was said to.
+    /// two if a larger bucket was in debt with more than this one holds, whatever the earlier
+    /// limits were, and not before it was said to.
     #[test]
     fn a_changed_limit_acts_at_once_and_says_when(
         (limits, history) in any_changing_history(), others in 0..3u64,
