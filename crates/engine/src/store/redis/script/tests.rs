@@ -153,7 +153,7 @@ fn only_what_a_bucket_can_say_is_a_grant() {
             &[4, NOON, 0, 4 * token - 1],         // not whole
             &[4, NOON, token + 1, 5 * token + 1], // more than there was
             &[0, NOON, 1, 0],                     // a credit that came after
-            &[0, NOON, 0, 5 * token + 1],         // beyond an empty bucket
+            &[0, NOON, 0, 6 * token + 1],         // beyond an empty bucket and a part of a token
             &[4, NOON, -1, 4 * token],
         ],
     );
