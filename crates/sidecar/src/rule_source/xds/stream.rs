@@ -87,7 +87,8 @@ impl Client {
     }
 
     /// Awaits `other`, and meanwhile does what is due: resources that the server no longer sends
-    /// go, and a set that lacked memory is tried again. An open stream is sent what becomes of that.
+    /// go, and a set that lacked memory is tried again. An open stream is sent what becomes of
+    /// that.
     async fn meanwhile<T>(
         &mut self,
         requests: Option<&mpsc::Sender<DiscoveryRequest>>,
