@@ -154,7 +154,7 @@ impl Live {
             if !begins && has_listeners {
                 let live = self.clone();
                 // An event that was not rendered is replaced by the next one, a second later.
-                let _ = render::render(move || live.send_event()).await;
+                let _ = render::render(move || live.send_event(live.shared.status.start.uptime())).await;
             }
             begins = tokio::select! {
                 () = sleep_until(next), if has_listeners || is_busy => false,
@@ -178,9 +178,8 @@ impl Live {
     }
 
     /// Sends an event to every listener, unless one has received the state a moment ago: the rates
-    /// between two events that follow each other at once would be far off.
-    fn send_event(&self) {
-        let now = self.shared.status.start.uptime();
+    /// between two events that follow each other at once would be far off. `now` is the uptime.
+    fn send_event(&self, now: Duration) {
         let shown_at = self.shared.broadcast.lock().as_ref().and_then(|it| it.shown_at);
         if shown_at.is_some_and(|at| now.saturating_sub(at) < history::LENGTH_MIN) {
             return;

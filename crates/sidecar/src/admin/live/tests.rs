@@ -13,10 +13,10 @@ fn live() -> Live {
     Live::new(status_of(Fixed::default()), watch::channel(()).1)
 }
 
-/// Advances by one second.
+/// Sends the event of a second later.
 fn look(live: &Live) {
     live.note();
-    live.send_event();
+    live.send_event(live.shared.status.start.uptime() + PERIOD);
 }
 
 fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>>> {
