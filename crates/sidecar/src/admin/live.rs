@@ -153,8 +153,9 @@ impl Live {
             // A listener that has just begun receives the present state by itself.
             if !begins && has_listeners {
                 let live = self.clone();
+                let send = move || live.send_event(live.shared.status.start.uptime());
                 // An event that was not rendered is replaced by the next one, a second later.
-                let _ = render::render(move || live.send_event(live.shared.status.start.uptime())).await;
+                let _ = render::render(send).await;
             }
             begins = tokio::select! {
                 () = sleep_until(next), if has_listeners || is_busy => false,
