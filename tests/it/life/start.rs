@@ -86,8 +86,7 @@ async fn bad_rules_at_start_are_reported_and_can_be_fixed_while_it_runs() {
     pod.says("/readyz", 503).await;
     assert_eq!(status(pod.http, "/livez").await, 200);
     assert_eq!(status(pod.http, "/healthcheck").await, 500);
-    pod.logs("ERROR ratelease_sidecar::app: no rules are in force: every call fails")
-        .await;
+    pod.logs("ERROR ratelease_sidecar::app: no rules are in force: every call fails").await;
     pod.logs("rules: test.yaml:4:5: ").await;
     let reply = decide(&pod, "hundred", "v").await;
     assert_eq!(reply.code, Code::Unknown, "{reply:?}");
