@@ -21,6 +21,13 @@ mod table_row;
 /// C1 to C6: holders of a token.
 #[path = "attack/api.rs"]
 mod api;
+/// Certificates.
+#[allow(dead_code)] // other tests use more of it
+#[path = "../../../tests/it/support/papers.rs"]
+mod papers;
+/// P1 to P4: clients of the pods' port.
+#[path = "attack/pods.rs"]
+mod pods;
 /// A control plane under attack, and its honest client.
 #[path = "attack/scene.rs"]
 mod scene;

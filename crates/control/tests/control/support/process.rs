@@ -10,6 +10,8 @@ use super::Place;
 pub(crate) struct Process {
     child: Child,
     pub(crate) http: SocketAddr,
+    #[allow(dead_code)] // of the attacks only
+    pub(crate) pods: SocketAddr,
 }
 
 impl Process {
@@ -27,7 +29,9 @@ impl Process {
         let line = lines.next().expect("it says where it listens").unwrap();
         let http = line.split("http://").nth(1).and_then(|it| it.split(',').next());
         let http = http.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
-        Self { child, http }
+        let pods = line.rsplit_once("pods on ").unwrap_or_else(|| panic!("{line}")).1;
+        let pods = pods.parse().unwrap();
+        Self { child, http, pods }
     }
 
     /// Resident memory in bytes.
