@@ -5,6 +5,7 @@ mod connections;
 mod route;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use connections::{Connection, Connections};
 // not read, 4 of 100 KiB on each connection. That is 105 MiB.
 
 /// Maximum number of connections; an API server keeps a few open. A further one takes the place of
-/// the one that was idle for longest.
+/// the one that was idle for longest, of the client that has the most.
 const CONNECTIONS_MAX: usize = 64;
 /// Maximum bytes of all bodies that are arriving.
 const BODIES_BYTES_MAX: usize = 12 << 20;
@@ -82,7 +83,7 @@ pub(crate) async fn serve(
     let (ending, is_ending) = watch::channel(false);
     let accepting = async {
         loop {
-            let stream = accept(&listener).await;
+            let (stream, from) = accept(&listener).await;
             while tasks.try_join_next().is_some() {}
             // Connections that lost their places end within `LOST_MAX`.
             while tasks.len() >= 2 * CONNECTIONS_MAX {
@@ -90,7 +91,7 @@ pub(crate) async fn serve(
             }
             let (config, webhook, is_ending) =
                 (Arc::clone(&tls.borrow()), Arc::clone(&webhook), is_ending.clone());
-            tasks.spawn(connection(stream, config, webhook, (connections.open(), is_ending)));
+            tasks.spawn(connection(stream, config, webhook, (connections.open(from), is_ending)));
         }
     };
     let stopped = async {
@@ -109,10 +110,10 @@ pub(crate) async fn serve(
     }
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok((stream, address)) => return (stream, address.ip()),
             Err(error) => {
                 warn!("a connection cannot be accepted: {error}");
                 sleep(ACCEPT_PAUSE).await;
