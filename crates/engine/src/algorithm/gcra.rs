@@ -157,6 +157,10 @@ impl Pace {
     /// as it is.
     pub fn step(&self, state: Option<State>, now_unix_us: u64, by: Move) -> (State, Moved) {
         let owed = state.map_or(Owed::default(), |state| self.owed(state, now_unix_us));
+        let lends_nothing = by.want == 0 && by.need == 0;
+        if let Some(state) = state.filter(|_| lends_nothing && owed.converted) {
+            return self.credit_of_another(state, now_unix_us, by.back);
+        }
         // What comes back pays first what no bucket of this size would have lent.
         let beyond = owed.beyond.saturating_sub(by.back);
         let before = self.credited(owed.debt, by.back.saturating_sub(owed.beyond));
@@ -168,16 +172,36 @@ impl Pace {
             (0, if by.charge_denied { left } else { 0 })
         };
         let after = before.saturating_add(self.cost(spent));
-        // A look changes nothing, under whatever limit it looks.
-        let is_look = by.want == 0 && by.need == 0;
-        let is_converted = owed.converted && !is_look;
-        let is_changed = after != owed.debt || beyond != owed.beyond || is_converted;
+        let is_changed = after != owed.debt || beyond != owed.beyond || owed.converted;
         let state = match state {
             Some(state) if !is_changed => state,
             None if after == 0 => self.state(0, Owed::default()),
             _ => self.state(self.tat_ns(now_unix_us, after), Owed { beyond, ..owed }),
         };
         (state, Moved { tokens, now_unix_us, before, after })
+    }
+
+    /// A look, or a pure return, at a state of another limit. The pod may have leased the tokens
+    /// before it loaded the present limit, so the state stays in the terms of the limit that wrote
+    /// it: otherwise its debt would be earned back at an old rate until the next request.
+    fn credit_of_another(&self, state: State, now_unix_us: u64, back: u64) -> (State, Moved) {
+        let state = if back > 0 { self.credited_in_place(state, back) } else { state };
+        let debt = self.owed(state, now_unix_us).debt;
+        (state, Moved { tokens: 0, now_unix_us, before: debt, after: debt })
+    }
+
+    fn credited_in_place(&self, state: State, back: u64) -> State {
+        let requests = if state.requests == 0 { narrow(self.requests) } else { state.requests };
+        let rate = Rate { requests: u64::from(requests), window_us: self.window_us };
+        let beyond = u64::from(state.beyond);
+        let credit_us = rate.worth(back.saturating_sub(beyond)).0;
+        let tat_ns = state.tat_ns.saturating_sub(credit_us.saturating_mul(1_000));
+        State {
+            tat_ns: tat_ns.max(EARLIEST_NS),
+            requests,
+            beyond: narrow(beyond.saturating_sub(back)),
+            ..state
+        }
     }
 
     /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have
@@ -318,7 +342,6 @@ impl Pace {
     }
 
     fn state(&self, tat_ns: u64, Owed { beyond, capacity, .. }: Owed) -> State {
-        let narrow = |wide| u32::try_from(wide).unwrap_or(u32::MAX);
         let capacity = if beyond > 0 { narrow(capacity) } else { 0 };
         State { tat_ns, requests: narrow(self.requests), beyond: narrow(beyond), capacity }
     }
@@ -335,6 +358,9 @@ struct Rate {
     requests: u64,
     window_us: u64,
 }
+
+/// Far in the past, and still of 19 digits.
+const EARLIEST_NS: u64 = 1_000_000_000_000_000_000;
 
 /// 32 bits wide, like all amounts.
 const TOKENS_MAX: u64 = u32::MAX as u64;
@@ -365,6 +391,10 @@ impl State {
         let beyond = beyond.min(DEBT_MAX_US / MICROS_PER_SECOND);
         self.tat_ns.div_ceil(1_000_000_000).saturating_add(beyond)
     }
+}
+
+fn narrow(wide: u64) -> u32 {
+    u32::try_from(wide).unwrap_or(u32::MAX)
 }
 
 fn fit(wide: u128) -> u64 {

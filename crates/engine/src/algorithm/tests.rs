@@ -284,6 +284,43 @@ proptest! {
         }
     }
 
+    /// Whatever asked before: an operator may look at a count as a draft of the rules would.
+    #[test]
+    fn a_look_leaves_the_state_as_it_is((limits, history) in any_changing_history()) {
+        let (mut now, mut state) = (NOON, None);
+        for (pause, which, want, need, _) in history {
+            now = after_pause(now, pause, &limits);
+            let ask = Ask { want, need, ..Ask::look(Key::for_test(0), *which.get(&limits)) };
+            let (next, _) = step(state, now, &ask);
+            for limit in &limits {
+                let (seen, _) = step(Some(next.clone()), now, &Ask::look(ask.key, *limit));
+                prop_assert_eq!(&seen, &next, "{:?}", limit);
+            }
+            state = Some(next);
+        }
+    }
+
+    /// A pod that has loaded another limit, or not yet, gives back what it leased.
+    #[test]
+    fn tokens_that_return_under_another_limit_count_as_under_the_one_that_was_asked_last(
+        limits in any_limits(), spent in any::<proptest::sample::Index>(), returned in 1..9u64,
+    ) {
+        let (asked_last, other) = (limits[0], limits[1]);
+        if !matches!(asked_last.algorithm, Algorithm::TokenBucket { .. }) {
+            return Ok(());
+        }
+        let look = |limit| Ask::look(Key::for_test(0), limit);
+        let spent = 1 + spent.index(usize::try_from(most(asked_last)).unwrap()) as u64;
+        let (state, _) = step(None, NOON, &Ask { want: spent, ..look(asked_last) });
+        let back = Some(Return { tokens: returned.min(spent), epoch: None });
+        let (state, _) = step(Some(state), NOON, &Ask { back, ..look(other) });
+        let State::TokenBucket(kept) = &state else { panic!("{state:?}") };
+        prop_assert_eq!(kept.requests, asked_last.requests_per_unit);
+        let left = asked_last.capacity() - spent + returned.min(spent);
+        let seen = step(Some(state), NOON, &look(asked_last)).1.left;
+        prop_assert!(seen <= left && seen + 1 >= left, "{} of {}", seen, left);
+    }
+
     /// A token bucket's next token comes within the time of one token of the limit that asks, or of
     /// two if a larger bucket was in debt with more than this one holds, whatever the earlier
     /// limits were, and not before it was said to.

@@ -79,6 +79,47 @@ local function owed_in_tokens(us, beyond, old_cost, old_part, requests)
   return math.min(rest + cost_at(held, cost, part, parts), longest), owed - held
 end
 
+-- What the state `of` seconds and `nanos` owes to this limit: the debt in ticks, the tokens and the
+-- capacity beyond the bucket, and whether the state is in the terms of another limit.
+local function owed_by(of, nanos, requests, beyond, capacity)
+  local same = requests == parts
+  -- A difference above 2^53 is above the longest debt too.
+  local ahead = (of - seconds) * ticks_per_second + math.ceil(nanos / tick)
+  ahead = math.max(0, ahead - ticks_now)
+  local us = (of - seconds) * 1000000 + math.ceil(nanos / 1000) - micros
+  local old_cost, old_part = math.floor(window / requests), window % requests
+  if tokens_min == 1 then
+    if not same and us > 0 then
+      ahead = (us - old_cost) * ticks_per_us + cost_at(1, cost, part, parts)
+    end
+    local debt = math.max(0, math.min(ahead, longest))
+    return debt, 0, 0, debt > 0 and (not same or debt < ahead)
+  end
+  if us < 0 and beyond > 0 then
+    -- A bucket that is full pays what is owed beyond it, by whole tokens.
+    beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
+  end
+  if same and ahead <= longest and (beyond == 0 or capacity >= tokens_max) then
+    return ahead, beyond, capacity, false
+  end
+  us = math.max(0, math.min(us, CENTURY_US))
+  local debt, more = owed_in_tokens(us, beyond, old_cost, old_part, requests)
+  return debt, more, tokens_max, debt > 0 or more > 0
+end
+
+-- Writes a state; the nanoseconds are below a second.
+local function write(of, nanos, requests, beyond, capacity)
+  local state = string.format('%d%09d:%x', of, nanos, requests)
+  -- A second past the time, as the clock that expires keys may differ from TIME.
+  local expires = (of + 1) * 1000 + math.ceil(nanos / 1000000)
+  if beyond > 0 then
+    state = state .. string.format(':%d:%d', beyond, capacity)
+    expires = expires + math.min(math.ceil(beyond * (window / 1000) / requests), CENTURY_US / 1000)
+  end
+  redis.call('SET', KEYS[1], state, 'PXAT', expires)
+end
+
+local is_returned = back and (not lent_at or math.abs(now - lent_at) <= ttl)
 local stored, beyond, capacity, converted = 0, 0, 0, false
 local value = redis.call('GET', KEYS[1])
 if value then
@@ -89,37 +130,26 @@ if value then
     if not requests then of = nil end
   end
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
-  requests = requests and tonumber(requests, 16) or parts
-  beyond, capacity = tonumber(more) or 0, tonumber(held) or 0
-  local same = requests == parts
-  -- A difference above 2^53 is above the longest debt too.
-  local ahead = (tonumber(of) - seconds) * ticks_per_second + math.ceil(tonumber(nanos) / tick)
-  ahead = math.max(0, ahead - ticks_now)
-  local us = (tonumber(of) - seconds) * 1000000 + math.ceil(tonumber(nanos) / 1000) - micros
-  local old_cost, old_part = math.floor(window / requests), window % requests
-  if tokens_min == 1 then
-    if not same and us > 0 then
-      ahead = (us - old_cost) * ticks_per_us + cost_at(1, cost, part, parts)
+  of, nanos, requests = tonumber(of), tonumber(nanos), requests and tonumber(requests, 16) or parts
+  more, held = tonumber(more) or 0, tonumber(held) or 0
+  stored, beyond, capacity, converted = owed_by(of, nanos, requests, more, held)
+  if converted and want == 0 and need == 0 then
+    -- A look, or a pure return, at a state of another limit: the state stays in the terms of the limit that wrote it.
+    if is_returned then
+      local old_cost, old_part = math.floor(window / requests), window % requests
+      local us = of * 1000000 - worth_at(math.max(0, back - more), old_cost, old_part, requests) + math.floor(nanos / 1000)
+      us = math.max(us, 1000000000000000)
+      of, nanos = math.floor(us / 1000000), us % 1000000 * 1000 + nanos % 1000
+      more = math.max(0, more - back)
+      write(of, nanos, requests, more, held)
+      stored = owed_by(of, nanos, requests, more, held)
     end
-    stored, beyond = math.max(0, math.min(ahead, longest)), 0
-    converted = stored > 0 and (not same or stored < ahead)
-  else
-    if us < 0 and beyond > 0 then
-      -- A bucket that is full pays what is owed beyond it, by whole tokens.
-      beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
-    end
-    if same and ahead <= longest and (beyond == 0 or capacity >= tokens_max) then
-      stored = ahead
-    else
-      us = math.max(0, math.min(us, CENTURY_US))
-      stored, beyond = owed_in_tokens(us, beyond, old_cost, old_part, requests)
-      capacity, converted = tokens_max, stored > 0 or beyond > 0
-    end
+    return { 0, now, stored, stored }
   end
 end
 
 local before, beyond_after = stored, beyond
-if back and (not lent_at or math.abs(now - lent_at) <= ttl) then
+if is_returned then
   -- It pays first what no bucket of this size would have lent.
   beyond_after = math.max(0, beyond - back)
   back = math.max(0, back - beyond)
@@ -139,20 +169,10 @@ elseif ARGV[3] == '1' then
 end
 local after = before + cost_at(spent, cost, part, parts)
 
--- A look writes nothing, under whatever limit it looks: an operator may look at a count as a draft of the rules would.
--- Other calls write a state of another limit, or a debt that was cut, in the terms of their own limit. No call creates a
--- key that means the same as its absence.
-local is_look = want == 0 and need == 0
-if after ~= stored or beyond_after ~= beyond or (converted and not is_look) then
-  local nanos = (ticks_now + after) % ticks_per_second * tick
-  local of = seconds + math.floor((ticks_now + after) / ticks_per_second)
-  local state = string.format('%d%09d:%x', of, nanos, parts)
-  -- A second past the time, as the clock that expires keys may differ from TIME.
-  local expires = (of + 1) * 1000 + math.ceil(nanos / 1000000)
-  if beyond_after > 0 then
-    state = state .. string.format(':%d:%d', beyond_after, capacity)
-    expires = expires + math.min(math.ceil(beyond_after * (window / 1000) / parts), CENTURY_US / 1000)
-  end
-  redis.call('SET', KEYS[1], state, 'PXAT', expires)
+-- A state of another limit, or a debt that was cut, is written in the terms of this limit. No call creates a key that means
+-- the same as its absence.
+if after ~= stored or beyond_after ~= beyond or converted then
+  local ticks = ticks_now + after
+  write(seconds + math.floor(ticks / ticks_per_second), ticks % ticks_per_second * tick, parts, beyond_after, capacity)
 end
 return { tokens, now, before, after }
