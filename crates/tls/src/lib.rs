@@ -4,25 +4,23 @@
 //! files with it, the server and the clients of Redis and of collectors connect with it.
 //!
 //! ```text
-//! paths ─▶ pem: bytes, compared to find changes ─▶ validity ─▶ server, client: rustls
-//!                                     chain: what the other side may send ─┤
-//!                                leaf: certificates that rustls cannot read ─┘
+//! paths ─▶ pem: bytes, compared to find changes ─▶ server, client: rustls
+//!          certificate: validity, chains, versions ──┘
 //! ```
 
 #![forbid(unsafe_code)]
 
-mod alpn;
-mod chain;
+mod certificate;
 mod client;
 mod fault;
-mod leaf;
 mod pem;
 mod server;
 #[cfg(test)]
 mod tests;
-mod validity;
 
-pub use alpn::ALPN_HTTP2;
 pub use client::{ClientFiles, ClientPems, ServerCheck};
 pub use fault::{FileFault, FileFaults, FileRole};
 pub use server::{LoadedServer, ServerFiles, ServerPems};
+
+/// The name of HTTP/2 as an application protocol (RFC 7301), which gRPC needs (RFC 9113 §3.2).
+pub const ALPN_HTTP2: &[u8] = b"h2";

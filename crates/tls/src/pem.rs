@@ -15,7 +15,7 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore};
 
-use crate::leaf;
+use crate::certificate;
 
 /// Maximum bytes of a file: a bundle of all public roots has a few hundred thousand.
 const BYTES_MAX: u64 = 16 << 20;
@@ -76,7 +76,7 @@ pub(crate) fn identity(
 ) -> Result<Arc<SingleCertAndKey>, Error> {
     let key = ring::default_provider().key_provider.load_private_key(key)?;
     if let (Some(of_key), Some(first)) = (key.public_key(), chain.first()) {
-        let readable = leaf::readable(first);
+        let readable = certificate::readable(first);
         let of_certificate = ParsedCertificate::try_from(&*readable)?;
         if of_key != of_certificate.subject_public_key_info() {
             return Err(InconsistentKeys::KeyMismatch.into());

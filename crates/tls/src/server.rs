@@ -1,23 +1,25 @@
 //! The configuration of a listener.
 
-mod client_check;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
+use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::crypto::ring::{self, kx_group};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use tokio_rustls::rustls::{Error, RootCertStore};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::server::{
+    NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier,
+};
+use tokio_rustls::rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
+};
 
-use crate::alpn::ALPN_HTTP2;
+use crate::ALPN_HTTP2;
+use crate::certificate;
 use crate::fault::{FileFaults, FileRole};
 use crate::pem::{self, Content};
-use crate::validity;
-use client_check::ClientCheck;
 
 /// The files that a gRPC listener with TLS is configured by.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +115,7 @@ impl ServerFiles {
 
 /// The end of the validity of the first certificate, which is the listener's own.
 fn valid_until(chain: &[CertificateDer<'_>], now: UnixTime) -> Result<UnixTime, String> {
-    chain.first().ok_or_else(String::new).and_then(|first| validity::not_after(first, now))
+    chain.first().ok_or_else(String::new).and_then(|first| certificate::not_after(first, now))
 }
 
 /// Why a key that was read cannot be used.
@@ -149,6 +151,57 @@ fn config(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+/// The check of a client's certificate: of the chain's size, the chain, and a name.
+///
+/// Requires a certificate that descends from the roots and has the name, if one is given.
+#[derive(Debug)]
+struct ClientCheck {
+    chain: Arc<dyn ClientCertVerifier>,
+    name: Option<ServerName<'static>>,
+}
+
+impl ClientCertVerifier for ClientCheck {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.chain.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        certificate::check_chain(intermediates)?;
+        let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
+        if let Some(name) = &self.name {
+            verify_server_name(&ParsedCertificate::try_from(end_entity)?, name)?;
+        }
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.chain.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.chain.supported_verify_schemes()
+    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::scan::Source;
 
 /// Each crate's directory, and its modules in layers, the lowest first.
 const LAYERS: [(&str, &str); 12] = [
-    ("crates/tls/src", "alpn chain fault leaf pem validity server client"),
+    ("crates/tls/src", "fault certificate pem server client"),
     (
         "crates/rules/src",
         "duration display_safety memory char_input scalar nearest fault attachment failure lease \

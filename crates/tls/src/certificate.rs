@@ -1,5 +1,8 @@
-//! Certificates of a server or a client that rustls does not read or accept as such, though Go and
-//! OpenSSL do: those of version 1, as `openssl x509 -req` makes them, and those that may sign
+//! What rustls leaves to do with certificates: the end of their validity, a bound on a chain, and
+//! those that it does not read or accept.
+//!
+//! Go and OpenSSL accept certificates of a server or a client that rustls does not read or accept
+//! as such: those of version 1, as `openssl x509 -req` makes them, and those that may sign
 //! others, as `openssl req -x509` makes them.
 //!
 //! Such a certificate is rewritten as one that rustls reads: of version 3, and not of a CA. rustls
@@ -7,10 +10,77 @@
 //! checked here, on what was signed.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
-use tokio_rustls::rustls::crypto::WebPkiSupportedAlgorithms;
-use tokio_rustls::rustls::pki_types::{CertificateDer, TrustAnchor};
+use tokio_rustls::rustls::client::verify_server_cert_signed_by_trust_anchor;
+use tokio_rustls::rustls::crypto::{WebPkiSupportedAlgorithms, ring};
+use tokio_rustls::rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
+
+/// The first second of the year 10000, in seconds since 1970: no certificate can name it (RFC 5280
+/// §4.1.2.5).
+const AFTER_ALL: u64 = 253_402_300_800;
+
+/// Until when `certificate` is valid. rustls tells the end only in the error for a certificate that
+/// has expired, so it is asked about a time at which every certificate has. The error, which follows the words "the file", is the reason
+/// why it is not valid at `now`.
+pub(crate) fn not_after(
+    certificate: &CertificateDer<'_>,
+    now: UnixTime,
+) -> Result<UnixTime, String> {
+    let unusable = |error| format!("holds a certificate that cannot be used: {error}");
+    let readable = readable(certificate);
+    let parsed = ParsedCertificate::try_from(&*readable).map_err(unusable)?;
+    match error_at(&parsed, now) {
+        Some(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            return Err("holds a certificate that has expired".to_owned());
+        }
+        Some(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
+            return Err("holds a certificate that is not valid yet".to_owned());
+        }
+        _ => {}
+    }
+    let end = UnixTime::since_unix_epoch(Duration::from_secs(AFTER_ALL));
+    match error_at(&parsed, end) {
+        Some(CertificateError::ExpiredContext { not_after, .. }) => Ok(not_after),
+        _ => Err("holds a certificate without an end of its validity".to_owned()),
+    }
+}
+
+/// Why `certificate` would not be accepted from a server at `time`; `UnknownIssuer` if there is
+/// nothing else. Its validity is checked before its issuer, which is never found.
+pub(crate) fn error_at(
+    certificate: &ParsedCertificate<'_>,
+    time: UnixTime,
+) -> Option<CertificateError> {
+    let roots = RootCertStore::empty();
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    let verified =
+        verify_server_cert_signed_by_trust_anchor(certificate, &roots, &[], time, algorithms);
+    match verified {
+        Err(Error::InvalidCertificate(error)) => Some(error),
+        _ => None,
+    }
+}
+
+/// Maximum number of intermediates. Chains have one or two.
+const INTERMEDIATES_MAX: usize = 4;
+
+/// Maximum bytes of the intermediates. One has two thousand at most.
+const INTERMEDIATES_BYTES_MAX: usize = 16 * 1024;
+
+/// Refuses a chain that is longer than any in use. rustls looks for a path to a root among all
+/// certificates of a chain, and the number of attempts grows faster than linearly with their
+/// number: 64 KiB of certificates made for this attack cost minutes of CPU before the handshake
+/// fails.
+pub(crate) fn check_chain(intermediates: &[CertificateDer<'_>]) -> Result<(), Error> {
+    let bytes: usize = intermediates.iter().map(|it| it.len()).sum();
+    match intermediates.len() <= INTERMEDIATES_MAX && bytes <= INTERMEDIATES_BYTES_MAX {
+        true => Ok(()),
+        false => Err(CertificateError::UnknownIssuer.into()),
+    }
+}
 
 /// Tags of DER (X.690 §8).
 const SEQUENCE: u8 = 0x30;
@@ -171,9 +241,7 @@ fn wrapped(tag: u8, content: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
-    use tokio_rustls::rustls::RootCertStore;
-    use tokio_rustls::rustls::crypto::ring;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 
     use super::*;
 
@@ -232,5 +300,32 @@ mod tests {
             assert_eq!(only(&value, SEQUENCE), Some(&*content), "{length}");
             assert_eq!(only(&value, INTEGER), None);
         }
+    }
+
+    /// 2026-01-01.
+    const NOW: u64 = 1_767_225_600;
+
+    fn check(from: i32, to: i32) -> Result<UnixTime, String> {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["a".to_owned()]).unwrap();
+        params.not_before = date_time_ymd(from, 1, 1);
+        params.not_after = date_time_ymd(to, 1, 1);
+        let certificate = params.self_signed(&key).unwrap();
+        not_after(certificate.der(), UnixTime::since_unix_epoch(Duration::from_secs(NOW)))
+    }
+
+    #[test]
+    fn the_end_is_returned_while_the_certificate_is_valid() {
+        assert_eq!(check(2025, 2027).unwrap().as_secs(), NOW + 365 * 86_400);
+        assert_eq!(check(2025, 9999).unwrap().as_secs(), AFTER_ALL - 365 * 86_400);
+        assert_eq!(check(2024, 2025).unwrap_err(), "holds a certificate that has expired");
+        assert_eq!(check(2027, 2028).unwrap_err(), "holds a certificate that is not valid yet");
+    }
+
+    #[test]
+    fn what_is_no_certificate_is_an_error() {
+        let nonsense = CertificateDer::from(vec![0x30, 0x03, 1, 2, 3]);
+        let error = not_after(&nonsense, UnixTime::since_unix_epoch(Duration::ZERO)).unwrap_err();
+        assert!(error.starts_with("holds a certificate that cannot be used"), "{error}");
     }
 }
