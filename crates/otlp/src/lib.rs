@@ -13,13 +13,12 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`origin`] is
 //! the identity of the sender, [`failure_log`] logs that a collector is away, and `transport`
-//! connects to it. `span_exporter` and [`span_pipeline`] export spans, [`metrics_client`] metrics.
+//! connects to it. [`span_pipeline`] exports spans, [`metrics_client`] metrics.
 
 #![forbid(unsafe_code)]
 
 pub mod failure_log;
 pub mod metrics_client;
 pub mod origin;
-mod span_exporter;
 pub mod span_pipeline;
 mod transport;

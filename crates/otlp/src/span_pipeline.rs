@@ -7,20 +7,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry::{Context, InstrumentationScope, KeyValue};
+use opentelemetry_http::{HttpClient, HttpError};
+use opentelemetry_otlp::{
+    Compression, Protocol, RetryPolicy, SpanExporter as OtlpExporter, WithExportConfig,
+    WithHttpConfig, WithTonicConfig,
+};
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracer, SdkTracerProvider, Span, SpanData,
     SpanExporter, SpanLimits, SpanProcessor,
 };
-use ratelease_cli::settings::Otlp;
+use prost::Message;
+use ratelease_cli::settings::{Otlp, OtlpCompression, OtlpProtocol};
 use ratelease_engine::time::Clock;
 
 use crate::failure_log::FailureLog;
 use crate::origin::{Origin, SCOPE, VERSION};
-use crate::span_exporter;
+use crate::transport::{self, Poster};
 
 /// Maximum number of queued spans, maximum number of spans in a batch, and the time between
 /// batches that are not full: OpenTelemetry's defaults.
@@ -93,7 +102,7 @@ impl SpanPipeline {
     pub fn start(origin: &Origin, otlp: &Otlp, clock: Clock) -> Result<Self, Box<dyn Error>> {
         let log = Arc::new(FailureLog::new("spans", clock));
         let rejected = Arc::<AtomicU64>::default();
-        let inner = span_exporter::build(otlp, &log, &rejected)?;
+        let inner = exporter(otlp, &log, &rejected)?;
         let counts = Arc::<Counters>::default();
         let exporter = Counted { inner, rejected, counts: Arc::clone(&counts), log };
         let config = BatchConfigBuilder::default()
@@ -238,6 +247,95 @@ fn shown(error: &OTelSdkError) -> String {
     match error {
         OTelSdkError::InternalFailure(why) => why.clone(),
         other => other.to_string(),
+    }
+}
+
+/// Retries of a batch, and the waits before them if the collector names none: 15 s in total, enough
+/// for the restart of a collector.
+const RETRIES_MAX: u32 = 4;
+const WAIT_FIRST: Duration = Duration::from_secs(1);
+const WAIT_LAST: Duration = Duration::from_secs(8);
+
+/// Maximum wait if the collector names one: a bound of the exporter's.
+const WAIT_ASKED_MAX: Duration = Duration::from_secs(30);
+
+/// Creates OpenTelemetry's exporter, with the settings of this process in place of what it would
+/// read from the environment itself. Spans that the collector rejects without an error are added to `rejected`;
+/// only the exporter over HTTP shows them.
+///
+/// # Errors
+///
+/// Returns an error if the exporter rejects its configuration.
+fn exporter(
+    otlp: &Otlp,
+    log: &Arc<FailureLog>,
+    rejected: &Arc<AtomicU64>,
+) -> Result<OtlpExporter, Box<dyn Error>> {
+    let retries = RetryPolicy::recommended()
+        .with_max_retries(RETRIES_MAX as usize)
+        .with_initial_delay(WAIT_FIRST)
+        .with_max_delay(WAIT_LAST)
+        .with_max_jitter(WAIT_FIRST);
+    // Of a batch with all its retries: the connections limit each attempt.
+    let limit = otlp.timeout * (RETRIES_MAX + 1) + WAIT_ASKED_MAX * RETRIES_MAX;
+    let exporter = match otlp.protocol {
+        OtlpProtocol::Grpc => {
+            let metadata = transport::metadata(otlp);
+            let exporter = OtlpExporter::builder()
+                .with_tonic()
+                .with_channel(transport::channel(otlp, log))
+                // Replaces the headers that the exporter read from the environment: they are not
+                // marked as sensitive, so that logs of connections would show them.
+                .with_interceptor(move |mut request: tonic::Request<()>| {
+                    *request.metadata_mut() = metadata.clone();
+                    Ok(request)
+                })
+                .with_retry_policy(retries)
+                .with_timeout(limit);
+            match otlp.compression {
+                OtlpCompression::None => exporter,
+                OtlpCompression::Gzip => exporter.with_compression(Compression::Gzip),
+            }
+            .build()?
+        }
+        OtlpProtocol::Http => {
+            let poster = Poster::new(otlp, log);
+            let exporter = OtlpExporter::builder()
+                .with_http()
+                .with_protocol(Protocol::HttpBinary)
+                .with_endpoint(otlp.endpoint.to_string())
+                .with_http_client(Rejections { poster, rejected: Arc::clone(rejected) })
+                .with_retry_policy(retries)
+                .with_timeout(limit);
+            match otlp.compression {
+                OtlpCompression::None => exporter,
+                OtlpCompression::Gzip => exporter.with_compression(Compression::Gzip),
+            }
+            .build()?
+        }
+    };
+    Ok(exporter)
+}
+
+/// Counts the spans that answers reject.
+#[derive(Debug)]
+struct Rejections {
+    poster: Poster,
+    rejected: Arc<AtomicU64>,
+}
+
+#[tonic::async_trait]
+impl HttpClient for Rejections {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let answer = self.poster.send_bytes(request).await?;
+        if answer.status().is_success() {
+            // An answer that cannot be decoded does not mean that spans were rejected.
+            let decoded = ExportTraceServiceResponse::decode(answer.body().clone());
+            let partial = decoded.unwrap_or_default().partial_success;
+            let rejected = partial.map_or(0, |it| u64::try_from(it.rejected_spans).unwrap_or(0));
+            self.rejected.fetch_add(rejected, Ordering::Relaxed);
+        }
+        Ok(answer)
     }
 }
 
