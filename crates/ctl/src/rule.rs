@@ -3,50 +3,14 @@
 use std::time::Duration;
 
 use ratelease_rules::{
-    Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Level, Limit, Rule, SourceLocation,
-    StoreNames,
+    Algorithm, FailureMode, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames,
 };
 use serde_json::{Map, Value, json};
 
 /// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
 /// do not apply to its algorithm are left out. `stores` are the names that the rules may use.
 pub(super) fn settings(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, Value)> {
-    // Without `..`, so that a new field of a rule does not compile until it is listed here.
-    let Rule {
-        path: _,
-        name,
-        allowance,
-        replaces,
-        shadow_mode,
-        quota_mode,
-        detailed_metric,
-        charge_denied,
-        leasing,
-        failure_mode,
-        shards,
-        metadata,
-        levels,
-        meter: _,
-    } = rule;
-    let mut settings = vec![("name", json!(name))];
-    match *allowance {
-        Allowance::Unlimited => settings.push(("unlimited", json!(true))),
-        Allowance::Limited(limit) => settings.extend(of_limit(limit, stores)),
-    }
-    settings.extend([
-        ("lease", json!(lease(leasing))),
-        ("failure_mode", json!(failure_mode.name())),
-        ("shards", json!(shards)),
-        ("charge_denied", json!(charge_denied)),
-        ("shadow_mode", json!(shadow_mode)),
-        ("quota_mode", json!(quota_mode)),
-        ("replaces", json!(replaces)),
-        ("detailed_metric", json!(detailed_metric)),
-        ("value_to_metric", json!(marked(levels, |level| level.value_to_metric))),
-        ("share_threshold", json!(marked(levels, |level| level.shared.is_some()))),
-        ("metadata", Value::Object(metadata.clone().unwrap_or_default())),
-    ]);
-    settings
+    rule.options(stores).into_iter().map(|option| (option.name, option.value)).collect()
 }
 
 /// Like [`settings`], as a JSON object.
@@ -59,44 +23,6 @@ pub(super) fn place(written: Option<SourceLocation<'_>>) -> Value {
     written.map_or(Value::Null, |SourceLocation { file, place }| {
         json!({ "file": file, "line": place.line, "column": place.column })
     })
-}
-
-fn of_limit(limit: Limit, stores: &StoreNames) -> Vec<(&'static str, Value)> {
-    let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store } = limit;
-    let mut settings = vec![
-        ("requests_per_unit", json!(requests_per_unit)),
-        ("unit", json!(unit.name().to_ascii_lowercase())),
-        ("unit_multiplier", json!(unit_multiplier)),
-        ("algorithm", json!(algorithm.name())),
-        ("store", json!(stores.name(store))),
-    ];
-    match algorithm {
-        Algorithm::TokenBucket { burst } => settings.push(("burst", json!(burst))),
-        Algorithm::LeakyBucket { max_delay_us } => {
-            let delay = Duration::from_micros(max_delay_us.into());
-            settings.push(("max_delay", json!(format!("{delay:?}"))));
-        }
-        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
-    }
-    settings
-}
-
-/// Returns the levels of a rule's path, from 1, for which `is_marked` is true.
-fn marked(levels: &[Level], is_marked: impl Fn(&Level) -> bool) -> Vec<usize> {
-    let levels = levels.iter().zip(1..).filter(|(level, _)| is_marked(level));
-    levels.map(|(_, number)| number).collect()
-}
-
-fn lease(leasing: &Leasing) -> String {
-    let Leasing::On(terms) = leasing else { return "off".to_owned() };
-    let mut text = format!("fraction {}", terms.fraction);
-    if terms.max < u32::MAX {
-        text.push_str(&format!(", max {}", terms.max));
-    }
-    if let Some(ttl) = terms.ttl {
-        text.push_str(&format!(", ttl {ttl:?}"));
-    }
-    text
 }
 
 /// Describes a window: `minute`, `5 minutes`.

@@ -230,7 +230,7 @@ impl<'r> Status<'r> {
         remaining: u64,
         reset_after: Option<Duration>,
     ) -> Self {
-        let in_shadow = limit.rule.is_some_and(|rule| rule.shadow_mode);
+        let in_shadow = limit.rule.is_some_and(|rule| rule.flags.shadow_mode);
         Self {
             code: if counted.over && !in_shadow { Code::OverLimit } else { Code::Ok },
             limit: Some(limit),
@@ -252,7 +252,7 @@ impl<'r> Status<'r> {
 
     fn is_quota(&self, modes: Modes) -> bool {
         let rule = self.limit.and_then(|applied| applied.rule);
-        modes.quota || rule.is_some_and(|rule| rule.quota_mode)
+        modes.quota || rule.is_some_and(|rule| rule.flags.quota_mode)
     }
 
     /// Whole seconds until the window ends, rounded up, so that a client that waits this long finds

@@ -4,7 +4,6 @@
 mod cache;
 mod layout;
 mod limit;
-mod limit_options;
 mod patch;
 mod path;
 mod rule;
@@ -13,10 +12,11 @@ mod store;
 use std::sync::Arc;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
-use crate::file::{self, Descriptor, File};
+use crate::file;
 use crate::locations::RuleLocations;
 use crate::memory::{Memory, MemoryUse};
 use crate::node::{self, Document};
+use crate::options::{Descriptor, File, LimitOptions};
 use crate::parsed::Parsed;
 use crate::reader::Reader;
 use crate::rule::{Level, LevelMatch, Rule};
@@ -28,7 +28,6 @@ use crate::text;
 use crate::tree::{Branch, Node, composite};
 use crate::wildcard::SEARCHED_MAX;
 pub use cache::{Compilation, Keeps, RulesCache};
-use limit_options::LimitOptions;
 use path::{Paths, RulePath};
 
 /// Options for compiling sources to rules.
@@ -260,7 +259,7 @@ impl<'f> Compiler<'f> {
         domain.store = self.store_of_file(&file, is_new, &domain);
         self.store = domain.store;
         self.rules = std::mem::take(&mut domain.rules);
-        self.defaults = self.options(&file.defaults);
+        self.defaults = self.settled(&file.defaults);
         let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
             self.branch(reader, list, &mut domain.branch, &mut rule_path);
@@ -421,16 +420,14 @@ impl<'f> Compiler<'f> {
     }
 
     fn warn_of_idle_flags(&mut self, descriptor: &Descriptor<'_>) {
-        let flags = [
-            ("shadow_mode", &descriptor.shadow_mode),
-            ("quota_mode", &descriptor.quota_mode),
-            ("detailed_metric", &descriptor.detailed_metric),
-        ];
-        for (name, flag) in flags {
-            if let Parsed::As(place, true) = flag {
+        for (row, flag) in descriptor.flags.iter() {
+            if let Parsed::As(place, value) = *flag
+                && value != row.default
+            {
+                let name = row.option.name;
                 let message =
                     format!("'{name}' has no effect on a descriptor without 'rate_limit'");
-                self.findings.warn(*place, message);
+                self.findings.warn(place, message);
             }
         }
         if let Parsed::As(place, _) = descriptor.metadata {

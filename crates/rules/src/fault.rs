@@ -158,6 +158,12 @@ impl Place {
     pub const START: Place = Place { line: 1, column: 1 };
 }
 
+impl Default for Place {
+    fn default() -> Self {
+        Self::START
+    }
+}
+
 // === impl Findings ===
 
 impl Findings {

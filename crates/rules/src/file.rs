@@ -1,74 +1,29 @@
-//! The structure of a rule file: each value as written, with its place, checked only for its type.
+//! Reads the maps of a rule file: each value as written, with its place, checked only for its type
+//! and range.
 //!
 //! Descriptors are read one at a time, and the children of a descriptor only once it has been
 //! processed. So even with a million descriptors, only one path through them is in memory.
 
-mod limit;
-mod value;
-
-pub(crate) use limit::{LeaseField, LimitFields, RateLimit};
-
 use crate::fault::{Place, excerpt};
-use crate::field::{self, Field, MapKind};
-use crate::metadata;
 use crate::node::{Kind, Node};
+use crate::options::{
+    Descriptor, File, LeaseOption, LeaseOptions, LimitOptions, MapKind, MapOptions, RateLimit,
+    Replaced, STORE_FROM, STORE_FROM_HAS_GONE, is_known_to_reference,
+};
 use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
-
-/// The content of a file, which configures one domain.
-#[derive(Debug)]
-pub(crate) struct File<'d> {
-    /// Where the first value of the file begins.
-    pub(crate) place: Place,
-    pub(crate) domain: Parsed<&'d str>,
-    /// Defaults for every `rate_limit` of the file.
-    pub(crate) defaults: LimitFields<'d>,
-    /// The store of every `rate_limit` of the domain that names none.
-    pub(crate) store: Parsed<&'d str>,
-    /// Not read yet: see [`Reader::descriptors`].
-    pub(crate) descriptors: Option<&'d Node<'d>>,
-}
-
-/// An item of `descriptors`.
-#[derive(Debug)]
-pub(crate) struct Descriptor<'d> {
-    pub(crate) place: Place,
-    pub(crate) key: Parsed<&'d str>,
-    pub(crate) value: Parsed<&'d str>,
-    pub(crate) rate_limit: Option<RateLimit<'d>>,
-    /// Not read yet: see [`Reader::descriptors`].
-    pub(crate) descriptors: Option<&'d Node<'d>>,
-    pub(crate) shadow_mode: Parsed<bool>,
-    pub(crate) quota_mode: Parsed<bool>,
-    pub(crate) detailed_metric: Parsed<bool>,
-    pub(crate) value_to_metric: Parsed<bool>,
-    pub(crate) share_threshold: Parsed<bool>,
-    pub(crate) metadata: Parsed<serde_json::Map<String, serde_json::Value>>,
-}
 
 /// Reads the outermost map of a file, except its descriptors.
 pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
-    let mut file = File {
-        place,
-        domain: Parsed::Absent,
-        defaults: LimitFields::default(),
-        store: Parsed::Absent,
-        descriptors: None,
-    };
+    let mut file = File { place, ..File::default() };
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
-        for (field, value) in reader.fields(entries, MapKind::Root) {
-            match field {
-                Field::Domain => file.domain = reader.text(value, field),
-                Field::Descriptors => reader.replace(&mut file.descriptors, value),
-                Field::Defaults => reader.defaults(value, &mut file.defaults),
-                Field::Store => file.store = reader.text(value, field),
-                _ => {}
-            }
+        for (name, value) in reader.options(entries, MapKind::Root) {
+            file.read(name, reader, value);
         }
     } else if root.is_some_and(|root| !is_null(root)) {
         // The wrong type has been reported; a further fault for the missing domain would add
@@ -93,7 +48,7 @@ impl<'d> Reader<'d, '_> {
         mut take: impl FnMut(&mut Self, &Descriptor<'d>),
     ) {
         self.inside(list.place, |reader| {
-            reader.maps(list, Field::Descriptors, |reader, place, entries| {
+            reader.maps(list, "descriptors", |reader, place, entries| {
                 let descriptor = reader.descriptor(place, entries);
                 take(reader, &descriptor);
             });
@@ -101,7 +56,7 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Stores `list`. A list that it replaces is read only to report its faults.
-    fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
+    pub(crate) fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
         if let Some(replaced) = descriptors.replace(list) {
             self.sift(replaced);
         }
@@ -114,61 +69,62 @@ impl<'d> Reader<'d, '_> {
     }
 
     fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
-        let mut read = Descriptor::at(place);
-        for (field, value) in self.fields(entries, MapKind::Descriptor) {
-            match field {
-                Field::Key => read.key = self.text(value, field),
-                Field::Value => read.value = self.text(value, field),
-                Field::RateLimit => self.rate_limit(value, &mut read.rate_limit),
-                Field::Descriptors => self.replace(&mut read.descriptors, value),
-                Field::ShadowMode => read.shadow_mode = self.flag(value, field),
-                Field::QuotaMode => read.quota_mode = self.flag(value, field),
-                Field::DetailedMetric => read.detailed_metric = self.flag(value, field),
-                Field::ValueToMetric => read.value_to_metric = self.flag(value, field),
-                Field::ShareThreshold => read.share_threshold = self.flag(value, field),
-                Field::Metadata => metadata::read(self, value, &mut read.metadata),
-                _ => {}
-            }
+        let mut read = Descriptor { place, ..Descriptor::default() };
+        for (name, value) in self.options(entries, MapKind::Descriptor) {
+            read.read(name, self, value);
+            read.flags.read(name, self, value);
         }
         read
     }
 
-    /// Returns the entries that are allowed in a `map` of this kind, and reports the others. The
-    /// caller has to read each of them; `tests/fields.rs` finds one that its `match` leaves out.
-    fn fields(&mut self, entries: Vec<Entry<'d>>, map: MapKind) -> Vec<(Field, &'d Node<'d>)> {
-        let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
+    /// Returns the options that are allowed in a `map` of this kind, and reports the others.
+    fn options(
+        &mut self,
+        entries: Vec<Entry<'d>>,
+        map: MapKind,
+    ) -> Vec<(&'static str, &'d Node<'d>)> {
+        let mut options: Vec<(&'static str, Entry<'d>)> = Vec::with_capacity(entries.len());
         for entry in entries {
             let Some(name) = self.key_text(entry.key) else { continue };
-            match Field::parse(name) {
-                Some(field) if field.belongs_to(map) => {
-                    // A map has few different fields but may repeat one; only the last copy counts.
-                    let earlier = fields.iter_mut().rev().find(|(other, _)| *other == field);
-                    if let Some((_, earlier)) = earlier {
-                        let earlier = *earlier;
-                        self.warn_of_duplicate(name, earlier, entry);
-                    }
-                    fields.push((field, entry));
+            let Some(option) = map.option(name) else {
+                self.refuse_here(entry, name, map);
+                continue;
+            };
+            // A map has few different options but may repeat one; only the last copy counts.
+            let earlier = options.iter().rev().find(|(other, _)| *other == option.name);
+            if let Some((_, earlier)) = earlier {
+                self.warn_of_duplicate(name, *earlier, entry);
+            }
+            options.push((option.name, entry));
+        }
+        options.into_iter().map(|(name, entry)| (name, entry.value)).collect()
+    }
+
+    /// Reports an option that does not belong to this kind of map. One that the reference ignores
+    /// there loads with a warning.
+    fn refuse_here(&mut self, entry: Entry<'d>, name: &str, map: MapKind) {
+        let place = entry.key.place;
+        let homes = || MapKind::homes_of(name);
+        match is_known_to_reference(name) {
+            None if name == STORE_FROM => self.warn(place, STORE_FROM_HAS_GONE),
+            None => self.refuse_key(place, name, map),
+            Some(is_known) if !(map.is_known_to_reference() && is_known) => {
+                self.fault(place, format!("'{name}' cannot stand here; it belongs to {}", homes()));
+            }
+            Some(_) => {
+                let message = format!("'{name}' has no effect here; it belongs to {}", homes());
+                self.warn(place, message);
+                if name != "metadata" {
+                    self.report_unknown_keys(entry.value, map);
                 }
-                Some(field) if !(map.is_known_to_reference() && field.is_known_to_reference()) => {
-                    let homes = MapKind::homes_of(field);
-                    let message = format!("'{name}' cannot stand here; it belongs to {homes}");
-                    self.fault(entry.key.place, message);
-                }
-                Some(field) => {
-                    let homes = MapKind::homes_of(field);
-                    let message = format!("'{name}' has no effect here; it belongs to {homes}");
-                    self.warn(entry.key.place, message);
-                    if field != Field::Metadata {
-                        self.report_unknown_keys(entry.value, map);
-                    }
-                }
-                None if name == field::STORE_FROM => {
-                    self.warn(entry.key.place, field::STORE_FROM_HAS_GONE);
-                }
-                None => self.refuse_key(entry.key.place, name, map),
             }
         }
-        fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
+    }
+
+    /// Reports a name that a map of this kind may not hold.
+    fn refuse_key(&mut self, place: Place, name: &str, map: MapKind) {
+        let findings = self.findings;
+        findings.fault_with(place, || map.refusal(name, findings));
     }
 
     /// Returns the text of a map's key; reports a key that is not text.
@@ -196,12 +152,11 @@ impl<'d> Reader<'d, '_> {
             Kind::Map(pairs) => {
                 for entry in reader.entries(pairs) {
                     let Some(name) = reader.key_text(entry.key) else { continue };
-                    match Field::parse(name) {
-                        None if name == field::STORE_FROM => {}
-                        None => reader.refuse_key(entry.key.place, name, map),
-                        // These may hold fractions.
-                        Some(Field::Metadata | Field::Lease) => {}
-                        Some(_) => reader.report_unknown_keys(entry.value, map),
+                    match (name, is_known_to_reference(name)) {
+                        // The last two may hold fractions.
+                        (STORE_FROM | "metadata" | "lease", _) => {}
+                        (_, None) => reader.refuse_key(entry.key.place, name, map),
+                        _ => reader.report_unknown_keys(entry.value, map),
                     }
                 }
             }
@@ -220,24 +175,90 @@ impl<'d> Reader<'d, '_> {
             _ => {}
         });
     }
-}
 
-// === impl Descriptor ===
-
-impl Descriptor<'_> {
-    fn at(place: Place) -> Self {
-        Descriptor {
-            place,
-            key: Parsed::Absent,
-            value: Parsed::Absent,
-            rate_limit: None,
-            descriptors: None,
-            shadow_mode: Parsed::Absent,
-            quota_mode: Parsed::Absent,
-            detailed_metric: Parsed::Absent,
-            value_to_metric: Parsed::Absent,
-            share_threshold: Parsed::Absent,
-            metadata: Parsed::Absent,
+    /// Reads into the limit that is already there, as yaml.v2 does: if a limit was merged in by
+    /// `<<`, the file's own `rate_limit` changes only the options that it names. The same holds for
+    /// the maps within it.
+    pub(crate) fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
+        if is_null(node) {
+            *limit = None;
+            return;
         }
+        let at = || RateLimit { place: node.place, ..RateLimit::default() };
+        let read = limit.get_or_insert_with(at);
+        let Some(entries) = self.map(node, "'rate_limit'") else {
+            // This has been reported; `Faulty` avoids further faults for the options that are
+            // missing.
+            read.unit = Parsed::Faulty;
+            return;
+        };
+        for (name, value) in self.options(entries, MapKind::RateLimit) {
+            read.read(name, self, value);
+            self.limit_option(name, value, &mut read.options);
+        }
+    }
+
+    /// Reads a file's `defaults`.
+    pub(crate) fn defaults(&mut self, node: &'d Node<'d>, options: &mut LimitOptions) {
+        if is_null(node) {
+            *options = LimitOptions::default();
+            return;
+        }
+        let Some(entries) = self.map(node, "'defaults'") else { return };
+        for (name, value) in self.options(entries, MapKind::Defaults) {
+            self.limit_option(name, value, options);
+        }
+    }
+
+    fn limit_option(&mut self, name: &str, value: &'d Node<'d>, options: &mut LimitOptions) {
+        options.read(name, self, value);
+        options.flags.read(name, self, value);
+    }
+
+    /// Without quotes, `off` and `on` are booleans in YAML 1.1; in quotes they are text.
+    pub(crate) fn lease(&mut self, node: &'d Node<'d>, lease: &mut Parsed<LeaseOption>) {
+        let word = match &node.kind {
+            Kind::Scalar(_, Meaning::Null) => {
+                *lease = Parsed::Absent;
+                return;
+            }
+            Kind::Map(pairs) => {
+                let entries = self.entries(pairs);
+                *lease = Parsed::As(node.place, self.terms(entries, std::mem::take(lease)));
+                return;
+            }
+            Kind::Scalar(_, Meaning::Bool(on)) => Some(*on),
+            Kind::Scalar(text, Meaning::Text) if text == "on" => Some(true),
+            Kind::Scalar(text, Meaning::Text) if text == "off" => Some(false),
+            _ => None,
+        };
+        *lease = match word {
+            Some(true) => Parsed::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
+            Some(false) => Parsed::As(node.place, LeaseOption::Off),
+            None => self.refuse(node, "lease", "off, on, or a map such as {max: 1000}"),
+        };
+    }
+
+    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<LeaseOption>) -> LeaseOption {
+        let mut read = match earlier {
+            Parsed::As(_, LeaseOption::On(terms)) => terms,
+            _ => LeaseOptions::default(),
+        };
+        for (name, value) in self.options(entries, MapKind::Lease) {
+            read.read(name, self, value);
+        }
+        LeaseOption::On(read)
+    }
+
+    pub(crate) fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
+        let mut items = Vec::new();
+        self.maps(node, "replaces", |reader, place, entries| {
+            let mut read = Replaced { place, ..Replaced::default() };
+            for (name, value) in reader.options(entries, MapKind::Replaced) {
+                read.read(name, reader, value);
+            }
+            items.push(read);
+        });
+        items
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! read_directory ─▶ Source ─▶ text ─▶ node ─▶ reader ─▶ file ─▶ compile ─▶ Rules (tree)
 //!                             UTF-8   places   aliases   types   meaning    lookup
+//!                                                          ▲ options, takes: the table
 //! ```
 //!
 //! This crate uses only the standard library, a hash and parsers. It has no async runtime, reads no
@@ -13,13 +14,13 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
-//! parses durations, and [`display_safety`] recognises characters that alter a display. `limit`,
-//! `memory`
-//! counts what a load allocates. `limit`,
-//! `lease`, `failure`, `store` and `attachment` are the parts of a `rule`; [`request`] is what is
-//! matched against rules, and [`key`] names a count. The modules from `source` to `file` read a
-//! rule file, `compile` compiles it to a `tree`, and `directory` finds the files. [`schema()`]
-//! describes them. [`yaml`] reads other YAML files with the same parser.
+//! parses durations, [`display_safety`] recognises characters that alter a display, and `memory`
+//! counts what a load allocates. `options` is the table of everything that a rule file may say;
+//! `takes` are the kinds of values. `limit`, `lease`, `failure`, `store` and `attachment` are the
+//! parts of a `rule`; [`request`] is what is matched against rules, and [`key`] names a count. The
+//! modules from `source` to `file` read a rule file, `compile` compiles it to a `tree`, and
+//! `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files with
+//! the same parser.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +32,6 @@ pub mod display_safety;
 pub mod duration;
 mod failure;
 mod fault;
-mod field;
 mod file;
 pub mod key;
 mod lease;
@@ -41,6 +41,7 @@ mod memory;
 mod metadata;
 mod nearest;
 mod node;
+mod options;
 mod parsed;
 mod reader;
 pub mod request;
@@ -52,6 +53,7 @@ mod small_map;
 mod source;
 mod stats;
 mod store;
+mod takes;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -74,7 +76,8 @@ pub use limit::{
 pub use locations::{RuleLocations, SourceLocation};
 pub use memory::MemoryUse;
 pub use nearest::nearest;
-pub use rule::{Allowance, Level, LevelMatch, Rule};
+pub use options::{FlagRow, Flags, MapKind, OptionRow};
+pub use rule::{Allowance, Level, LevelMatch, Rule, RuleOption};
 pub use rules::{Lookup, Rules};
 pub use schema::schema;
 pub use source::Source;

@@ -8,6 +8,8 @@ pub(crate) enum Parsed<T> {
     #[default]
     Absent,
     Faulty,
+    /// Out of range, which is reported only if the value has an effect.
+    Refused(Place, Box<str>),
     As(Place, T),
 }
 
@@ -25,7 +27,7 @@ impl<T> Parsed<T> {
     /// Returns the value's place, or `holder`, the place of the map that should contain it.
     pub(crate) fn place_or(&self, holder: Place) -> Place {
         match self {
-            Parsed::As(place, _) => *place,
+            Parsed::As(place, _) | Parsed::Refused(place, _) => *place,
             _ => holder,
         }
     }
@@ -33,16 +35,21 @@ impl<T> Parsed<T> {
     /// The value's place, if there is one.
     pub(crate) fn place(&self) -> Option<Place> {
         match self {
-            Parsed::As(place, _) => Some(*place),
+            Parsed::As(place, _) | Parsed::Refused(place, _) => Some(*place),
             _ => None,
         }
     }
 
-    /// Returns `self`, or `other` if `self` is absent.
-    pub(crate) fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
+    /// Returns the value that `check` makes of this one; what it refuses is not reported yet.
+    pub(crate) fn checked<U>(self, check: impl FnOnce(T) -> Result<U, String>) -> Parsed<U> {
         match self {
-            Parsed::Absent => other,
-            _ => self,
+            Parsed::Absent => Parsed::Absent,
+            Parsed::Faulty => Parsed::Faulty,
+            Parsed::Refused(place, why) => Parsed::Refused(place, why),
+            Parsed::As(place, value) => match check(value) {
+                Ok(value) => Parsed::As(place, value),
+                Err(why) => Parsed::Refused(place, why.into()),
+            },
         }
     }
 

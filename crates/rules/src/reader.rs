@@ -2,14 +2,13 @@
 //! and lets the last of two equal keys win. It bounds the work that aliases can multiply.
 
 use crate::fault::{Findings, Place, excerpt};
-use crate::field::MapKind;
 use crate::node::{DEPTH_MAX, Document, Kind, Node, NodeId};
 use crate::scalar::Meaning;
 
 /// A reader of one document.
 pub(crate) struct Reader<'d, 'f> {
     document: &'d Document<'d>,
-    findings: &'f Findings,
+    pub(crate) findings: &'f Findings,
     depth: usize,
     /// The remaining cost that may be read, in the unit of `Node::cost`; `None` once it is used up.
     budget: Option<usize>,
@@ -109,11 +108,6 @@ impl<'d, 'f> Reader<'d, 'f> {
     /// Reports a fault.
     pub(crate) fn fault(&mut self, place: Place, message: impl Into<String>) {
         self.findings.fault(place, message);
-    }
-
-    /// Reports a name that a map of this kind may not hold.
-    pub(crate) fn refuse_key(&mut self, place: Place, name: &str, map: MapKind) {
-        self.findings.fault_with(place, || map.refusal(name, self.findings));
     }
 
     /// Reports a warning.

@@ -2,12 +2,16 @@
 
 use std::num::NonZeroU8;
 use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
 
 use crate::attachment::Attachment;
 use crate::failure::FailureMode;
-use crate::lease::Leasing;
-use crate::limit::Limit;
-use crate::store::StoreId;
+use crate::lease::{LeaseTerms, Leasing};
+use crate::limit::{Algorithm, Limit};
+use crate::options::{Flags, MapKind, is_known_to_reference};
+use crate::store::{StoreId, StoreNames};
 
 /// The rule at one node of the tree: its limit, and how its answers look.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,15 +26,8 @@ pub struct Rule {
     pub allowance: Allowance,
     /// Names of rules that do not apply to a request that this rule matches too.
     pub replaces: Box<[Box<str>]>,
-    /// The rule counts and reports as usual but never denies.
-    pub shadow_mode: bool,
-    /// The rule denies only if every other quota rule that the request matches denies too.
-    pub quota_mode: bool,
-    /// The stats key contains the keys and values of the request.
-    pub detailed_metric: bool,
-    /// Whether a denied charge spends the remaining tokens of its own key, as in the reference.
-    /// Default true.
-    pub charge_denied: bool,
+    /// The options that are true or false.
+    pub flags: Flags,
     /// Whether and how its tokens are leased.
     pub leasing: Leasing,
     /// The answer while the store is unavailable.
@@ -39,7 +36,7 @@ pub struct Rule {
     /// only its own count.
     pub shards: NonZeroU8,
     /// Returned as dynamic metadata with requests that pass.
-    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+    pub metadata: Option<Map<String, Value>>,
     /// One item for each level of the path, in order. Neighbouring rules share the list.
     pub levels: Arc<[Level]>,
     /// The meter that counts its decisions.
@@ -81,9 +78,83 @@ pub enum Allowance {
     Unlimited,
 }
 
+/// Whether a level has an option.
+type HasOption = fn(&Level) -> bool;
+
+/// An option of a rule that is in force.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RuleOption {
+    /// The name in rule files.
+    pub name: &'static str,
+    /// The value, for a JSON object; of an option of levels, the levels that have it, from 1.
+    pub value: Value,
+    /// The value as a rule file writes it.
+    pub written: String,
+    /// Whether a file need not give it.
+    pub is_default: bool,
+}
+
 // === impl Rule ===
 
 impl Rule {
+    /// Returns every option of the rule, including defaults; options that do not apply to its
+    /// algorithm are left out. `stores` are the names that the rules may use.
+    pub fn options(&self, stores: &StoreNames) -> Vec<RuleOption> {
+        // Without `..`, so that a new field does not compile until it is listed here.
+        let Rule {
+            path: _,
+            name,
+            allowance,
+            replaces,
+            flags,
+            leasing,
+            failure_mode,
+            shards,
+            metadata,
+            levels,
+            meter: _,
+        } = self;
+        let flags = |map: MapKind| {
+            let those = flags.iter().filter(move |(row, _)| row.map == map);
+            those.map(|(row, is)| RuleOption::new(row.option.name, is, is == row.default))
+        };
+        let mut options = vec![RuleOption::new("name", &**name, name.is_empty())];
+        match *allowance {
+            Allowance::Unlimited => options.push(RuleOption::new("unlimited", true, false)),
+            Allowance::Limited(limit) => options.extend(of_limit(limit)),
+        }
+        let is_one = shards.get() == 1;
+        options.extend([
+            of_lease(*leasing),
+            RuleOption::new("shards", shards.get(), is_one),
+            RuleOption::new(
+                "failure_mode",
+                failure_mode.name(),
+                *failure_mode == Default::default(),
+            ),
+        ]);
+        options.extend(flags(MapKind::RateLimit));
+        options.extend(
+            self.store().map(|store| {
+                RuleOption::new("store", stores.name(store), store == StoreId::DEFAULT)
+            }),
+        );
+        options.extend(flags(MapKind::Descriptor));
+        options.push(RuleOption::new("replaces", json!(replaces), replaces.is_empty()));
+        let of_levels: [(&'static str, HasOption); 2] = [
+            ("value_to_metric", |level| level.value_to_metric),
+            ("share_threshold", |level| level.shared.is_some()),
+        ];
+        options.extend(of_levels.map(|(name, has_it)| {
+            let numbered = (1..).zip(levels.iter()).filter(|(_, level)| has_it(level));
+            let numbers: Vec<usize> = numbered.map(|(number, _)| number).collect();
+            RuleOption::new(name, json!(numbers), numbers.is_empty())
+        }));
+        let metadata = Value::Object(metadata.clone().unwrap_or_default());
+        options.push(RuleOption::new("metadata", metadata, self.metadata.is_none()));
+        options
+    }
+
     /// The domain, with which the path begins.
     pub fn domain(&self) -> Option<&str> {
         let start = usize::try_from(self.levels.first()?.start).ok()?;
@@ -111,4 +182,67 @@ impl Rule {
         let steps = std::iter::once(0).chain(starts).zip(ends);
         steps.map(|(start, end)| self.path.get(start..end).unwrap_or_default())
     }
+}
+
+// === impl RuleOption ===
+
+impl RuleOption {
+    fn new(name: &'static str, value: impl Into<Value>, is_default: bool) -> Self {
+        let value = value.into();
+        let written = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Self { name, value, written, is_default }
+    }
+
+    /// Returns whether the reference has it too.
+    pub fn is_known_to_reference(&self) -> bool {
+        is_known_to_reference(self.name).unwrap_or_default()
+    }
+}
+
+fn of_limit(limit: Limit) -> Vec<RuleOption> {
+    let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store: _ } = limit;
+    let is_default = algorithm == Algorithm::FixedWindow;
+    let mut options = vec![
+        RuleOption::new("requests_per_unit", requests_per_unit, false),
+        RuleOption::new("unit", unit.name().to_ascii_lowercase(), false),
+        RuleOption::new("unit_multiplier", unit_multiplier.get(), unit_multiplier.get() == 1),
+        RuleOption::new("algorithm", algorithm.name(), is_default),
+    ];
+    match algorithm {
+        Algorithm::TokenBucket { burst } => {
+            options.push(RuleOption::new("burst", burst, burst == requests_per_unit));
+        }
+        Algorithm::LeakyBucket { max_delay_us } => {
+            let delay = Duration::from_micros(max_delay_us.into());
+            let option = RuleOption::new("max_delay", format!("{delay:?}"), max_delay_us == 0);
+            options.push(RuleOption { written: duration(delay), ..option });
+        }
+        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
+    }
+    options
+}
+
+fn of_lease(leasing: Leasing) -> RuleOption {
+    let Leasing::On(terms) = leasing else { return RuleOption::new("lease", "off", false) };
+    let built_in = LeaseTerms::default();
+    let mut shown = format!("fraction {}", terms.fraction);
+    let mut written = Vec::new();
+    if terms.fraction.total_cmp(&built_in.fraction).is_ne() {
+        written.push(format!("fraction: {}", terms.fraction));
+    }
+    if terms.max != built_in.max {
+        shown.push_str(&format!(", max {}", terms.max));
+        written.push(format!("max: {}", terms.max));
+    }
+    if let Some(ttl) = terms.ttl {
+        shown.push_str(&format!(", ttl {ttl:?}"));
+        written.push(format!("ttl: {}", duration(ttl)));
+    }
+    let written = format!("{{{}}}", written.join(", "));
+    RuleOption { written, ..RuleOption::new("lease", shown, terms == built_in) }
+}
+
+/// Formats a duration as rule files write it.
+fn duration(duration: Duration) -> String {
+    format!("{duration:?}").replace('\u{b5}', "u")
 }

@@ -18,13 +18,13 @@ impl Rule {
         let is_shared = self.levels.iter().any(|level| level.shared.is_some());
         for (index, entry) in entries.iter().enumerate() {
             let value = match self.levels.get(index) {
-                Some(level) => level.shown(entry, self.detailed_metric),
+                Some(level) => level.shown(entry, self.flags.detailed_metric),
                 None => "",
             };
             name.push('.');
             name.push_str(entry.key);
             // A quirk of the reference: a detailed name keeps the '_' of an empty value.
-            let keeps_empty = self.detailed_metric && !is_shared;
+            let keeps_empty = self.flags.detailed_metric && !is_shared;
             if !value.is_empty() || keeps_empty {
                 name.push('_');
                 name.push_str(value);
@@ -49,7 +49,7 @@ impl Rule {
             LevelMatch::Value => false,
             LevelMatch::Wildcard(_) if level.shared.is_some() => false,
             LevelMatch::Wildcard(_) | LevelMatch::Key => {
-                self.detailed_metric || level.value_to_metric
+                self.flags.detailed_metric || level.value_to_metric
             }
         })
     }

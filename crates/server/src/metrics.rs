@@ -541,7 +541,7 @@ struct HitSums {
 impl Shadow {
     /// The shadow mode of `rule`.
     fn of(rule: &Rule) -> Self {
-        if rule.shadow_mode { Self::On } else { Self::Off }
+        if rule.flags.shadow_mode { Self::On } else { Self::Off }
     }
 }
 

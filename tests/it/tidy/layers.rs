@@ -13,8 +13,8 @@ const LAYERS: [(&str, &str); 12] = [
     (
         "crates/rules/src",
         "duration display_safety memory char_input scalar nearest fault attachment failure lease \
-         store limit small_map wildcard rule request key stats tree rules source text field parsed \
-         node reader metadata file yaml locations compile schema directory",
+         store limit small_map wildcard source text parsed node reader metadata takes options rule \
+         request key stats tree rules file yaml locations compile schema directory",
     ),
     (
         "crates/engine/src",

@@ -135,10 +135,7 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         name,
         allowance,
         replaces,
-        shadow_mode,
-        quota_mode,
-        detailed_metric: _,
-        charge_denied,
+        flags,
         leasing,
         failure_mode,
         shards,
@@ -157,17 +154,14 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         field("store", stores.name(limit.store), out)?;
     }
     field("store away", rule::failure(*failure_mode), out)?;
-    if !charge_denied {
-        field("denied", "a denied charge spends nothing", out)?;
+    for (row, is) in flags.iter() {
+        let (label, words) = row.shown;
+        if is != row.default {
+            field(label, words, out)?;
+        }
     }
     if shards.get() > 1 {
         field("shards", &format!("one count, and tokens of it in {shards} pools"), out)?;
-    }
-    if *shadow_mode {
-        field("shadow", "counted and reported, never denied", out)?;
-    }
-    if *quota_mode {
-        field("quota", "denies only together with the request's other quota rules", out)?;
     }
     if !replaces.is_empty() {
         field("replaces", &replaces.join(", "), out)?;

@@ -142,7 +142,7 @@ fn compile(
 fn kept_metadata(rules: &Rules) -> impl Iterator<Item = (String, String)> {
     let drops = |rule: &&rules::Rule| {
         let is_in_stats =
-            rule.detailed_metric || rule.levels.iter().any(|level| level.value_to_metric);
+            rule.flags.detailed_metric || rule.levels.iter().any(|level| level.value_to_metric);
         rule.metadata.is_some() && is_in_stats
     };
     let rules = rules.iter().map(|rule| &**rule).filter(drops);

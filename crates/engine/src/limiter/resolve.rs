@@ -177,7 +177,7 @@ fn charge<'r>(
 /// The failure mode of a rule, or of an override. A rule in shadow mode never blocks.
 pub(super) fn failure_mode_of(rule: Option<&Rule>) -> FailureMode {
     match rule {
-        Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
+        Some(rule) if rule.flags.shadow_mode && rule.failure_mode == FailureMode::Error => {
             FailureMode::Allow
         }
         Some(rule) => rule.failure_mode,
@@ -255,6 +255,6 @@ impl Charge<'_> {
 
     /// Whether a denial spends what is left of the key.
     pub fn charge_denied(&self) -> bool {
-        self.applied.rule.is_none_or(|rule| rule.charge_denied)
+        self.applied.rule.is_none_or(|rule| rule.flags.charge_denied)
     }
 }

@@ -17,10 +17,7 @@ fn rule() -> Rule {
         name: "".into(),
         allowance: Allowance::Limited(MINUTE),
         replaces: Box::default(),
-        shadow_mode: false,
-        quota_mode: false,
-        detailed_metric: false,
-        charge_denied: true,
+        flags: ratelease_rules::Flags::default(),
         leasing: Leasing::default(),
         failure_mode: FailureMode::Local,
         shards: NonZeroU8::MIN,
@@ -44,11 +41,22 @@ fn plain(over: bool) -> Status<'static> {
 }
 
 fn quota(over: bool) -> Status<'static> {
-    counted(Rule { quota_mode: true, ..rule() }, over, u64::from(!over))
+    counted(
+        Rule { flags: ratelease_rules::Flags { quota_mode: true, ..Default::default() }, ..rule() },
+        over,
+        u64::from(!over),
+    )
 }
 
 fn shadow(over: bool) -> Status<'static> {
-    counted(Rule { shadow_mode: true, ..rule() }, over, u64::from(!over))
+    counted(
+        Rule {
+            flags: ratelease_rules::Flags { shadow_mode: true, ..Default::default() },
+            ..rule()
+        },
+        over,
+        u64::from(!over),
+    )
 }
 
 /// The table of the reference implementation's service tests (V1, V2, V3, V8, V10 to V14).
@@ -175,10 +183,18 @@ fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
 fn metadata_of_what_denies_is_apart() {
     let quota = |name: &str, over| {
         let metadata = json!({"status": 1, name: true}).as_object().cloned();
-        counted(Rule { quota_mode: true, metadata, ..rule() }, over, 1)
+        counted(
+            Rule {
+                flags: ratelease_rules::Flags { quota_mode: true, ..Default::default() },
+                metadata,
+                ..rule()
+            },
+            over,
+            1,
+        )
     };
     let shadow = Rule {
-        shadow_mode: true,
+        flags: ratelease_rules::Flags { shadow_mode: true, ..Default::default() },
         metadata: json!({"shadow": true}).as_object().cloned(),
         ..rule()
     };

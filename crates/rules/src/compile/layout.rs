@@ -7,7 +7,6 @@ use memchr::memchr_iter;
 use memchr::memmem;
 
 use crate::fault::Place;
-use crate::field::Field;
 use crate::node::{Document, Kind, Node};
 
 /// The places of the descriptors of the first level, of a file that has one on a line or more.
@@ -169,7 +168,7 @@ fn items<'d>(document: &'d Document<'d>) -> Option<impl Iterator<Item = &'d Node
     let node = |id| document.node(id).map(|(node, _)| node);
     let Kind::Map(pairs) = &node(document.root()?)?.kind else { return None };
     let names_list = |key: &Node<'_>| match &key.kind {
-        Kind::Scalar(text, _) => Field::parse(text) == Some(Field::Descriptors),
+        Kind::Scalar(text, _) => &**text == "descriptors",
         _ => false,
     };
     let (_, list) = pairs.iter().find(|(key, _)| node(*key).is_some_and(names_list))?;

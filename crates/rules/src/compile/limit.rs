@@ -3,15 +3,15 @@
 use std::num::{NonZeroU8, NonZeroU32};
 
 use super::Compiler;
-use super::limit_options::{LeaseOption, LimitOptions};
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
-use crate::field::Field;
-use crate::file::{LimitFields, RateLimit};
 use crate::lease::Leasing;
 use crate::limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit,
     WINDOW_SECONDS_MAX,
+};
+use crate::options::{
+    FlagOptions, Flags, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
 };
 use crate::parsed::Parsed;
 use crate::rule::Allowance;
@@ -21,38 +21,72 @@ pub(super) struct CompiledLimit {
     pub(super) allowance: Allowance,
     pub(super) leasing: Leasing,
     pub(super) shards: NonZeroU8,
-    pub(super) charge_denied: bool,
+    pub(super) flags: Flags,
     pub(super) failure_mode: FailureMode,
 }
 
 // === impl Compiler ===
 
 impl Compiler<'_> {
-    /// Returns `None` if `limit` is faulty, after reporting the fault.
-    pub(super) fn compiled_limit(&mut self, limit: &RateLimit<'_>) -> Option<CompiledLimit> {
+    /// Returns `None` if `limit` is faulty, after reporting the fault. `flags` are those of the
+    /// descriptor.
+    pub(super) fn compiled_limit(
+        &mut self,
+        limit: &RateLimit<'_>,
+        flags: &FlagOptions,
+    ) -> Option<CompiledLimit> {
         if limit.unlimited.is_faulty() {
             return None;
         }
         if limit.unlimited.is_true() {
-            return self.unlimited(limit);
+            return self.unlimited(limit, flags);
         }
-        let own = self.options(&limit.options);
-        let kind = self.kind(&own);
+        let own = self.settled(&limit.options);
+        let options = own.over(&self.defaults);
+        let kind = match &options.algorithm {
+            Parsed::Absent => Some(Algorithm::FixedWindow),
+            other => other.value().copied(),
+        };
         let allowed = self.limit(limit, &own, kind);
-        let leasing = self.leasing(&own, kind);
-        let shards = self.shards(&own, kind, allowed);
-        let charge_denied = own.charge_denied.or(&self.defaults.charge_denied);
-        let failure_mode = own.failure_mode.or(&self.defaults.failure_mode);
+        let leasing = self.leasing(&own, &options, kind);
+        let shards = self.shards(&own, &options, kind, allowed);
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
-            charge_denied: charge_denied.value().copied().unwrap_or(true),
-            failure_mode: failure_mode.value().copied().unwrap_or_default(),
+            flags: flags.over(&options.flags).flags(),
+            failure_mode: options.failure_mode.value().copied().unwrap_or_default(),
         })
     }
 
-    fn unlimited(&mut self, limit: &RateLimit<'_>) -> Option<CompiledLimit> {
+    /// Returns options whose values out of range have been reported.
+    pub(super) fn settled(&self, options: &LimitOptions) -> LimitOptions {
+        let mut settled = options.clone();
+        settled.settle(self.findings);
+        settled
+    }
+
+    /// Applies `check` to the value. If `check` refuses it, or if it is out of range anyway, that
+    /// is reported.
+    fn within<T: Copy, U>(
+        &mut self,
+        given: &Parsed<T>,
+        check: impl FnOnce(T) -> Result<U, String>,
+    ) -> Parsed<U> {
+        let checked = match given {
+            Parsed::Absent => Parsed::Absent,
+            Parsed::Faulty => Parsed::Faulty,
+            Parsed::Refused(place, why) => Parsed::Refused(*place, why.clone()),
+            Parsed::As(place, value) => Parsed::As(*place, *value).checked(check),
+        };
+        if let Parsed::Refused(place, why) = checked {
+            self.findings.fault(place, why);
+            return Parsed::Faulty;
+        }
+        checked
+    }
+
+    fn unlimited(&mut self, limit: &RateLimit<'_>, flags: &FlagOptions) -> Option<CompiledLimit> {
         let unit = limit.unit.text();
         let place = limit.unit.place_or(limit.place);
         if limit.unit.is_faulty() {
@@ -73,52 +107,20 @@ impl Compiler<'_> {
             allowance: Allowance::Unlimited,
             leasing: Leasing::default(),
             shards: NonZeroU8::MIN,
-            charge_denied: true,
+            flags: flags.flags(),
             failure_mode: FailureMode::default(),
         })
     }
 
-    /// Warns of the options that have no effect beside `unlimited: true`.
+    /// Warns of the options that have no effect beside `unlimited: true`: those that the reference
+    /// does not have.
     fn warn_of_idle(&mut self, limit: &RateLimit<'_>) {
-        // Without `..`, so that a new field does not compile until it is considered here.
-        let RateLimit {
-            place: _,
-            unit: _,
-            requests_per_unit: _,
-            unlimited: _,
-            name: _,
-            replaces: _,
-            unit_multiplier,
-            burst,
-            options:
-                LimitFields { algorithm, max_delay, lease, shards, charge_denied, failure_mode },
-            store,
-        } = limit;
-        let idle = [
-            (Field::UnitMultiplier, unit_multiplier.place()),
-            (Field::Burst, burst.place()),
-            (Field::Algorithm, algorithm.place()),
-            (Field::MaxDelay, max_delay.place()),
-            (Field::Lease, lease.place()),
-            (Field::Shards, shards.place()),
-            (Field::ChargeDenied, charge_denied.place()),
-            (Field::FailureMode, failure_mode.place()),
-            (Field::Store, store.place()),
-        ];
-        for (field, place) in idle {
-            if let Some(place) = place {
-                let message = format!("'{}' has no effect with 'unlimited'", field.name());
+        let flags = limit.options.flags.iter().map(|(row, flag)| (&row.option, flag.place()));
+        for (option, place) in limit.places().chain(limit.options.places()).chain(flags) {
+            if let Some(place) = place.filter(|_| !option.is_known_to_reference()) {
+                let message = format!("'{}' has no effect with 'unlimited'", option.name);
                 self.findings.warn(place, message);
             }
-        }
-    }
-
-    /// Returns the algorithm in force, its amounts not yet filled in. `None` if it is faulty.
-    fn kind(&self, own: &LimitOptions) -> Option<Algorithm> {
-        match own.algorithm.or(&self.defaults.algorithm) {
-            Parsed::Absent => Some(Algorithm::FixedWindow),
-            Parsed::Faulty => None,
-            Parsed::As(_, algorithm) => Some(*algorithm),
         }
     }
 
@@ -140,7 +142,11 @@ impl Compiler<'_> {
             algorithm: algorithm?,
             store: store?,
         };
-        self.within(&limit.burst, |_| check_fill(built));
+        if let Parsed::As(place, _) = limit.burst
+            && let Err(why) = check_fill(built)
+        {
+            self.findings.fault(place, why);
+        }
         Some(built)
     }
 
@@ -159,15 +165,15 @@ impl Compiler<'_> {
     fn unit_multiplier(&mut self, limit: &RateLimit<'_>, unit: Option<Unit>) -> Option<NonZeroU32> {
         match self.within(&limit.unit_multiplier, |units| multiplier(units, unit)) {
             Parsed::Absent => Some(NonZeroU32::MIN),
-            Parsed::Faulty => None,
             Parsed::As(_, units) => Some(units),
+            Parsed::Faulty | Parsed::Refused(..) => None,
         }
     }
 
     fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
         match self.within(&limit.requests_per_unit, |requests| check_requests(requests, kind)) {
             Parsed::As(_, requests) => Some(requests),
-            Parsed::Faulty => None,
+            Parsed::Faulty | Parsed::Refused(..) => None,
             Parsed::Absent => {
                 let message =
                     "no 'requests_per_unit': every request is denied; write 0 to mean that";
@@ -185,14 +191,14 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
         requests_per_unit: Option<u32>,
     ) -> Option<Algorithm> {
-        let burst = self.within(&limit.burst, |burst| check_burst(burst, kind));
+        let burst = self.burst(limit, kind);
         self.within(&own.max_delay, |_| check_delays(kind));
         Some(match kind? {
             Algorithm::TokenBucket { .. } => {
-                Algorithm::TokenBucket { burst: burst.value().copied().or(requests_per_unit)? }
+                Algorithm::TokenBucket { burst: burst.or(requests_per_unit)? }
             }
             Algorithm::LeakyBucket { .. } => {
-                let max_delay = own.max_delay.or(&self.defaults.max_delay);
+                let max_delay = own.max_delay.over(&self.defaults.max_delay);
                 let max_delay_us = max_delay.value().copied().unwrap_or_default();
                 Algorithm::LeakyBucket { max_delay_us }
             }
@@ -200,17 +206,39 @@ impl Compiler<'_> {
         })
     }
 
-    fn leasing(&mut self, own: &LimitOptions, kind: Option<Algorithm>) -> Leasing {
+    /// Returns the burst that `limit` gives; one that another algorithm has no use for is refused
+    /// for that reason, whatever it is.
+    fn burst(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
+        match (kind, limit.burst.place()) {
+            (None | Some(Algorithm::TokenBucket { .. }), _) | (_, None) => {
+                self.within(&limit.burst, |burst| Ok(burst.get())).value().copied()
+            }
+            (Some(other), Some(place)) => {
+                let message = format!(
+                    "'burst' belongs to token_bucket, and this limit is a {}; write 'algorithm: \
+                     token_bucket', or remove it",
+                    other.name()
+                );
+                self.findings.fault(place, message);
+                None
+            }
+        }
+    }
+
+    fn leasing(
+        &mut self,
+        own: &LimitOptions,
+        options: &LimitOptions,
+        kind: Option<Algorithm>,
+    ) -> Leasing {
         if kind == Some(Algorithm::SlidingLog) {
-            self.within(&own.lease, |lease| match lease {
-                LeaseOption::Off => Ok(()),
-                LeaseOption::On { .. } => {
-                    Err("sliding_log is never leased; remove 'lease', or write 'lease: off'".into())
-                }
-            });
+            if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
+                let message = "sliding_log is never leased; remove 'lease', or write 'lease: off'";
+                self.findings.fault(place, message);
+            }
             return Leasing::Off;
         }
-        LeaseOption::resolve(own.lease.value(), self.defaults.lease.value())
+        options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
     }
 
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would
@@ -218,6 +246,7 @@ impl Compiler<'_> {
     fn shards(
         &mut self,
         own: &LimitOptions,
+        options: &LimitOptions,
         kind: Option<Algorithm>,
         limit: Option<Limit>,
     ) -> NonZeroU8 {
@@ -228,8 +257,7 @@ impl Compiler<'_> {
             });
             return NonZeroU8::MIN;
         }
-        let shards = own.shards.or(&self.defaults.shards).value().copied();
-        let shards = shards.unwrap_or(NonZeroU8::MIN);
+        let shards = options.shards.value().copied().unwrap_or(NonZeroU8::MIN);
         let Some(limit) = limit else { return shards };
         let tokens = limit.capacity().min(limit.requests_per_unit.into());
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
@@ -251,10 +279,7 @@ fn unit_refusal(unit: &str, findings: &Findings) -> String {
     format!("invalid rate limit unit '{shown}'; expected one of {}{meant}", names.join(", "))
 }
 
-fn multiplier(units: u32, unit: Option<Unit>) -> Result<NonZeroU32, String> {
-    let Some(units) = NonZeroU32::new(units) else {
-        return Err("'unit_multiplier' must be at least 1, found 0".to_owned());
-    };
+fn multiplier(units: NonZeroU32, unit: Option<Unit>) -> Result<NonZeroU32, String> {
     match unit {
         Some(unit) if u64::from(units.get()) * unit.seconds() > WINDOW_SECONDS_MAX => {
             let (name, most) =
@@ -283,20 +308,6 @@ fn check_requests(requests: u32, kind: Option<Algorithm>) -> Result<u32, String>
     }
     let name = kind.map(Algorithm::name).unwrap_or_default();
     Err(format!("'requests_per_unit' must be at most {most} with {name}, {why}; found {requests}"))
-}
-
-fn check_burst(burst: u32, kind: Option<Algorithm>) -> Result<u32, String> {
-    match kind {
-        Some(Algorithm::TokenBucket { .. }) | None if burst > 0 => Ok(burst),
-        Some(Algorithm::TokenBucket { .. }) | None => {
-            Err("'burst' must be at least 1, found 0; left out, it is requests_per_unit".to_owned())
-        }
-        Some(other) => Err(format!(
-            "'burst' belongs to token_bucket, and this limit is a {}; write 'algorithm: \
-             token_bucket', or remove it",
-            other.name()
-        )),
-    }
 }
 
 fn check_delays(kind: Option<Algorithm>) -> Result<(), String> {

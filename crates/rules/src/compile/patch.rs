@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layout::{Change, Layout};
-use super::limit_options::LimitOptions;
 use super::path::RulePath;
 use super::{Compiler, Options};
 use crate::fault::Findings;
 use crate::file;
 use crate::node::{Document, NODES_MAX};
+use crate::options::LimitOptions;
 use crate::reader::Reader;
 use crate::rule::Rule;
 use crate::rules::DomainRules;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use crate::file::Descriptor;
 use crate::memory::{Memory, table_bytes};
+use crate::options::Descriptor;
 use crate::rule::{Level, Rule};
 use crate::small_map::TextMap;
 

@@ -9,9 +9,9 @@ use super::path::RulePath;
 use super::{Compiler, PATH_BYTES_MAX};
 use crate::attachment::Attachment;
 use crate::fault::{Place, excerpt};
-use crate::file::{Descriptor, RateLimit};
 use crate::memory::{ARC, boxed};
 use crate::metadata;
+use crate::options::{Descriptor, RateLimit};
 use crate::parsed::Parsed;
 use crate::rule::{Level, LevelMatch, Rule};
 
@@ -30,8 +30,8 @@ impl Compiler<'_> {
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let counted = self.compiled_limit(limit)?;
-        let CompiledLimit { allowance, leasing, shards, charge_denied, failure_mode } = counted;
+        let counted = self.compiled_limit(limit, &descriptor.flags)?;
+        let CompiledLimit { allowance, leasing, shards, flags, failure_mode } = counted;
         self.take_room(descriptor, limit, rule_path)?;
         let (path, levels) = self.identity(rule_path, limit.place)?;
         let rule = Arc::new(Rule {
@@ -39,10 +39,7 @@ impl Compiler<'_> {
             name: limit.name.text().into(),
             allowance,
             replaces,
-            shadow_mode: descriptor.shadow_mode.is_true(),
-            quota_mode: descriptor.quota_mode.is_true(),
-            detailed_metric: descriptor.detailed_metric.is_true(),
-            charge_denied,
+            flags,
             leasing,
             failure_mode,
             shards,

@@ -2,7 +2,7 @@
 
 use super::{Compiler, Domain};
 use crate::fault::{Place, excerpt};
-use crate::file::{File, RateLimit};
+use crate::options::{File, RateLimit};
 use crate::parsed::Parsed;
 use crate::store::StoreId;
 
@@ -14,7 +14,7 @@ impl Compiler<'_> {
     pub(super) fn store_of_limit(&mut self, limit: &RateLimit<'_>) -> Option<StoreId> {
         match self.named(&limit.store) {
             Parsed::Absent => Some(self.store),
-            Parsed::Faulty => None,
+            Parsed::Faulty | Parsed::Refused(..) => None,
             Parsed::As(_, store) => Some(store),
         }
     }
@@ -43,7 +43,7 @@ impl Compiler<'_> {
     fn named(&mut self, name: &Parsed<&str>) -> Parsed<StoreId> {
         match name {
             Parsed::Absent => Parsed::Absent,
-            Parsed::Faulty => Parsed::Faulty,
+            Parsed::Faulty | Parsed::Refused(..) => Parsed::Faulty,
             Parsed::As(place, name) => match self.options.stores.find(name) {
                 Some(store) => Parsed::As(*place, store),
                 None => self.refuse_store(*place, name),

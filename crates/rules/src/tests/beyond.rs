@@ -54,7 +54,7 @@ fn a_rule_that_says_nothing_counts_as_the_reference_does() {
     let rule = rule("");
     assert_eq!(rule.allowance, Allowance::Limited(DAY));
     assert_eq!((rule.leasing, rule.shards.get()), (Leasing::default(), 1));
-    assert!(rule.charge_denied);
+    assert!(rule.flags.charge_denied);
     let nulls = "unit_multiplier: ~, algorithm: ~, burst: ~, max_delay: ~, lease: ~, shards: ~, \
                  charge_denied: ~, failure_mode: ~";
     assert_eq!(self::rule(nulls), rule);
@@ -174,10 +174,10 @@ fn defaults_apply_where_a_rule_sets_nothing() {
         let rule = with_defaults(defaults, beside);
         assert_eq!((algorithm(&rule), rule.shards.get()), (expected, shards), "{beside}");
         assert_eq!(rule.leasing, terms(0.25, 5, Some(SECOND)), "{beside}");
-        assert!(!rule.charge_denied, "{beside}");
+        assert!(!rule.flags.charge_denied, "{beside}");
     }
     let log = with_defaults(defaults, "algorithm: sliding_log, charge_denied: true");
-    assert_eq!((log.leasing, log.charge_denied), (Leasing::Off, true));
+    assert_eq!((log.leasing, log.flags.charge_denied), (Leasing::Off, true));
 }
 
 #[test]
@@ -333,7 +333,7 @@ descriptors:
     let loaded = compile(silent);
     assert_eq!(loaded.warnings, []);
     let rule = find(&loaded.rules, "a", "k=1").unwrap();
-    assert_eq!((rule.leasing, rule.charge_denied), (Leasing::default(), true));
+    assert_eq!((rule.leasing, rule.flags.charge_denied), (Leasing::default(), true));
 }
 
 #[test]

@@ -43,11 +43,12 @@ fn row_1_syntax() {
 
 #[test]
 fn row_2_unknown_key_with_the_nearest_known_one() {
-    let descriptor = "expected one of key, value, rate_limit, descriptors, shadow_mode, \
-                      quota_mode, detailed_metric, value_to_metric, share_threshold, metadata";
+    let descriptor = "expected one of key, value, rate_limit, descriptors, \
+                      value_to_metric, share_threshold, metadata, shadow_mode, quota_mode, \
+                      detailed_metric";
     let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, \
-                 charge_denied, unit_multiplier, algorithm, burst, max_delay, lease, shards, \
-                 failure_mode, store";
+                 unit_multiplier, burst, store, algorithm, max_delay, lease, shards, \
+                 failure_mode, charge_denied";
     refuses(
         "unknown_key.yaml",
         &[
@@ -139,7 +140,7 @@ fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
             "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the \
              number 5",
             "a.yaml:5:18: unknown key 'kye'; expected one of key, value, rate_limit, descriptors, \
-             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata; \
+             value_to_metric, share_threshold, metadata, shadow_mode, quota_mode, detailed_metric; \
              did you mean 'key'?",
             "a.yaml:7:3: yaml file contains list of type other than map: 7; expected '- key: …'",
         ]

@@ -1,8 +1,7 @@
-//! Every field of every map, taken from the lists of `field`: a field that is added there and not
-//! read is found here.
+//! Every option of every map, taken from the table.
 
 use super::*;
-use crate::field::{Field, MapKind};
+use crate::options::{MapKind, OptionRow};
 
 /// Returns a file in which a `map` of this kind holds `pairs`.
 fn file(map: MapKind, pairs: &str) -> String {
@@ -19,14 +18,11 @@ fn file(map: MapKind, pairs: &str) -> String {
 }
 
 #[test]
-fn every_field_refuses_a_value_of_a_wrong_type() {
+fn every_option_refuses_a_value_of_a_wrong_type() {
     for map in MapKind::ALL {
-        for field in map.fields() {
-            let wrong = match field {
-                Field::Descriptors | Field::Replaces => "{}",
-                _ => "[]",
-            };
-            let name = field.name();
+        for option in map.options() {
+            let name = option.name;
+            let wrong = if ["descriptors", "replaces"].contains(&name) { "{}" } else { "[]" };
             let found = refusal(&[source(&file(map, &format!("{name}: {wrong}")))], NO_MERGE);
             let refused = format!("'{name}' must be ");
             assert!(
@@ -38,47 +34,45 @@ fn every_field_refuses_a_value_of_a_wrong_type() {
     }
 }
 
-/// Returns the fields of the map that take whole numbers, with the ranges that their refusals name.
-pub(super) fn ranges(map: MapKind) -> Vec<(Field, [u32; 2])> {
-    let range = |field: &Field| {
-        let pairs = format!("{}: -1", field.name());
+/// Returns the options of the map that take whole numbers, with the ranges that their refusals name.
+pub(super) fn ranges(map: MapKind) -> Vec<(&'static str, [u32; 2])> {
+    let range = |option: &'static OptionRow| {
+        let pairs = format!("{}: -1", option.name);
         let Err(faults) = load(&[source(&file(map, &pairs))], NO_MERGE) else { return None };
         let (_, named) =
             faults.iter().find_map(|it| it.message.split_once("whole number from "))?;
         let (ends, _) = named.split_once(" without quotes")?;
         let (least, most) = ends.split_once(" to ")?;
-        Some((*field, [least, most].map(|end| end.parse().unwrap())))
+        Some((option.name, [least, most].map(|end| end.parse().unwrap())))
     };
-    map.fields().iter().filter_map(range).collect()
+    map.options().filter_map(range).collect()
 }
 
 #[test]
 fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
     let limits = ranges(MapKind::RateLimit);
     assert!(limits.len() >= 4, "{limits:?}");
-    for (field, ends) in limits {
+    for (name, ends) in limits {
         for end in ends {
-            // A field that stands twice has its last value.
+            // An option that stands twice has its last value.
             let pairs = format!(
-                "unit: second, requests_per_unit: 4294967295, algorithm: token_bucket, {}: {end}",
-                field.name()
+                "unit: second, requests_per_unit: 4294967295, algorithm: token_bucket, {name}: {end}"
             );
             load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
         }
     }
-    for (field, ends) in ranges(MapKind::Lease) {
+    for (name, ends) in ranges(MapKind::Lease) {
         for end in ends {
-            let pairs =
-                format!("unit: second, requests_per_unit: 9, lease: {{{}: {end}}}", field.name());
+            let pairs = format!("unit: second, requests_per_unit: 9, lease: {{{name}: {end}}}");
             load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
         }
     }
 }
 
 #[test]
-fn every_field_that_the_reference_lacks_warns_beside_unlimited() {
-    for field in MapKind::RateLimit.fields().iter().filter(|it| !it.is_known_to_reference()) {
-        let name = field.name();
+fn every_option_that_the_reference_lacks_warns_beside_unlimited() {
+    for option in MapKind::RateLimit.options().filter(|it| !it.is_known_to_reference()) {
+        let name = option.name;
         let of_type = |value: &&str| {
             let text = file(MapKind::RateLimit, &format!("unlimited: true, {name}: {value}"));
             load(&[source(&text)], NO_MERGE).ok()

@@ -114,10 +114,16 @@ fn shadow_and_quota_mode_belong_to_their_rule() {
     for (descriptor, limit, shadow) in table {
         assert_eq!(allowed(&rules, "test-domain", descriptor), limit);
         let rule = find(&rules, "test-domain", descriptor).unwrap();
-        assert_eq!((rule.shadow_mode, rule.quota_mode, rule.charge_denied), (shadow, false, true));
+        assert_eq!(
+            (rule.flags.shadow_mode, rule.flags.quota_mode, rule.flags.charge_denied),
+            (shadow, false, true)
+        );
     }
     let rule = find(&rules, "test-domain", "key3=x").unwrap();
-    assert_eq!((rule.shadow_mode, rule.quota_mode, rule.charge_denied), (false, true, false));
+    assert_eq!(
+        (rule.flags.shadow_mode, rule.flags.quota_mode, rule.flags.charge_denied),
+        (false, true, false)
+    );
 }
 
 #[test]
@@ -257,7 +263,7 @@ fn scalars_anchors_and_merge_keys_work_as_in_the_reference() {
         };
         assert_eq!(found, expected, "{key} {value}");
     }
-    assert!(find(&rules, "42", "listed=first").unwrap().shadow_mode);
+    assert!(find(&rules, "42", "listed=first").unwrap().flags.shadow_mode);
 }
 
 #[test]

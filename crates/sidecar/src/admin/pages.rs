@@ -1,7 +1,6 @@
 //! The debug port: the state of the process, for people and for `egctl`.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -9,9 +8,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use http::{StatusCode, Uri};
-use ratelease_rules::{
-    Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Rule, StoreId, StoreNames,
-};
+use ratelease_rules::{Allowance, Rule, RuleOption, StoreNames};
 use serde_json::Value;
 
 use super::render;
@@ -81,7 +78,7 @@ async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
 }
 
 /// The reference implementation's dump: a line for each rule, followed by the options that the
-/// reference does not have.
+/// reference does not have, as they would stand in a file; none if the rule behaves as there.
 fn dump(status: &Status) -> String {
     let mut page = String::new();
     let Some(rules) = status.published.current() else { return page };
@@ -99,91 +96,14 @@ fn line(rule: &Rule, stores: &StoreNames) -> String {
     };
     let mut line = format!(
         "{}: unit={unit} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}",
-        rule.path, rule.shadow_mode, rule.quota_mode
+        rule.path, rule.flags.shadow_mode, rule.flags.quota_mode
     );
-    for (name, value) in extensions(rule, stores) {
+    let beyond = |it: &RuleOption| !it.is_default && !it.is_known_to_reference();
+    for RuleOption { name, written, .. } in rule.options(stores).into_iter().filter(beyond) {
         // Writing to a string cannot fail.
-        let _ = write!(line, ", {name}: {value}");
+        let _ = write!(line, ", {name}: {written}");
     }
     line
-}
-
-/// Options of a rule that the reference's line cannot express, as they would stand in a file; empty
-/// if the rule behaves as in the reference.
-fn extensions(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, String)> {
-    // Without `..`, so that a new field of a rule does not compile until it is considered here.
-    let Rule {
-        path: _,
-        name: _,
-        allowance,
-        replaces: _,
-        shadow_mode: _,
-        quota_mode: _,
-        detailed_metric: _,
-        charge_denied,
-        leasing,
-        failure_mode,
-        shards,
-        metadata: _,
-        levels: _,
-        meter: _,
-    } = rule;
-    let mut set = Vec::new();
-    if let Allowance::Limited(limit) = *allowance {
-        if limit.unit_multiplier.get() > 1 {
-            set.push(("unit_multiplier", limit.unit_multiplier.to_string()));
-        }
-        if limit.algorithm != Algorithm::FixedWindow {
-            set.push(("algorithm", limit.algorithm.name().to_owned()));
-        }
-        match limit.algorithm {
-            Algorithm::TokenBucket { burst } if burst != limit.requests_per_unit => {
-                set.push(("burst", burst.to_string()));
-            }
-            Algorithm::LeakyBucket { max_delay_us } if max_delay_us > 0 => {
-                set.push(("max_delay", duration_text(Duration::from_micros(max_delay_us.into()))));
-            }
-            _ => {}
-        }
-    }
-    match *leasing {
-        Leasing::Off => set.push(("lease", "off".to_owned())),
-        Leasing::On(terms) if terms != LeaseTerms::default() => set.push(("lease", lease(terms))),
-        Leasing::On(_) => {}
-    }
-    if shards.get() > 1 {
-        set.push(("shards", shards.to_string()));
-    }
-    if *failure_mode != FailureMode::default() {
-        set.push(("failure_mode", failure_mode.name().to_owned()));
-    }
-    if !charge_denied {
-        set.push(("charge_denied", "false".to_owned()));
-    }
-    if let Some(store) = rule.store().filter(|store| *store != StoreId::DEFAULT) {
-        set.push(("store", stores.name(store).to_owned()));
-    }
-    set
-}
-
-fn lease(terms: LeaseTerms) -> String {
-    let built_in = LeaseTerms::default();
-    let mut set = Vec::new();
-    if terms.fraction.total_cmp(&built_in.fraction).is_ne() {
-        set.push(format!("fraction: {}", terms.fraction));
-    }
-    if terms.max != built_in.max {
-        set.push(format!("max: {}", terms.max));
-    }
-    if let Some(ttl) = terms.ttl {
-        set.push(format!("ttl: {}", duration_text(ttl)));
-    }
-    format!("{{{}}}", set.join(", "))
-}
-
-/// Formats a duration as rule files write it.
-fn duration_text(duration: Duration) -> String {
-    format!("{duration:?}").replace('\u{b5}', "u")
 }
 
 #[cfg(test)]

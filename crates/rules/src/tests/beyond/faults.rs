@@ -139,7 +139,7 @@ fn defaults_are_checked_themselves_and_hold_nothing_else() {
             "9:3: 'burst' cannot stand here; it belongs to 'rate_limit'",
             "10:17: unknown failure mode 'open'; expected one of local, allow, deny, error",
             "11:3: unknown key 'failuremode'; expected one of algorithm, max_delay, lease, \
-             shards, charge_denied, failure_mode; did you mean 'failure_mode'?",
+             shards, failure_mode, charge_denied; did you mean 'failure_mode'?",
             "14:14: 'algorithm' cannot stand here; it belongs to 'rate_limit' or 'defaults'",
             "14:39: 'defaults' cannot stand here; it belongs to the file's top level",
         ],

@@ -112,7 +112,7 @@ fn hot_key(hot: &HotKey) -> Value {
 fn rule_json(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     let mut object = counts_json(&rule.path, counts);
     object["path"] = rule.path_parts().collect();
-    object["shadow_mode"] = rule.shadow_mode.into();
+    object["shadow_mode"] = rule.flags.shadow_mode.into();
     (object["limit"], object["algorithm"]) = match rule.allowance {
         Allowance::Limited(limit) => (limit_text(limit).into(), limit.algorithm.name().into()),
         Allowance::Unlimited => ("unlimited".into(), Value::Null),

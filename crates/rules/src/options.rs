@@ -1,0 +1,744 @@
+//! The options of rule files, in one table: their names, what they take, where they may stand, and
+//! what they mean.
+//!
+//! From the table follow the reader, with all its faults; the merge of a file's `defaults`; which
+//! options have no effect where they stand; the JSON Schema, from which `docs/rules-list.md` and
+//! the API of the control plane are made; and what `/rlconfig` and the tools show of a rule. To
+//! add an option that is true or false, add it to `flags!`, and use it where it has its effect.
+
+use std::marker::PhantomData;
+use std::num::{NonZeroU8, NonZeroU32};
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::failure::FailureMode;
+use crate::fault::{Findings, Place, excerpt};
+use crate::lease::{LeaseTerms, Leasing};
+use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX, UNIT_MULTIPLIER_MAX};
+use crate::node::Node;
+use crate::parsed::Parsed;
+use crate::reader::Reader;
+use crate::takes::{
+    Flag, Fraction, Metadata, Number, Span, StoreName, Takes, Text, UnitName, Word,
+};
+
+/// An option of rule files.
+#[derive(Debug)]
+pub struct OptionRow {
+    /// The name as rule files write it; names are case-sensitive.
+    pub name: &'static str,
+    /// What it means, in a sentence.
+    pub meaning: &'static str,
+    origin: Origin,
+    schema: fn() -> Value,
+    is_text: fn() -> bool,
+}
+
+/// An option of a rule that is true or false.
+#[derive(Debug)]
+pub struct FlagRow {
+    /// The option.
+    pub option: OptionRow,
+    /// What it is where a file does not say.
+    pub default: bool,
+    /// What it means in a rule where it is not the default: a word, and a phrase.
+    pub shown: (&'static str, &'static str),
+    /// Where it stands: in a descriptor, or in a `rate_limit`, and so in `defaults`.
+    pub(crate) map: MapKind,
+}
+
+/// An option of release 0.2. Files that still have it are loaded.
+pub(crate) const STORE_FROM: &str = "store_from";
+
+/// The warning for [`STORE_FROM`].
+pub(crate) const STORE_FROM_HAS_GONE: &str = "'store_from' has no effect any more; remove it. \
+    Only 'store' counts the limit: when it changes, windows restart, and up to twice the limit is \
+    admitted in the window of the change";
+
+/// Who knows an option. The reference ignores options that it knows in a wrong place, and refuses
+/// unknown ones everywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The reference, and so ratelease.
+    Reference,
+    /// Only ratelease.
+    Ratelease,
+}
+
+/// The kinds of map in a rule file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapKind {
+    /// The top level of a file.
+    Root,
+    /// An item of `descriptors`.
+    Descriptor,
+    /// A `rate_limit`.
+    RateLimit,
+    /// An item of `replaces`.
+    Replaced,
+    /// The `defaults` of a file.
+    Defaults,
+    /// The terms of a `lease`.
+    Lease,
+}
+
+/// The options of a map as they are read.
+pub(crate) trait MapOptions<'d> {
+    /// The options, besides flags.
+    const ROWS: &'static [OptionRow];
+
+    /// Reads the option called `name`, if the map has it.
+    fn read(&mut self, name: &str, reader: &mut Reader<'d, '_>, node: &'d Node<'d>);
+
+    /// Returns the options with the place of each that is given.
+    fn places(&self) -> impl Iterator<Item = (&'static OptionRow, Option<Place>)>;
+}
+
+/// An option as it is kept by a map.
+pub(crate) trait Given {
+    /// Returns where its value begins, if the file gives it.
+    fn place(&self) -> Option<Place>;
+}
+
+/// The value of an option that a file's `defaults` may give too.
+pub(crate) trait Merged: Clone {
+    /// Returns this value, completed by that of the `defaults`.
+    fn over(&self, _defaults: &Self) -> Self {
+        self.clone()
+    }
+
+    /// Reports what is out of range below this value.
+    fn settle(&mut self, _findings: &Findings) {}
+}
+
+/// Makes the options of a map: a struct of what is kept of each, and their rows. Before `--` are
+/// fields that are no options. If the struct is `merged`, a file's `defaults` may have them too.
+macro_rules! options {
+    (
+        $(#[$about:meta])*
+        merged struct $Name:ident {
+            $( $(#[$extra_about:meta])* $extra:ident: $Extra:ty, )*
+            --
+            $( $(#[doc = $meaning:literal])+ $origin:ident $option:ident: $Type:ty = $takes:expr; )+
+        }
+    ) => {
+        options! {
+            $(#[$about])*
+            #[derive(Clone)]
+            struct $Name {
+                $( $(#[$extra_about])* $extra: $Extra, )*
+                --
+                $( $(#[doc = $meaning])+ $origin $option: $Type = $takes; )+
+            }
+        }
+
+        impl Merged for $Name {
+            fn over(&self, defaults: &Self) -> Self {
+                Self {
+                    $( $extra: self.$extra.over(&defaults.$extra), )*
+                    $( $option: self.$option.over(&defaults.$option), )+
+                }
+            }
+
+            fn settle(&mut self, findings: &Findings) {
+                $( self.$option.settle(findings); )+
+            }
+        }
+    };
+    (
+        $(#[$about:meta])*
+        struct $Name:ident $(<$life:lifetime>)? {
+            $( $(#[$extra_about:meta])* $extra:ident: $Extra:ty, )*
+            --
+            $( $(#[doc = $meaning:literal])+ $origin:ident $option:ident: $Type:ty = $takes:expr; )+
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Debug, Default)]
+        pub(crate) struct $Name $(<$life>)? {
+            $( $(#[$extra_about])* pub(crate) $extra: $Extra, )*
+            $( $(#[doc = $meaning])+ pub(crate) $option: $Type, )+
+        }
+
+        impl<'d> MapOptions<'d> for $Name $(<$life>)? {
+            const ROWS: &'static [OptionRow] = &[$(
+                OptionRow {
+                    name: stringify!($option),
+                    meaning: concat!($($meaning),+).trim_ascii(),
+                    origin: Origin::$origin,
+                    schema: || $takes.schema(),
+                    is_text: || $takes.is_text(),
+                },
+            )+];
+
+            fn read(&mut self, name: &str, reader: &mut Reader<'d, '_>, node: &'d Node<'d>) {
+                match name {
+                    $( _ if name == stringify!($option) => {
+                        $takes.read(reader, node, name, &mut self.$option);
+                    } )+
+                    _ => {}
+                }
+            }
+
+            fn places(&self) -> impl Iterator<Item = (&'static OptionRow, Option<Place>)> {
+                Self::ROWS.iter().zip([$( self.$option.place() ),+])
+            }
+        }
+    };
+}
+
+/// Makes the options of rules that are true or false: as they are in a rule, as they are read, and
+/// their rows.
+macro_rules! flags {
+    ($(
+        $(#[doc = $meaning:literal])+
+        $origin:ident $flag:ident in $map:ident = $default:literal, $label:literal: $shown:literal;
+    )+) => {
+        /// The options of a rule that are true or false.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct Flags {
+            $( $(#[doc = $meaning])+ pub $flag: bool, )+
+        }
+
+        /// The flags that a map gives.
+        #[derive(Debug, Default, Clone)]
+        pub(crate) struct FlagOptions {
+            $( pub(crate) $flag: Parsed<bool>, )+
+        }
+
+        impl Flags {
+            /// The table of these options.
+            pub const ROWS: &'static [FlagRow] = &[$(
+                FlagRow {
+                    option: OptionRow {
+                        name: stringify!($flag),
+                        meaning: concat!($($meaning),+).trim_ascii(),
+                        origin: Origin::$origin,
+                        schema: || Flag.schema(),
+                        is_text: || false,
+                    },
+                    default: $default,
+                    shown: ($label, $shown),
+                    map: MapKind::$map,
+                },
+            )+];
+
+            /// Returns each flag with its row.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static FlagRow, bool)> {
+                Self::ROWS.iter().zip([$( self.$flag ),+])
+            }
+        }
+
+        impl Default for Flags {
+            fn default() -> Self {
+                Self { $( $flag: $default, )+ }
+            }
+        }
+
+        impl FlagOptions {
+            /// Reads the flag called `name`, if there is one.
+            pub(crate) fn read<'d>(
+                &mut self,
+                name: &str,
+                reader: &mut Reader<'d, '_>,
+                node: &'d Node<'d>,
+            ) {
+                match name {
+                    $( _ if name == stringify!($flag) => Flag.read(reader, node, name, &mut self.$flag), )+
+                    _ => {}
+                }
+            }
+
+            /// Returns each flag with its row.
+            pub(crate) fn iter(&self) -> impl Iterator<Item = (&'static FlagRow, &Parsed<bool>)> {
+                Flags::ROWS.iter().zip([$( &self.$flag ),+])
+            }
+
+            /// Returns the flags of a rule for which these are given.
+            pub(crate) fn flags(&self) -> Flags {
+                Flags { $( $flag: self.$flag.value().copied().unwrap_or($default), )+ }
+            }
+        }
+
+        impl Merged for FlagOptions {
+            fn over(&self, defaults: &Self) -> Self {
+                Self { $( $flag: self.$flag.over(&defaults.$flag), )+ }
+            }
+        }
+    };
+}
+
+options! {
+    /// A file, which configures one domain.
+    struct File<'d> {
+        /// Where the first value of the file begins.
+        place: Place,
+        --
+        /// Domain of the requests, as the rate limit filter of Envoy names it.
+        Reference domain: Parsed<&'d str> = Text { is_required: true };
+        /// Nodes of the next level; a request's next entry selects one.
+        Reference descriptors: Option<&'d Node<'d>> = DescriptorList;
+        /// Options of every rate_limit of this file that has none of its own.
+        Ratelease defaults: LimitOptions = DefaultsMap;
+        /// Name of the store that counts the limit, of those in REDIS_STORES.
+        Ratelease store: Parsed<&'d str> = StoreName;
+    }
+}
+
+options! {
+    /// An item of `descriptors`.
+    struct Descriptor<'d> {
+        place: Place,
+        flags: FlagOptions,
+        --
+        /// Key of the entry.
+        Reference key: Parsed<&'d str> = Text { is_required: true };
+        /// Value of the entry; * stands for any text. Without it every value matches, and each
+        /// has its own count.
+        Reference value: Parsed<&'d str> = Text { is_required: false };
+        /// The limit of requests whose last entry is at this node.
+        Reference rate_limit: Option<RateLimit<'d>> = RateLimitMap;
+        /// Nodes of the next level; a request's next entry selects one.
+        Reference descriptors: Option<&'d Node<'d>> = DescriptorList;
+        /// Metrics of the rule have the value of this level.
+        Reference value_to_metric: Parsed<bool> = Flag;
+        /// All values that match this pattern share one count.
+        Reference share_threshold: Parsed<bool> = Flag;
+        /// Sent to Envoy as dynamic metadata, as the rule passes or denies.
+        Reference metadata: Parsed<Map<String, Value>> = Metadata;
+    }
+}
+
+options! {
+    /// A `rate_limit`.
+    struct RateLimit<'d> {
+        place: Place,
+        /// Those that a file's `defaults` may have too.
+        options: LimitOptions,
+        --
+        /// Unit of the window: a month has 30 days, a year 365.
+        Reference unit: Parsed<&'d str> = UnitName;
+        /// Requests in a window; 0 denies all.
+        Reference requests_per_unit: Parsed<u32> = Number { range: 0..=u32::MAX, check: Ok };
+        /// Everything passes and nothing is counted.
+        Reference unlimited: Parsed<bool> = Flag;
+        /// Name of the rule in answers, and for replaces.
+        Reference name: Parsed<&'d str> = Text { is_required: false };
+        /// Rules that are set aside in a request that this rule matches too.
+        Reference replaces: Vec<Replaced<'d>> = ReplacedList;
+        /// Units in a window, which is ten years at most.
+        Ratelease unit_multiplier: Parsed<NonZeroU32> =
+            Number { range: 1..=UNIT_MULTIPLIER_MAX, check: unit_multiplier };
+        /// Requests that a token_bucket holds; requests_per_unit by default.
+        Ratelease burst: Parsed<NonZeroU32> = Number { range: 1..=u32::MAX, check: burst };
+        /// Name of the store that counts the limit, of those in REDIS_STORES.
+        Ratelease store: Parsed<&'d str> = StoreName;
+    }
+}
+
+options! {
+    /// An item of `replaces`.
+    struct Replaced<'d> {
+        place: Place,
+        --
+        /// Name of a rule that is set aside.
+        Reference name: Parsed<&'d str> = Text { is_required: true };
+    }
+}
+
+options! {
+    /// The options of a limit that do not depend on the amount that it allows: of a `rate_limit`,
+    /// or of a file's `defaults`.
+    merged struct LimitOptions {
+        flags: FlagOptions,
+        --
+        /// How requests are counted; fixed_window by default.
+        Ratelease algorithm: Parsed<Algorithm> = Word::<Algorithm>(PhantomData);
+        /// Longest time that a leaky_bucket holds a request; 0 by default.
+        Ratelease max_delay: Parsed<u32> = Span { example: "50ms", check: max_delay };
+        /// How tokens are lent to pods; with off every decision asks Redis.
+        Ratelease lease: Parsed<LeaseOption> = LeaseValue;
+        /// Pools of each count, on Redis slots of their own.
+        Ratelease shards: Parsed<NonZeroU8> = Number { range: 1..=POOLS_MAX.into(), check: shards };
+        /// What answers when Redis cannot be asked; local by default.
+        Ratelease failure_mode: Parsed<FailureMode> = Word::<FailureMode>(PhantomData);
+    }
+}
+
+options! {
+    /// The terms of a `lease`. Those that it does not name come from the defaults of the file,
+    /// then from the built-in terms.
+    merged struct LeaseOptions {
+        --
+        /// Part of the remaining tokens that one lease may take; 0.25 by default.
+        Ratelease fraction: Parsed<f32> = Fraction;
+        /// Most tokens of one lease.
+        Ratelease max: Parsed<u32> = Number { range: 1..=u32::MAX, check: lease_max };
+        /// Longest duration of a lease, from 100ms to 60s.
+        Ratelease ttl: Parsed<Duration> = Span { example: "2s", check: ttl };
+    }
+}
+
+flags! {
+    /// Whether a denied charge spends what is left of its own count.
+    Ratelease charge_denied in RateLimit = true, "denied": "a denied charge spends nothing";
+    /// The limit is counted and reported, and never denies.
+    Reference shadow_mode in Descriptor = false, "shadow": "counted and reported, never denied";
+    /// The limit denies only if all quota limits of the request deny.
+    Reference quota_mode in Descriptor = false,
+        "quota": "denies only together with the request's other quota rules";
+    /// Metrics of the rule have all keys and values of the request.
+    Reference detailed_metric in Descriptor = false,
+        "metrics": "with all keys and values of the request";
+}
+
+/// A `lease`.
+#[derive(Debug, Clone)]
+pub(crate) enum LeaseOption {
+    Off,
+    /// On, with these terms; `lease: on` names none.
+    On(LeaseOptions),
+}
+
+/// An item of `descriptors` at a time is read by [`Reader::descriptors`].
+struct DescriptorList;
+struct RateLimitMap;
+struct DefaultsMap;
+struct ReplacedList;
+struct LeaseValue;
+
+fn unit_multiplier(units: u32) -> Result<NonZeroU32, String> {
+    NonZeroU32::new(units).ok_or_else(|| "'unit_multiplier' must be at least 1, found 0".to_owned())
+}
+
+fn burst(requests: u32) -> Result<NonZeroU32, String> {
+    NonZeroU32::new(requests).ok_or_else(|| {
+        "'burst' must be at least 1, found 0; left out, it is requests_per_unit".to_owned()
+    })
+}
+
+/// The delay in microseconds.
+fn max_delay(span: Duration) -> Result<u32, String> {
+    let micros = u32::try_from(span.as_micros()).ok().filter(|_| span <= MAX_DELAY_MAX);
+    micros.ok_or_else(|| format!("'max_delay' must be from 0 to {MAX_DELAY_MAX:?}, found {span:?}"))
+}
+
+fn shards(count: u32) -> Result<NonZeroU8, String> {
+    let within = u8::try_from(count).ok().filter(|count| *count <= POOLS_MAX);
+    within
+        .and_then(NonZeroU8::new)
+        .ok_or_else(|| format!("'shards' must be from 1 to {POOLS_MAX}, found {count}"))
+}
+
+fn lease_max(tokens: u32) -> Result<u32, String> {
+    match tokens {
+        0 => Err("'max' must be at least 1, found 0; to lease nothing write 'lease: off'".into()),
+        _ => Ok(tokens),
+    }
+}
+
+fn ttl(span: Duration) -> Result<Duration, String> {
+    let (least, most) = (LeaseTerms::TTL_MIN, LeaseTerms::TTL_MAX);
+    if (least..=most).contains(&span) {
+        return Ok(span);
+    }
+    Err(format!("'ttl' must be from {least:?} to {most:?}, found {span:?}"))
+}
+
+// === impl OptionRow ===
+
+impl OptionRow {
+    /// Returns the JSON Schema of the value, without its meaning.
+    pub fn schema(&self) -> Value {
+        (self.schema)()
+    }
+
+    /// Returns whether the value is text, whatever it looks like, as in `name: 007`.
+    pub fn is_text(&self) -> bool {
+        (self.is_text)()
+    }
+
+    /// Returns whether the reference knows the option in this map.
+    pub fn is_known_to_reference(&self) -> bool {
+        self.origin == Origin::Reference
+    }
+}
+
+// === impl MapKind ===
+
+impl MapKind {
+    /// Every kind of map.
+    pub const ALL: [MapKind; 6] = [
+        MapKind::Root,
+        MapKind::Descriptor,
+        MapKind::RateLimit,
+        MapKind::Replaced,
+        MapKind::Defaults,
+        MapKind::Lease,
+    ];
+
+    /// Returns the options that the map may hold.
+    pub fn options(self) -> impl Iterator<Item = &'static OptionRow> {
+        let (own, more) = match self {
+            MapKind::Root => (File::ROWS, [].as_slice()),
+            MapKind::Descriptor => (Descriptor::ROWS, [].as_slice()),
+            MapKind::RateLimit => (RateLimit::ROWS, LimitOptions::ROWS),
+            MapKind::Replaced => (Replaced::ROWS, [].as_slice()),
+            MapKind::Defaults => (LimitOptions::ROWS, [].as_slice()),
+            MapKind::Lease => (LeaseOptions::ROWS, [].as_slice()),
+        };
+        let of_flags = if self == MapKind::Defaults { MapKind::RateLimit } else { self };
+        let flags = Flags::ROWS.iter().filter(move |flag| flag.map == of_flags);
+        own.iter().chain(more).chain(flags.map(|flag| &flag.option))
+    }
+
+    /// Returns the option of this name, if the map may hold it.
+    pub fn option(self, name: &str) -> Option<&'static OptionRow> {
+        self.options().find(|option| option.name == name)
+    }
+
+    /// Returns whether the reference knows this kind of map.
+    pub(crate) const fn is_known_to_reference(self) -> bool {
+        !matches!(self, MapKind::Defaults | MapKind::Lease)
+    }
+
+    /// Describes the map, for a message.
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            MapKind::Root => "the file's top level",
+            MapKind::Descriptor => "a descriptor",
+            MapKind::RateLimit => "'rate_limit'",
+            MapKind::Replaced => "an item of 'replaces'",
+            MapKind::Defaults => "'defaults'",
+            MapKind::Lease => "'lease'",
+        }
+    }
+
+    /// Describes where options of this name stand, for a message.
+    pub(crate) fn homes_of(name: &str) -> String {
+        let maps = MapKind::ALL.into_iter().filter(|map| map.option(name).is_some());
+        maps.map(MapKind::describe).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// Returns the message for a name that no map may hold.
+    pub(crate) fn refusal(self, name: &str, findings: &Findings) -> String {
+        let names: Vec<_> = self.options().map(|option| option.name).collect();
+        let all: Vec<_> = all().map(|option| option.name).collect();
+        let meant = findings.suggestion(name, &[&names, &all]);
+        let shown = excerpt(name);
+        format!("unknown key '{shown}'; expected one of {}{meant}", names.join(", "))
+    }
+}
+
+/// All options of all maps.
+fn all() -> impl Iterator<Item = &'static OptionRow> {
+    MapKind::ALL.into_iter().flat_map(MapKind::options)
+}
+
+/// Returns whether the reference knows an option of this name; `None` if there is none.
+pub(crate) fn is_known_to_reference(name: &str) -> Option<bool> {
+    all().find(|option| option.name == name).map(OptionRow::is_known_to_reference)
+}
+
+// === impl Takes: the maps and lists of a rule file, which `file` reads ===
+
+impl<'d> Takes<'d> for DescriptorList {
+    type Kept = Option<&'d Node<'d>>;
+
+    fn read(
+        &self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+        _: &str,
+        kept: &mut Self::Kept,
+    ) {
+        reader.replace(kept, node);
+    }
+
+    fn schema(&self) -> Value {
+        list("descriptor")
+    }
+}
+
+impl<'d> Takes<'d> for RateLimitMap {
+    type Kept = Option<RateLimit<'d>>;
+
+    fn read(
+        &self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+        _: &str,
+        kept: &mut Self::Kept,
+    ) {
+        reader.rate_limit(node, kept);
+    }
+
+    fn schema(&self) -> Value {
+        json!({"anyOf": [reference("rate_limit"), {"type": "null"}]})
+    }
+}
+
+impl<'d> Takes<'d> for DefaultsMap {
+    type Kept = LimitOptions;
+
+    fn read(
+        &self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+        _: &str,
+        kept: &mut LimitOptions,
+    ) {
+        reader.defaults(node, kept);
+    }
+
+    fn schema(&self) -> Value {
+        json!({"anyOf": [reference("defaults"), {"type": "null"}]})
+    }
+}
+
+impl<'d> Takes<'d> for ReplacedList {
+    type Kept = Vec<Replaced<'d>>;
+
+    fn read(
+        &self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+        _: &str,
+        kept: &mut Self::Kept,
+    ) {
+        *kept = reader.replaces(node);
+    }
+
+    fn schema(&self) -> Value {
+        list("replaced")
+    }
+}
+
+impl<'d> Takes<'d> for LeaseValue {
+    type Kept = Parsed<LeaseOption>;
+
+    fn read(
+        &self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+        _: &str,
+        kept: &mut Self::Kept,
+    ) {
+        reader.lease(node, kept);
+    }
+
+    // Without quotes, `off` and `on` are booleans in YAML 1.1.
+    fn schema(&self) -> Value {
+        json!({"anyOf": [
+            {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
+        ]})
+    }
+}
+
+fn reference(definition: &str) -> Value {
+    json!({"$ref": format!("#/definitions/{definition}")})
+}
+
+fn list(definition: &str) -> Value {
+    json!({"type": ["array", "null"], "items": reference(definition)})
+}
+
+// === impl Given ===
+
+impl<T> Given for Parsed<T> {
+    fn place(&self) -> Option<Place> {
+        self.place()
+    }
+}
+
+impl Given for Option<&Node<'_>> {
+    fn place(&self) -> Option<Place> {
+        self.map(|node| node.place)
+    }
+}
+
+impl Given for Option<RateLimit<'_>> {
+    fn place(&self) -> Option<Place> {
+        self.as_ref().map(|limit| limit.place)
+    }
+}
+
+impl Given for Vec<Replaced<'_>> {
+    fn place(&self) -> Option<Place> {
+        self.first().map(|replaced| replaced.place)
+    }
+}
+
+impl Given for LimitOptions {
+    fn place(&self) -> Option<Place> {
+        self.places().find_map(|(_, place)| place)
+    }
+}
+
+// === impl Merged ===
+
+impl Merged for bool {}
+impl Merged for u32 {}
+impl Merged for f32 {}
+impl Merged for NonZeroU8 {}
+impl Merged for Duration {}
+impl Merged for Algorithm {}
+impl Merged for FailureMode {}
+
+impl Merged for LeaseOption {
+    fn over(&self, defaults: &Self) -> Self {
+        match (self, defaults) {
+            (LeaseOption::On(own), LeaseOption::On(defaults)) => {
+                LeaseOption::On(own.over(defaults))
+            }
+            (own, _) => own.clone(),
+        }
+    }
+
+    fn settle(&mut self, findings: &Findings) {
+        if let LeaseOption::On(terms) = self {
+            terms.settle(findings);
+        }
+    }
+}
+
+impl<T: Merged> Merged for Parsed<T> {
+    fn over(&self, defaults: &Self) -> Self {
+        match (self, defaults) {
+            (Parsed::Absent, defaults) => defaults.clone(),
+            (Parsed::As(place, own), Parsed::As(_, defaults)) => {
+                Parsed::As(*place, own.over(defaults))
+            }
+            (own, _) => own.clone(),
+        }
+    }
+
+    fn settle(&mut self, findings: &Findings) {
+        match self {
+            Parsed::As(_, value) => value.settle(findings),
+            Parsed::Refused(place, why) => {
+                findings.fault(*place, std::mem::take(why));
+                *self = Parsed::Faulty;
+            }
+            Parsed::Absent | Parsed::Faulty => {}
+        }
+    }
+}
+
+// === impl LeaseOption ===
+
+impl LeaseOption {
+    /// Returns the terms in force, where the built-in ones complete these.
+    pub(crate) fn leasing(&self) -> Leasing {
+        let LeaseOption::On(LeaseOptions { fraction, max, ttl }) = self else {
+            return Leasing::Off;
+        };
+        let built_in = LeaseTerms::default();
+        Leasing::On(LeaseTerms {
+            fraction: fraction.value().copied().unwrap_or(built_in.fraction),
+            max: max.value().copied().unwrap_or(built_in.max),
+            ttl: ttl.value().copied().or(built_in.ttl),
+        })
+    }
+}
