@@ -186,7 +186,7 @@ impl From<Vec<EntryFault>> for Problem {
 impl From<ReadFaults> for Problem {
     fn from(faults: ReadFaults) -> Self {
         let errors = match faults {
-            ReadFaults::Address(file, message) => vec![FieldFault::of(&file, message)],
+            ReadFaults::Document(file, message) => vec![FieldFault::of(&file, message)],
             ReadFaults::Compiler(faults) => {
                 let place = |it: &ratelease_rules::Fault| {
                     let field = format!("{}:{}:{}", it.file, it.line, it.column);

@@ -8,10 +8,13 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, StatusCode, header};
+use ratelease_rules::MapKind;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::App;
 use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, answer, check_domain, check_text};
@@ -46,28 +49,12 @@ pub(super) struct RuleView {
     updated_by: String,
 }
 
-/// What a rule says, as in a rule file: <docs/rules.md>. The compiler checks all of it.
-#[derive(Debug, ToSchema)]
-#[expect(dead_code, reason = "describes fields that are read as they are")]
-pub(super) struct RuleSettings {
-    /// The limit; without one, requests pass, and are kept from the wildcards beside it.
-    rate_limit: Option<Object>,
-    /// Whether the limit is only counted.
-    shadow_mode: Option<bool>,
-    /// Whether it denies only together with every other quota.
-    quota_mode: Option<bool>,
-    /// Whether metrics carry the keys and values of the request.
-    detailed_metric: Option<bool>,
-    /// Whether metrics carry the value of this level.
-    value_to_metric: Option<bool>,
-    /// Whether all values that match a wildcard share one count.
-    share_threshold: Option<bool>,
-    /// What answers that pass carry.
-    metadata: Option<Object>,
-}
+/// What a rule says, as in a rule file: the options of a descriptor, from their table in
+/// `ratelease-rules`. The compiler checks all of it.
+pub(super) struct RuleSettings;
 
-/// Any JSON object.
-type Object = Map<String, Value>;
+/// The options of a descriptor that say where a rule stands.
+const STRUCTURE: [&str; 3] = ["key", "value", "descriptors"];
 
 /// Stands for a domain or key that is missing, while the other fields are checked.
 const UNNAMED: &str = "unnamed";
@@ -339,8 +326,8 @@ fn position(cursor: &str) -> Result<RulePosition, Problem> {
 /// Compiles a rule alone, under the defaults of its domain. What it contradicts in other rules is
 /// found when the domain is checked.
 pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<(), Problem> {
-    let structure = ["key", "value", "descriptors"].into_iter();
-    let misplaced = structure
+    let misplaced = STRUCTURE
+        .into_iter()
         .filter(|name| record.settings.contains_key(*name))
         .map(|name| FieldFault::of(name, "cannot stand here; a rule's place is said by 'entries'"));
     let misplaced: Vec<_> = misplaced.collect();
@@ -395,6 +382,25 @@ async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
         Err(_) => problem,
     }
 }
+
+// === impl RuleSettings ===
+
+impl PartialSchema for RuleSettings {
+    fn schema() -> RefOr<Schema> {
+        let options = MapKind::Descriptor.options();
+        let options = options.filter(|option| !STRUCTURE.contains(&option.name));
+        let all = options.fold(ObjectBuilder::new(), |all, option| {
+            let is_flag = option.schema()["type"][0] == "boolean";
+            let one = if is_flag { Type::Boolean } else { Type::Object };
+            let types = SchemaType::from_iter([one, Type::Null]);
+            let value = ObjectBuilder::new().schema_type(types).description(Some(option.meaning));
+            all.property(option.name, value)
+        });
+        all.description(Some("What a rule says, as in a rule file: <docs/rules.md>.")).into()
+    }
+}
+
+impl ToSchema for RuleSettings {}
 
 // === impl RuleView ===
 

@@ -2,39 +2,25 @@
 //! read has no fault.
 
 use ratelease_rules::yaml::{self, Yaml, YamlKind};
-use ratelease_rules::{Faults, Options, Source, load};
+use ratelease_rules::{Faults, MapKind, OptionRow, Options, Source, load};
 use serde_json::{Map, Value};
 
 use super::address::{Entry, check_entries};
 use super::{Document, Record};
 
-/// The fields of a descriptor that a record keeps.
-const SETTINGS: [&str; 7] = [
-    "rate_limit",
-    "shadow_mode",
-    "quota_mode",
-    "detailed_metric",
-    "value_to_metric",
-    "share_threshold",
-    "metadata",
-];
-
-/// The fields that are text whatever they look like, as in `name: 007`.
-const TEXT_FIELDS: [&str; 5] = ["unit", "name", "algorithm", "failure_mode", "max_delay"];
-
-/// Why a rule file cannot be read: the faults that the compiler found, or of its addresses.
+/// Why a rule file cannot be read.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ReadFaults {
     /// The compiler refuses it.
     Compiler(Faults),
-    /// An address is too long or too large: the file, and what is wrong.
-    Address(String, String),
+    /// A document cannot hold it: the file, and what is wrong.
+    Document(String, String),
 }
 
 /// Reads rule files, in order of their names, each of which is one domain.
 ///
 /// # Errors
-/// All faults that the compiler finds, or the first address that is too large to be stored.
+/// All faults that the compiler finds, or the first thing that a document cannot hold.
 pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
     load(sources, Options::default()).map_err(ReadFaults::Compiler)?;
     sources.iter().map(read_one).collect()
@@ -50,7 +36,11 @@ fn read_one(source: &Source) -> Result<Document, ReadFaults> {
             "domain" => document.domain = raw(value).unwrap_or_default().to_owned(),
             "defaults" => merge(&mut document.defaults, typed(value)),
             "descriptors" => list = Some(value),
-            _ => {}
+            // A name that the compiler does not know has been refused.
+            other => {
+                let message = format!("'{other}' cannot stand beside 'domain' here; remove it");
+                return Err(ReadFaults::Document(source.name.clone(), message));
+            }
         }
     }
     if let Some(list) = list {
@@ -59,7 +49,7 @@ fn read_one(source: &Source) -> Result<Document, ReadFaults> {
     for record in &mut document.records {
         check_entries(&mut record.entries).map_err(|faults| {
             let fault = faults.first().map(|it| format!("{}: {}", it.field, it.message));
-            ReadFaults::Address(source.name.clone(), fault.unwrap_or_default())
+            ReadFaults::Document(source.name.clone(), fault.unwrap_or_default())
         })?;
     }
     Ok(document)
@@ -77,8 +67,8 @@ fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
                 "key" => key = raw(field).unwrap_or_default(),
                 "value" => value = raw(field).unwrap_or_default(),
                 "descriptors" => below = Some(field),
-                name if SETTINGS.contains(&name) => set(&mut settings, name, field),
-                _ => {} // the compiler has warned of it
+                // All that the compiler knows, even if it warns that it has no effect here.
+                name => set(&mut settings, name, field),
             }
         }
         path.push(Entry::new(key, value));
@@ -118,7 +108,7 @@ fn typed(value: &Yaml) -> Value {
             let mut map = Map::new();
             for (name, field) in fields {
                 let name = name_of(name);
-                match raw(field).filter(|_| TEXT_FIELDS.contains(&name)) {
+                match raw(field).filter(|_| is_text(name)) {
                     Some(text) => merge(&mut map, [(name, text)].into_iter().collect()),
                     None => set(&mut map, name, field),
                 }
@@ -128,6 +118,12 @@ fn typed(value: &Yaml) -> Value {
         YamlKind::List(items) => items.iter().map(typed).collect(),
         _ => value.json(),
     }
+}
+
+/// Whether options of this name are text whatever they look like, as in `name: 007`.
+fn is_text(name: &str) -> bool {
+    let option = MapKind::ALL.into_iter().find_map(|map| map.option(name));
+    option.is_some_and(OptionRow::is_text)
 }
 
 fn merge(map: &mut Map<String, Value>, more: Value) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use ratelease_rules::{Loaded, Options, Source, load};
+use ratelease_rules::{Loaded, MapKind, Options, Source, load};
 use serde_json::{Map, Value, json};
 
 use super::*;
@@ -53,6 +53,32 @@ fn every_rule_file_means_the_same_after_the_way_through_records() {
         let written = render(&document).text;
         assert_eq!(meaning(&written), meaning(&text), "{name} became\n{written}");
         assert_eq!(self::document(&written), document, "{name} became\n{written}");
+    }
+}
+
+/// The options are those of the table: a new one is kept without a change here.
+#[test]
+fn every_option_that_a_descriptor_may_have_is_kept() {
+    let structure = ["key", "value", "descriptors"];
+    let options = MapKind::Descriptor.options().map(|option| option.name);
+    for name in options.filter(|name| !structure.contains(name)) {
+        let value = match name {
+            "rate_limit" => "{unit: day, requests_per_unit: 1}",
+            "metadata" => "{a: b}",
+            _ => "true",
+        };
+        let text = format!("domain: d\ndescriptors: [{{key: k, value: '*', {name}: {value}}}]\n");
+        let kept = &document(&text).records[0].settings;
+        assert!(kept.get(name).is_some_and(|it| !it.is_null()), "{name}: {kept:?}");
+    }
+}
+
+#[test]
+fn what_a_document_cannot_hold_is_refused_and_not_dropped() {
+    for (line, name) in [("store: default", "store"), ("unit: day", "unit")] {
+        let text = format!("domain: d\n{line}\ndescriptors: [{{key: k}}]\n");
+        let message = format!("'{name}' cannot stand beside 'domain' here; remove it");
+        assert_eq!(read(&[source(&text)]), Err(ReadFaults::Document("a.yaml".to_owned(), message)));
     }
 }
 
