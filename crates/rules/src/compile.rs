@@ -5,30 +5,30 @@ mod cache;
 mod layout;
 mod limit;
 mod patch;
-mod path;
-mod rule;
-mod store;
 
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
+use serde_json::Map;
+
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
-use crate::file;
-use crate::locations::RuleLocations;
-use crate::memory::{Memory, MemoryUse};
+use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
 use crate::node::{self, Document};
-use crate::options::{Descriptor, File, LimitOptions};
-use crate::parsed::Parsed;
-use crate::reader::Reader;
-use crate::rule::{Level, LevelMatch, Rule};
+use crate::options::{Descriptor, File, LimitOptions, RateLimit};
+use crate::reader::{Parsed, Reader};
+use crate::rule::{Attachment, Level, LevelMatch, Rule};
 use crate::rules::{DomainRules, RuleList, Rules};
 use crate::small_map::TextMap;
-use crate::source::Source;
+use crate::source::{RuleLocations, Source};
 use crate::store::{DomainStores, StoreId, StoreNames};
-use crate::text;
 use crate::tree::{Branch, Node, composite};
 use crate::wildcard::SEARCHED_MAX;
+use crate::{file, metadata, text};
 pub use cache::{Compilation, Keeps, RulesCache};
-use path::{Paths, RulePath};
+use limit::CompiledLimit;
 
 /// Options for compiling sources to rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -434,5 +434,304 @@ impl<'f> Compiler<'f> {
             let message = "'metadata' has no effect on a descriptor without 'rate_limit'";
             self.findings.warn(place, message);
         }
+    }
+}
+
+// The paths of rules: extends them level by level, and makes each unique.
+
+/// The levels from the domain down to the descriptor being compiled.
+struct RulePath {
+    path: String,
+    levels: Vec<Level>,
+}
+
+/// The set of paths that are taken.
+#[derive(Default)]
+struct Paths {
+    taken: HashSet<ByPath, RandomState>,
+    /// For each path that more than one rule wanted: how many rules wanted it.
+    wanted: TextMap<u32>,
+}
+
+/// Bytes of what makes a path unique.
+const SUFFIX_BYTES: usize = 8;
+
+/// A rule that is compared and hashed by its path.
+struct ByPath(Arc<Rule>);
+
+// === impl RulePath ===
+
+impl RulePath {
+    /// Adds `descriptor` to the path and returns the byte at which its text starts.
+    fn push(&mut self, descriptor: &Descriptor<'_>) -> u32 {
+        self.path.push('.');
+        // `PATH_BYTES_MAX` keeps paths of rules far below 4 GiB.
+        let start = u32::try_from(self.path.len()).unwrap_or(u32::MAX);
+        let value = descriptor.value.text();
+        self.path.push_str(descriptor.key.text());
+        if !value.is_empty() {
+            self.path.push('_');
+            self.path.push_str(value);
+        }
+        start
+    }
+}
+
+// === impl Paths ===
+
+impl Paths {
+    /// Returns `path`, with a numeric suffix if it is taken. Keys and values may contain `_` and
+    /// `.`, so two rules can have the same path; the second, in order of the files, gets `#2`.
+    fn unique(&mut self, path: &str) -> Box<str> {
+        if !self.taken.contains(path) {
+            return path.into();
+        }
+        let mut wanted = self.wanted.get(path).copied().unwrap_or(1);
+        let other = loop {
+            wanted += 1;
+            let other = format!("{path}#{wanted}");
+            if !self.taken.contains(other.as_str()) {
+                break other;
+            }
+        };
+        // Stored so that a thousand rules with one path do not try a thousand suffixes each.
+        self.wanted.insert(path.into(), wanted);
+        other.into()
+    }
+
+    /// Takes the memory of a path that is to be made unique and taken.
+    fn take_room(&self, path: &str, memory: &Memory) -> Option<()> {
+        let size = (self.taken.len(), self.taken.capacity());
+        memory.take_table(size, size_of::<ByPath>(), 1)?;
+        memory.take_box(path.len() + SUFFIX_BYTES)?;
+        if self.taken.contains(path) {
+            let size = (self.wanted.len(), self.wanted.capacity());
+            memory.take_table(size, size_of::<(Box<str>, u32)>(), 1)?;
+            memory.take_box(path.len())?;
+        }
+        Some(())
+    }
+
+    /// What it took besides the paths of rules.
+    fn bytes(&self) -> usize {
+        table_bytes(self.taken.capacity(), size_of::<ByPath>())
+    }
+
+    /// Whether several rules wanted one path.
+    fn has_repeats(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// Marks the path of `rule` as taken.
+    fn take(&mut self, rule: Arc<Rule>) {
+        self.taken.insert(ByPath(rule));
+    }
+}
+
+// === impl ByPath ===
+
+impl Borrow<str> for ByPath {
+    fn borrow(&self) -> &str {
+        &self.0.path
+    }
+}
+
+impl Hash for ByPath {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.path.hash(state);
+    }
+}
+
+impl PartialEq for ByPath {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.path == other.0.path
+    }
+}
+
+impl Eq for ByPath {}
+
+// Compiles the `rate_limit` of a descriptor to a `Rule`.
+
+/// Bytes of a replaced name while it is read, in a list that doubles.
+const REPLACED_BYTES: usize = 128;
+
+// === impl Compiler ===
+
+impl Compiler<'_> {
+    /// Returns `None` if the `rate_limit` is faulty, after reporting the fault.
+    fn rule(
+        &mut self,
+        descriptor: &Descriptor<'_>,
+        limit: &RateLimit<'_>,
+        rule_path: &RulePath,
+    ) -> Option<Arc<Rule>> {
+        self.warn_of_name(limit);
+        let replaces = self.replaces(limit);
+        let counted = self.compiled_limit(limit, &descriptor.flags)?;
+        let CompiledLimit { allowance, leasing, shards, flags, failure_mode } = counted;
+        self.take_room(descriptor, limit, rule_path)?;
+        let (path, levels) = self.identity(rule_path, limit.place)?;
+        let rule = Arc::new(Rule {
+            path,
+            name: limit.name.text().into(),
+            allowance,
+            replaces,
+            flags,
+            leasing,
+            failure_mode,
+            shards,
+            metadata: descriptor
+                .metadata
+                .value()
+                .filter(|map: &&Map<_, _>| !map.is_empty())
+                .cloned(),
+            levels,
+            meter: Attachment::default(),
+        });
+        if let Some(places) = &mut self.places {
+            places.note(&rule.path, &self.findings.file(), descriptor.place);
+        }
+        self.paths.take(Arc::clone(&rule));
+        self.rules.push(Arc::clone(&rule));
+        Some(rule)
+    }
+
+    /// Takes the memory of a rule.
+    fn take_room(
+        &self,
+        descriptor: &Descriptor<'_>,
+        limit: &RateLimit<'_>,
+        rule_path: &RulePath,
+    ) -> Option<()> {
+        let memory = &self.findings.memory;
+        let replaced = limit.replaces.iter().map(|it| it.name.text().len());
+        let replaces: usize = replaced.map(|len| size_of::<Box<str>>() + boxed(len)).sum();
+        let metadata = descriptor.metadata.value().map_or(0, metadata::bytes);
+        let name = boxed(limit.name.text().len());
+        memory.take(ARC + size_of::<Rule>() + name + replaces + metadata)?;
+        // The descriptor has both too, with places.
+        memory.pass(metadata + limit.replaces.len() * REPLACED_BYTES)?;
+        memory.take_growth(&self.rules)?;
+        self.paths.take_room(&rule_path.path, memory)
+    }
+
+    fn replaces(&mut self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
+        for replaced in &limit.replaces {
+            let place = replaced.name.place_or(replaced.place);
+            match replaced.name.text() {
+                _ if replaced.name.is_faulty() => {}
+                "" => {
+                    let message = "should not have an empty replaces entry; write '- name: …'";
+                    self.findings.fault(place, message);
+                }
+                name if name == limit.name.text() => {
+                    let message = format!(
+                        "replaces should not contain name of same descriptor; '{}' is this one",
+                        excerpt(name)
+                    );
+                    self.findings.fault(place, message);
+                }
+                _ => {}
+            }
+        }
+        limit.replaces.iter().map(|replaced| replaced.name.text().into()).collect()
+    }
+
+    fn warn_of_name(&mut self, limit: &RateLimit<'_>) {
+        if let Parsed::As(place, name) = limit.name
+            && name.contains(['"', '\\'])
+        {
+            let shown = excerpt(name);
+            let message =
+                format!("name '{shown}' has a quote or backslash, which Envoy does not escape");
+            self.findings.warn(place, message);
+        }
+    }
+
+    /// Returns the path, made unique, and its levels. If the text that rules hold exceeds
+    /// its ceiling, reports that and returns `None`.
+    fn identity(&mut self, rule_path: &RulePath, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
+        self.path_bytes += rule_path.path.len();
+        if *self.levels != *rule_path.levels {
+            self.path_bytes += rule_path.levels.iter().map(Level::bytes).sum::<usize>();
+            let bytes = rule_path.levels.iter().map(Level::bytes).sum::<usize>();
+            self.findings.memory.take(ARC + bytes)?;
+            self.levels = rule_path.levels.as_slice().into();
+        }
+        if self.path_bytes > PATH_BYTES_MAX {
+            let mib = PATH_BYTES_MAX >> 20;
+            let message =
+                format!("keys and values of all rules exceed {mib} MiB together; shorten them");
+            self.fault_once(place, message);
+            return None;
+        }
+        Some((self.paths.unique(&rule_path.path), Arc::clone(&self.levels)))
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    /// Returns its size in bytes, including its text.
+    fn bytes(&self) -> usize {
+        let pattern = match &self.matched {
+            LevelMatch::Wildcard(pattern) => pattern.len(),
+            LevelMatch::Key | LevelMatch::Value => 0,
+        };
+        size_of::<Level>() + pattern + self.shared.as_ref().map_or(0, |shared| shared.len())
+    }
+}
+
+// Compiles the names of stores.
+
+// === impl Compiler ===
+
+impl Compiler<'_> {
+    /// Returns the store of a limit: its own, or that of its domain. `None` if it is faulty, after
+    /// reporting the fault.
+    fn store_of_limit(&mut self, limit: &RateLimit<'_>) -> Option<StoreId> {
+        match self.named(&limit.store) {
+            Parsed::Absent => Some(self.store),
+            Parsed::Faulty | Parsed::Refused(..) => None,
+            Parsed::As(_, store) => Some(store),
+        }
+    }
+
+    /// Returns the store of the domain that `file` configures, or adds to. All files of a domain
+    /// have one store: overrides belong to no file.
+    fn store_of_file(&mut self, file: &File<'_>, is_new: bool, domain: &Domain) -> StoreId {
+        let Parsed::As(place, store) = self.named(&file.store) else { return domain.store };
+        if !is_new && store != domain.store {
+            let message = format!(
+                "domain '{}' has another store in {}:{}; name the same one there and here",
+                excerpt(file.domain.text()),
+                excerpt(&domain.file),
+                domain.line
+            );
+            self.findings.fault(place, message);
+        }
+        store
+    }
+
+    fn named(&mut self, name: &Parsed<&str>) -> Parsed<StoreId> {
+        match name {
+            Parsed::Absent => Parsed::Absent,
+            Parsed::Faulty | Parsed::Refused(..) => Parsed::Faulty,
+            Parsed::As(place, name) => match self.options.stores.find(name) {
+                Some(store) => Parsed::As(*place, store),
+                None => self.refuse_store(*place, name),
+            },
+        }
+    }
+
+    fn refuse_store(&mut self, place: Place, name: &str) -> Parsed<StoreId> {
+        let (shown, known) = (excerpt(name), self.options.stores.all());
+        let meant = self.findings.suggestion(name, &[&known]);
+        let message = format!(
+            "unknown store '{shown}'; expected one of {}, as in REDIS_STORES{meant}",
+            known.join(", ")
+        );
+        self.findings.fault(place, message);
+        Parsed::Faulty
     }
 }

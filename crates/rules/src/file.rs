@@ -5,14 +5,12 @@
 //! processed. So even with a million descriptors, only one path through them is in memory.
 
 use crate::fault::{Place, excerpt};
-use crate::node::{Kind, Node};
+use crate::node::{Kind, Meaning, Node};
 use crate::options::{
     Descriptor, File, LeaseOption, LeaseOptions, LimitOptions, MapKind, MapOptions, RateLimit,
     Replaced, STORE_FROM, STORE_FROM_HAS_GONE, is_known_to_reference,
 };
-use crate::parsed::Parsed;
-use crate::reader::{Entry, Reader};
-use crate::scalar::Meaning;
+use crate::reader::{Entry, Parsed, Reader};
 
 /// Reads the outermost map of a file, except its descriptors.
 pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {

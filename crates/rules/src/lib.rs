@@ -16,38 +16,29 @@
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
 //! parses durations, [`display_safety`] recognises characters that alter a display, and `memory`
 //! counts what a load allocates. `options` is the table of everything that a rule file may say;
-//! `takes` are the kinds of values. `limit`, `lease`, `failure`, `store` and `attachment` are the
-//! parts of a `rule`; [`request`] is what is matched against rules, and [`key`] names a count. The
-//! modules from `source` to `file` read a rule file, `compile` compiles it to a `tree`, and
-//! `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files with
-//! the same parser.
+//! `takes` are the kinds of values. `limit` and `store` are the parts of a `rule`; [`request`] is
+//! what is matched against rules, and [`key`] names a count. `source`, `text`, `node`, `reader` and
+//! `file` read a rule file, `compile` compiles it to a `tree`, and `directory` finds the files.
+//! [`schema()`] describes them. [`yaml`] reads other YAML files with the same parser.
 
 #![forbid(unsafe_code)]
 
-mod attachment;
-mod char_input;
 mod compile;
 mod directory;
 pub mod display_safety;
 pub mod duration;
-mod failure;
 mod fault;
 mod file;
 pub mod key;
-mod lease;
 mod limit;
-mod locations;
 mod memory;
 mod metadata;
-mod nearest;
 mod node;
 mod options;
-mod parsed;
 mod reader;
 pub mod request;
 mod rule;
 mod rules;
-mod scalar;
 mod schema;
 mod small_map;
 mod source;
@@ -61,26 +52,21 @@ mod tree;
 mod wildcard;
 pub mod yaml;
 
-pub use attachment::Attachment;
 pub use compile::{
     Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations, load_within,
 };
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
-pub use failure::FailureMode;
-pub use fault::{Fault, Faults, Place, excerpt};
-pub use lease::{LeaseTerms, Leasing};
+pub use fault::{Fault, Faults, Place, excerpt, nearest};
 pub use limit::{
-    Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
-    SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, FailureMode, LeaseTerms, Leasing, Limit, MAX_DELAY_MAX, POOLS_MAX,
+    SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
-pub use locations::{RuleLocations, SourceLocation};
 pub use memory::MemoryUse;
-pub use nearest::nearest;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};
-pub use rule::{Allowance, Level, LevelMatch, Rule, RuleOption};
+pub use rule::{Allowance, Attachment, Level, LevelMatch, Rule, RuleOption};
 pub use rules::{Lookup, Rules};
 pub use schema::schema;
-pub use source::Source;
+pub use source::{RuleLocations, Source, SourceLocation};
 pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,
 };

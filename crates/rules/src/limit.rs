@@ -249,5 +249,95 @@ impl Unit {
     }
 }
 
+// The terms on which a rule's tokens are leased to pods.
+
+/// Whether and how a rule's tokens are leased (`lease`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Leasing {
+    /// No leases: every decision asks the store.
+    Off,
+    /// Tokens are leased in batches, sized by demand.
+    On(LeaseTerms),
+}
+
+/// The terms of a lease.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LeaseTerms {
+    /// φ: the part of the remaining tokens that one pod may hold when all pods ask at once; above
+    /// 0, at most 1.
+    pub fraction: f32,
+    /// Maximum number of tokens in one lease, from 1. A single charge above it is still granted
+    /// whole.
+    pub max: u32,
+    /// τ: maximum duration of a lease. With `None`, leases of a fixed window last until its end,
+    /// and others [`LeaseTerms::TTL`].
+    pub ttl: Option<Duration>,
+}
+
+// === impl LeaseTerms ===
+
+impl LeaseTerms {
+    /// Default φ. At ½, a demand that moves between pods strands several per cent of the tokens; at
+    /// ¼ it does not (`docs/design.md`).
+    pub const FRACTION: f32 = 0.25;
+
+    /// Default τ of the algorithms without a window of their own (`docs/design.md`).
+    pub const TTL: Duration = Duration::from_secs(2);
+
+    /// Minimum τ: a lease has to last longer than a few asks.
+    pub const TTL_MIN: Duration = Duration::from_millis(100);
+
+    /// Maximum τ: tokens of a dead pod are missing for at most this long.
+    pub const TTL_MAX: Duration = Duration::from_secs(60);
+}
+
+impl Default for LeaseTerms {
+    fn default() -> Self {
+        Self { fraction: Self::FRACTION, max: u32::MAX, ttl: None }
+    }
+}
+
+impl Default for Leasing {
+    fn default() -> Self {
+        Self::On(LeaseTerms::default())
+    }
+}
+
+// What a rule answers while the store is unavailable.
+
+/// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FailureMode {
+    /// Each pod admits its own part of the limit, by [`Limit::part`](crate::Limit::part): of n pods
+    /// ⌊limit / n⌋ per window, plus one if a hash of pod, key and window falls below the fraction
+    /// that is left. n is the number of live pods that the store last reported.
+    #[default]
+    Local,
+    /// Admits every request, uncounted.
+    Allow,
+    /// Denies every request as over the limit.
+    Deny,
+    /// Returns an error, so that Envoy's `failure_mode_deny` decides, as with the reference.
+    Error,
+}
+
+// === impl FailureMode ===
+
+impl FailureMode {
+    /// All failure modes.
+    pub const ALL: [FailureMode; 4] =
+        [FailureMode::Local, FailureMode::Allow, FailureMode::Deny, FailureMode::Error];
+
+    /// Returns the name in rule files.
+    pub fn name(self) -> &'static str {
+        match self {
+            FailureMode::Local => "local",
+            FailureMode::Allow => "allow",
+            FailureMode::Deny => "deny",
+            FailureMode::Error => "error",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

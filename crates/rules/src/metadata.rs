@@ -4,10 +4,8 @@ use serde_json::{Map, Number, Value};
 
 use crate::fault::{Place, excerpt};
 use crate::memory::boxed;
-use crate::node::{Kind, Node};
-use crate::parsed::Parsed;
-use crate::reader::{Entry, Reader};
-use crate::scalar::Meaning;
+use crate::node::{Kind, Meaning, Node};
+use crate::reader::{Entry, Parsed, Reader};
 
 /// Maximum depth of nested maps and lists. Each level is about three protobuf messages deep, and
 /// protobuf readers, Envoy's included, stop at 100.

@@ -12,13 +12,12 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::failure::FailureMode;
 use crate::fault::{Findings, Place, excerpt};
-use crate::lease::{LeaseTerms, Leasing};
-use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX, UNIT_MULTIPLIER_MAX};
+use crate::limit::{
+    Algorithm, FailureMode, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX, UNIT_MULTIPLIER_MAX,
+};
 use crate::node::Node;
-use crate::parsed::Parsed;
-use crate::reader::Reader;
+use crate::reader::{Parsed, Reader};
 use crate::takes::{
     Flag, Fraction, Metadata, Number, Span, StoreName, Takes, Text, UnitName, Word,
 };

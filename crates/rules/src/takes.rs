@@ -9,14 +9,11 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::duration::parse_duration;
-use crate::failure::FailureMode;
 use crate::fault::{Place, excerpt};
-use crate::limit::{Algorithm, Unit};
+use crate::limit::{Algorithm, FailureMode, Unit};
 use crate::metadata;
-use crate::node::{Kind, Node};
-use crate::parsed::Parsed;
-use crate::reader::{Entry, Reader};
-use crate::scalar::Meaning;
+use crate::node::{Kind, Meaning, Node};
+use crate::reader::{Entry, Parsed, Reader};
 use crate::store::STORE_NAME_BYTES_MAX;
 
 /// What an option takes.

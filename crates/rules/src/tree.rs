@@ -6,11 +6,7 @@
 //! two different pairs of key and value are never confused. A lookup allocates only for the search
 //! among many patterns, and for a long value if a key is a pattern.
 
-mod nodes;
-mod reach;
-mod replace;
-mod trace;
-
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -20,9 +16,6 @@ use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
 use crate::wildcard::Patterns;
-use nodes::Nodes;
-pub(crate) use replace::is_pattern;
-pub use trace::{Candidate, MatchKind, Step, Trace};
 
 /// The node that one level of a rule file configures, to which an entry leads.
 #[derive(Debug, Default, Clone)]
@@ -207,5 +200,439 @@ pub(crate) fn composite(key: &str, value: &str) -> String {
     match value {
         "" => key.to_owned(),
         _ => format!("{key}_{value}"),
+    }
+}
+
+// The nodes of a branch, in pieces that versions of the rules share.
+
+/// Nodes by their index. A copy shares all pieces but those that are changed later.
+#[derive(Debug, Default, Clone)]
+struct Nodes {
+    few: Vec<Node>,
+    /// All nodes, once [`Nodes::finish`] has found more than `PIECE`. Each piece but the last has
+    /// `PIECE` of them.
+    many: Vec<Arc<[Node]>>,
+}
+
+/// Nodes of a piece: what is copied where one of them changes.
+const PIECE: usize = 64;
+
+// === impl Nodes ===
+
+impl Nodes {
+    #[inline]
+    fn get(&self, index: u32) -> Option<&Node> {
+        let index = index as usize;
+        if self.many.is_empty() {
+            return self.few.get(index);
+        }
+        self.many.get(index / PIECE)?.get(index % PIECE)
+    }
+
+    fn len(&self) -> usize {
+        match self.many.split_last() {
+            None => self.few.len(),
+            Some((last, whole)) => whole.len() * PIECE + last.len(),
+        }
+    }
+
+    fn push(&mut self, node: Node) {
+        let Some(last) = self.many.last_mut() else {
+            self.few.push(node);
+            return;
+        };
+        if last.len() == PIECE {
+            self.many.push([node].into());
+        } else {
+            *last = last.iter().cloned().chain([node]).collect();
+        }
+    }
+
+    /// Takes the memory of a node that is to be pushed, while there are few.
+    fn take_room(&self, memory: &Memory) -> Option<()> {
+        memory.take_growth(&self.few)
+    }
+
+    /// The last node, while there are few.
+    fn last_mut(&mut self) -> Option<&mut Node> {
+        self.few.last_mut()
+    }
+
+    /// Puts `node` at this index and returns the one that was there.
+    fn replace(&mut self, index: u32, node: Node) -> Option<Node> {
+        let index = index as usize;
+        let place = if self.many.is_empty() {
+            self.few.get_mut(index)?
+        } else {
+            Arc::make_mut(self.many.get_mut(index / PIECE)?).get_mut(index % PIECE)?
+        };
+        Some(std::mem::replace(place, node))
+    }
+
+    /// Divides many nodes into pieces, and releases unused capacity.
+    fn finish(&mut self, memory: &Memory) {
+        let few = self.few.capacity() * size_of::<Node>();
+        if self.few.len() <= PIECE {
+            self.few.shrink_to_fit();
+            memory.give_back(few - self.few.capacity() * size_of::<Node>());
+            return;
+        }
+        let pieces = self.few.len().div_ceil(PIECE);
+        let bytes = self.few.len() * size_of::<Node>() + pieces * (ARC + size_of::<Arc<[Node]>>());
+        if memory.take(bytes).is_none() {
+            return; // the load is refused
+        }
+        memory.give_back(few);
+        self.many.reserve_exact(self.few.len().div_ceil(PIECE));
+        let mut rest = std::mem::take(&mut self.few).into_iter();
+        while !rest.as_slice().is_empty() {
+            self.many.push(rest.by_ref().take(PIECE).collect());
+        }
+    }
+}
+
+// A lookup that records its candidates. The choice is made by the same code as in `find`; the
+// other candidates are only listed.
+
+/// The path of one descriptor through the tree.
+#[derive(Debug, Clone)]
+pub struct Trace<'r> {
+    /// One step for each entry, up to the first entry for which no node was chosen or below whose
+    /// node there is nothing.
+    pub steps: Vec<Step<'r>>,
+    /// The rule at the node of the last entry, if that node was reached and has a rule.
+    pub rule: Option<&'r Arc<Rule>>,
+}
+
+/// The nodes of one level that an entry could lead to.
+#[derive(Debug, Clone)]
+pub struct Step<'r> {
+    /// The nodes that the entry could lead to, in the order in which they are tried. Of patterns
+    /// that do not match, only the first [`Step::SHOWN_MAX`] are listed.
+    pub candidates: Vec<Candidate<'r>>,
+    /// The index in `candidates` of the node that was chosen.
+    pub chosen: Option<usize>,
+    /// Number of patterns that do not match and are not among the candidates.
+    pub unlisted: usize,
+    /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and their total number.
+    pub keys: (Vec<&'r str>, usize),
+    /// The values that the entry's key has at this level, likewise.
+    pub values: (Vec<&'r str>, usize),
+    /// The rule at the node that was chosen.
+    pub rule: Option<&'r Arc<Rule>>,
+    /// Whether that node has children.
+    pub has_children: bool,
+}
+
+/// A node that an entry could lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate<'r> {
+    /// Key, as in the file.
+    pub key: &'r str,
+    /// Value, as in the file; empty for the key alone.
+    pub value: &'r str,
+    /// How the node would match.
+    pub kind: MatchKind,
+    /// Whether it matches the entry.
+    pub matches_entry: bool,
+}
+
+/// How a node matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatchKind {
+    /// By the value itself.
+    Value,
+    /// By a pattern.
+    Pattern,
+    /// By the key, with any value.
+    Key,
+}
+
+// === impl Step ===
+
+impl Step<'_> {
+    /// Maximum number of names of each kind that a step lists: enough to notice a misspelling.
+    pub const SHOWN_MAX: usize = 8;
+}
+
+// === impl Branch ===
+
+impl Branch {
+    /// Records the path that `find` takes.
+    pub(crate) fn trace(&self, entries: &[Entry<'_>]) -> Trace<'_> {
+        let mut steps = Vec::with_capacity(entries.len());
+        let mut branch = Some(self);
+        for entry in entries {
+            let Some(here) = branch else { break };
+            steps.push(here.step(entry));
+            branch = here.child(entry).and_then(|node| node.children.as_deref());
+        }
+        let arrived = steps.len() == entries.len();
+        let rule = steps.last().filter(|_| arrived).and_then(|step| step.rule);
+        Trace { steps, rule }
+    }
+
+    /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
+    /// recursion is at most as deep as a file.
+    pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
+        let texts = self.index.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let mut texts: Vec<(u32, &str, &str)> = texts.collect();
+        texts.sort_unstable();
+        let is_pattern =
+            |(_, key, value): &&(u32, &str, &str)| (*key).contains('*') || value.contains('*');
+        let patterns = texts.iter().filter(is_pattern).map(|(_, key, value)| composite(key, value));
+        let patterns: Vec<String> = patterns.collect();
+        if !patterns.is_empty() {
+            found.push((path.to_owned(), patterns));
+        }
+        for (index, key, value) in texts {
+            let node = self.nodes.get(index);
+            if let Some(children) = node.and_then(|node| node.children.as_deref()) {
+                children.patterns(&format!("{path}.{}", composite(key, value)), found);
+            }
+        }
+    }
+
+    fn step(&self, entry: &Entry<'_>) -> Step<'_> {
+        let chosen = self.choose(entry);
+        let node = chosen.and_then(|index| self.nodes.get(index));
+        let mut listed = self.listed(entry);
+        let mut unlisted = 0;
+        let mut misses = 0;
+        listed.retain(|(_, candidate)| {
+            misses += usize::from(!candidate.matches_entry);
+            let keep = candidate.matches_entry || misses <= Step::SHOWN_MAX;
+            unlisted += usize::from(!keep);
+            keep
+        });
+        Step {
+            chosen: listed.iter().position(|(index, _)| Some(*index) == chosen),
+            candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
+            unlisted,
+            keys: first_of(self.index.keys.keys()),
+            values: self.index.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
+            rule: node.and_then(|node| node.rule.as_ref()),
+            has_children: node.is_some_and(|node| node.children.is_some()),
+        }
+    }
+
+    /// Returns every node that could match, with its index, in the order in which they are tried.
+    fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
+        let key_nodes = self.index.keys.iter().find(|(key, _)| *key == entry.key);
+        let exact = key_nodes.and_then(|(key, key_nodes)| {
+            let (value, index) = key_nodes.values.get_key_value(entry.value)?;
+            Some((*index, Candidate { key, value, kind: MatchKind::Value, matches_entry: true }))
+        });
+        let wild_values = key_nodes.into_iter().map(|(_, key_nodes)| &key_nodes.wild_values);
+        let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
+        let text = joined(entry);
+        let by_key = self.index.wild_keys.matches(&text);
+        // Wildcards are tried in the order of the files, which is the order of their indices.
+        let wild_keys_nodes = self.index.keys.iter().filter(|(key, _)| key.contains('*'));
+        let nodes = key_nodes
+            .into_iter()
+            .chain(wild_keys_nodes)
+            .flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let written: HashMap<u32, (&str, &str)> =
+            nodes.map(|(index, key, value)| (index, (key, value))).collect();
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, matches_entry)| {
+            let (key, value) = *written.get(&node)?;
+            Some((node, Candidate { key, value, kind: MatchKind::Pattern, matches_entry }))
+        });
+        let mut patterns: Vec<_> = by_value_or_key.collect();
+        patterns.sort_by_key(|(index, _)| *index);
+        // A value that equals a pattern's text was already listed as an exact match.
+        patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
+        let key_only = key_nodes.and_then(|(key, key_nodes)| {
+            Some((
+                key_nodes.key_only?,
+                Candidate { key, value: "", kind: MatchKind::Key, matches_entry: true },
+            ))
+        });
+        // A key with a `*` is also a pattern, which was tried before; if it matched, do not list it
+        // again.
+        let is_met = |key_only: &(u32, _)| {
+            patterns.iter().any(|(index, p)| p.matches_entry && *index == key_only.0)
+        };
+        let key_only = key_only.filter(|key_only| !is_met(key_only));
+        patterns.retain(|(index, _)| key_only.is_none_or(|(key_only, _)| key_only != *index));
+        exact.into_iter().chain(patterns).chain(key_only).collect()
+    }
+}
+
+// === impl KeyNodes ===
+
+impl KeyNodes {
+    /// Returns its nodes as index, `key` and value.
+    fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
+        let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
+        values.chain(self.key_only.map(|index| (index, key, "")))
+    }
+
+    fn shown(&self) -> (Vec<&str>, usize) {
+        first_of(self.values.keys().map(AsRef::as_ref))
+    }
+}
+
+/// Returns the first names in order, and their total number.
+fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
+    let mut names: Vec<&str> = names.collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.truncate(Step::SHOWN_MAX);
+    (names, count)
+}
+
+// Changes of a finished branch. A copy of a branch shares with it all that does not change.
+
+// === impl Branch ===
+
+impl Branch {
+    /// Returns the keys and values (empty: the key alone) with their nodes, in the order of the
+    /// file.
+    pub(crate) fn in_order(&self) -> Vec<(&str, &str, &Node)> {
+        let keys = self.index.keys.iter();
+        let written = keys.flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let mut written: Vec<(u32, &str, &str)> = written.collect();
+        written.sort_unstable();
+        let node = |(index, key, value)| Some((key, value, self.nodes.get(index)?));
+        written.into_iter().filter_map(node).collect()
+    }
+
+    /// Whether there is a node for `key` and `value`.
+    pub(crate) fn has(&self, key: &str, value: &str) -> bool {
+        self.place_of(key, value).is_some()
+    }
+
+    fn place_of(&self, key: &str, value: &str) -> Option<u32> {
+        let key_nodes = self.index.keys.get(key)?;
+        match value {
+            "" => key_nodes.key_only,
+            _ => key_nodes.values.get(value).copied(),
+        }
+    }
+
+    /// Number of places of nodes, of which some may be empty.
+    pub(crate) fn places(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Puts another node in the place of that of `key` and `value`; `None` if there is none.
+    pub(crate) fn replace(&mut self, key: &str, value: &str, node: Node) -> Option<Node> {
+        self.nodes.replace(self.place_of(key, value)?, node)
+    }
+
+    /// Adds a node; `None` if `key` and `value` have one already, or are a pattern: patterns are
+    /// tried in the order of the file.
+    pub(crate) fn add(&mut self, key: &str, value: &str, node: Node) -> Option<()> {
+        if is_pattern(key, value) {
+            return None;
+        }
+        let index = self.reserve(key, value)?;
+        self.nodes.push(node);
+        debug_assert_eq!(self.nodes.len(), index as usize + 1);
+        Some(())
+    }
+
+    /// Removes the node of `key` and `value`, whose place stays empty; `None` if there is none, or
+    /// if it is a pattern.
+    pub(crate) fn remove(&mut self, key: &str, value: &str) -> Option<Node> {
+        if is_pattern(key, value) {
+            return None;
+        }
+        let index = Arc::make_mut(&mut self.index);
+        let key_nodes = index.keys.get_mut(key)?;
+        let place = match value {
+            "" => key_nodes.key_only.take()?,
+            _ => key_nodes.values.remove(value)?,
+        };
+        if key_nodes.values.is_empty() && key_nodes.key_only.is_none() {
+            index.keys.remove(key);
+        }
+        self.nodes.replace(place, Node::default())
+    }
+}
+
+/// Whether this key and value match others than themselves.
+pub(crate) fn is_pattern(key: &str, value: &str) -> bool {
+    key.contains('*') || value.contains('*')
+}
+
+// Lookups of entries whose values are not all known.
+
+// === impl Branch ===
+
+impl Branch {
+    /// Returns the rules at the nodes that `entries` may lead to; a value of `None` may be any.
+    pub(crate) fn reachable(&self, entries: &[(&str, Option<&str>)]) -> Vec<&Arc<Rule>> {
+        let Some((last, path)) = entries.split_last() else { return Vec::new() };
+        let mut branches = vec![self];
+        for entry in path {
+            let below = branches.iter().flat_map(|branch| branch.possible(entry));
+            branches = below.filter_map(|node| node.children.as_deref()).collect();
+        }
+        let nodes = branches.iter().flat_map(|branch| branch.possible(last));
+        nodes.filter_map(|node| node.rule.as_ref()).collect()
+    }
+
+    fn possible(&self, &(key, value): &(&str, Option<&str>)) -> Vec<&Node> {
+        let Some(value) = value else { return self.of_any_value(key) };
+        self.child(&Entry { key, value }).into_iter().collect()
+    }
+
+    /// The nodes for `key` and any value. A pattern over the key and the value may match if one of
+    /// `key_` and its text before the first `*` begins with the other.
+    fn of_any_value(&self, key: &str) -> Vec<&Node> {
+        let beginning = format!("{key}_");
+        let may_match = |pattern: &str| {
+            let fixed = pattern.split('*').next().unwrap_or_default();
+            beginning.starts_with(fixed) || fixed.starts_with(&beginning)
+        };
+        let keys = self
+            .index
+            .keys
+            .iter()
+            .filter(|(other, _)| *other == key || other.contains('*') && may_match(other));
+        let nodes = keys.flat_map(|(key, key_nodes): (&str, &KeyNodes)| key_nodes.nodes(key));
+        nodes.filter_map(|(index, _, _)| self.nodes.get(index)).collect()
+    }
+}
+
+#[cfg(test)]
+mod nodes_tests {
+    use super::*;
+    use crate::tree::Branch;
+
+    /// A node that is known by the number of nodes below it.
+    fn node(number: usize) -> Node {
+        let mut below = Branch::default();
+        for key in 0..number {
+            below.insert(&format!("key-{key}"), "");
+        }
+        Node { rule: None, children: Some(Arc::new(below.finish(&Memory::default()))) }
+    }
+
+    fn numbers(nodes: &Nodes) -> Vec<usize> {
+        let of = |index: usize| nodes.get(u32::try_from(index).unwrap()).unwrap();
+        (0..nodes.len()).map(|at| of(at).children.as_ref().unwrap().nodes.len()).collect()
+    }
+
+    #[test]
+    fn a_copy_that_changes_leaves_the_other_one_as_it_was() {
+        for count in [0, 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
+            let mut nodes = Nodes::default();
+            (0..count).for_each(|_| nodes.push(node(1)));
+            nodes.finish(&Memory::default());
+            let mut copy = nodes.clone();
+            copy.push(node(2));
+            assert_eq!(copy.len(), count + 1);
+            for at in (0..count).step_by(PIECE / 2) {
+                assert!(copy.replace(u32::try_from(at).unwrap(), node(3)).is_some());
+            }
+            assert!(copy.replace(u32::try_from(count + 1).unwrap(), node(3)).is_none());
+            let expected = (0..count).map(|at| if at % (PIECE / 2) == 0 { 3 } else { 1 });
+            assert_eq!(numbers(&copy), expected.chain([2]).collect::<Vec<_>>());
+            assert_eq!(numbers(&nodes), vec![1; count]);
+        }
     }
 }

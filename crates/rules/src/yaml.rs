@@ -4,12 +4,10 @@
 use serde_json::{Map, Value};
 
 use crate::fault::{Faults, Findings, Place};
-use crate::metadata;
-use crate::node::{Document, Kind, Node};
+use crate::node::{Document, Kind, Meaning, Node};
 use crate::reader::Reader;
-use crate::scalar::Meaning;
 use crate::source::Source;
-use crate::text;
+use crate::{metadata, text};
 
 /// A value, with aliases followed and merge keys expanded.
 #[derive(Debug, Clone, PartialEq)]

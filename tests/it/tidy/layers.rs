@@ -12,9 +12,9 @@ const LAYERS: [(&str, &str); 12] = [
     ("crates/tls/src", "fault certificate pem server client"),
     (
         "crates/rules/src",
-        "duration display_safety memory char_input scalar nearest fault attachment failure lease \
-         store limit small_map wildcard source text parsed node reader metadata takes options rule \
-         request key stats tree rules file yaml locations compile schema directory",
+        "duration display_safety memory fault text node reader store limit small_map wildcard source \
+         metadata takes options rule request key stats tree rules file yaml compile schema \
+         directory",
     ),
     (
         "crates/engine/src",
@@ -42,7 +42,7 @@ const LAYERS: [(&str, &str); 12] = [
          certificate cluster server command",
     ),
     ("crates/listener/src", "frames pool http2_limits turn wire_meter io cores accept tls"),
-    ("crates/otlp/src", "origin failure_log transport span_exporter span_pipeline metrics_client"),
+    ("crates/otlp/src", "origin failure_log transport span_pipeline metrics_client"),
     (
         "crates/server/src",
         "transport request_error current_rules metrics hot_keys samples trace observe \

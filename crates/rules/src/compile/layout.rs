@@ -3,8 +3,7 @@
 
 use std::ops::Range;
 
-use memchr::memchr_iter;
-use memchr::memmem;
+use memchr::{memchr_iter, memmem};
 
 use crate::fault::Place;
 use crate::node::{Document, Kind, Node};

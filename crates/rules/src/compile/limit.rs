@@ -3,17 +3,15 @@
 use std::num::{NonZeroU8, NonZeroU32};
 
 use super::Compiler;
-use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
-use crate::lease::Leasing;
 use crate::limit::{
-    Algorithm, FILL_SECONDS_MAX, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit,
-    WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX,
+    Unit, WINDOW_SECONDS_MAX,
 };
 use crate::options::{
     FlagOptions, Flags, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
 };
-use crate::parsed::Parsed;
+use crate::reader::Parsed;
 use crate::rule::Allowance;
 
 /// The result of a `rate_limit` combined with its file's `defaults`.

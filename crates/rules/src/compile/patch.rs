@@ -8,8 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::layout::{Change, Layout};
-use super::path::RulePath;
-use super::{Compiler, Options};
+use super::{Compiler, Options, RulePath};
 use crate::fault::Findings;
 use crate::file;
 use crate::node::{Document, NODES_MAX};

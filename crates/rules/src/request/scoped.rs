@@ -19,8 +19,7 @@ mod query;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Descriptor, ENTRIES, Entry, Few, Request};
-use crate::fault::excerpt;
-use crate::nearest::nearest;
+use crate::fault::{excerpt, nearest};
 
 /// The domain of rules in this form, unless a setting of the pod names another.
 pub const DOMAIN: &str = "default";
