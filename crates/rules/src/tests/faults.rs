@@ -1,6 +1,7 @@
 //! Rows 1-16 of the contract, and further faults that are refused here, each at its place.
 
 use super::*;
+use crate::options::MapKind;
 
 /// Loads a bad fixture and checks for exactly these faults: `line:column: start of the message`.
 #[track_caller]
@@ -41,14 +42,15 @@ fn row_1_syntax() {
     );
 }
 
+/// The end of a refusal of a key that no map has: the options of this one.
+fn expected(map: MapKind) -> String {
+    let names: Vec<_> = map.options().map(|option| option.name).collect();
+    format!("expected one of {}", names.join(", "))
+}
+
 #[test]
 fn row_2_unknown_key_with_the_nearest_known_one() {
-    let descriptor = "expected one of key, value, rate_limit, descriptors, \
-                      value_to_metric, share_threshold, metadata, shadow_mode, quota_mode, \
-                      detailed_metric";
-    let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, \
-                 unit_multiplier, burst, store, algorithm, max_delay, lease, shards, \
-                 failure_mode, charge_denied";
+    let [descriptor, limit] = [MapKind::Descriptor, MapKind::RateLimit].map(expected);
     refuses(
         "unknown_key.yaml",
         &[
@@ -139,9 +141,10 @@ fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
         [
             "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the \
              number 5",
-            "a.yaml:5:18: unknown key 'kye'; expected one of key, value, rate_limit, descriptors, \
-             value_to_metric, share_threshold, metadata, shadow_mode, quota_mode, detailed_metric; \
-             did you mean 'key'?",
+            &format!(
+                "a.yaml:5:18: unknown key 'kye'; {}; did you mean 'key'?",
+                expected(MapKind::Descriptor)
+            ),
             "a.yaml:7:3: yaml file contains list of type other than map: 7; expected '- key: …'",
         ]
     );
