@@ -146,10 +146,8 @@ pub async fn open(rig: &Rig, kind: Kind, keys: u64, rate: f64, span: Duration) -
 }
 
 async fn one(store: &RedisStore, ask: Ask) {
-    for reply in store.exchange(&[ask]).await {
-        let grant = reply.unwrap_or_else(|error| panic!("an ask failed: {error}"));
-        assert!(grant.tokens == ask.want || ask.want == 1, "a key is not new: {ask:?}: {grant:?}");
-    }
+    let grant = store.lend(&ask).await.unwrap_or_else(|error| panic!("an ask failed: {error}"));
+    assert!(grant.tokens == ask.want || ask.want == 1, "a key is not new: {ask:?}: {grant:?}");
 }
 
 /// `count` handles, on all connections in turn.

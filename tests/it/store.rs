@@ -27,6 +27,7 @@ mod scripts;
 mod sentinels;
 mod silence;
 
+use futures_util::future::join_all;
 use ratelease_engine::counter::{Counter, RedisCounter};
 use ratelease_engine::store::redis::RedisSettings;
 use ratelease_engine::store::redis::RedisStore;
@@ -74,9 +75,12 @@ fn ask_by((algorithm, unit): (Algorithm, Unit), want: u64, need: u64) -> Ask {
 
 /// The reply to one ask.
 async fn one(store: &dyn Store, ask: Ask) -> Result<Grant, StoreError> {
-    let mut replies = store.exchange(&[ask]).await;
-    assert_eq!(replies.len(), 1, "one reply an ask");
-    replies.remove(0)
+    store.lend(&ask).await
+}
+
+/// The replies to asks that are sent at once, in their order.
+async fn exchange(store: &dyn Store, asks: &[Ask]) -> Vec<Result<Grant, StoreError>> {
+    join_all(asks.iter().map(|ask| store.lend(ask))).await
 }
 
 async fn granted(store: &dyn Store, ask: Ask) -> Grant {

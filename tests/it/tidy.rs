@@ -136,8 +136,6 @@ fn each_fault_is_found_and_nothing_else() {
         ("rules:rules.rs", "//! M\nfn f() -> impl A + use<'_> { tokio::x }\n", "2: names tokio::x"),
         ("rules:rules.rs", "//! M\nfn f() -> char { '\"' }\nuse tokio::x;\n", "3: names tokio::x"),
         ("rules:rules.rs", "//! M\nfn f() -> &str { r#\"\"tokio::x\"# }\n", ""),
-        ("engine:limiter.rs", "//! M\nfn f() { s.exchange(&[]); }\n", "2: names .exchange()"),
-        ("engine:lease.rs", "//! M\nfn f() { s.exchange(&[]); }\n", ""),
         ("engine:lease.rs", "//! M\nfn f() { mpsc::unbounded_channel(); }\n", "2: names mpsc::unb"),
         ("src/grpc.rs", "//! M\nfn f() { std::process::exit(1) }\n", "2: names std::process::ex"),
     ] {

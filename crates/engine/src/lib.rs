@@ -46,8 +46,6 @@ pub mod backoff;
 pub mod buckets;
 pub mod buffer;
 pub mod counter;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod invariant;
 pub mod latency;
 pub mod lease;

@@ -10,7 +10,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use ratelease_rules::key::{Key, POOLS_FROM};
 use ratelease_rules::{DEFAULT_STORE, POOLS_MAX};
 
@@ -78,12 +77,6 @@ pub trait Store: Send + Sync + 'static {
     /// independently of other asks.
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a>;
 
-    /// Sends several asks at once. Returns one reply for each ask, in order; each ask fails on its
-    /// own.
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> GrantsFuture<'a> {
-        Box::pin(join_all(asks.iter().map(|ask| self.lend(ask))))
-    }
-
     /// Waits until every server that holds counts is connected; waits forever if one never is.
     fn ready(&self) -> ReadyFuture<'_> {
         Box::pin(std::future::ready(()))
@@ -118,10 +111,6 @@ pub trait Store: Send + Sync + 'static {
     /// contains a password.
     fn describe(&self) -> String;
 }
-
-/// What [`Store::exchange`] returns.
-pub type GrantsFuture<'a> =
-    Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
 
 /// What [`Store::lend`] returns.
 pub type GrantFuture<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;

@@ -117,25 +117,25 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     let key = KeyHasher::new("").key("looked", limit.identity(), parts);
     let store = RedisStore::spawn(cluster.config(), "");
     store.ready().await;
-    let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(key, limit) }]).await;
-    assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
+    let taken = store.lend(&Ask { want: 3, need: 3, ..Ask::look(key, limit) }).await;
+    assert_eq!(taken.map(|grant| grant.tokens), Ok(3));
     // Two tokens of the split key are leased, and lie in its last pool.
     let limit = Limit::fixed_window(10, Unit::Year);
     let parts = [("split", KeyPart::Value("v"))].into_iter();
     let key = KeyHasher::new("").key("looked", limit.identity(), parts);
     let look = Ask::look(key, limit);
-    let lent = store.exchange(&[Ask { want: 2, ..look }]).await.remove(0).unwrap();
+    let lent = store.lend(&Ask { want: 2, ..look }).await.unwrap();
     let lasts = Duration::from_secs(60);
     let deposit = Some(Deposit { tokens: lent.tokens, epoch: lent.epoch, lasts });
-    let put = store.exchange(&[Ask { pool: Some(2), deposit, ..look }]).await;
-    assert_eq!(put[0].as_ref().map(|grant| grant.left), Ok(2));
+    let put = store.lend(&Ask { pool: Some(2), deposit, ..look }).await;
+    assert_eq!(put.map(|grant| grant.left), Ok(2));
 
     // What pods with a secret count is not found without it, nor with another.
     let limit = Limit::fixed_window(100, Unit::Year);
     let parts = [("k", KeyPart::Value("secret"))].into_iter();
     let secret = KeyHasher::new("sesame").key("looked", limit.identity(), parts);
-    let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(secret, limit) }]).await;
-    assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
+    let taken = store.lend(&Ask { want: 3, need: 3, ..Ask::look(secret, limit) }).await;
+    assert_eq!(taken.map(|grant| grant.tokens), Ok(3));
 
     let places: Vec<String> = cluster.places().iter().map(SocketAddr::to_string).collect();
     let nodes = places.join(",");

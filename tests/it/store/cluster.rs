@@ -5,7 +5,9 @@ use ratelease_engine::store::{Ask, Store};
 
 use std::time::Duration;
 
-use super::{ask, connected, connected_under, count, granted, one, patient, until_granted};
+use super::{
+    ask, connected, connected_under, count, exchange, granted, one, patient, until_granted,
+};
 use crate::support::redis::{Cluster, Server};
 use crate::support::{now, wait_for};
 
@@ -46,7 +48,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     let from = cluster.slot_owner(0, "{on the move}");
     let to = (from + 1) % 3;
     let old: Vec<_> = (0..20).map(|_| ask(10, 4, 0)).collect();
-    for reply in moving.exchange(&old).await {
+    for reply in exchange(&*moving, &old).await {
         assert_eq!(reply.unwrap().left, 6);
     }
 
@@ -55,7 +57,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     let asking = cluster.nodes[to].calls("asking");
     let new: Vec<_> = (0..200).map(|_| ask(10, 3, 0)).collect();
     let busy: Vec<_> = (0..200).map(|_| ask(10, 1, 0)).collect();
-    let (replies, _) = tokio::join!(moving.exchange(&new), others.exchange(&busy));
+    let (replies, _) = tokio::join!(exchange(&*moving, &new), exchange(&*others, &busy));
     for reply in replies {
         assert_eq!(reply.unwrap().tokens, 3);
     }
@@ -64,13 +66,13 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     // The first store whose asks reach the node loads the script there.
     let noscripts = met(RedisFailure::NoScript.into()) + count(&*others, RedisFailure::NoScript);
     assert!(met(RedisFailure::AskRedirect.into()) >= 200 && noscripts > 0, "{:?}", moving.counts());
-    for reply in moving.exchange(&old).await {
+    for reply in exchange(&*moving, &old).await {
         assert_eq!(reply.unwrap().left, 2, "a key that has not moved is still at home");
     }
 
     cluster.finish_move(slot, from, to);
     for (asks, left) in [(&old, 0), (&new, 4)] {
-        for reply in moving.exchange(asks).await {
+        for reply in exchange(&*moving, asks).await {
             assert_eq!(reply.unwrap().left, left, "a count was lost or charged twice on the way");
         }
     }
@@ -109,7 +111,7 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
     from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &new]);
     // The first asks may time out before the list of nodes is there.
     until_granted(&*store, ask(10, 1, 0), 10).await;
-    for reply in store.exchange(&(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
+    for reply in exchange(&*store, &(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
         assert_eq!(reply.unwrap().tokens, 1);
     }
     assert!(count(&*store, RedisFailure::AskRedirect) > 20 && joined.calls("asking") > 20);
@@ -147,7 +149,7 @@ async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
         let mut took = Vec::new();
         while now() < end {
             let sent = now();
-            for reply in store.exchange(&asks[1..]).await {
+            for reply in exchange(&*store, &asks[1..]).await {
                 reply.unwrap();
             }
             took.push(sent.elapsed());

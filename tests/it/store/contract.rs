@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    ALGORITHMS, ahead, algorithms, ask, connected, granted, one, patient, pools, refunds, within,
+    ALGORITHMS, ahead, algorithms, ask, connected, exchange, granted, one, patient, pools, refunds,
+    within,
 };
 use crate::support::now;
 use crate::support::redis::{Cluster, Sentinel, Single};
@@ -237,9 +238,9 @@ async fn names_the_window_of_every_unit(store: &dyn Store) {
 }
 
 async fn replies_in_order(store: &dyn Store) {
-    assert!(store.exchange(&[]).await.is_empty());
+    assert!(exchange(store, &[]).await.is_empty());
     let asks: Vec<_> = (0..300).map(|at| ask(1_000, at, 0)).collect();
-    for (at, reply) in store.exchange(&asks).await.into_iter().enumerate() {
+    for (at, reply) in exchange(store, &asks).await.into_iter().enumerate() {
         assert_eq!(reply.unwrap().tokens, at as u64);
     }
 }

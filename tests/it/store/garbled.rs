@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelease_engine::counter::RedisFailure;
+use ratelease_engine::store::StoreError;
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, one, until_granted};
+use super::{ask, connected, count, exchange, one, until_granted};
 
 /// A server that replies `absurd` to the first ask, on its first connection, and grants five tokens
 /// to each later ask.
@@ -91,7 +91,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     };
     let server = Scripted::start(act).await;
     let store = connected(server.config()).await;
-    let replies = store.exchange(&[ask(10, 5, 0), ask(10, 5, 0)]).await;
+    let replies = exchange(&*store, &[ask(10, 5, 0), ask(10, 5, 0)]).await;
     assert!(matches!(replies[0], Err(StoreError::MalformedReply(_))), "{replies:?}");
     assert!(matches!(replies[1], Err(StoreError::Unreachable(_))), "{replies:?}");
     assert_eq!(count(&*store, RedisFailure::Lost), 1, "it was on its way");

@@ -6,7 +6,7 @@ use ratelease_engine::store::{Ask, SHARDS_MAX, Store, StoreError};
 
 use std::time::Duration;
 
-use super::{ask, connected, granted, one, until, until_granted};
+use super::{ask, connected, exchange, granted, one, until, until_granted};
 use crate::support::now;
 use crate::support::ports::free_port;
 use crate::support::redis::{Cluster, Sentinel, Server, Single, tcp};
@@ -79,7 +79,7 @@ async fn one_node_of_a_cluster_is_enough_to_find_the_rest() {
     config.addresses = vec![tcp(free_port()), config.addresses.remove(4)];
     let store = connected(config).await;
     let asks: Vec<Ask> = (0..50).map(|_| ask(10, 1, 0)).collect();
-    assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
+    assert!(exchange(&*store, &asks).await.iter().all(Result::is_ok));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 
-use super::{ask_by, connected, fresh_key, granted, one, patient, until};
+use super::{ask_by, connected, exchange, fresh_key, granted, one, patient, until};
 use crate::support::now;
 use crate::support::redis::{Cluster, Single};
 use crate::support::rng::Rng;
@@ -181,7 +181,7 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     for _ in 0..ROUNDS {
         let asks: Vec<_> = pools.iter().map(|pool| pool.ask(&mut rng)).collect();
         let before = now();
-        let replies = store.exchange(&asks).await;
+        let replies = exchange(store, &asks).await;
         let span = (before, now());
         for ((ask, reply), pool) in asks.iter().zip(replies).zip(&mut pools) {
             let grant = reply.unwrap_or_else(|error| panic!("{ask:?}: {error}"));

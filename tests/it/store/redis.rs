@@ -10,8 +10,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{
-    ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, count, granted, one, patient,
-    until, until_granted,
+    ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, count, exchange, granted, one,
+    patient, until, until_granted,
 };
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
@@ -161,7 +161,7 @@ async fn asks_right_after_a_script_flush_all_succeed() {
         node.command::<()>(&["SCRIPT", "FLUSH"]);
     }
     let asks: Vec<_> = (0..300).map(|_| ask(10, 2, 0)).collect();
-    for reply in store.exchange(&asks).await {
+    for reply in exchange(&*store, &asks).await {
         assert_eq!(reply.unwrap().tokens, 2);
     }
     assert!(
@@ -309,7 +309,8 @@ async fn a_cluster_taken_for_one_server_is_called_so() {
     config.addresses = vec![cluster.addresses().remove(0)];
     let store = connected(patient(config)).await;
     let asks: Vec<_> = (0..30).map(|_| ask(10, 1, 0)).collect();
-    let refused: Vec<_> = store.exchange(&asks).await.into_iter().filter_map(Result::err).collect();
+    let refused: Vec<_> =
+        exchange(&*store, &asks).await.into_iter().filter_map(Result::err).collect();
     assert!(!refused.is_empty());
     for why in refused {
         assert!(why.to_string().contains("REDIS_TYPE=cluster"), "{why}");

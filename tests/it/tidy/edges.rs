@@ -38,7 +38,7 @@ const EDGES: [Edge; 10] = [
             "ctl/explain",
             "server/trace/traced",
         ]),
-        never: &[Name::Method("exchange")],
+        never: &[Name::Method("lend")],
         reason: "only the lease client asks the store; a request handler never does",
     },
     Edge {

@@ -19,7 +19,7 @@ const LAYERS: [(&str, &str); 12] = [
     (
         "crates/engine/src",
         "invariant rng stripe time backoff counter buckets striped latency sketch secret \
-         span_context ask algorithm store verdict observer buffer lease limiter fuzzing",
+         span_context ask algorithm store verdict observer buffer lease limiter",
     ),
     (
         "crates/cli/src",

@@ -1,6 +1,7 @@
 //! The count of one rule for one descriptor, and the pools of its key: where they are stored, and
 //! their contents.
 
+use futures_util::future::join_all;
 use ratelease_cli::out::CliError;
 use ratelease_engine::limiter::Charge;
 use ratelease_engine::store::StoreSettings;
@@ -89,7 +90,7 @@ pub(super) fn read_store(
         runtime.map_err(|error| CliError::new(format_args!("cannot read from Redis: {error}")))?;
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
         let store = store::open(store);
-        let replies = store.exchange(&asks).await;
+        let replies = join_all(asks.iter().map(|ask| store.lend(ask))).await;
         (replies, asks.iter().map(|ask| store.owner(ask)).collect())
     });
     for ((entry, reply), server) in entries.iter_mut().zip(replies).zip(servers) {

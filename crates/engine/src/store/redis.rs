@@ -16,7 +16,6 @@ mod connection;
 mod connector;
 mod context;
 mod fault;
-pub(crate) mod fuzzing;
 mod heartbeat;
 mod log_once;
 mod off_map_nodes;
@@ -44,6 +43,12 @@ use self::reconnecting::Reconnecting;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 pub use self::slots::slot_of;
 use self::trip::Trip;
+/// The parsers of replies, for `tests/fuzz`.
+#[doc(hidden)]
+pub use self::{
+    script::grant,
+    slots::{SLOTS, Slots},
+};
 use super::{Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError};
 use crate::counter::Count;
 
@@ -87,8 +92,8 @@ impl RedisStore {
         count(&self.context.counters.asks);
         let call =
             script::call(&self.context.scripts, ask, ask.counter().in_store(&self.key_prefix));
-        let grant = Trip::new(&call).result(self, |reply| script::grant(ask, reply)).await;
-        grant.map_err(|fault| {
+        let replied = Trip::new(&call).result(self, |reply| grant(ask, reply)).await;
+        replied.map_err(|fault| {
             count(&self.context.counters.errors);
             StoreError::from(fault)
         })

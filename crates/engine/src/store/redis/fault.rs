@@ -13,7 +13,7 @@ use crate::store::redis::settings::Address;
 
 /// The reason why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fault {
+pub struct Fault {
     pub(super) kind: Kind,
     /// The text of the server or the client, cut to [`TEXT_BYTES_MAX`] and safe to display.
     pub(super) text: String,

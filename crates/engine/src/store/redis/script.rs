@@ -86,7 +86,7 @@ fn pace(pace: &Pace) -> [u64; 11] {
 
 /// Reads the reply. A reply that the script cannot have given is treated as garbled: it is better
 /// to lose a lease than to spend tokens that were not debited.
-pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
+pub fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
     let grant = numbers(reply).and_then(|numbers| match ask.limit.algorithm {
         _ if ask.pool.is_some() => of_pool(ask, &numbers),
         Algorithm::FixedWindow => of_fixed_window(ask, &numbers),

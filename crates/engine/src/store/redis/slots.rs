@@ -8,11 +8,11 @@ use crate::store::SHARDS_MAX;
 use crate::store::redis::settings::Address;
 
 /// Slots of a cluster; the specification fixes the number.
-pub(super) const SLOTS: usize = 16_384;
+pub const SLOTS: usize = 16_384;
 
 /// Owners of the slots.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Slots {
+pub struct Slots {
     /// For each slot the position of its owner in `masters`; [`NOBODY`] if it has none.
     owners: Box<[u16]>,
     /// `None` in the place of a master that is gone.
@@ -74,11 +74,7 @@ impl Slots {
     /// Reads the reply to CLUSTER SLOTS from the node at `from`. Masters that `before` contains
     /// keep their position, and new ones take the positions of masters that are gone, so that a
     /// shard keeps its number across a failover.
-    pub(super) fn parse(
-        reply: &Value,
-        from: &Address,
-        before: Option<&Slots>,
-    ) -> Result<Self, String> {
+    pub fn parse(reply: &Value, from: &Address, before: Option<&Slots>) -> Result<Self, String> {
         let Value::Array(ranges) = reply else { return Err("no list of slots".into()) };
         let ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, from)).collect();
         if ranges.is_empty() {
@@ -109,12 +105,12 @@ impl Slots {
     }
 
     /// The position of the master that owns `slot`.
-    pub(super) fn owner(&self, slot: usize) -> Option<usize> {
+    pub fn owner(&self, slot: usize) -> Option<usize> {
         self.owners.get(slot).filter(|owner| **owner != NOBODY).map(|owner| usize::from(*owner))
     }
 
     /// The masters by position.
-    pub(super) fn masters(&self) -> &[Option<Address>] {
+    pub fn masters(&self) -> &[Option<Address>] {
         &self.masters
     }
 }
