@@ -7,50 +7,40 @@
 //! the ask would cost as many tokens again each time, and a credit applied twice would admit more
 //! than the limit.
 
-mod adaptive_timeout;
-mod address;
-mod call;
 mod cluster;
-mod connect_limiter;
 mod connection;
-mod connector;
 mod context;
 mod fault;
-mod heartbeat;
-mod log_once;
-mod off_map_nodes;
-mod open;
 mod reconnecting;
-mod reply_limit;
 mod script;
-mod secure;
-mod sentinel;
 mod settings;
-mod slots;
-mod stages;
 mod stream;
-mod threads;
-mod trip;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::cluster::Cluster;
-use self::connector::Connector;
-use self::context::{StoreContext, count};
-use self::fault::{Fault, Kind};
-use self::reconnecting::Reconnecting;
+use redis::Value;
+
+use crate::backoff::Backoff;
+use crate::counter::Count;
+use crate::store::redis::cluster::Cluster;
+use crate::store::redis::connection::{Connection, LEAST_MAX};
+use crate::store::redis::context::{StoreContext, count};
+use crate::store::redis::fault::{Fault, Kind, Next};
+use crate::store::redis::reconnecting::{Connector, Reconnecting};
+use crate::store::redis::script::Call;
+use crate::store::{
+    Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError,
+};
+
+pub use self::cluster::slot_of;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
-pub use self::slots::slot_of;
-use self::trip::Trip;
 /// The parsers of replies, for `tests/fuzz`.
 #[doc(hidden)]
 pub use self::{
+    cluster::{SLOTS, Slots},
     script::grant,
-    slots::{SLOTS, Slots},
 };
-use super::{Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError};
-use crate::counter::Count;
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]
@@ -100,9 +90,12 @@ impl RedisStore {
     }
 
     async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
-        let call =
-            heartbeat::call(&self.context.scripts, beat, format!("{}rl:pods", self.key_prefix));
-        Ok(Trip::new(&call).result(self, heartbeat::pods).await?)
+        let call = script::call_of_beat(
+            &self.context.scripts,
+            beat,
+            format!("{}rl:pods", self.key_prefix),
+        );
+        Ok(Trip::new(&call).result(self, script::pods).await?)
     }
 
     fn routes(&self) -> bool {
@@ -185,5 +178,151 @@ impl Store for RedisStore {
             RedisKind::Cluster => format!("cluster {first}"),
             RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}{of}"),
         }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Sends one call, and handles redirects and repeats according to each reply.
+
+/// The deadline of one call, including all redirects and repeats, is this many replies at the
+/// server's known speed plus the waits between. Leases are asked for ahead, so no request waits for
+/// all of this.
+const REPLIES: u32 = 3;
+const WAITS: Duration = Duration::from_millis(50);
+
+/// The upper bound of that for slow servers: below what the lease client allows an ask, above the
+/// longest silence.
+const DEADLINE_MAX: Duration = Duration::from_secs(9);
+const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
+
+/// The largest number of times that one call is sent. The longest sequence without a fault takes
+/// four: moved, still moving, unknown script there, script in full.
+const SENDS_MAX: u32 = 7;
+
+/// Of these, the repeats to a server that cannot serve the key just now, and the waits before them.
+const REPEATS_MAX: u32 = 3;
+const REPEAT_FIRST: Duration = Duration::from_millis(2);
+const REPEAT_LAST: Duration = Duration::from_millis(50);
+
+/// A call, and its next destination.
+#[derive(Debug)]
+struct Trip<'a> {
+    call: &'a Call<'a>,
+    /// The slot of its key, computed once since it takes a checksum.
+    slot: usize,
+    route: Route,
+    in_full: bool,
+}
+
+/// The next destination of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Route {
+    Owner,
+    Moved(Address),
+    Asking(Address),
+}
+
+// === impl Trip ===
+
+impl<'a> Trip<'a> {
+    fn new(call: &'a Call<'a>) -> Self {
+        Self { call, slot: slot_of(call.key().as_bytes()), route: Route::Owner, in_full: false }
+    }
+
+    /// Sends the call and returns its result, which `read` makes from the reply, within the
+    /// deadline.
+    async fn result<T>(
+        mut self,
+        store: &RedisStore,
+        read: impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let result = tokio::time::timeout(self.deadline(store), self.follow(store, &read)).await;
+        let result = result.unwrap_or_else(|_| {
+            store.context.note_fault(Kind::TimedOut);
+            store.mark_slots_stale();
+            Err(Fault::timed_out())
+        });
+        let redirected = self.route != Route::Owner;
+        result.map_err(|fault| Fault { redirected, ..fault })
+    }
+
+    /// Sends the call to its destination and follows the replies until one contains the result.
+    async fn follow<T>(
+        &mut self,
+        store: &RedisStore,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut repeats = 0;
+        let mut wait = Backoff::new(REPEAT_FIRST, REPEAT_LAST);
+        let mut last = Fault::timed_out();
+        for _ in 0..SENDS_MAX {
+            last = match self.send(store, read).await {
+                Ok(result) => return Ok(result),
+                Err(fault) => fault,
+            };
+            match (last.kind.meaning().next, &last.to) {
+                (Next::InFull, _) => self.in_full = true,
+                (Next::There, Some(to)) if store.routes() => self.route = Route::Moved(to.clone()),
+                (Next::ThereAsking, Some(to)) if store.routes() => {
+                    self.route = Route::Asking(to.clone());
+                }
+                (Next::Again, _) if repeats < REPEATS_MAX => {
+                    repeats += 1;
+                    tokio::time::sleep(wait.next_wait()).await;
+                    self.route = Route::Owner;
+                }
+                _ => break,
+            }
+        }
+        Err(store.explained(last))
+    }
+
+    async fn send<T>(
+        &self,
+        store: &RedisStore,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let read = |reply: Value| read(&reply);
+        let command = if self.in_full { self.call.in_full() } else { self.call.by_name() };
+        let result = match (self.connected(store).await, &self.route) {
+            (Ok(connection), Route::Asking(_)) => connection.send_asking(&command, read).await,
+            (Ok(connection), Route::Owner | Route::Moved(_)) => {
+                connection.send(&command, read).await
+            }
+            (Err(fault), _) => Err(fault),
+        };
+        result.inspect_err(|fault| {
+            if fault.kind == Kind::NotSent {
+                store.context.note_fault(fault.kind);
+            }
+            if fault.kind.meaning().map_may_be_stale {
+                store.mark_slots_stale();
+            }
+        })
+    }
+
+    async fn connected(&self, store: &RedisStore) -> Result<Arc<Connection>, Fault> {
+        let connection =
+            tokio::time::timeout(store.context.settings.timeout, self.server(store)).await;
+        connection.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
+    }
+
+    async fn server(&self, store: &RedisStore) -> Result<Arc<Connection>, Fault> {
+        match (&store.servers, &self.route) {
+            (Servers::One(link), _) => link.first_connection().await,
+            (Servers::Cluster(cluster), Route::Owner) => cluster.owner(self.slot).await,
+            (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
+                cluster.node(to).await
+            }
+        }
+    }
+
+    fn deadline(&self, store: &RedisStore) -> Duration {
+        let reply = match &store.servers {
+            Servers::One(link) => Some(link.timeout()),
+            Servers::Cluster(cluster) => cluster.timeout(self.slot),
+        };
+        let reply = reply.unwrap_or(store.context.settings.timeout);
+        (REPLIES * reply + WAITS).min(DEADLINE_MAX)
     }
 }

@@ -19,24 +19,23 @@
 //!
 //! Here each master has its own [`Reconnecting`], so a failing node affects only its own slots.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+use redis::Value;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::adaptive_timeout::AdaptiveTimeout;
-use super::connection::Connection;
-use super::connector::Connector;
-use super::context::StoreContext;
-use super::fault::{Fault, Kind};
-use super::log_once::LogOnce;
-use super::off_map_nodes::{self, OffMap};
-use super::reconnecting::Reconnecting;
-use super::slots::Slots;
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
+use crate::store::redis::connection::{AdaptiveTimeout, Connection};
+use crate::store::redis::context::StoreContext;
+use crate::store::redis::fault::{Fault, Kind, LogOnce};
+use crate::store::redis::reconnecting::Connector;
+use crate::store::redis::reconnecting::Reconnecting;
 use crate::store::redis::settings::Address;
 
 /// A cluster whose slot map is kept up to date by a task. Dropping it ends the task.
@@ -352,8 +351,8 @@ impl Shared {
     async fn read_members(&self, map: Option<&Map>) -> HashSet<Address> {
         for node in connected(map) {
             let reply = node.send_for_list(&cluster("NODES")).await;
-            let members = reply.map_err(|fault| fault.text);
-            match members.and_then(|reply| off_map_nodes::members(&reply)) {
+            let listed = reply.map_err(|fault| fault.text);
+            match listed.and_then(|reply| members(&reply)) {
                 Ok(members) => return members,
                 Err(why) => self.off_map.cannot_read(&node.address, &why),
             }
@@ -386,3 +385,303 @@ fn cluster(what: &str) -> redis::Cmd {
     command.arg(what);
     command
 }
+
+// -------------------------------------------------------------------------------------------------
+// The map of which master owns which slot, as reported by one node of the cluster.
+
+/// Slots of a cluster; the specification fixes the number.
+pub const SLOTS: usize = 16_384;
+
+/// Owners of the slots.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// For each slot the position of its owner in `masters`; [`NOBODY`] if it has none.
+    owners: Box<[u16]>,
+    /// `None` in the place of a master that is gone.
+    masters: Vec<Option<Address>>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+/// Maximum number of slots in all ranges of a map. Each slot has one owner, so that there are
+/// [`SLOTS`] at most; a map of thousands of whole ranges would take long to read.
+const NAMED_MAX: usize = 4 * SLOTS;
+
+/// The largest number of masters in one cluster: Redis's specification recommends at most about a
+/// thousand nodes, and it is the number of the lease client's queues that one store may have. Each
+/// master takes a connection.
+const MASTERS_MAX: usize = 1024;
+const _: () = assert!(MASTERS_MAX * 2 <= SHARDS_MAX);
+
+/// The slot of a key: the CRC-16 (XMODEM) of its hash tag, which is the part in the first braces,
+/// if there is one.
+pub fn slot_of(key: &[u8]) -> usize {
+    let tag = || {
+        let open = key.iter().position(|byte| *byte == b'{')? + 1;
+        let rest = key.get(open..)?;
+        let tag = rest.get(..rest.iter().position(|byte| *byte == b'}')?)?;
+        (!tag.is_empty()).then_some(tag)
+    };
+    usize::from(crc16(tag().unwrap_or(key))) % SLOTS
+}
+
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        let [high, low] = crc.to_be_bytes();
+        u16::from_be_bytes([low, 0]) ^ CRC16_OF_BYTE[usize::from(high ^ byte)]
+    })
+}
+
+/// The checksum of each single byte. An ask computes two checksums, each of some twenty bytes.
+static CRC16_OF_BYTE: [u16; 256] = {
+    const POLYNOMIAL: u16 = 0x1021;
+    let mut table = [0; 256];
+    let mut byte = 0_u16;
+    while byte < 256 {
+        let mut crc = byte << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
+// === impl Slots ===
+
+impl Slots {
+    /// Reads the reply to CLUSTER SLOTS from the node at `from`. Masters that `before` contains
+    /// keep their position, and new ones take the positions of masters that are gone, so that a
+    /// shard keeps its number across a failover.
+    pub fn parse(reply: &Value, from: &Address, before: Option<&Slots>) -> Result<Self, String> {
+        let Value::Array(ranges) = reply else { return Err("no list of slots".into()) };
+        let ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, from)).collect();
+        if ranges.is_empty() {
+            return Err("no node of the cluster owns a slot yet".into());
+        }
+        let named = ranges.iter().map(|(first, last, _)| last - first + 1).sum::<usize>();
+        if named > NAMED_MAX {
+            return Err(format!("ranges of {named} slots in all, where a cluster has {SLOTS}"));
+        }
+        let named: BTreeSet<&Address> = ranges.iter().map(|(_, _, master)| master).collect();
+        if named.len() > MASTERS_MAX {
+            return Err(format!("more than {MASTERS_MAX} masters, which Redis does not support"));
+        }
+        let masters = arrange(named.into_iter().collect(), before);
+        let positions: HashMap<_, _> = masters
+            .iter()
+            .zip(0_u16..)
+            .filter_map(|(master, at)| Some((master.as_ref()?, at)))
+            .collect();
+        let mut owners = vec![NOBODY; SLOTS];
+        for (first, last, master) in &ranges {
+            let Some(&owner) = positions.get(master) else { continue };
+            if let Some(slots) = owners.get_mut(*first..=*last) {
+                slots.fill(owner);
+            }
+        }
+        Ok(Self { owners: owners.into(), masters })
+    }
+
+    /// The position of the master that owns `slot`.
+    pub fn owner(&self, slot: usize) -> Option<usize> {
+        self.owners.get(slot).filter(|owner| **owner != NOBODY).map(|owner| usize::from(*owner))
+    }
+
+    /// The masters by position.
+    pub fn masters(&self) -> &[Option<Address>] {
+        &self.masters
+    }
+}
+
+/// The masters in use, each at its previous position if it had one.
+fn arrange(mut named: Vec<&Address>, before: Option<&Slots>) -> Vec<Option<Address>> {
+    let mut places = before.map_or_else(Vec::new, |before| before.masters.clone());
+    for place in &mut places {
+        match place.as_ref().and_then(|old| named.iter().position(|new| *new == old)) {
+            Some(at) => drop(named.remove(at)),
+            None => *place = None,
+        }
+    }
+    for new in named {
+        match places.iter_mut().find(|place| place.is_none()) {
+            Some(place) => *place = Some(new.clone()),
+            None => places.push(Some(new.clone())),
+        }
+    }
+    places
+}
+
+/// Reads `[first, last, [host, port, …], replicas…]`.
+fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> {
+    let Value::Array(range) = range else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range.as_slice() else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = master.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::SimpleString(host) => host,
+        // The node does not know its own name: use the address that we asked.
+        Value::Nil => "",
+        _ => return None,
+    };
+    let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+    if first > last || last >= SLOTS {
+        return None;
+    }
+    // A node writes `?` for a host that it does not know.
+    let master = Address::of_node(host, u16::try_from(*port).ok()?)?.or_host_of(from);
+    Some((first, last, master))
+}
+
+// -------------------------------------------------------------------------------------------------
+// Nodes that a redirect names but the map does not, such as a new node that takes over its first
+// slot: CLUSTER SLOTS lists only owners of slots.
+//
+// Opening a connection sends the password, and a redirect is only an error text. So a redirect is
+// followed only to a node that CLUSTER NODES lists, which is read when a redirect names an unknown
+// node; or, if `REDIS_REDIRECT_NETWORKS` is set, to any node within these networks.
+
+/// The nodes that are not on the map.
+#[derive(Debug, Default)]
+struct OffMap {
+    /// Emptied from time to time: a node that owns slots gets onto the map.
+    links: Mutex<HashMap<Address, Arc<Reconnecting>>>,
+    members: watch::Sender<Members>,
+    /// A redirect named an unknown node since the members were last read.
+    wanted: AtomicBool,
+    /// The failure to read the members was logged.
+    warned: AtomicBool,
+}
+
+/// All nodes of the cluster, as one of the nodes lists them.
+#[derive(Debug, Default)]
+struct Members {
+    addresses: HashSet<Address>,
+    /// How many attempts to read them were made.
+    reads: u64,
+}
+
+/// The largest number of nodes outside the map that are connected at once.
+const LINKS_MAX: usize = 64;
+
+const CANNOT_READ: &str = "a redirect led off the map, and the nodes of the cluster cannot be \
+                           listed (allow the user +cluster|nodes, or set REDIS_REDIRECT_NETWORKS)";
+
+/// The largest number of node names that are read from a cluster; each node has at most two. The
+/// number of masters is limited too.
+const MEMBERS_MAX: usize = 1 << 14;
+
+// === impl OffMap ===
+
+impl OffMap {
+    /// The connection to `address`; `connector` makes it if there is none.
+    fn link(
+        &self,
+        address: &Address,
+        connector: impl FnOnce() -> Arc<Reconnecting>,
+    ) -> Arc<Reconnecting> {
+        let mut links = self.links.lock();
+        if links.len() >= LINKS_MAX && !links.contains_key(address) {
+            links.clear();
+        }
+        Arc::clone(links.entry(address.clone()).or_insert_with(connector))
+    }
+
+    /// Removes and returns the connection to `address`, if there is one, since the address is on
+    /// the map now.
+    fn take(&self, address: &Address) -> Option<Arc<Reconnecting>> {
+        self.links.lock().remove(address)
+    }
+
+    /// Closes the connections.
+    fn clear(&self) {
+        self.links.lock().clear();
+    }
+
+    /// Whether the cluster lists `address`. If the host `has_password` already, a listed port is
+    /// enough: a cluster that does not know the addresses by which it is reached from outside lists
+    /// others. If the last list did not contain it, calls `read`, which has the list read again,
+    /// and waits for that.
+    async fn is_member(&self, address: &Address, has_password: bool, read: impl FnOnce()) -> bool {
+        let mut members = self.members.subscribe();
+        let reads = {
+            let known = members.borrow();
+            if known.have(address, has_password) {
+                return true;
+            }
+            known.reads
+        };
+        self.wanted.store(true, Ordering::Relaxed);
+        read();
+        let known = members.wait_for(|known| known.reads > reads).await;
+        known.is_ok_and(|known| known.have(address, has_password))
+    }
+
+    /// Whether the members have to be read.
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Logs why the members cannot be read; once, until they can be read.
+    fn cannot_read(&self, from: &Address, why: &str) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(redis = %from, "{CANNOT_READ}: {why}");
+        }
+    }
+
+    /// Stores the addresses that were read; none if they could not be read.
+    fn learn(&self, addresses: HashSet<Address>) {
+        self.wanted.store(false, Ordering::Relaxed);
+        if !addresses.is_empty() {
+            self.warned.store(false, Ordering::Relaxed);
+        }
+        self.members.send_modify(|members| {
+            members.addresses = addresses;
+            members.reads += 1;
+        });
+    }
+}
+
+// === impl Members ===
+
+impl Members {
+    fn have(&self, node: &Address, has_password: bool) -> bool {
+        let has_port_of = |other: &Address| match (node, other) {
+            (Address::Tcp(_, port), Address::Tcp(_, other)) => port == other,
+            _ => false,
+        };
+        self.addresses.contains(node) || has_password && self.addresses.iter().any(has_port_of)
+    }
+}
+
+/// The nodes of a reply to CLUSTER NODES, by address and by name. Each line is a node; its second
+/// word is `ip:port@bus-port,name,…`.
+fn members(reply: &Value) -> Result<HashSet<Address>, String> {
+    let text = match reply {
+        Value::BulkString(text) => std::str::from_utf8(text).ok(),
+        Value::VerbatimString { text, .. } => Some(text.as_str()),
+        _ => None,
+    };
+    let lines = text.ok_or("no list of nodes")?.lines();
+    let named = lines.filter_map(|line| line.split(' ').nth(1)).flat_map(names);
+    Ok(named.take(MEMBERS_MAX).collect())
+}
+
+fn names(word: &str) -> impl Iterator<Item = Address> {
+    let (address, rest) = word.split_once('@').unwrap_or((word, ""));
+    let by_address = Address::parse_redirect(address);
+    let name = rest.split(',').nth(1).filter(|name| !name.is_empty());
+    let by_name = match (&by_address, name) {
+        (Some(Address::Tcp(_, port)), Some(name)) => Address::of_node(name, *port),
+        _ => None,
+    };
+    by_address.into_iter().chain(by_name)
+}
+
+#[cfg(test)]
+mod tests;

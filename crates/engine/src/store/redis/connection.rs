@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::{Cmd, RedisResult, Value};
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo, RedisError, RedisResult, Value};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
-use super::adaptive_timeout::AdaptiveTimeout;
-use super::context::StoreContext;
-use super::fault::{ConnectionFate, Fault, Kind};
-use super::open::{Opened, fault_of};
-use super::stages::{Stage, Stages};
-use crate::store::redis::settings::Address;
+use crate::store::redis::context::StoreContext;
+use crate::store::redis::fault::{ConnectionFate, Fault, Kind};
+use crate::store::redis::settings::{Address, Auth, RedisSettings};
+use crate::store::redis::stream::{self, Bounded, BoxedStream, ReplyLimit};
 use crate::time::Time;
 
 /// An open connection; redis-rs pipelines what its users send.
@@ -274,3 +277,429 @@ impl Owed {
         owes.then(|| Time::from_nanos(self.since.load(Ordering::Relaxed)))
     }
 }
+
+// -------------------------------------------------------------------------------------------------
+// The stages of a connection, from its login to its end.
+
+/// The present stage of a connection, which tasks can wait on.
+#[derive(Debug, Clone)]
+pub(super) struct Stages(watch::Sender<Stage>);
+
+/// The stages follow each other in this order; any may be skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Logged in; nothing else is known.
+    New,
+    /// A command has had its result.
+    Proven,
+    /// To be replaced. Commands in flight may still be answered.
+    Retired,
+    /// To be replaced, since nothing arrived for too long, or nothing valid. Whatever still arrives
+    /// is ignored.
+    Abandoned,
+}
+
+// === impl Stages ===
+
+impl Stages {
+    pub(super) fn new() -> Self {
+        Self(watch::Sender::new(Stage::New))
+    }
+
+    /// Advances to `stage`. Returns whether that stage is new.
+    fn advance(&self, stage: Stage) -> bool {
+        self.0.send_if_modified(|present| {
+            let advances = *present < stage;
+            *present = stage.max(*present);
+            advances
+        })
+    }
+
+    fn is_at(&self, stage: Stage) -> bool {
+        *self.0.borrow() >= stage
+    }
+
+    /// Waits for `stage` or a later one, and returns the stage reached.
+    async fn reaches(&self, stage: Stage) -> Stage {
+        let mut stages = self.0.subscribe();
+        // It fails only if the sender is dropped, which we hold.
+        let reached = stages.wait_for(|present| *present >= stage).await;
+        reached.map_or(Stage::Abandoned, |reached| *reached)
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// How long a server may be silent, based on measured round trips.
+
+/// The timeouts for one server, kept from one connection to the next.
+///
+/// The timeout of a command is the smoothed round trip plus four times its deviation, as in TCP's
+/// retransmission timer (RFC 6298), but at least `REDIS_TIMEOUT`. It doubles with each timeout
+/// until an answer comes (Karn's rule), so that it adapts to a server that became slow within a few
+/// connections.
+#[derive(Debug)]
+pub(super) struct AdaptiveTimeout {
+    least: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The round trip of the present connection; `None` before the first one.
+    measured: Option<RoundTrip>,
+    /// Connections given up since the last reply to a command.
+    silences: u32,
+    /// Attempts to connect without an answer since the last one that was answered.
+    dials: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RoundTrip {
+    smoothed: Duration,
+    deviation: Duration,
+}
+
+/// Upper bound, whatever was measured: with a second of latency each way, TCP's handshake and the
+/// login take four seconds together.
+const PATIENCE_MAX: Duration = Duration::from_secs(4);
+/// Upper bound of `REDIS_TIMEOUT`. It is below the time allowed for an ask, which must not end
+/// before the silence of its connection is noticed.
+pub(super) const LEAST_MAX: Duration = Duration::from_secs(8);
+
+// === impl AdaptiveTimeout ===
+
+impl AdaptiveTimeout {
+    /// The timeout is never less than `least`, which is at most [`LEAST_MAX`].
+    pub(super) fn new(least: Duration) -> Self {
+        Self { least: least.min(LEAST_MAX), state: Mutex::default() }
+    }
+
+    /// The time for a command, counted from when data last arrived.
+    pub(super) fn for_command(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences)
+    }
+
+    /// The time for connecting and logging in, together.
+    pub(super) fn for_connect(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences.saturating_add(state.dials))
+    }
+
+    /// Records that a connection was opened in this time: earlier measurements may no longer hold.
+    pub(super) fn connected(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.dials = 0;
+        state.measured = Some(RoundTrip { smoothed: took, deviation: took / 2 });
+    }
+
+    /// Records that a command was answered in this time.
+    fn answered(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.silences = 0;
+        let first = RoundTrip { smoothed: took, deviation: took / 2 };
+        state.measured = Some(state.measured.map_or(first, |before| before.smooth(took)));
+    }
+
+    /// Records that a connection fell silent and was given up.
+    fn given_up(&self) {
+        let mut state = self.state.lock();
+        state.silences = state.silences.saturating_add(1);
+    }
+
+    /// Records that an attempt to connect got no answer.
+    pub(super) fn note_failed_connect(&self) {
+        let mut state = self.state.lock();
+        state.dials = state.dials.saturating_add(1);
+    }
+
+    fn doubled(&self, state: &State, times: u32) -> Duration {
+        let measured = state.measured.map_or(Duration::ZERO, |it| it.smoothed + it.deviation * 4);
+        let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);
+        let most = PATIENCE_MAX.max(self.least);
+        measured.max(self.least).saturating_mul(factor).min(most)
+    }
+}
+
+// === impl RoundTrip ===
+
+impl RoundTrip {
+    /// Weights the new value by an eighth and a quarter, as in RFC 6298.
+    fn smooth(self, took: Duration) -> Self {
+        let off = self.smoothed.abs_diff(took);
+        Self { smoothed: (self.smoothed * 7 + took) / 8, deviation: (self.deviation * 3 + off) / 4 }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Opens one connection: the stream, the login, and the limit on what is read from it.
+
+/// A connection that is logged in.
+#[derive(Debug)]
+pub(super) struct Opened {
+    connection: MultiplexedConnection,
+    limit: Arc<ReplyLimit>,
+    address: Address,
+    _driver: Driver,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The task that transfers the bytes of a connection. Dropping this ends both.
+#[derive(Debug)]
+struct Driver(AbortHandle);
+
+/// The kind of server at the other end, which determines the login.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Peer {
+    Server,
+    Sentinel,
+}
+
+/// The largest number of commands on one connection that wait to be written; further ones wait for
+/// a place. It is the number that the lease client sends to a shard at once.
+const UNWRITTEN_MAX: usize = 256;
+
+/// What to check when a server ends a connection in plaintext before its first reply: one that
+/// expects TLS takes our first command for a broken handshake.
+const HINT_TLS: &str = "if that port expects TLS, set REDIS_TLS=true or use rediss://";
+
+/// Connects to `address` and logs in within the given time, however many addresses a name has and
+/// however long reading a password takes. `stages` records the end of the connection.
+pub(super) async fn open(
+    context: &Arc<StoreContext>,
+    address: &Address,
+    peer: Peer,
+    stages: Option<&Stages>,
+    within: Duration,
+) -> Result<Opened, Fault> {
+    let place = context.place(address)?;
+    let deadline = context.clock.instant(context.clock.now() + within);
+    let opening = async {
+        let auth = peer.auth(context).await?;
+        let stream = connect(context, address, deadline).await?;
+        let opened = Opened::over(stream, address.clone(), stages, place).await?;
+        let database = peer.database(&context.settings);
+        let logged_in = log_in(&opened, &auth, database).await;
+        logged_in.map_err(|fault| match (fault.kind, address) {
+            (Kind::Lost | Kind::MalformedReply, Address::Tcp(..)) if context.tls.is_none() => {
+                fault.with_hint(HINT_TLS)
+            }
+            _ => fault,
+        })?;
+        Ok(opened)
+    };
+    let opened = tokio::time::timeout_at(deadline, Box::pin(opening)).await;
+    opened.unwrap_or_else(|_| Err(Fault::timed_out()))
+}
+
+/// Opens the stream. `deadline` is when to give up a handshake; the caller gives up the rest.
+async fn connect(
+    context: &StoreContext,
+    address: &Address,
+    deadline: Instant,
+) -> Result<BoxedStream, Fault> {
+    let failed = |error: std::io::Error| Fault::of(&RedisError::from(error), address);
+    let (host, port) = match address {
+        Address::Tcp(host, port) => (host, *port),
+        Address::Unix(path) => return Ok(Box::new(stream::unix(path).await.map_err(failed)?)),
+    };
+    let allows = |ip| context.allows(address, ip);
+    let stream = stream::tcp(host, port, context.threads(address), allows).await.map_err(failed)?;
+    let Some(tls) = &context.tls else { return Ok(Box::new(stream)) };
+    let secured = tls.secure(stream, host, &context.files, deadline).await;
+    Ok(Box::new(Box::pin(secured.map_err(failed)?)))
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// The credentials, read now if they are in a file.
+    async fn auth(self, context: &Arc<StoreContext>) -> Result<Auth, Fault> {
+        let auth = if self.has_file(&context.settings) {
+            let of = Arc::clone(context);
+            let read = context.files.run(move || self.auth_now(&of.settings)).await;
+            read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
+        } else {
+            self.auth_now(&context.settings)
+        };
+        auth.map_err(|why| Fault::new(Kind::Denied, why))
+    }
+
+    fn has_file(self, settings: &RedisSettings) -> bool {
+        match self {
+            Self::Server => settings.auth_file.is_some(),
+            Self::Sentinel => settings.sentinel_auth_file.is_some(),
+        }
+    }
+
+    fn auth_now(self, settings: &RedisSettings) -> Result<Auth, String> {
+        match self {
+            Self::Server => settings.auth_now(),
+            Self::Sentinel => settings.sentinel_auth_now(),
+        }
+    }
+
+    /// The number of the database; sentinels have none.
+    fn database(self, settings: &RedisSettings) -> Option<u32> {
+        match self {
+            Self::Server => Some(settings.database),
+            Self::Sentinel => None,
+        }
+    }
+}
+
+/// Converts an error of a connection to `from`. An error of its limit means that the reply cannot
+/// be one of ours.
+fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -> Fault {
+    let fault = Fault::of(error, from);
+    match fault.kind {
+        Kind::Lost if limit.is_exceeded() => Fault { kind: Kind::MalformedReply, ..fault },
+        _ => fault,
+    }
+}
+
+// === impl Opened ===
+
+impl Opened {
+    /// Begins to use `stream`, on which nothing was sent yet.
+    async fn over(
+        stream: BoxedStream,
+        address: Address,
+        stages: Option<&Stages>,
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Result<Self, Fault> {
+        let limit = Arc::new(ReplyLimit::default());
+        // Without credentials, a database and its own name, redis-rs sends nothing: `login` does.
+        // It speaks RESP2 then, which all servers and proxies know. Deadlines for replies are set
+        // in `Connection`.
+        let nothing = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(UNWRITTEN_MAX);
+        let stream = Bounded::new(stream, Arc::clone(&limit));
+        let new = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
+        let (connection, driver) = new.map_err(|error| fault_of(&error, &address, &limit))?;
+        let stages = stages.cloned();
+        let driver = tokio::spawn(async move {
+            driver.await;
+            // redis-rs reports the end only to the callers that wait for replies.
+            if let Some(stages) = stages {
+                stages.advance(Stage::Retired);
+            }
+        });
+        let _driver = Driver(driver.abort_handle());
+        Ok(Self { connection, limit, address, _driver, _place: place })
+    }
+
+    /// Sends one command and returns its reply; an error reply is a fault.
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
+        let reply = self.connection.clone().send_packed_command(command).await;
+        let reply = reply.and_then(Value::extract_error);
+        let reply = reply.map_err(stream::with_hint);
+        reply.map_err(|error| fault_of(&error, &self.address, &self.limit))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The login of a connection: AUTH, SELECT, and a sign of life.
+//
+// All of it is RESP2 and known to every server and proxy. HELLO, which would do the login in one
+// command, is not: proxies, servers before Redis 6 and some access lists refuse it.
+
+/// The user of a login without a name.
+const DEFAULT_USER: &str = "default";
+
+/// What Redis says to a password alone if its default user needs none.
+const NEEDS_NONE: &str = "without any password configured";
+
+/// Logs in, and selects the database of a server that has any; a sentinel has none. On success such
+/// a server has replied at least once.
+///
+/// A login that was refused ends the attempt: the connection is never used as another user.
+async fn log_in(opened: &Opened, auth: &Auth, database: Option<u32>) -> Result<(), Fault> {
+    let has_credentials = auth.username.is_some() || auth.password.is_some();
+    if has_credentials {
+        authenticate(opened, auth).await?;
+    }
+    match database {
+        Some(0) if !has_credentials => proves_alive(opened).await,
+        None | Some(0) => Ok(()),
+        Some(number) => {
+            let selected = opened.ask(redis::cmd("SELECT").arg(number)).await.and_then(okay);
+            selected.map_err(|fault| fault.at(&format!("database {number} of REDIS_URL")))
+        }
+    }
+}
+
+async fn proves_alive(opened: &Opened) -> Result<(), Fault> {
+    match opened.ask(&redis::cmd("PING")).await {
+        Err(fault) if !shows_life(&fault) => Err(fault),
+        _ => Ok(()),
+    }
+}
+
+async fn authenticate(opened: &Opened, auth: &Auth) -> Result<(), Fault> {
+    let password = auth.password.as_ref().map_or("", |password| password.reveal());
+    let command = |user: Option<&str>| {
+        let mut command = redis::cmd("AUTH");
+        command.arg(user).arg(password);
+        command
+    };
+    let ask = async |command: Cmd| {
+        let reply = opened.ask(&command).await.and_then(okay);
+        reply.map_err(|fault| refusal(fault, password))
+    };
+    let user = auth.username.as_deref();
+    match ask(command(user)).await {
+        // Such a user accepts any password, if it is named.
+        Err(fault) if user.is_none() && fault.text.contains(NEEDS_NONE) => {
+            ask(command(Some(DEFAULT_USER))).await
+        }
+        reply => reply,
+    }
+}
+
+fn okay(reply: Value) -> Result<(), Fault> {
+    match reply {
+        Value::Okay => Ok(()),
+        other => Err(Fault::malformed(&other)),
+    }
+}
+
+/// The refusal of a login, without the password: servers repeat the arguments of commands that they
+/// do not know.
+fn refusal(fault: Fault, password: &str) -> Fault {
+    let said = fault.without_arguments();
+    let text = if !password.is_empty() && said.contains(password) {
+        "the login was refused".to_owned()
+    } else {
+        said.to_owned()
+    };
+    let words = text.to_ascii_lowercase();
+    let is_of_login = ["auth", "password"].iter().any(|word| words.contains(word));
+    let kind = match fault.kind {
+        Kind::Refused if is_of_login => Kind::Denied,
+        kind => kind,
+    };
+    Fault { kind, text, ..fault }
+}
+
+/// Whether an error in reply to PING is of a server that may be used: one that cannot serve just
+/// now, or one that knows no PING or does not permit it to this user.
+fn shows_life(fault: &Fault) -> bool {
+    match fault.kind {
+        Kind::Loading | Kind::MasterDown | Kind::Busy | Kind::ClusterDown => true,
+        Kind::Denied => fault.text.starts_with("NOPERM"),
+        Kind::Refused => fault.text.to_ascii_lowercase().contains("command"),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

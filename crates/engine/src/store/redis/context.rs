@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-use super::adaptive_timeout::AdaptiveTimeout;
-use super::call::Scripts;
-use super::connect_limiter::ConnectLimiters;
-use super::fault::{ConnectionFate, Fault, Kind};
-use super::secure::Tls;
-use super::threads::Threads;
 use crate::counter::{Count, Counter, RedisCounter};
+use crate::store::redis::connection::AdaptiveTimeout;
+use crate::store::redis::fault::{ConnectionFate, Fault, Kind};
+use crate::store::redis::script::Scripts;
 use crate::store::redis::settings::{Address, RedisKind, RedisSettings};
+use crate::store::redis::stream::{Threads, Tls};
 use crate::time::{Clock, Time};
 
 /// The shared state; one for each store.
@@ -186,22 +184,87 @@ pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+// -------------------------------------------------------------------------------------------------
+// Limits how often one pod connects, however many connections were lost and however many nodes a
+// server names.
 
-    #[test]
-    fn an_outage_begins_with_its_first_fault_and_ends_in_silence() {
-        let counters = Counters::default();
-        let at = |seconds| Time::default() + Duration::from_secs(seconds);
-        assert!(counters.note_fault(Kind::OutOfMemory, at(0)));
-        assert!(counters.note_fault(Kind::Busy, at(1)), "another kind is another outage");
-        assert!((1..100).all(|seconds| !counters.note_fault(Kind::OutOfMemory, at(seconds * 10))));
-        assert!(counters.note_fault(Kind::OutOfMemory, at(990 + 31)));
-        assert!(
-            counters
-                .counts()
-                .contains(&(Counter::Redis(RedisCounter::Failure(Kind::OutOfMemory)), 101))
-        );
+/// The rate limits for connections to one kind of address.
+#[derive(Debug)]
+pub(super) struct ConnectLimiters {
+    /// For connections that are opened again.
+    pub(super) again: ConnectLimiter,
+    /// For the first connection to a node.
+    pub(super) first: ConnectLimiter,
+}
+
+/// Lets a number of callers through at once and then one in each gap, in the order of their
+/// arrival.
+///
+/// A waiting caller has reserved nothing: if it gives up, it leaves the queue, and the callers
+/// behind it move up.
+#[derive(Debug)]
+pub(super) struct ConnectLimiter {
+    /// Held by the first in the queue until it is through. Tokio's lock is fair and may be held
+    /// across a wait.
+    turn: Mutex<Turn>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    at_once: u32,
+    gap: Duration,
+    /// When the limiter is in its initial state again.
+    idle_at: Time,
+}
+
+/// For connections that are opened again: at most ten within a second. A pod that lost a hundred
+/// masters at once retries each of them every twenty seconds.
+const AGAIN: (u32, Duration) = (5, Duration::from_millis(200));
+const _: () = assert!(AGAIN.0 as u128 + 1_000 / AGAIN.1.as_millis() <= 10);
+
+/// For the first connections to nodes that a server named: a cluster of 64 masters is connected at
+/// once, and one of 500, the largest that is offered as a service, within five seconds.
+const FIRST: (u32, Duration) = (64, Duration::from_millis(10));
+
+// === impl ConnectLimiters ===
+
+impl ConnectLimiters {
+    fn new() -> Self {
+        Self { again: ConnectLimiter::new(AGAIN), first: ConnectLimiter::new(FIRST) }
     }
 }
+
+// === impl ConnectLimiter ===
+
+impl ConnectLimiter {
+    fn new((at_once, gap): (u32, Duration)) -> Self {
+        Self { turn: Mutex::new(Turn { at_once, gap, idle_at: Time::default() }) }
+    }
+
+    /// Waits for its turn.
+    pub(super) async fn pass(&self, clock: &Clock) {
+        let mut turn = self.turn.lock().await;
+        let wait = turn.wait(clock.now());
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        turn.take(clock.now());
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// How long the first in the queue has to wait at `now`.
+    fn wait(&self, now: Time) -> Duration {
+        self.idle_at.since(now).saturating_sub(self.gap * (self.at_once - 1))
+    }
+
+    /// Notes that one is through at `now`.
+    fn take(&mut self, now: Time) {
+        self.idle_at = now + self.idle_at.since(now) + self.gap;
+    }
+}
+
+#[cfg(test)]
+mod tests;

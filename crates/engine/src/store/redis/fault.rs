@@ -1,15 +1,15 @@
 //! Failures of a command: which reply it got, whether the reply means that the command changed
 //! nothing, and what to do next. All of that is one table, [`Kind::meaning`].
 
-mod reading;
-
 use std::fmt::{self, Write};
 
 use ratelease_rules::display_safety::alters_display;
+use redis::{ErrorKind, RedisError, ServerError};
 
-pub(super) use crate::counter::RedisFailure as Kind;
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;
+
+pub(super) use crate::counter::RedisFailure as Kind;
 
 /// The reason why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,47 +272,96 @@ impl From<Fault> for StoreError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::counter::{Counter, RedisCounter};
+// -------------------------------------------------------------------------------------------------
+// Converts errors of the client to our kinds: the only place where they are interpreted.
 
-    #[test]
-    fn each_kind_stands_at_its_number_and_is_counted_apart() {
-        let mut counters = std::collections::HashSet::new();
-        for (at, kind) in Kind::ALL.into_iter().enumerate() {
-            assert_eq!(kind as usize, at);
-            assert!(
-                counters.insert(Counter::Redis(RedisCounter::Failure(kind)).name()),
-                "{kind:?} is counted as another"
-            );
+/// Error text of servers before 7.0 if a script's user lacks a permission.
+const DENIED_IN_A_SCRIPT: &str = "The user executing the script can't";
+
+/// Error text of redis-rs if the connection ended within a reply.
+const CUT: &str = "Unexpected end of input";
+
+// === impl Fault ===
+
+impl Fault {
+    /// Converts `error`; `from` is the server that it came from.
+    pub(super) fn of(error: &RedisError, from: &Address) -> Self {
+        // In Redis's own words: redis-rs renames some codes.
+        let text = match (error.code(), error.detail()) {
+            (Some(code), Some(detail)) => format!("{code} {detail}"),
+            _ => error.to_string(),
+        };
+        let kind = match error.kind() {
+            ErrorKind::AuthenticationFailed => Kind::Denied,
+            ErrorKind::Server(_) | ErrorKind::Extension => {
+                Kind::of_reply(error.code().unwrap_or_default(), &text)
+            }
+            ErrorKind::InvalidClientConfig => Kind::Refused,
+            ErrorKind::Parse if text.contains(CUT) => Kind::Lost,
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::MalformedReply,
+            _ if error.is_timeout() => Kind::TimedOut,
+            _ => Kind::Lost,
+        };
+        if !matches!(kind, Kind::Moved | Kind::AskRedirect) {
+            return Fault::new(kind, text);
+        }
+        let to = error.redirect_node().and_then(|(node, _)| Address::parse_redirect(node));
+        match to {
+            Some(to) => Fault { to: Some(to.or_host_of(from)), ..Fault::new(kind, text) },
+            None => Fault::new(Kind::MalformedReply, text),
         }
     }
 
-    #[test]
-    fn a_text_is_cut_to_256_bytes_and_steers_nothing() {
-        let text = |text: &str| Fault::new(Kind::Refused, text).text;
-        assert_eq!(text("ERR plain é"), "ERR plain é");
-        assert_eq!(text("a\r\n\u{1b}[2J\u{202e}b"), r"a\u{d}\u{a}\u{1b}[2J\u{202e}b");
-        let long = text(&"é".repeat(5_000_000));
-        assert_eq!(long, "é".repeat(126) + "…");
-        assert!(text(&"\u{7}".repeat(1_000)).len() <= TEXT_BYTES_MAX);
+    pub(super) fn of_reply(error: &ServerError, from: &Address) -> Self {
+        Fault::of(&RedisError::from(error.clone()), from)
     }
+}
 
-    #[test]
-    fn a_reply_that_is_none_is_shown_no_further_than_it_is_kept() {
-        let ones = redis::Value::Array(vec![redis::Value::Int(1); 1 << 17]);
-        let mut text = Beginning(String::new());
-        assert!(write!(text, "{ones:?}").is_err());
-        assert!(text.0.len() <= TEXT_BYTES_MAX + 1 && text.0.capacity() < 1_024);
-        assert_eq!(Fault::malformed(&ones).text.len(), TEXT_BYTES_MAX);
-        assert_eq!(Fault::malformed(&redis::Value::Int(1)).text, "int(1)");
-    }
+// === impl Kind ===
 
-    #[test]
-    fn what_may_have_been_taken_is_never_sent_again() {
-        for kind in [Kind::Lost, Kind::TimedOut, Kind::MalformedReply] {
-            assert_eq!(kind.meaning().next, Next::GiveUp, "{kind:?}");
+impl Kind {
+    fn of_reply(code: &str, text: &str) -> Self {
+        let begins = |kind: &Kind| kind.meaning().codes.contains(&code);
+        // Before 7.0 an error inside a script is wrapped in an error of the script: as `-CODE` if
+        // the command was refused, as `CODE` if it ran.
+        let wraps = |kind: &Kind| {
+            let is_in = |code: &&str| {
+                text.contains(&format!(": -{code} ")) || text.contains(&format!(": {code} "))
+            };
+            kind.meaning().codes.iter().any(is_in)
+        };
+        let found = Kind::ALL.into_iter().find(begins);
+        let found = found.or_else(|| Kind::ALL.into_iter().find(wraps));
+        match found {
+            Some(kind) => kind,
+            None if text.contains(DENIED_IN_A_SCRIPT) => Kind::Denied,
+            None => Kind::Refused,
         }
     }
 }
+
+// -------------------------------------------------------------------------------------------------
+// Logging of outages: one line when an outage begins, and one when it ends.
+
+/// Whether a part of the store is in an outage, so that only its two ends are logged.
+#[derive(Debug, Default)]
+pub(super) struct LogOnce {
+    begun: bool,
+}
+
+// === impl LogOnce ===
+
+impl LogOnce {
+    /// Whether this failure is the first of an outage.
+    pub(super) fn begins(&mut self) -> bool {
+        !std::mem::replace(&mut self.begun, true)
+    }
+
+    /// Whether this success ends an outage.
+    pub(super) fn ends(&mut self) -> bool {
+        std::mem::replace(&mut self.begun, false)
+    }
+}
+
+#[cfg(test)]
+mod tests;

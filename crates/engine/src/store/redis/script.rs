@@ -1,10 +1,8 @@
 //! Converts one ask to a call of its algorithm's script, and the script's reply to a grant.
 
 use ratelease_rules::Algorithm;
-use redis::Value;
+use redis::{Cmd, Value};
 
-use super::call::{Call, Scripts};
-use super::fault::Fault;
 use crate::algorithm::gcra::{Moved, Pace};
 use crate::algorithm::pool::{self, Held, Put};
 use crate::algorithm::sliding_log::Logged;
@@ -12,7 +10,8 @@ use crate::algorithm::{
     fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket, window_seconds,
     window_us,
 };
-use crate::store::{Ask, Grant, Return};
+use crate::store::redis::fault::Fault;
+use crate::store::{Ask, Grant, Heartbeat, PODS_MAX, Return};
 
 /// Amounts are cut to this before they are sent. It is above every limit, so it already means
 /// "all", and Lua's doubles represent it exactly.
@@ -175,6 +174,127 @@ fn of_sliding_log(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 fn is_present(ask: &Ask, now_unix_us: u64, window: u64) -> bool {
     let present = now_unix_us / window_us(ask.limit);
     window == present || window == present.saturating_add(1)
+}
+
+// -------------------------------------------------------------------------------------------------
+// A script call on one key, which can be sent several times.
+
+/// All scripts of the store.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    fixed_window: Script,
+    gcra: Script,
+    sliding_window: Script,
+    sliding_log: Script,
+    pool: Script,
+    beat: Script,
+}
+
+/// A script, and the hash by which servers identify it.
+#[derive(Debug)]
+struct Script {
+    text: &'static str,
+    sha: String,
+}
+
+/// A call of one script.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    script: &'a Script,
+    key: String,
+    arguments: Vec<u64>,
+}
+
+// === impl Scripts ===
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self {
+            fixed_window: Script::new(include_str!("../fixed_window.lua")),
+            gcra: Script::new(include_str!("../gcra.lua")),
+            sliding_window: Script::new(include_str!("../sliding_window.lua")),
+            sliding_log: Script::new(include_str!("../sliding_log.lua")),
+            pool: Script::new(include_str!("../pool.lua")),
+            beat: Script::new(include_str!("../beat.lua")),
+        }
+    }
+}
+
+impl Scripts {
+    /// The commands that load all scripts into a server, one for each; their replies are not read.
+    pub(super) fn loads(&self) -> impl Iterator<Item = Cmd> + use<'_> {
+        let Self { fixed_window, gcra, sliding_window, sliding_log, pool, beat } = self;
+        let all = [fixed_window, gcra, sliding_window, sliding_log, pool, beat];
+        all.into_iter().map(|script| {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(script.text).set_no_response(true);
+            load
+        })
+    }
+}
+
+// === impl Script ===
+
+impl Script {
+    fn new(text: &'static str) -> Self {
+        Self { text, sha: redis::Script::new(text).get_hash().to_owned() }
+    }
+
+    fn call(&self, key: String, arguments: Vec<u64>) -> Call<'_> {
+        Call { script: self, key, arguments }
+    }
+}
+
+// === impl Call ===
+
+impl Call<'_> {
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Calls the script by its hash; a server that does not know it replies NOSCRIPT.
+    pub(super) fn by_name(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.sha)
+    }
+
+    /// Calls the script with its text, after which the server knows it by hash too.
+    pub(super) fn in_full(&self) -> Cmd {
+        self.command("EVAL", self.script.text)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments);
+        command
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Converts a pod's heartbeat to a call of its script, and the reply to a number of pods.
+
+/// Some 143 000 years: doubles represent it exactly, even with the present time added.
+const LASTS_MS_MAX: u64 = 1 << 52;
+
+/// The call for `beat`. `key` is the key for the pods of all domains; the key of each domain begins
+/// with it.
+pub(super) fn call_of_beat(scripts: &Scripts, beat: Heartbeat, key: String) -> Call<'_> {
+    let key = match beat.domain {
+        Some(domain) => format!("{key}:{domain}"),
+        None => key,
+    };
+    let lasts_ms = u64::try_from(beat.lasts.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+    let arguments =
+        vec![beat.pod, lasts_ms.min(LASTS_MS_MAX), u64::from(beat.leaves), PODS_MAX as u64];
+    scripts.beat.call(key, arguments)
+}
+
+/// Reads the reply: the number of live pods.
+pub(super) fn pods(reply: &Value) -> Result<u32, Fault> {
+    let alive = match reply {
+        Value::Int(alive) => u32::try_from(*alive).ok(),
+        _ => None,
+    };
+    alive.filter(|alive| *alive as usize <= PODS_MAX).ok_or_else(|| Fault::malformed(reply))
 }
 
 #[cfg(test)]

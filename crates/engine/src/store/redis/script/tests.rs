@@ -1,13 +1,11 @@
 //! Which arguments are sent, and which replies are accepted.
 
-use std::time::Duration;
-
-use ratelease_rules::key::Key;
-use ratelease_rules::{Limit, Unit};
-
-use super::super::fault::Kind;
 use super::*;
 use crate::store::Deposit;
+use crate::store::redis::fault::Kind;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
+use std::time::Duration;
 
 const NOON: i64 = 1_700_000_000_250_000;
 

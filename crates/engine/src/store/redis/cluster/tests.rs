@@ -1,8 +1,7 @@
 //! Slot maps as nodes report them.
 
-use proptest::prelude::*;
-
 use super::*;
+use proptest::prelude::*;
 
 fn node(port: u16) -> Address {
     Address::Tcp("10.0.0.1".into(), port)
@@ -134,4 +133,36 @@ proptest! {
             before = Some(now);
         }
     }
+}
+
+#[test]
+fn members_are_known_by_address_and_by_name() {
+    let text = "07c3 10.0.0.4:7004@17004,node-4.local,shard-id=1 slave e7d1 0 1 4 connected\n\
+                67ed 10.0.0.2:7002@17002 master - 0 1426238316232 2 connected 5461-10922\n\
+                6ec2 ::1:7003@17003,,shard-id=2 myself,master - 0 1 1 connected 0-5460\n\
+                bad1 \u{1b}[31m:1@1 master - 0 1 1 connected\n\
+                \n";
+    let members = members(&Value::BulkString(text.into())).unwrap();
+    let node = |host: &str, port| Address::Tcp(host.into(), port);
+    let expected = [
+        node("10.0.0.4", 7004),
+        node("node-4.local", 7004),
+        node("10.0.0.2", 7002),
+        node("::1", 7003),
+    ];
+    assert_eq!(members, HashSet::from(expected));
+    assert!(super::members(&Value::Nil).is_err());
+}
+
+#[tokio::test]
+async fn a_stranger_is_asked_for_once_and_a_member_not_at_all() {
+    let (off_map, node) = (OffMap::default(), Address::Tcp("10.0.0.1".into(), 7000));
+    let learn = |named: &[Address]| off_map.learn(named.iter().cloned().collect());
+    assert!(!off_map.is_member(&node, false, || learn(&[])).await);
+    assert!(!off_map.is_wanted());
+    assert!(off_map.is_member(&node, false, || learn(std::slice::from_ref(&node))).await);
+    assert!(off_map.is_member(&node, false, || panic!("it is known")).await);
+    let same_port = Address::Tcp("127.0.0.1".into(), 7000);
+    assert!(off_map.is_member(&same_port, true, || panic!("it is known")).await);
+    assert!(!off_map.is_member(&same_port, false, || learn(&[])).await);
 }

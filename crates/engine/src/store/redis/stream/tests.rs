@@ -1,11 +1,11 @@
 //! Valid and invalid framing of a server's replies.
 
-use std::io::Read;
-
+use super::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-
-use super::*;
+use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 
 const SMALL: Limit = Limit { bytes: 64, values: 8 };
 
@@ -104,7 +104,7 @@ fn only_a_list_that_is_awaited_may_be_long() {
 struct OneByOne<'a>(&'a [u8]);
 
 impl Read for OneByOne<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = buffer.len().min(1);
         self.0.read(&mut buffer[..length])
     }
@@ -136,4 +136,37 @@ proptest! {
         }
         prop_assert!(is_idle(&counter), "{replies:?}, {taken} taken: {counter:?}");
     }
+}
+
+#[tokio::test]
+async fn all_addresses_of_a_name_are_tried_and_four_at_a_time() {
+    let address = |last| SocketAddr::from(([127, 0, 0, last], 1));
+    let last = address(99);
+    let (open, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let connect = async |address: SocketAddr| {
+        most.fetch_max(open.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+        tokio::task::yield_now().await;
+        open.fetch_sub(1, Ordering::Relaxed);
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        if address == last { Ok(address) } else { Err(refused) }
+    };
+    let addresses: Vec<_> = (0..=99).map(address).collect();
+    assert_eq!(first_of(addresses, connect).await.unwrap(), last);
+    assert_eq!(most.load(Ordering::Relaxed), 4);
+    let refused = first_of(vec![address(1)], connect).await.unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn work_that_was_given_up_has_its_thread_until_it_ends() {
+    let threads = Threads::new(1);
+    let (end, wait) = mpsc::channel::<()>();
+    let mut given_up = Box::pin(threads.run(move || wait.recv()));
+    assert!(futures_util::poll!(&mut given_up).is_pending());
+    drop(given_up);
+    let mut next = Box::pin(threads.run(|| 7));
+    assert!(futures_util::poll!(&mut next).is_pending());
+    assert_eq!(threads.0.available_permits(), 0);
+    drop(end);
+    assert_eq!(next.await.unwrap(), 7);
 }
