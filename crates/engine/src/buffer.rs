@@ -1,17 +1,12 @@
 //! The local tokens of one key: take, refill, expire. Pure: `now` is an argument.
 
-mod expired;
-mod leased_tokens;
-mod packed;
 pub mod table;
 
+use std::mem::size_of;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use expired::expired;
-pub use leased_tokens::{LeaseKind, LeasedTokens};
-
 use crate::time::{CompactDuration, CompactU64, Time};
-use packed::PackedLeases;
 
 /// Tokens of one key that this pod may spend without asking the store.
 ///
@@ -173,7 +168,7 @@ impl<A: Cold> Buffer<A> {
         let epoch = self.epoch();
         if kind == LeaseKind::Windowed && refill.lease.epoch != epoch {
             if self.is_live(now) && refill.lease.epoch < epoch && now >= refill.known_until {
-                expired::note(refill.lease.tokens);
+                note_expired(refill.lease.tokens);
                 return;
             }
             // A window that is not over yet is the present one, even if a later one was present
@@ -378,6 +373,464 @@ fn nanos_between(from: Time, to: Time) -> CompactU64 {
 #[allow(clippy::cast_possible_truncation, reason = "it is meant to begin again")]
 fn asked_units(now: Time) -> u16 {
     (now.nanos() / ASKED_UNIT.as_nanos() as u64) as u16
+}
+
+// -------------------------------------------------------------------------------------------------
+// Counts the tokens whose lease ended before they were spent.
+//
+// There is one counter for the whole process, since it changes only about once in the life of a
+// lease.
+
+static EXPIRED: AtomicU64 = AtomicU64::new(0);
+
+/// Tokens that have ended unspent since the process began. A key's tokens are counted when the key
+/// is next charged or evicted, within seconds of their end.
+pub fn expired() -> u64 {
+    EXPIRED.load(Ordering::Relaxed)
+}
+
+/// Counts `tokens` that are dropped because they have ended.
+fn note_expired(tokens: u64) {
+    if tokens > 0 {
+        EXPIRED.fetch_add(tokens, Ordering::Relaxed);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The leases to which a buffer's tokens belong: few, and the lease that ends first is spent first.
+
+/// Tokens of one lease: they end together and are returned together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeasedTokens {
+    /// Number of tokens.
+    pub tokens: u64,
+    /// The epoch that their return names: [`crate::store::Grant::epoch`].
+    pub epoch: u64,
+    /// When the first may be spent; of spaced tokens, each further one a spacing later.
+    pub starts: Time,
+    /// The latest end of the tokens.
+    pub ends: Time,
+}
+
+/// How the tokens of a key begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseKind {
+    /// They end with their window, which is their epoch: a newer window ends all older ones.
+    Windowed,
+    /// Each lease ends on its own.
+    Timed,
+    /// They are slots of a leaky bucket.
+    Spaced {
+        /// Time from one slot to the next.
+        every: Duration,
+        /// How late a slot may be taken: at least until the next begins.
+        grace: Duration,
+    },
+}
+
+/// Unspent tokens of at most two leases: the one that is being spent and the one asked ahead.
+#[derive(Debug, Clone, Default)]
+struct LeasePair {
+    newest: LeasedTokens,
+    /// Has no tokens if there is only one lease. Windows, the usual kind, never need it.
+    older: LeasedTokens,
+}
+
+// === impl LeasePair ===
+
+impl LeasePair {
+    fn tokens(&self, now: Time) -> u64 {
+        self.older.live(now).saturating_add(self.newest.live(now))
+    }
+
+    /// Takes `hits` tokens, or none. The returned lease can be put back.
+    fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
+        self.prune(kind, now);
+        // The slots of two leases do not follow each other, so a charge has all of one lease.
+        if let LeaseKind::Spaced { .. } = kind {
+            let mut leases = [&mut self.older, &mut self.newest].into_iter();
+            let lease = leases.find(|lease| lease.tokens >= hits)?;
+            return Some(lease.split(hits, kind));
+        }
+        if self.tokens(now) < hits {
+            return None;
+        }
+        if self.older.tokens == 0 {
+            return Some(self.newest.split(hits, kind));
+        }
+        let first = self.older.split(hits.min(self.older.tokens), kind);
+        let rest = self.newest.split(hits - first.tokens, kind);
+        Some(if rest.tokens > 0 { first.merged(rest) } else { first })
+    }
+
+    /// Adds tokens of a new lease, or tokens that were taken out.
+    fn insert(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        self.prune(kind, now);
+        // A window is kept even without tokens, since refunds may be added to it.
+        let is_useful = lease.tokens > 0 || kind == LeaseKind::Windowed;
+        if now >= lease.ends {
+            note_expired(lease.tokens);
+            return;
+        }
+        if !is_useful || self.joined(lease, kind) {
+            return;
+        }
+        if self.newest.tokens == 0 {
+            self.newest = lease;
+            return;
+        }
+        let (first, last) = in_order(self.newest, lease);
+        let older = match self.older {
+            LeasedTokens { tokens: 0, .. } => first,
+            // There is one lease too many. Slots cannot be joined, so those in the middle are
+            // dropped.
+            older if matches!(kind, LeaseKind::Spaced { .. }) => in_order(older, first).0,
+            older => older.merged(first),
+        };
+        (self.older, self.newest) = (older, last);
+    }
+
+    /// Removes and returns all tokens, by lease.
+    fn drain(&mut self, now: Time) -> [Option<LeasedTokens>; 2] {
+        let Self { older, newest } = std::mem::take(self);
+        [older, newest].map(|lease| {
+            note_expired(lease.ended(now));
+            Some(lease).filter(|lease| lease.live(now) > 0)
+        })
+    }
+
+    /// Adds `lease` to the lease that it belongs to, if that is held here.
+    fn joined(&mut self, lease: LeasedTokens, kind: LeaseKind) -> bool {
+        (self.older.tokens > 0 && self.older.join(lease, kind)) || self.newest.join(lease, kind)
+    }
+
+    /// Drops what has ended.
+    fn prune(&mut self, kind: LeaseKind, now: Time) {
+        if let LeaseKind::Spaced { every, grace } = kind {
+            self.newest.lapse(every, grace, now);
+            self.older.lapse(every, grace, now);
+        }
+        for lease in [&mut self.older, &mut self.newest] {
+            note_expired(lease.ended(now));
+            lease.tokens = lease.live(now);
+        }
+        if self.newest.tokens == 0 && self.older.tokens > 0 {
+            self.newest = std::mem::take(&mut self.older);
+        }
+    }
+}
+
+fn in_order(a: LeasedTokens, b: LeasedTokens) -> (LeasedTokens, LeasedTokens) {
+    if a.ends <= b.ends { (a, b) } else { (b, a) }
+}
+
+// === impl LeasedTokens ===
+
+impl LeasedTokens {
+    fn live(&self, now: Time) -> u64 {
+        if now < self.ends { self.tokens } else { 0 }
+    }
+
+    fn ended(&self, now: Time) -> u64 {
+        self.tokens - self.live(now)
+    }
+
+    /// Removes and returns the first `tokens`, of which there are enough.
+    fn split(&mut self, tokens: u64, kind: LeaseKind) -> LeasedTokens {
+        let taken = LeasedTokens { tokens, ..*self };
+        self.tokens -= tokens;
+        if let LeaseKind::Spaced { every, .. } = kind {
+            self.starts = self.starts + times(every, tokens);
+        }
+        taken
+    }
+
+    /// The tokens of two leases as those of one: they get the last start, the first end and the
+    /// lower epoch. So some may start too late, end too early or return under an epoch before their
+    /// own, but none starts too early or ends too late, and none returns under a later epoch, by
+    /// which the store would credit it for longer. The lease that ends first may have the later
+    /// epoch: of asks that leave together, the store may take the second one first.
+    fn merged(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            epoch: self.epoch.min(other.epoch),
+            starts: self.starts.max(other.starts),
+            ends: self.ends.min(other.ends),
+        }
+    }
+
+    /// Merges `lease`, if both belong to one lease. Returns whether it did.
+    fn join(&mut self, lease: LeasedTokens, kind: LeaseKind) -> bool {
+        let one = match kind {
+            LeaseKind::Windowed => self.epoch == lease.epoch && self.ends > Time::default(),
+            LeaseKind::Timed => self.epoch == lease.epoch && self.ends == lease.ends,
+            LeaseKind::Spaced { every, .. } => {
+                lease.starts + times(every, lease.tokens) == self.starts
+            }
+        };
+        if one {
+            self.tokens = self.tokens.saturating_add(lease.tokens);
+            match kind {
+                // The window ends when the store said last, since its clock may have been set.
+                LeaseKind::Windowed if lease.starts >= self.starts => {
+                    (self.starts, self.ends) = (lease.starts, lease.ends);
+                }
+                LeaseKind::Windowed | LeaseKind::Timed => {}
+                LeaseKind::Spaced { .. } => self.starts = lease.starts,
+            }
+        }
+        one
+    }
+
+    /// Drops the slots that have passed.
+    fn lapse(&mut self, every: Duration, grace: Duration, now: Time) {
+        let late = now.since(self.starts).saturating_sub(grace);
+        if late.is_zero() || self.tokens == 0 {
+            return;
+        }
+        let gone = late.as_nanos() / every.as_nanos().max(1) + 1;
+        let gone = u64::try_from(gone).unwrap_or(u64::MAX).min(self.tokens);
+        note_expired(gone);
+        self.tokens -= gone;
+        self.starts = self.starts + times(every, gone);
+    }
+}
+
+fn times(span: Duration, by: u64) -> Duration {
+    let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(nanos.saturating_mul(by))
+}
+
+// -------------------------------------------------------------------------------------------------
+// The compact form of a buffer's leases, since there are millions of keys.
+
+/// The newest lease in place, and in a box what few keys have: an older lease, and the owner's cold
+/// state.
+///
+/// Leases that are not spaced may be spent at once, so only spaced ones have a start. Spaced leases
+/// are never returned, so only the others have an epoch.
+#[derive(Debug, Clone)]
+struct PackedLeases<A> {
+    /// When the store's last reply came. Ends count from here.
+    replied_at: Time,
+    /// The epoch of the newest lease, kept after the lease is spent; for a spaced lease, its start.
+    epoch_or_start: u64,
+    tokens: u32,
+    /// Empty if there is no lease.
+    ends: CompactDuration,
+    cold: Option<Box<ColdBox<A>>>,
+}
+
+/// What only few keys have.
+#[derive(Debug, Clone, Default)]
+struct ColdBox<A> {
+    /// Has no tokens if there is no older lease.
+    older: LeasedTokens,
+    owners: A,
+}
+
+// === impl PackedLeases ===
+
+impl<A: Cold> PackedLeases<A> {
+    /// Size of the box in bytes, where there is one.
+    const COLD_BYTES: usize = size_of::<ColdBox<A>>();
+
+    const fn empty() -> Self {
+        let (replied_at, ends) = (Time::from_nanos(0), CompactDuration::EMPTY);
+        Self { replied_at, epoch_or_start: 0, tokens: 0, ends, cold: None }
+    }
+
+    /// When the store's last reply came.
+    fn replied_at(&self) -> Time {
+        self.replied_at
+    }
+
+    /// The epoch of the store's last reply, or of the newest unspent lease, if that has one.
+    fn epoch(&self) -> u64 {
+        self.epoch_or_start
+    }
+
+    /// Tokens that may still be spent.
+    fn tokens(&self, now: Time) -> u64 {
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
+        older.saturating_add(self.live(now).into())
+    }
+
+    /// Tokens of the larger lease.
+    fn largest(&self, now: Time) -> u64 {
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
+        older.max(self.live(now).into())
+    }
+
+    /// Takes `hits` tokens, or none. The returned lease can be put back.
+    fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
+        if self.has_older() || is_spaced(kind) {
+            let spent = self.edit(kind, |leases| leases.spend(hits, kind, now))?;
+            let starts = if is_spaced(kind) { spent.starts } else { Time::default() };
+            return Some(LeasedTokens { starts, ..spent });
+        }
+        let live = self.live(now);
+        note_expired(u64::from(self.tokens - live));
+        self.tokens = live;
+        let spent = u32::try_from(hits).ok().filter(|hits| *hits <= self.tokens)?;
+        self.tokens -= spent;
+        Some(self.leased(hits))
+    }
+
+    /// Adds tokens that were taken out.
+    fn put_back(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        self.edit(kind, |leases| leases.insert(lease, kind, now));
+    }
+
+    /// Adds what the store lent with its reply of time `now`.
+    fn refill(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        let mut leases = self.unpacked(kind);
+        if !is_spaced(kind) {
+            leases.newest.starts = Time::default(); // so that its window ends as the store says now
+        }
+        leases.insert(lease, kind, now);
+        if leases.newest.tokens == 0 {
+            leases.newest.epoch = lease.epoch;
+        }
+        self.replied_at = now;
+        self.pack(leases, kind);
+    }
+
+    /// Removes and returns all tokens, by lease. For spaced leases the result is of no use: they
+    /// are never returned.
+    fn drain(&mut self, now: Time) -> [Option<LeasedTokens>; 2] {
+        let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
+        let newest = self.leased(self.tokens.into());
+        self.clear();
+        LeasePair { newest, older }.drain(now)
+    }
+
+    /// Drops everything, since its window is over.
+    fn expire(&mut self) {
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.tokens);
+        note_expired(older.saturating_add(self.tokens.into()));
+        self.clear();
+    }
+
+    /// Drops everything.
+    fn clear(&mut self) {
+        (self.tokens, self.ends) = (0, CompactDuration::EMPTY);
+        self.set_older(LeasedTokens::default());
+    }
+
+    /// An empty stock that keeps what the owner has in the box.
+    fn emptied(mut self) -> Self {
+        self.clear();
+        Self { cold: self.cold, ..Self::empty() }
+    }
+
+    /// Adds `tokens` to a live lease, if there is one. Returns whether there is.
+    fn top_up(&mut self, tokens: u64, now: Time) -> bool {
+        let live = self.has_lease(now);
+        if live {
+            self.tokens = saturate_u32(u64::from(self.tokens).saturating_add(tokens));
+        }
+        live
+    }
+
+    /// Whether a lease is live, even without tokens.
+    fn has_lease(&self, now: Time) -> bool {
+        now < self.ends()
+    }
+
+    /// Joins two leases to one that ends with the first. Of spaced leases, the second is dropped.
+    fn join(&mut self, kind: LeaseKind) {
+        if self.has_older() {
+            let LeasePair { newest, older } = self.unpacked(kind);
+            let newest = if is_spaced(kind) { older } else { older.merged(newest) };
+            self.pack(LeasePair { newest, older: LeasedTokens::default() }, kind);
+        }
+    }
+
+    /// What the owner keeps in the box.
+    fn cold(&self) -> Option<&A> {
+        self.cold.as_ref().map(|cold| &cold.owners)
+    }
+
+    fn cold_mut(&mut self) -> Option<&mut A> {
+        self.cold.as_mut().map(|cold| &mut cold.owners)
+    }
+
+    fn make_cold(&mut self) -> &mut A {
+        &mut self.cold.get_or_insert_default().owners
+    }
+
+    /// Drops the box if nothing is in it.
+    fn trim(&mut self) {
+        let empty = |cold: &ColdBox<A>| cold.older.tokens == 0 && cold.owners.is_empty();
+        if self.cold.as_deref().is_some_and(empty) {
+            self.cold = None;
+        }
+    }
+
+    fn live(&self, now: Time) -> u32 {
+        if now < self.ends() { self.tokens } else { 0 }
+    }
+
+    fn ends(&self) -> Time {
+        self.ends.after(self.replied_at)
+    }
+
+    fn has_older(&self) -> bool {
+        self.cold.as_ref().is_some_and(|cold| cold.older.tokens > 0)
+    }
+
+    /// `tokens` of the newest lease, which is not spaced.
+    fn leased(&self, tokens: u64) -> LeasedTokens {
+        LeasedTokens {
+            tokens,
+            epoch: self.epoch_or_start,
+            starts: Time::default(),
+            ends: self.ends(),
+        }
+    }
+
+    fn edit<R>(&mut self, kind: LeaseKind, edit: impl FnOnce(&mut LeasePair) -> R) -> R {
+        let mut leases = self.unpacked(kind);
+        let edited = edit(&mut leases);
+        self.pack(leases, kind);
+        edited
+    }
+
+    fn unpacked(&self, kind: LeaseKind) -> LeasePair {
+        let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
+        let newest = self.leased(self.tokens.into());
+        let newest = match kind {
+            LeaseKind::Spaced { .. } => {
+                LeasedTokens { epoch: 0, starts: Time::from_nanos(self.epoch_or_start), ..newest }
+            }
+            LeaseKind::Windowed | LeaseKind::Timed => {
+                LeasedTokens { starts: self.replied_at, ..newest }
+            }
+        };
+        LeasePair { newest, older }
+    }
+
+    fn pack(&mut self, leases: LeasePair, kind: LeaseKind) {
+        let LeasePair { newest, older } = leases;
+        self.tokens = saturate_u32(newest.tokens);
+        self.ends = CompactDuration::floor(newest.ends.since(self.replied_at));
+        self.epoch_or_start = if is_spaced(kind) { newest.starts.nanos() } else { newest.epoch };
+        self.set_older(older);
+    }
+
+    fn set_older(&mut self, older: LeasedTokens) {
+        if older.tokens > 0 {
+            self.cold.get_or_insert_default().older = older;
+        } else if let Some(cold) = &mut self.cold {
+            cold.older = older;
+            self.trim();
+        }
+    }
+}
+
+fn is_spaced(kind: LeaseKind) -> bool {
+    matches!(kind, LeaseKind::Spaced { .. })
 }
 
 #[cfg(test)]

@@ -9,43 +9,36 @@
 //!
 //! The limiter decides how much to ask for, with [`size`] and [`demand`]; the client does not.
 
-mod breaker;
-mod budget;
-pub mod demand;
-mod dispatch;
-mod heartbeats;
 mod hot_shard_key;
 mod shard;
-mod shard_counters;
-mod silence;
 pub mod size;
 
-pub use breaker::BreakerState;
-pub use hot_shard_key::HotKey;
-pub use shard::ShardSnapshot;
-pub use shard_counters::ShardCounters;
-
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::Future;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
-
-use dispatch::DrainGuard;
-use heartbeats::HeartbeatGate;
-use shard::Shard;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Sleep, sleep_until, timeout};
 
 use crate::counter::{Count, Counter};
+use crate::lease::shard::{Shard, Silence};
 use crate::span_context;
 use crate::store::stores::SHARDS_OF_ALL_MAX;
 use crate::store::{Ask, Grant, Heartbeat, Store, StoreError};
 use crate::time::{Clock, Time};
+
+pub use hot_shard_key::HotKey;
+pub use shard::{BreakerState, ShardCounters, ShardSnapshot};
 
 /// The largest number of asks in a batch.
 pub const BATCH_MAX: usize = 256;
@@ -115,7 +108,7 @@ struct OpenQueues {
     senders: HashMap<usize, mpsc::Sender<Ask>>,
     guard: DrainGuard,
     /// Closed once every task has dropped its guard.
-    drained: mpsc::Receiver<std::convert::Infallible>,
+    drained: mpsc::Receiver<Infallible>,
 }
 
 /// Where to queue one ask.
@@ -324,7 +317,7 @@ impl LeaseClient {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
             let (shard, shared) = (Arc::clone(&shard), Arc::clone(&self.shared));
-            let task = dispatch::run(shard, shared, asks, guard.clone());
+            let task = run_dispatch(shard, shared, asks, guard.clone());
             match runtime {
                 Some(runtime) => tasks.spawn_on(task, runtime),
                 None => tasks.spawn(task),
@@ -376,6 +369,336 @@ impl Shared {
 
 fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+// -------------------------------------------------------------------------------------------------
+// The task of one shard: it sends the asks that queue, and delivers each reply as it arrives.
+//
+// Asks are sent in batches of those that queued while the last batch was out. The next batch
+// leaves once the first reply to the last one has arrived, or [`GAP_MAX`] after the last one left,
+// so that no slow reply holds it back.
+
+/// The largest number of a shard's asks that are out at once; more wait in the queue.
+const OUT_MAX: usize = 4 * BATCH_MAX;
+
+/// A batch leaves at most this long after the one before, even if no reply has come: asks of a
+/// distant shard do not wait for a round trip.
+const GAP_MAX: Duration = Duration::from_millis(1);
+
+/// How long to wait for the end of a queue whose shard is stalled or has its breaker open.
+const DRAIN_AWAY_MAX: Duration = Duration::from_millis(250);
+
+/// Each task holds one until its queue is drained, or the wait for the queue's end is over.
+type DrainGuard = mpsc::Sender<Infallible>;
+
+/// An ask that is sent.
+struct Sent {
+    ask: Ask,
+    /// The number of its batch.
+    batch: u64,
+    sent_at: Time,
+    is_hot: bool,
+}
+
+/// When the next batch may leave.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    batch: u64,
+    /// A reply to the last batch has arrived, or no batch was sent yet.
+    is_open: bool,
+    /// From this time on the next batch may leave in any case.
+    opens: Time,
+}
+
+/// Sends a shard's asks.
+struct Dispatch<'a, S, F> {
+    shard: &'a Shard,
+    shared: &'a Shared,
+    asks: mpsc::Receiver<Ask>,
+    send: S,
+    out: FuturesUnordered<F>,
+    /// Asks received and not sent yet; at most a batch.
+    batch_to_send: Vec<Ask>,
+    pace: Pace,
+    silence: Silence,
+    drain: Drain,
+}
+
+/// State of the end of a queue.
+struct Drain {
+    /// `None` once the end of the queue is no longer waited for.
+    guard: Option<DrainGuard>,
+    /// When the lease client dropped the queue; it may still hold asks from before that.
+    since: Option<Time>,
+}
+
+/// A timer that is reset only to fire sooner.
+struct Alarm<'a> {
+    sleep: Pin<&'a mut Sleep>,
+    at: Option<Time>,
+}
+
+/// Sends the asks that queue in `asks` until the lease client drops the queue and all of them have
+/// been answered.
+async fn run_dispatch(
+    shard: Arc<Shard>,
+    shared: Arc<Shared>,
+    asks: mpsc::Receiver<Ask>,
+    guard: DrainGuard,
+) {
+    let send = |sent| lend(&shared, shard.number(), sent);
+    let sleep = pin!(sleep_until(shared.clock.instant(Time::default())));
+    let dispatch = Dispatch {
+        shard: &shard,
+        shared: &shared,
+        asks,
+        send,
+        out: FuturesUnordered::new(),
+        batch_to_send: Vec::with_capacity(BATCH_MAX),
+        pace: Pace { is_open: true, ..Pace::default() },
+        silence: Silence::default(),
+        drain: Drain { guard: Some(guard), since: None },
+    };
+    dispatch.run(Alarm { sleep, at: None }).await;
+}
+
+/// Sends one ask to `shard`. A timeout of the ask or a panic of the store fails this ask alone.
+/// Returns the number of its batch with the reply.
+async fn lend(shared: &Shared, shard: usize, sent: Sent) -> (u64, Reply) {
+    let Sent { ask, batch, sent_at, is_hot } = sent;
+    let lent = AssertUnwindSafe(async { shared.store.lend(&ask).await }).catch_unwind();
+    let outcome = match timeout(EXCHANGE_MAX, lent).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => {
+            shared.panics.fetch_add(1, Ordering::Relaxed);
+            Err(StoreError::MalformedReply("the store panicked".into()))
+        }
+        Err(_) => Err(StoreError::TimedOut),
+    };
+    (batch, Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome })
+}
+
+// === impl Dispatch ===
+
+impl<S, F> Dispatch<'_, S, F>
+where
+    S: Fn(Sent) -> F,
+    F: Future<Output = (u64, Reply)>,
+{
+    async fn run(mut self, mut alarm: Alarm<'_>) {
+        while !self.is_done() {
+            let now = self.shared.clock.now();
+            if self.may_send(now) {
+                self.send_batch(now);
+            }
+            self.drain.note(self.shard, now);
+            let receives = self.receives();
+            let room = self.room();
+            alarm.set(self.due(now), self.shared);
+            tokio::select! {
+                biased;
+                Some((batch, reply)) = self.out.next(), if !self.out.is_empty() => {
+                    self.deliver(batch, reply);
+                }
+                received = self.asks.recv_many(&mut self.batch_to_send, room), if receives => {
+                    if received == 0 {
+                        self.drain.since = Some(self.shared.clock.now());
+                    }
+                }
+                () = &mut alarm.sleep, if alarm.at.is_some() => {
+                    alarm.at = None;
+                    self.check_for_stall().await;
+                }
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.drain.since.is_some() && self.batch_to_send.is_empty() && self.out.is_empty()
+    }
+
+    /// The number of asks that may be sent with the next batch.
+    fn room(&self) -> usize {
+        BATCH_MAX.min(OUT_MAX.saturating_sub(self.out.len()))
+    }
+
+    /// Whether to receive from the queue. A queued ask wakes this task only if the ask can be sent
+    /// or a timer must be set for it.
+    fn receives(&self) -> bool {
+        self.batch_to_send.is_empty() && self.room() > 0 && self.drain.since.is_none()
+    }
+
+    fn may_send(&self, now: Time) -> bool {
+        !self.batch_to_send.is_empty()
+            && self.room() > 0
+            && (self.pace.is_open || self.pace.opens <= now)
+    }
+
+    /// When the task next has to act, even if nothing arrives.
+    fn due(&self, now: Time) -> Option<Time> {
+        let leaves = (!self.batch_to_send.is_empty() && self.room() > 0).then_some(self.pace.opens);
+        let stalls = || self.silence.due(self.shard.stall_after(self.shared.wait_min));
+        let stalls = (!self.out.is_empty()).then(stalls).flatten();
+        let drained = self.drain.due().filter(|due| *due > now);
+        [leaves, stalls, drained].into_iter().flatten().min()
+    }
+
+    fn send_batch(&mut self, now: Time) {
+        while self.batch_to_send.len() < self.room() {
+            let Ok(ask) = self.asks.try_recv() else { break };
+            self.batch_to_send.push(ask);
+        }
+        self.silence.sent(self.out.is_empty(), now);
+        let batch = self.pace.begin(now);
+        for ask in self.batch_to_send.drain(..) {
+            let is_hot = self.shard.note_sent(&ask, now);
+            self.out.push((self.send)(Sent { ask, batch, sent_at: now, is_hot }));
+        }
+    }
+
+    fn deliver(&mut self, batch: u64, reply: Reply) {
+        let now = self.shared.clock.now();
+        self.pace.replied(batch);
+        let stall_after = self.shard.stall_after(self.shared.wait_min);
+        let is_congested = self.silence.ended_since(reply.asked_at, stall_after, now);
+        if is_reply(&reply.outcome) {
+            self.silence.heard(now);
+        }
+        self.shard.note(&reply, is_congested, now);
+        self.shared.reply(reply);
+    }
+
+    /// On a stall, answers the queued asks at once, since waiting would only delay the same answer.
+    async fn check_for_stall(&mut self) {
+        if self.out.is_empty() {
+            return;
+        }
+        let now = self.shared.clock.now();
+        let (shard, span) = (self.shard.number(), self.shard.stall_after(self.shared.wait_min));
+        if !self.silence.stalls(span, now, || self.shared.store.silence(shard)) {
+            return;
+        }
+        self.shard.stall(now);
+        let mut queued = std::mem::take(&mut self.batch_to_send);
+        for ask in queued.drain(..) {
+            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
+        }
+        self.batch_to_send = queued;
+        // Asks that queued before the stall: a later one may be the breaker's probe.
+        for refused in 1..=self.asks.len() {
+            let Ok(ask) = self.asks.try_recv() else { break };
+            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
+            // Each may wake a request in another thread: other shards have their turn.
+            if refused % BATCH_MAX == 0 {
+                yield_now().await;
+            }
+        }
+    }
+}
+
+/// Whether the shard's server replied, so that it is not silent.
+fn is_reply(outcome: &Result<Grant, StoreError>) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(StoreError::Unreachable(_) | StoreError::TimedOut) => false,
+        Err(_) => true,
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// Starts a batch and returns its number.
+    fn begin(&mut self, now: Time) -> u64 {
+        *self = Self { batch: self.batch + 1, is_open: false, opens: now + GAP_MAX };
+        self.batch
+    }
+
+    /// Notes that an ask of `batch` has its outcome.
+    fn replied(&mut self, batch: u64) {
+        self.is_open |= batch == self.batch;
+    }
+}
+
+// === impl Drain ===
+
+impl Drain {
+    /// When to stop waiting for the queue's end, if its shard stays unavailable.
+    fn due(&self) -> Option<Time> {
+        let since = self.since.filter(|_| self.guard.is_some())?;
+        Some(since + DRAIN_AWAY_MAX)
+    }
+
+    fn note(&mut self, shard: &Shard, now: Time) {
+        if self.due().is_some_and(|due| due <= now) && !shard.has_breaker_closed() {
+            self.guard = None;
+        }
+    }
+}
+
+// === impl Alarm ===
+
+impl Alarm<'_> {
+    /// Makes the alarm fire at `due` or before.
+    fn set(&mut self, due: Option<Time>, shared: &Shared) {
+        let Some(due) = due.filter(|due| self.at.is_none_or(|at| *due < at)) else { return };
+        self.sleep.as_mut().reset(shared.clock.instant(due));
+        self.at = Some(due);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The order of heartbeats: none arrives after the heartbeat that says that the pod leaves.
+
+/// The largest number of heartbeats that are out at once; each domain sends one. More wait for
+/// their turn.
+const HEARTBEATS_MAX: u32 = 64;
+
+/// How long the last heartbeat waits until the heartbeats before it are withdrawn. Withdrawing
+/// takes one poll of the task that sends them.
+const END_MAX: Duration = Duration::from_millis(100);
+
+/// Keeps heartbeats from arriving after the one that says that the pod leaves.
+#[derive(Debug)]
+struct HeartbeatGate {
+    permits: Semaphore,
+    has_left: AtomicBool,
+    leaves: Notify,
+}
+
+// === impl HeartbeatGate ===
+
+impl HeartbeatGate {
+    /// Returns the result of `beat`, or `None` if the pod has left or leaves meanwhile: then the
+    /// beat is withdrawn.
+    async fn unless_left<T>(&self, beat: impl Future<Output = T>) -> Option<T> {
+        let leaves = self.leaves.notified();
+        let permitted = async {
+            let _permit = self.permits.acquire().await.ok()?;
+            // This comes after `leaves` was made, which from now on reports that the pod leaves.
+            if self.has_left.load(Ordering::SeqCst) { None } else { Some(beat.await) }
+        };
+        tokio::select! {
+            biased;
+            () = leaves => None,
+            result = permitted => result,
+        }
+    }
+
+    /// Withdraws the heartbeats that are out, and prevents further ones.
+    async fn end(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+        self.leaves.notify_waiters();
+        // Heartbeats sent before are ahead on the connection; none follows.
+        let _ = timeout(END_MAX, self.permits.acquire_many(HEARTBEATS_MAX)).await;
+    }
+}
+
+impl Default for HeartbeatGate {
+    fn default() -> Self {
+        let permits = Semaphore::new(HEARTBEATS_MAX as usize);
+        Self { permits, has_left: AtomicBool::new(false), leaves: Notify::new() }
+    }
 }
 
 #[cfg(test)]

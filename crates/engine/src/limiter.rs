@@ -3,52 +3,43 @@
 //!
 //! This is the only module where buffers and the lease client meet.
 
-mod attempt;
 mod failure_mode;
-mod key_state;
+mod key;
 mod lease_policy;
 mod maintenance;
-mod options;
-mod overflow;
-mod pod_context;
 mod pod_counts;
 mod resolve;
-mod round_trips;
-mod single_descriptor;
-mod transaction;
-mod undo;
-mod wait;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ratelease_rules::key::Key;
-use ratelease_rules::request::Request;
-use ratelease_rules::{Limit, Rules};
-
-use crate::buffer::expired;
-use crate::buffer::table::{Table, TableFull};
-use crate::counter::{Count, Counter};
 use parking_lot::Mutex;
+use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
+use ratelease_rules::request::{Descriptor, Few, Request};
+use ratelease_rules::{FailureMode, Limit, Rules, STORES_MAX, StoreId};
+use smallvec::smallvec;
 use tokio::sync::{Notify, watch};
+use tokio::time::timeout_at;
 
+use crate::buffer::table::{Region, Table, TableFull};
+use crate::buffer::{LeasedTokens, Take};
+use crate::counter::{Count, Counter};
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
+use crate::limiter::failure_mode::FailureModes;
+use crate::limiter::key::{
+    Attempt, KeyState, PodContext, ReplyReceiver, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
+    answered,
+};
+use crate::limiter::lease_policy::LeasePolicy;
+use crate::limiter::pod_counts::PodCounts;
 use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::Verdict;
+use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
+use crate::{buffer, verdict};
 
-use attempt::Attempt;
-use failure_mode::FailureModes;
-use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
-pub use options::{Options, PODS_EXPECTED};
-use pod_context::PodContext;
-use pod_counts::PodCounts;
-pub use resolve::{Charge, LimitedHits, Resolved, limits, resolve};
-use round_trips::RoundTrips;
-use transaction::Transaction;
-use wait::ReplyReceiver;
+pub use self::resolve::{Charge, LimitedHits, Resolved, limits, resolve};
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
@@ -218,7 +209,7 @@ impl Limiter {
             (Counter::BufferWaitingBytes, table.heap_bytes() as u64),
             (Counter::BufferEvictions, table.evictions()),
             (Counter::BufferOverflows, overflows.load(Ordering::Relaxed)),
-            (Counter::TokensExpired, expired()),
+            (Counter::TokensExpired, buffer::expired()),
         ];
         counts.extend(failure_modes.counts());
         counts.extend(lease_client.counts());
@@ -382,6 +373,567 @@ impl Shared {
     /// Number of pods that share the limit of `charge`.
     fn pods_of(&self, charge: &Charge<'_>) -> u32 {
         self.pods.of(charge.domain())
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The effects of one request, as a transaction: they are computed first, applied once, or undone
+// completely.
+//
+// Charges take their tokens when they are settled, so that no other request can have them, and
+// put them back into the buffer if the request is denied. Refunds are applied only once the
+// request is known to pass. A request that is dropped before its verdict puts back all that it
+// took.
+
+/// The state of a request between its first charge and its verdict.
+struct Transaction<'a, 'r> {
+    shared: &'a Shared,
+    resolved: &'a [Resolved<'r>],
+    /// One for each descriptor; `None` where nothing is charged, or not yet.
+    attempts: Few<Option<Attempt>>,
+    /// Queue places of charges that a failure mode admitted: a lease that still arrives there pays
+    /// for them, else a later lease of the key.
+    debts: Vec<PlaceInQueue<'a, 'r>>,
+    /// Refunds that have been applied, here or in the store.
+    refunded: Vec<usize>,
+    /// A refund has been queued, so the request stands whatever happens to it now.
+    stands: bool,
+}
+
+// === impl Transaction ===
+
+impl<'a, 'r> Transaction<'a, 'r> {
+    fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
+        let attempts = smallvec![None; resolved.len()];
+        Self { shared, resolved, attempts, debts: Vec::new(), refunded: Vec::new(), stands: false }
+    }
+
+    /// Charges every descriptor from the tokens held here, as far as they go, and previews the
+    /// effect of refunds on their keys.
+    fn take_local(&mut self, now: Time) {
+        for at in 0..self.resolved.len() {
+            let Resolved::Charged(charge) = &self.resolved[at] else { continue };
+            let attempt = match self.shared.attempt(charge, now) {
+                Ok(attempt) => attempt,
+                // Nothing is given back before the request is known to pass.
+                Err(TableFull) if charge.refund => Attempt::unknown(charge),
+                Err(TableFull) => Attempt::shed(charge),
+            };
+            self.attempts[at] = Some(attempt);
+        }
+    }
+
+    /// Whether the request is denied already, whatever the store may reply for the other
+    /// descriptors.
+    fn is_denied(&self) -> bool {
+        verdict::code(&self.statuses(), self.shared.options.modes) == Code::OverLimit
+    }
+
+    /// Whether the store has to be asked.
+    fn is_short(&self) -> bool {
+        self.attempts.iter().flatten().any(|attempt| !attempt.is_settled())
+    }
+
+    /// Queues for all missing leases at once and waits for them until `deadline`; then sends the
+    /// refunds that no lease here can take, if the request still passes. Where the store does not
+    /// answer for a key, the key's failure mode decides. If that mode is an error and another key
+    /// denies, the request is denied, since a caller may treat an error as a pass.
+    async fn take_leased(&mut self, now: Time, deadline: Time) -> Result<(), StoreError> {
+        let charges = self.short(|charge| !charge.refund);
+        let mut failed = self.enter(charges, now, deadline).await;
+        if failed.is_none() && !self.is_denied() {
+            let refunds = self.short(|charge| charge.refund);
+            failed = self.enter(refunds, now, deadline).await;
+        }
+        match failed {
+            Some(error) if !self.is_denied() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// When the request may pass, if it may, for those of its keys that hand out slots in time.
+    fn slot_after(&self, now: Time) -> Option<Time> {
+        let slots = self.attempts.iter().flatten().filter_map(|attempt| attempt.slot_after(now));
+        slots.max().filter(|_| !self.is_denied())
+    }
+
+    /// Makes the verdict. If it denies, what was taken for the other descriptors goes back;
+    /// otherwise refunds are applied, and what was taken is spent.
+    fn conclude(mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
+        let modes = self.shared.options.modes;
+        let mut verdict = Verdict::new(request, self.statuses(), modes);
+        if verdict.code == Code::OverLimit {
+            let overdrawn = self.overdrawn();
+            self.release(&overdrawn);
+            verdict = Verdict::new(request, self.statuses(), modes);
+        } else {
+            self.apply_refunds(now);
+            self.debts.drain(..).for_each(PlaceInQueue::settle_debt);
+        }
+        self.attempts.clear(); // what is still held is spent
+        verdict
+    }
+
+    /// Queues `charges` for leases, and waits for those until `deadline`. Returns the last error
+    /// that a failure mode produced because the store did not reply.
+    async fn enter(
+        &mut self,
+        charges: Vec<(usize, &'a Charge<'r>)>,
+        now: Time,
+        deadline: Time,
+    ) -> Option<StoreError> {
+        let mut failed = None;
+        let mut queued = Vec::with_capacity(charges.len());
+        for (at, charge) in charges {
+            if charge.refund {
+                self.refunded.push(at);
+            }
+            let entered = self.shared.enqueue(charge, now);
+            let is_queued = entered.is_ok();
+            self.stands |= charge.refund && is_queued;
+            let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
+            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, reply)));
+        }
+        for (at, is_queued, mut place) in queued {
+            let charge = place.charge();
+            match place.wait(deadline).await {
+                Ok(attempt) => {
+                    self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
+                }
+                Err(error) => {
+                    let error = self.settle_without_store(at, charge, error, now, is_queued);
+                    let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
+                    if error.is_none() && charge.spends() && admitted.is_some() {
+                        self.debts.push(place);
+                    }
+                    failed = error.or(failed);
+                }
+            }
+        }
+        failed
+    }
+
+    /// Applies the failure mode to a charge for which the store has not replied, and which may be
+    /// on its way to the store if it is `queued`. Returns the error, if that is the mode's answer.
+    fn settle_without_store(
+        &mut self,
+        at: usize,
+        charge: &Charge<'_>,
+        error: StoreError,
+        now: Time,
+        queued: bool,
+    ) -> Option<StoreError> {
+        let attempt = if charge.refund {
+            let fails = self.resolved.len() == 1; // else the rest of the request stands
+            self.shared.refund_without_store(charge, now, error, queued, fails)
+        } else {
+            self.shared.without_store(charge, now, error)
+        };
+        match attempt {
+            Ok(attempt) => {
+                self.attempts[at] = Some(attempt);
+                None
+            }
+            Err(error) => Some(error),
+        }
+    }
+
+    /// The charges for which `wanted` returns true and that only the store can settle.
+    fn short(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> Vec<(usize, &'a Charge<'r>)> {
+        let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
+        let short = resolved.filter_map(|(at, pair)| match pair {
+            (Resolved::Charged(charge), Some(attempt)) if !attempt.is_settled() => {
+                Some((at, charge))
+            }
+            _ => None,
+        });
+        short.filter(|(_, charge)| wanted(charge)).collect()
+    }
+
+    /// Gives back what the request refunds, unless it has gone to the store.
+    fn apply_refunds(&mut self, now: Time) {
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let Resolved::Charged(charge) = resolved
+                && charge.refund
+                && !self.refunded.contains(&at)
+            {
+                self.shared.refund(charge, now);
+            }
+        }
+    }
+
+    fn statuses(&self) -> Few<Status<'r>> {
+        let pairs = self.resolved.iter().zip(&self.attempts);
+        pairs.map(|(resolved, attempt)| status(resolved, attempt.as_ref())).collect()
+    }
+
+    /// Keys that this request itself charged beyond their limit. What the request took from them
+    /// before stays spent, as does all that is left of them: one charge of the same sum would have
+    /// done that too.
+    fn overdrawn(&self) -> Vec<Key> {
+        let pairs = self.resolved.iter().zip(&self.attempts);
+        let overdrawn = pairs.filter_map(|pair| match pair {
+            (Resolved::Charged(charge), Some(attempt)) => {
+                (attempt.is_over() && charge.charge_denied()).then_some(charge.key())
+            }
+            _ => None,
+        });
+        overdrawn.collect()
+    }
+
+    /// Gives back what was taken from keys other than `spent`.
+    fn release(&mut self, spent: &[Key]) {
+        self.debts.clear(); // each gives back what its lease may have brought
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            if attempt.is_settled() && !charge.refund && !spent.contains(&charge.key()) {
+                self.shared.undo(charge, attempt);
+            }
+        }
+    }
+}
+
+impl Drop for Transaction<'_, '_> {
+    /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
+    /// charges are spent even though its caller does not receive the answer.
+    fn drop(&mut self) {
+        if !self.stands {
+            self.release(&[]);
+        }
+    }
+}
+
+/// The status of a descriptor. One for which the store was not asked counts as passing, with what
+/// is known of it.
+fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> {
+    let charge = match resolved {
+        Resolved::Free => return Status::FREE,
+        Resolved::Unlimited => return Status::UNLIMITED,
+        Resolved::Charged(charge) => charge,
+    };
+    let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
+    let Attempt { fitted, how, quota, .. } = attempt;
+    let (key, hits, over) = (charge.key(), charge.hits, attempt.is_over());
+    let counted = Counted { key, hits, fitted, over, how };
+    Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
+}
+
+// === impl Attempt ===
+
+impl Attempt {
+    /// Adds what a denial by the store has spent: the tokens that were known `before` to remain. If
+    /// those were enough for the charge, others had spent them meanwhile, and their number is
+    /// unknown.
+    fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
+        let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
+        let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
+        let fitted = if spends { u32::try_from(quota.remaining).unwrap_or(u32::MAX) } else { 0 };
+        Self { fitted, ..self }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// A request's place in the queue for a key's next lease.
+
+/// A place in a queue, or one that was refused. When dropped, it gives back a lease that arrives
+/// too late.
+struct PlaceInQueue<'a, 'r> {
+    shared: &'a Shared,
+    charge: &'a Charge<'r>,
+    reply: ReplyReceiver,
+    /// The reply has not arrived yet, and still may.
+    open: bool,
+    /// The charge did not reach the store for lack of room in this pod.
+    has_no_room: bool,
+}
+
+// === impl PlaceInQueue ===
+
+impl<'a, 'r> PlaceInQueue<'a, 'r> {
+    fn new(shared: &'a Shared, charge: &'a Charge<'r>, reply: ReplyReceiver) -> Self {
+        Self { shared, charge, reply, open: true, has_no_room: false }
+    }
+
+    fn charge(&self) -> &'a Charge<'r> {
+        self.charge
+    }
+
+    /// Waits for the outcome of the charge until `deadline`. A lease may arrive later still, until
+    /// the place is dropped.
+    async fn wait(&mut self, deadline: Time) -> Result<Attempt, StoreError> {
+        let deadline = self.shared.clock.instant(deadline);
+        let reply = match timeout_at(deadline, &mut self.reply).await {
+            Ok(reply) => Some(reply.unwrap_or(Err(StoreError::TimedOut))),
+            // A lease that arrives with the deadline still counts.
+            Err(_) => self.reply.try_recv().ok(),
+        };
+        self.open = reply.is_none();
+        let reply = reply.unwrap_or(Err(StoreError::TimedOut));
+        self.has_no_room = reply.as_ref().is_err_and(StoreError::is_lack_of_room);
+        reply
+    }
+
+    /// Handles a charge that a failure mode admitted and whose request passes. A lease that arrived
+    /// meanwhile pays for the charge; else it is owed, if a lease can still pay for it.
+    fn settle_debt(mut self) {
+        self.reply.close();
+        self.open = false;
+        match self.reply.try_recv() {
+            Ok(Ok(attempt)) if attempt.taken().tokens > 0 => {
+                if self.charge.failure_mode() == FailureMode::Local {
+                    self.shared.return_charge(self.charge);
+                }
+            }
+            _ => self.shared.note_debt(self.charge, self.has_no_room),
+        }
+    }
+}
+
+impl Drop for PlaceInQueue<'_, '_> {
+    fn drop(&mut self) {
+        if !self.open {
+            return;
+        }
+        self.reply.close();
+        if let Ok(Ok(attempt)) = self.reply.try_recv() {
+            self.shared.put_back(self.charge, attempt.taken());
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Undoes the effects of requests that do not pass.
+
+impl Shared {
+    /// Undoes a charge that is not spent after all.
+    fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
+        let taken = attempt.taken();
+        if taken.tokens > 0 {
+            self.put_back(charge, taken);
+            attempt.quota.remaining += taken.tokens;
+            attempt.take = Take::Taken(LeasedTokens::default());
+        } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
+            attempt.how = DecisionSource::Local; // only once
+            self.return_charge(charge);
+        }
+    }
+
+    /// Takes back a charge that this pod admitted by itself and that is not spent after all, or
+    /// that a lease has paid for.
+    fn return_charge(&self, charge: &Charge<'_>) {
+        let pods = self.pods_of(charge);
+        self.return_own(charge.key(), charge.applied.limit, charge.hits, pods);
+    }
+
+    /// Takes back hits that this pod admitted by itself, as one of `pods`, and that are not spent
+    /// after all, or that a lease has paid for.
+    fn return_own(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
+        self.failure_modes.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
+    }
+
+    /// Puts back tokens that were taken and are not spent after all.
+    fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+        if taken.tokens == 0 {
+            return;
+        }
+        let context = self.context(self.clock.now());
+        let key = charge.key();
+        let mut asks = Vec::new();
+        let put_back = |state: &mut KeyState| state.put_back(taken, key, &context, &mut asks);
+        let kept = self.table.with_existing(key, put_back);
+        if kept.is_none() {
+            // The key was evicted meanwhile.
+            let AppliedLimit { limit, rule } = &charge.applied;
+            let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);
+            asks.extend(policy.returning(key, taken));
+        }
+        self.queue_asks(asks);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Decides requests of one descriptor, as most requests are: by the same steps as for several,
+// without the lists that those need.
+
+impl Shared {
+    /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
+    /// that nothing is charged.
+    fn decide_one<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        descriptor: &Descriptor<'_>,
+        now: Time,
+    ) -> Option<Verdict<'r>> {
+        let resolved = resolve::resolve_one(rules, request, descriptor, &self.options.hasher);
+        let attempt = match &resolved {
+            Resolved::Free | Resolved::Unlimited => None,
+            Resolved::Charged(charge) => {
+                let mut attempt = match self.attempt(charge, now) {
+                    Ok(attempt) => attempt,
+                    // The refund has to be sent, and its reply awaited.
+                    Err(TableFull) if charge.refund => return None,
+                    Err(TableFull) => Attempt::shed(charge),
+                };
+                if !attempt.is_settled() {
+                    return None;
+                }
+                if attempt.slot_after(now).is_some() {
+                    self.undo(charge, &mut attempt); // the slot has to be waited for
+                    return None;
+                }
+                if charge.refund {
+                    self.refund(charge, now); // nothing else can deny the request
+                }
+                Some(attempt)
+            }
+        };
+        let statuses = smallvec![status(&resolved, attempt.as_ref())];
+        Some(Verdict::new(request, statuses, self.options.modes))
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Overflow keys: the requests of keys that the table has no room for share one buffer with the
+// other such keys of their rule.
+//
+// The table has no room when every entry that it could evict has waiting requests or asks on their
+// way. Then one *overflow* key of the rule, or of an override's limit in its domain, stands in for
+// all further keys. The overflow key counts as any key does, on every pod and in the store, under
+// the same limit: the keys that share it are denied too soon rather than too late, and all of them
+// together get what one of them would have got. What such a key was charged on its own, earlier in
+// the window or on another pod, comes on top: at most the limit once more.
+//
+// A key that has its own entry, as a constantly used key has, never comes here. Overflow keys are
+// kept apart from the full table, so that the keys that fill it cannot evict them.
+
+impl Shared {
+    /// Redirects `charge` to its overflow key. Returns false if it has been redirected already.
+    fn overflow(&self, charge: &Charge<'_>) -> bool {
+        let turned = charge.overflow.set(charge.overflow_key(&self.options.hasher)).is_ok();
+        self.overflows.fetch_add(u64::from(turned), Ordering::Relaxed);
+        turned
+    }
+}
+
+// === impl Charge ===
+
+impl Charge<'_> {
+    /// The region of the table and the key that the charge is charged to.
+    fn region(&self) -> (Region, Key) {
+        let region =
+            if self.overflow.get().is_some() { Region::Reserved } else { Region::Evictable };
+        (region, self.key())
+    }
+
+    fn overflow_key(&self, hasher: &KeyHasher) -> Key {
+        let limit = self.applied.limit;
+        let owner = match self.applied.rule {
+            Some(rule) => OverflowScope::Rule(&rule.path),
+            None => OverflowScope::Override(&self.domain, limit.requests_per_unit),
+        };
+        hasher.overflow_key(owner, limit.identity())
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The options of a limiter.
+
+/// The time that an answer takes to reach its caller once it is made, including delays of a busy
+/// machine: a quarter of Envoy's default timeout of 20 ms.
+const ANSWER_MARGIN: Duration = Duration::from_millis(5);
+
+/// Number of pods that are assumed to share a domain until the store has said how many do. Too
+/// small a number strands tokens, too large a number costs round trips.
+pub const PODS_EXPECTED: u32 = 16;
+
+/// The options of a limiter.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The time that a request may wait for a lease, whatever its caller's deadline; without a
+    /// deadline, the longest time.
+    pub wait_min: Duration,
+    /// The longest time that a request may wait if its caller names a deadline; values below
+    /// `wait_min` count as `wait_min`.
+    pub wait_max: Duration,
+    /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
+    /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
+    /// and state that only few keys have, take up to 13 MiB in addition, and the lease client's
+    /// queues 4352 asks for each shard.
+    ///
+    /// [`Table`]: crate::buffer::table::Table
+    pub buffer_bytes_max: usize,
+    /// The number of this pod among those that share the store; the pod draws it itself.
+    pub pod: u64,
+    /// Number of pods in each domain until the store says how many there are; values below 1 count
+    /// as 1.
+    pub pods_expected: u32,
+    /// Hashes descriptors to keys; the same on every pod that shares counts.
+    pub hasher: KeyHasher,
+    /// Modes that change how answers are made.
+    pub modes: Modes,
+    /// The time of day when the clock was started, since the Unix epoch. It identifies windows
+    /// until the store's own time is known.
+    pub unix_start: Duration,
+}
+
+// === impl Options ===
+
+impl Options {
+    /// How long a request may wait if its caller waits for `caller`.
+    fn wait_for(&self, caller: Option<Duration>) -> Duration {
+        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
+        until.unwrap_or_default().max(self.wait_min)
+    }
+}
+
+impl Default for Options {
+    /// The defaults of the settings, for a pod that is alone with its store and its clock.
+    fn default() -> Self {
+        Self {
+            wait_min: Duration::from_millis(5),
+            wait_max: Duration::from_millis(15),
+            buffer_bytes_max: 64 << 20,
+            pod: 0,
+            pods_expected: PODS_EXPECTED,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+            unix_start: Duration::ZERO,
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The round trips to the stores, for keys of which nothing has been measured yet.
+
+/// The round trip that is assumed before the first measurement.
+const ROUND_TRIP_FIRST_US: u64 = 1_000;
+
+/// The round trip that was last measured for any key of each store, in microseconds. Each store has
+/// its own, so that one that is slow does not make keys of another wait.
+#[derive(Debug)]
+struct RoundTrips([AtomicU64; STORES_MAX + 1]);
+
+// === impl RoundTrips ===
+
+impl RoundTrips {
+    /// The round trip of the store, in microseconds.
+    fn of(&self, store: StoreId) -> u64 {
+        let measured = self.0.get(store.number());
+        measured.map_or(ROUND_TRIP_FIRST_US, |measured| measured.load(Ordering::Relaxed))
+    }
+
+    fn note(&self, store: StoreId, measured: Duration) {
+        if let Some(last) = self.0.get(store.number()) {
+            let micros = u64::try_from(measured.as_micros()).unwrap_or(u64::MAX);
+            last.store(micros, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Default for RoundTrips {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(ROUND_TRIP_FIRST_US)))
     }
 }
 

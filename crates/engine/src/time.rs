@@ -1,9 +1,5 @@
 //! Monotonic time as the engine's core uses it: a plain number that is passed as an argument.
 
-mod compact;
-
-pub use compact::{CompactDuration, CompactU64};
-
 use std::ops::Add;
 use std::time::Duration;
 
@@ -89,7 +85,7 @@ impl Clock {
 
     /// A clock at zero; a test sets for how many nanoseconds the machine was suspended.
     #[cfg(test)]
-    pub(crate) fn start_suspended_for(nanos: &'static std::sync::atomic::AtomicU64) -> Self {
+    pub(super) fn start_suspended_for(nanos: &'static std::sync::atomic::AtomicU64) -> Self {
         Self { suspension: Suspension::Set(nanos), ..Self::start() }
     }
 
@@ -147,18 +143,83 @@ fn boot_nanos() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+// -------------------------------------------------------------------------------------------------
+// Compact spans and amounts, for values that are stored by the million. All round down.
 
-    #[tokio::test(start_paused = true)]
-    async fn the_next_multiple_is_the_same_whenever_it_is_asked_for() {
-        const PERIOD: Duration = Duration::from_secs(1);
-        let clock = Clock::start();
-        for (begun, next) in [(0, 1), (300, 1), (999, 1), (1000, 2), (1999, 2)] {
-            tokio::time::sleep_until(clock.instant(Time::from_nanos(begun * 1_000_000))).await;
-            let since = clock.next_multiple(PERIOD) - clock.instant(Time::default());
-            assert_eq!(since, PERIOD * next, "at {begun} ms");
+/// A span in four bytes: exact to the microsecond up to 17 minutes, to the millisecond up to 12
+/// days, to the second up to 34 years, and to the minute beyond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompactDuration(u32);
+
+/// A number in two bytes: exact up to 4096, above that to one part in 2048, and at most 4.4 × 10¹²
+/// (73 minutes of nanoseconds).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CompactU64(u16);
+
+/// The unit in which a [`CompactDuration`] counts, in nanoseconds, by its two highest bits.
+const UNITS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 60_000_000_000];
+const UNIT_AT: u32 = 30;
+const COUNT_MAX: u32 = (1 << UNIT_AT) - 1;
+
+/// Bits of a [`CompactU64`] below its exponent.
+const FRACTION_BITS: u32 = 11;
+
+// === impl CompactDuration ===
+
+impl CompactDuration {
+    /// The empty span.
+    pub const EMPTY: Self = Self(0);
+
+    /// The longest value that is no longer than `span`.
+    pub fn floor(span: Duration) -> Self {
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        for (unit, at) in UNITS.iter().zip(0..) {
+            if let Ok(count) = u32::try_from(nanos / unit)
+                && count <= COUNT_MAX
+            {
+                return Self(at << UNIT_AT | count);
+            }
         }
+        Self(u32::MAX)
+    }
+
+    /// The end of the span if it began at `start`; time zero if it is empty.
+    pub fn after(self, start: Time) -> Time {
+        let unit = UNITS[(self.0 >> UNIT_AT) as usize];
+        ends(start, u64::from(self.0 & COUNT_MAX).saturating_mul(unit))
     }
 }
+
+// === impl CompactU64 ===
+
+impl CompactU64 {
+    /// A marker that is not a number, with a meaning of the caller's choice. Greater than all
+    /// numbers.
+    pub const NONE: Self = Self(u16::MAX);
+
+    /// The largest value that is no larger than `number`.
+    pub fn floor(number: u64) -> Self {
+        let shift = (u64::BITS - number.leading_zeros()).saturating_sub(FRACTION_BITS + 1);
+        let code = (u64::from(shift) << FRACTION_BITS) + (number >> shift);
+        Self(u16::try_from(code).unwrap_or(u16::MAX).min(u16::MAX - 1))
+    }
+
+    /// The number.
+    pub fn get(self) -> u64 {
+        let shift = (self.0 >> FRACTION_BITS).saturating_sub(1);
+        u64::from(self.0 - (shift << FRACTION_BITS)) << shift
+    }
+
+    /// The time that many nanoseconds after `start`; time zero if there are none.
+    pub fn nanos_after(self, start: Time) -> Time {
+        ends(start, self.get())
+    }
+}
+
+/// An empty span is over for every reader, also for one that read the clock before `start`.
+fn ends(start: Time, nanos: u64) -> Time {
+    if nanos == 0 { Time::default() } else { start + Duration::from_nanos(nanos) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ use super::{connected, count, patient, until};
 use crate::support::now;
 use crate::support::redis::Single;
 
-/// Minimum interval between asks for such a key, see `limiter/slot/terms.rs`.
+/// Minimum interval between asks for such a key, see `limiter/key`.
 const ASKED_EVERY: Duration = Duration::from_millis(500);
 
 /// The limit of the intact key.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
-use super::breaker::{Breaker, BreakerState};
-use super::budget::Budget;
-use super::hot_shard_key::{HotKey, HotKeyDetector};
-use super::shard_counters::{AtomicShardCounters, ShardCounters};
-use super::{EXCHANGE_MAX, Reply, nanos};
-use crate::store::{Ask, Purpose, StoreError};
+use crate::buckets::Buckets;
+use crate::latency::Latency;
+use crate::lease::hot_shard_key::{HotKey, HotKeyDetector};
+use crate::lease::{EXCHANGE_MAX, Reply, nanos};
+use crate::rng::shortened;
+use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 
 /// A shard is stalled once it has been silent for this many round trips, for at least `STALL_MIN`,
@@ -218,3 +218,420 @@ fn rng(seed: u64, now: Time) -> u64 {
     // 2^64 / golden ratio (Knuth 6.4).
     (seed ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
+
+// -------------------------------------------------------------------------------------------------
+// A circuit breaker for each shard: it keeps asks from a shard that fails or stalls. Pure: time
+// and random numbers are arguments.
+
+/// Consecutive failures that open the breaker (`docs/design.md`, When Redis is away).
+const IN_A_ROW_MAX: u32 = 5;
+
+/// The breaker also opens when more than half of the asks of this span failed.
+const SPAN: Duration = Duration::from_secs(10);
+const SECONDS: usize = 10;
+const SECOND: Duration = Duration::from_secs(SPAN.as_secs() / SECONDS as u64);
+
+/// With fewer asks in the span than this, the share of failures is ignored.
+const SPAN_ASKS_MIN: u32 = 20;
+
+/// Waits before a probe: the first wait, which doubles with each probe that fails, and the largest.
+/// Leases should resume within a second of the shard's return. The first probe may only find that
+/// the shard has moved, so the largest wait leaves time to read the slot map and for another probe.
+const WAIT_FIRST: Duration = Duration::from_millis(100);
+const WAIT_LAST: Duration = Duration::from_millis(500);
+
+/// A probe without an outcome after this time was never sent. This is longer than an exchange may
+/// take.
+const PROBE_MAX: Duration = Duration::from_secs(15);
+
+/// Keeps asks from a shard that does not answer them.
+///
+/// ```text
+///          5 failures in a row, more than half of 10 s, a stall
+///  closed ─────────────────────────────────────────────────────▶ open ◀───────┐
+///    ▲                                                            │ wait over │ fails:
+///    │                    succeeds                                ▼           │ wait doubles
+///    └───────────────────────────────────────────────────────── probing ──────┘
+/// ```
+#[derive(Debug, Clone, Default)]
+struct Breaker {
+    phase: Phase,
+    /// The wait before the probe after the next failure.
+    wait: Duration,
+    in_a_row: u32,
+    recent: [Second; SECONDS],
+    opened: u64,
+}
+
+/// The state of a breaker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BreakerState {
+    /// Asks pass.
+    Closed,
+    /// No ask passes.
+    Open,
+    /// One ask is out as a probe.
+    Probing,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Phase {
+    #[default]
+    Closed,
+    Open {
+        until: Time,
+    },
+    Probing {
+        since: Time,
+    },
+}
+
+/// The outcomes of the asks of one second.
+#[derive(Debug, Clone, Copy, Default)]
+struct Second {
+    /// The number of the second, counted from the clock's start.
+    number: u64,
+    asks: u32,
+    failures: u32,
+}
+
+// === impl Breaker ===
+
+impl Breaker {
+    /// Whether an ask may be sent. If the breaker is open and its wait is over, one ask may, as the
+    /// probe.
+    fn admits(&mut self, now: Time) -> bool {
+        match self.phase {
+            Phase::Closed => true,
+            Phase::Open { until } if now < until => false,
+            Phase::Probing { since } if now < since + PROBE_MAX => false,
+            Phase::Open { .. } | Phase::Probing { .. } => {
+                self.phase = Phase::Probing { since: now };
+                true
+            }
+        }
+    }
+
+    /// Records an ask that was answered. It closes the breaker: the shard answers.
+    fn note_success(&mut self, now: Time) {
+        let second = self.second(now);
+        second.asks = second.asks.saturating_add(1);
+        self.in_a_row = 0;
+        if self.state() != BreakerState::Closed {
+            self.close();
+        }
+    }
+
+    /// Records an ask that was not answered, or answered with an error.
+    fn note_failure(&mut self, now: Time, rng: u64) {
+        let second = self.second(now);
+        second.asks = second.asks.saturating_add(1);
+        second.failures = second.failures.saturating_add(1);
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        match self.phase {
+            Phase::Closed if self.in_a_row >= IN_A_ROW_MAX || self.mostly_fails(now) => {
+                self.open(now, rng);
+            }
+            Phase::Probing { .. } => self.open(now, rng),
+            Phase::Closed | Phase::Open { .. } => {}
+        }
+    }
+
+    /// Records a reply that refuses one key, independently of the others. The shard answers, which
+    /// ends an outage; the reply says nothing else about the shard.
+    fn note_key_error(&mut self) {
+        if self.state() != BreakerState::Closed {
+            self.close();
+        }
+    }
+
+    /// Opens the breaker because the asks that are out are overdue, so that no further ask joins
+    /// them.
+    fn stall(&mut self, now: Time, rng: u64) {
+        if self.state() != BreakerState::Open {
+            self.open(now, rng);
+        }
+    }
+
+    fn state(&self) -> BreakerState {
+        match self.phase {
+            Phase::Closed => BreakerState::Closed,
+            Phase::Open { .. } => BreakerState::Open,
+            Phase::Probing { .. } => BreakerState::Probing,
+        }
+    }
+
+    /// How often the breaker has gone from closed to open.
+    fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    fn close(&mut self) {
+        *self = Self { opened: self.opened, ..Self::default() };
+    }
+
+    fn open(&mut self, now: Time, rng: u64) {
+        self.opened += u64::from(self.state() == BreakerState::Closed);
+        let wait = self.wait.clamp(WAIT_FIRST, WAIT_LAST);
+        self.phase = Phase::Open { until: now + shortened(wait, rng) };
+        self.wait = wait * 2;
+    }
+
+    fn mostly_fails(&self, now: Time) -> bool {
+        let oldest = number(now).saturating_sub(SECONDS as u64 - 1);
+        let recent = self.recent.iter().filter(|second| second.number >= oldest);
+        let (asks, failures) = recent.fold((0_u32, 0_u32), |(asks, failures), second| {
+            (asks.saturating_add(second.asks), failures.saturating_add(second.failures))
+        });
+        asks >= SPAN_ASKS_MIN && failures > asks / 2
+    }
+
+    fn second(&mut self, now: Time) -> &mut Second {
+        let number = number(now);
+        #[allow(clippy::cast_possible_truncation, reason = "a remainder of SECONDS fits")]
+        let second = &mut self.recent[(number % SECONDS as u64) as usize];
+        if second.number != number {
+            *second = Second { number, ..Second::default() };
+        }
+        second
+    }
+}
+
+/// Seconds since the clock's start.
+fn number(now: Time) -> u64 {
+    now.since(Time::default()).as_secs() / SECOND.as_secs()
+}
+
+// === impl BreakerState ===
+
+impl BreakerState {
+    /// The name in status reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::Probing => "probing",
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The budget of asks a second of one shard queue. Pure: time is an argument.
+
+/// Asks a second that all pods together send to one shard. A Redis master can serve more on one
+/// core, so it stays responsive however many pods there are.
+const FLEET_RATE: u32 = 50_000;
+
+/// Asks a second that each pod may send to a shard, however many pods there are.
+const POD_RATE_MIN: u32 = 100;
+
+/// A full budget holds a second's asks divided by this.
+const BURST_DIVISOR: f64 = 10.0;
+
+/// Asks ahead are dropped once less than this fraction of the budget is left.
+const AHEAD_PART: f64 = 0.5;
+
+/// A token bucket of asks. It decides only about asks that may be dropped; the others spend from it
+/// too, and may put it into debt by up to its capacity.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Budget {
+    left: f64,
+    at: Time,
+}
+
+// === impl Budget ===
+
+impl Budget {
+    /// Whether an ask for `purpose` may be sent by one pod of `pods`. Spends nothing.
+    fn permits(&mut self, purpose: Purpose, pods: u32, now: Time) -> bool {
+        let burst = self.refill(pods, now);
+        match purpose {
+            Purpose::Request | Purpose::Return => true,
+            Purpose::Probe => self.left >= 1.0,
+            Purpose::Ahead => self.left >= (burst * AHEAD_PART).max(1.0),
+        }
+    }
+
+    /// Spends one ask.
+    fn spend(&mut self, pods: u32, now: Time) {
+        let burst = self.refill(pods, now);
+        self.left = (self.left - 1.0).max(-burst);
+    }
+
+    /// Adds what has accrued. Returns the budget's capacity.
+    fn refill(&mut self, pods: u32, now: Time) -> f64 {
+        let rate = f64::from(rate(pods));
+        let burst = rate / BURST_DIVISOR;
+        self.left = (self.left + rate * now.since(self.at).as_secs_f64()).min(burst);
+        self.at = self.at.max(now);
+        burst
+    }
+}
+
+impl Default for Budget {
+    /// A full budget: the next refill cuts it to its capacity.
+    fn default() -> Self {
+        Self { left: f64::MAX, at: Time::default() }
+    }
+}
+
+/// Asks a second that one pod of `pods` may send to a shard.
+fn rate(pods: u32) -> u32 {
+    (FLEET_RATE / pods.max(1)).max(POD_RATE_MIN)
+}
+
+// -------------------------------------------------------------------------------------------------
+// Counters of the asks of one shard.
+
+/// Counters of the asks of one shard since the process began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardCounters {
+    /// The name of the shard's store, by [`crate::store::Store::store_name`].
+    pub store: Arc<str>,
+    /// The shard's number, by [`crate::store::Store::shard`].
+    pub shard: usize,
+    /// Asks for tokens that were sent.
+    pub asks: u64,
+    /// Of those, the number that were answered, even with no token.
+    pub grants: u64,
+    /// Asks that were sent only to give unspent tokens back.
+    pub returns: u64,
+    /// Asks of both kinds that the store did not answer, or answered with an error.
+    pub failures: u64,
+    /// Tokens lent.
+    pub tokens_granted: u64,
+    /// Unspent tokens that the store has taken back, or would have taken back if their lease had
+    /// not ended.
+    pub tokens_returned: u64,
+    /// How long each ask was out, whatever its outcome.
+    pub took: Buckets,
+}
+
+/// Counts the asks of one shard.
+#[derive(Debug, Default)]
+struct AtomicShardCounters {
+    asks: AtomicU64,
+    grants: AtomicU64,
+    returns: AtomicU64,
+    failures: AtomicU64,
+    tokens_granted: AtomicU64,
+    tokens_returned: AtomicU64,
+    took: Latency,
+}
+
+// === impl AtomicShardCounters ===
+
+impl AtomicShardCounters {
+    /// Records the outcome of `ask`.
+    fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>) {
+        let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
+        let is_return = ask.is_return();
+        add(if is_return { &self.returns } else { &self.asks }, 1);
+        match outcome {
+            Err(_) => add(&self.failures, 1),
+            Ok(_) if is_return => {
+                add(&self.tokens_returned, ask.back.map_or(0, |back| back.tokens))
+            }
+            Ok(grant) => {
+                add(&self.tokens_granted, grant.tokens);
+                add(&self.grants, 1)
+            }
+        };
+    }
+
+    /// Records that an ask was out for this long.
+    fn note_took(&self, took: Duration) {
+        self.took.note(took);
+    }
+
+    fn of(&self, store: &Arc<str>, shard: usize) -> ShardCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ShardCounters {
+            store: Arc::clone(store),
+            shard,
+            asks: read(&self.asks),
+            grants: read(&self.grants),
+            returns: read(&self.returns),
+            failures: read(&self.failures),
+            tokens_granted: read(&self.tokens_granted),
+            tokens_returned: read(&self.tokens_returned),
+            took: self.took.shown(),
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// How long a shard has been silent while asks are out. Pure: time is an argument.
+
+/// A timer that is later than this shows that this process was held up, by CPU throttling or a
+/// stop. Replies that came meanwhile are read within `GRACE`.
+const HELD_UP: Duration = Duration::from_millis(10);
+const GRACE: Duration = Duration::from_millis(20);
+
+/// A silence of this length counts as a stall even if this process was held up.
+const LONGEST: Duration = EXCHANGE_MAX;
+
+/// Distinguishes a stall from congestion: a shard is stalled only while no reply at all arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Silence {
+    /// Time of the last reply, or of the first ask sent while no other was out.
+    since: Time,
+    /// The silence is not checked before this time.
+    not_before: Time,
+    /// This silence has been found to be a stall.
+    is_stall: bool,
+    last_reply: Option<Time>,
+}
+
+// === impl Silence ===
+
+impl Silence {
+    /// Notes that asks were sent; `first` if no other was out. The first ask after a stall is a
+    /// probe, which gets the full time to answer.
+    pub(super) fn sent(&mut self, first: bool, now: Time) {
+        if first || self.is_stall {
+            *self = Self { since: now, last_reply: self.last_reply, ..Self::default() };
+        }
+    }
+
+    /// The shard replied.
+    pub(super) fn heard(&mut self, now: Time) {
+        *self = Self { since: now, last_reply: Some(now), ..Self::default() };
+    }
+
+    /// Whether the shard has replied to any ask since `sent_at`, and less than `span` before `now`.
+    pub(super) fn ended_since(&self, sent_at: Time, span: Duration, now: Time) -> bool {
+        self.last_reply.is_some_and(|reply| reply > sent_at && now.since(reply) < span)
+    }
+
+    /// When to check whether the shard has stalled, which it has after a silence of `stall_after`;
+    /// `None` if it is already known to be stalled.
+    pub(super) fn due(&self, stall_after: Duration) -> Option<Time> {
+        (!self.is_stall).then(|| (self.since + stall_after).max(self.not_before))
+    }
+
+    /// Whether a stall begins at `now`. `at_server` returns how long the server itself has owed a
+    /// reply, where that is known.
+    pub(super) fn stalls(
+        &mut self,
+        stall_after: Duration,
+        now: Time,
+        at_server: impl FnOnce() -> Option<Duration>,
+    ) -> bool {
+        let Some(due) = self.due(stall_after).filter(|due| *due <= now) else { return false };
+        if now.since(due) > HELD_UP && now.since(self.since) < LONGEST {
+            self.not_before = now + GRACE;
+            return false;
+        }
+        let at_server = at_server().unwrap_or(Duration::MAX);
+        if at_server < stall_after {
+            self.not_before = now + (stall_after - at_server);
+            return false;
+        }
+        self.is_stall = true;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

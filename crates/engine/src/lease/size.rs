@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use ratelease_rules::LeaseTerms;
 
+use crate::time::{CompactU64, Time};
+
 /// ε: the fraction of a limit that may lie unspent in the whole fleet, whatever the demand.
 pub const UNSPENT_ALLOWANCE: f64 = 0.005;
 
@@ -175,152 +177,232 @@ impl LeaseSize {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+// -------------------------------------------------------------------------------------------------
+// A pod's demand for one key, measured from times that are passed as arguments. Pure.
 
-    fn need(demand: f64, limit: u64, left: u64) -> LeaseSize {
-        let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1.0);
-        let (round_trip, terms) = (Duration::from_micros(500), LeaseTerms::default());
-        let (burst, run, relief) = (demand, None, false);
-        LeaseSize {
-            demand,
-            burst,
-            run,
-            waiting,
-            limit,
-            left,
-            inflow,
-            lasts,
-            round_trip,
-            pods,
-            relief,
-            terms,
+/// Tokens are asked for ahead of demand only if the demand would use a token within this time: a
+/// less used key would only strand the tokens that it holds.
+const USED_WITHIN: Duration = Duration::from_millis(200);
+
+/// A key is idle after a silence of this many of its mean gaps, within the bounds below. With
+/// random arrivals, a continuing demand pauses this long once in e^4 = 55 gaps. With a shorter
+/// silence, the tokens of a key of a few requests a second would go back and forth
+/// (`docs/decisions`, 0019).
+const IDLE_GAPS: f64 = 4.0;
+
+const IDLE_MIN: Duration = USED_WITHIN;
+
+const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// Added to two round trips, for a batch that is already on its way and for the scheduler.
+const ASK_AHEAD_MARGIN: Duration = Duration::from_millis(1);
+
+/// Demand is measured over spans of at least this length.
+const SPAN_MIN: Duration = Duration::from_millis(10);
+
+/// Time constants of the two averages. The faster one detects the start of a burst, the slower one
+/// remembers demand across a lull.
+const FAST: Duration = Duration::from_millis(50);
+
+const SLOW: Duration = Duration::from_secs(1);
+
+/// This pod's demand for one key, in hits a second: two moving averages, of which the higher
+/// counts. Twelve bytes, since each key has one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Demand {
+    fast: Rate,
+    slow: Rate,
+    /// Hits since `since`, not yet in the averages.
+    hits: CompactU64,
+    /// Hits since the key was last idle, up to [`RUN_MAX`].
+    run: u8,
+    /// The number of pods that draw on the key, estimated from this pod's share of it.
+    pods: Peers,
+    /// In [`TICK`]s; 0 if nothing was noted yet. It wraps around every 13 days; a wrong measurement
+    /// across the wrap is soon averaged away.
+    since: u32,
+}
+
+/// A run of this many hits or more counts as endless.
+const RUN_MAX: u8 = u8::MAX;
+
+/// A number of pods, from 1, as a logarithm in eighths of an octave, plus one; 0 where it is
+/// unknown.
+#[derive(Debug, Clone, Copy, Default)]
+struct Peers(u8);
+
+/// Steps of [`Peers`] in an octave.
+const PEERS_STEPS: f64 = 8.0;
+
+/// The weight of the newest observation in the average number of pods that draw on a key: leases of
+/// other pods come in bursts.
+const PEERS_WEIGHT: f64 = 0.3;
+
+/// 2^18 nanoseconds, about a quarter of a millisecond.
+const TICK: Duration = Duration::from_nanos(1 << 18);
+
+/// In [`TICK`]s, some 17 s: no overtaken thread is later than this.
+const OVERTAKEN: u32 = 1 << 16;
+
+/// Hits a second, in units of 1/64.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rate(CompactU64);
+
+const RATE_PARTS: f32 = 64.0;
+
+// === impl Demand ===
+
+impl Demand {
+    /// Notes `hits` at `now`.
+    pub fn note(&mut self, hits: u64, now: Time) {
+        let span = self.span(now);
+        let run = u8::try_from(hits).unwrap_or(RUN_MAX);
+        let was_idle = span >= IDLE_MIN && self.is_idle(now);
+        self.run = if was_idle { run } else { self.run.saturating_add(run) };
+        self.hits = CompactU64::floor(self.hits.get().saturating_add(hits));
+        if span < SPAN_MIN {
+            return;
+        }
+        // A key's first hits have no span to divide by, since the time before them is not known.
+        if self.since > 0 {
+            let rate = self.hits.get() as f32 / span.as_secs_f32();
+            self.fast.average_in(rate, weight(span, FAST));
+            self.slow.average_in(rate, weight(span, SLOW));
+        }
+        (self.hits, self.since) = (CompactU64::default(), ticks(now));
+    }
+
+    /// Time since the last hits were noted: up to 10 ms too long, and never too short.
+    pub fn idle_for(&self, now: Time) -> Duration {
+        self.span(now) + TICK
+    }
+
+    /// Zero for a thread that read the clock before the last note and comes after it: threads
+    /// overtake each other on the way to a key.
+    fn span(&self, now: Time) -> Duration {
+        let span = ticks(now).wrapping_sub(self.since);
+        if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
+    }
+
+    /// Notes that the other pods drew `others` tokens in the `span` between two grants of this pod.
+    /// The pod's own use in that span follows from its demand.
+    pub fn note_draw(&mut self, others: u64, span: Duration) {
+        let used = self.steady_rate() * span.as_secs_f64();
+        if used > 0.0 {
+            self.pods.average_in(1.0 + others as f64 / used);
         }
     }
 
-    #[test]
-    fn low_limits_are_lent_one_token_at_a_time() {
-        assert_eq!(need(1_000.0, 7, 7).tokens(), 1);
-        assert_eq!(need(1_000.0, 1_000_000, 3).tokens(), 1);
-        assert_eq!(need(0.0, 0, 0).tokens(), 1);
+    /// The number of pods that draw on the key, as if each drew as much as this one; `None` until
+    /// that has been observed.
+    pub fn pods(&self) -> Option<f64> {
+        self.pods.get()
     }
 
-    #[test]
-    fn an_unknown_demand_gets_the_allowance() {
-        assert_eq!(need(0.0, 1_000_000, 1_000_000).tokens(), 5_000);
-        assert_eq!(LeaseSize { pods: 10.0, ..need(0.0, 1_000_000, 1_000_000) }.tokens(), 500);
+    /// Hits a second: the higher of the two averages.
+    pub fn rate(&self) -> f64 {
+        self.steady_rate().max(self.burst_rate())
     }
 
-    #[test]
-    fn hits_that_wait_are_asked_for_whatever_remains() {
-        assert_eq!(LeaseSize { waiting: 30, ..need(0.0, 1_000, 1_000) }.tokens(), 30);
-        assert_eq!(LeaseSize { waiting: 30, ..need(0.0, 1_000, 5) }.tokens(), 30);
+    /// Hits a second over about the last second.
+    pub fn steady_rate(&self) -> f64 {
+        f64::from(self.slow.get())
     }
 
-    #[test]
-    fn leases_shorten_as_the_tokens_go() {
-        assert_eq!(need(1_000.0, 100_000, 90_000).tokens(), 2_000);
-        assert_eq!(need(4_000.0, 100_000, 40_000).tokens(), 1_000);
-        assert_eq!(need(20_000.0, 100_000, 10_000).tokens(), 1_000);
+    /// Hits a second over the last few hundredths of a second.
+    pub fn burst_rate(&self) -> f64 {
+        f64::from(self.fast.get())
     }
 
-    #[test]
-    fn leases_grow_with_the_round_trip() {
-        let slow = |millis| LeaseSize {
-            round_trip: Duration::from_millis(millis),
-            ..need(4_000.0, 100_000, 40_000)
-        };
-        assert_eq!([5, 50, 500].map(|millis| slow(millis).tokens()), [1_000, 1_000, 4_000]);
-        assert_eq!(slow(50_000).tokens(), 10_000, "and never above the share of what remains");
+    /// Hits since the key was last idle; `None` if there were 255 or more.
+    pub fn run_length(&self) -> Option<u64> {
+        (self.run < RUN_MAX).then_some(self.run.into())
     }
 
-    #[test]
-    fn no_pod_gets_more_than_its_share_of_what_remains() {
-        assert_eq!(need(1e9, 100_000, 80_000).tokens(), 20_000);
-        assert_eq!(LeaseSize { pods: 4.0, ..need(1e9, 100_000, 80_000) }.tokens(), 5_000);
+    /// Recent hits a second; demand that has moved to another pod is soon forgotten. A silence of a
+    /// few mean gaps does not count yet.
+    pub fn recent_rate(&self, now: Time) -> f64 {
+        let span = self.span(now).max(SPAN_MIN);
+        let rate = self.hits.get() as f32 / span.as_secs_f32();
+        let fast = self.fast.get().max(self.slow.get());
+        let gap = Duration::from_secs_f32(1.0 / fast.max(1.0));
+        f64::from(fast + (rate - fast) * weight(span, FAST.max(2 * gap)))
     }
 
-    #[test]
-    fn near_the_end_no_token_is_held_before_it_is_wanted() {
-        assert!(LeaseSize { pods: 4.0, ..need(1e9, 200, 24) }.may_hold_ahead());
-        assert!(!LeaseSize { pods: 4.0, ..need(1e9, 200, 23) }.may_hold_ahead());
-        assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
+    /// The silence after which the key is idle.
+    pub fn idle_after(&self) -> Duration {
+        let gaps = IDLE_GAPS / self.steady_rate().max(f64::from(f32::EPSILON));
+        Duration::try_from_secs_f64(gaps).unwrap_or(IDLE_MAX).clamp(IDLE_MIN, IDLE_MAX)
     }
 
-    #[test]
-    fn no_lease_is_sized_beyond_its_window() {
-        let lasts = Some(Duration::from_millis(10));
-        let scarce = LeaseSize { lasts, ..need(400_000.0, 100_000, 6_000) }.tokens();
-        assert_eq!(scarce, 1_000, "a quarter of its rest");
-        let plenty = LeaseSize { lasts, ..need(400_000.0, 100_000, 100_000) }.tokens();
-        assert_eq!(plenty, 4_000, "its rest, where that is little of what remains");
+    /// Whether the silence is so long that the tokens held will not be used soon.
+    pub fn is_idle(&self, now: Time) -> bool {
+        self.idle_for(now) >= self.idle_after()
     }
 
-    #[test]
-    fn the_terms_of_a_rule_set_the_share_and_the_ceiling() {
-        let half = LeaseTerms { fraction: 0.5, ..LeaseTerms::default() };
-        assert_eq!(LeaseSize { terms: half, ..need(1e9, 100, 80) }.tokens(), 40);
-        let few = LeaseTerms { max: 7, ..LeaseTerms::default() };
-        assert_eq!(LeaseSize { terms: few, ..need(1e9, 100, 80) }.tokens(), 7);
+    /// Whether `tokens` will be used up before a lease asked for now could arrive.
+    pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
+        let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
+        (tokens as f64) < self.rate() * horizon
     }
 
-    #[test]
-    fn an_empty_bucket_lends_a_share_of_what_comes_in() {
-        let poor = LeaseSize {
-            inflow: 1_000.0,
-            lasts: Some(Duration::from_secs(2)),
-            ..need(900.0, 1_000, 0)
-        };
-        assert_eq!(poor.tokens(), 45, "50 ms of the demand");
-        assert_eq!(LeaseSize { pods: 5.0, ..poor }.tokens(), 10, "a fifth of 50 ms of the rate");
-    }
-
-    #[test]
-    fn what_may_lie_unspent_is_a_part_of_what_comes_in_meanwhile() {
-        let hour = LeaseSize {
-            inflow: 10.0,
-            lasts: Some(Duration::from_secs(2)),
-            ..need(0.0, 36_000, 36_000)
-        };
-        assert_eq!(hour.tokens(), 1, "0.5 % of 20 tokens");
-        assert_eq!(need(0.0, 36_000, 36_000).tokens(), 180, "0.5 % of the window's");
-    }
-
-    #[test]
-    fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
-        let after = |run| LeaseSize { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
-        assert_eq!(
-            LeaseSize { limit: 1_000, left: 1_000, ..after(1) }.tokens(),
-            5,
-            "the allowance"
-        );
-        assert_eq!(LeaseSize { limit: 100, left: 100, ..after(3) }.tokens(), 1);
-        assert!(!LeaseSize { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
-        assert_eq!(LeaseSize { limit: 100, left: 100, ..after(20) }.tokens(), 10);
-    }
-
-    #[test]
-    fn a_burst_is_not_taken_for_a_demand_of_seconds() {
-        let burst = LeaseSize { burst: 1_000.0, ..need(3.0, 100_000, 100_000) };
-        assert_eq!(LeaseSize { limit: 1_000, left: 1_000, pods: 1.0, ..burst }.tokens(), 250);
-    }
-
-    #[test]
-    fn long_leases_go_on_near_the_end_while_they_are_little_of_what_remains() {
-        assert_eq!(LeaseSize { pods: 4.0, ..need(3.0, 1_000, 240) }.tokens(), 6);
-        assert_eq!(
-            LeaseSize { pods: 4.0, ..need(3.0, 1_000, 239) }.tokens(),
-            1,
-            "6 * 4 are more than 23"
-        );
-    }
-
-    #[test]
-    fn a_key_that_weighs_on_its_shard_gets_larger_leases() {
-        let relieved = LeaseSize { relief: true, ..need(1_000.0, 1_000_000, 900_000) };
-        assert_eq!((need(1_000.0, 1_000_000, 900_000).tokens(), relieved.tokens()), (5_000, 8_000));
-        let little = LeaseSize { relief: true, ..need(1e9, 100_000, 80_000) };
-        assert_eq!(little.tokens(), 40_000, "half of what remains");
+    /// Whether a token that is held is used soon, within a tenth of `window`. A token that is not
+    /// may be missing at another pod.
+    pub fn uses_soon(&self, window: Duration) -> bool {
+        let within = USED_WITHIN.min(window / 10);
+        self.rate() * within.as_secs_f64() >= 1.0
     }
 }
+
+#[allow(clippy::cast_possible_truncation, reason = "it is meant to begin again")]
+fn ticks(now: Time) -> u32 {
+    (now.nanos() / TICK.as_nanos() as u64) as u32
+}
+
+// === impl Rate ===
+
+impl Rate {
+    fn get(self) -> f32 {
+        self.0.get() as f32 / RATE_PARTS
+    }
+
+    /// Rounds to the nearest value: an average that only rounded down would stay below the true
+    /// rate.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    fn average_in(&mut self, rate: f32, weight: f32) {
+        let average = self.get() + (rate - self.get()) * weight;
+        let parts = (average * RATE_PARTS).round() as u64;
+        let half = CompactU64::floor(parts).get() / 8_192;
+        self.0 = CompactU64::floor(parts.saturating_add(half));
+    }
+}
+
+// === impl Peers ===
+
+impl Peers {
+    fn get(self) -> Option<f64> {
+        let steps = self.0.checked_sub(1)?;
+        Some((f64::from(steps) / PEERS_STEPS).exp2())
+    }
+
+    /// Averages exponents, so that a pod that draws twice as much as another has the same weight as
+    /// one that draws half as much.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
+    fn average_in(&mut self, pods: f64) {
+        let seen = pods.max(1.0).log2();
+        let exponent = self.get().map_or(seen, |known| {
+            let known = known.log2();
+            known + (seen - known) * PEERS_WEIGHT
+        });
+        let steps = (exponent * PEERS_STEPS).round().clamp(0.0, f64::from(u8::MAX - 1));
+        self.0 = steps as u8 + 1;
+    }
+}
+
+/// The weight of the newest `span` in an exponential average with this time constant.
+fn weight(span: Duration, constant: Duration) -> f32 {
+    1.0 - (-span.as_secs_f32() / constant.as_secs_f32()).exp()
+}
+
+#[cfg(test)]
+mod tests;

@@ -14,9 +14,10 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, FailureMode, Limit};
 
 use super::Shared;
-use super::attempt::{Attempt, QuotaSnapshot};
-use super::key_state::KeyState;
 use super::resolve::Charge;
+use crate::limiter::key::Attempt;
+use crate::limiter::key::KeyState;
+use crate::limiter::key::QuotaSnapshot;
 use parking_lot::Mutex;
 
 use crate::buffer::{LeasedTokens, Take};

@@ -14,9 +14,9 @@ use crate::buffer::table::Entry;
 use crate::store::{Ask, Heartbeat};
 use crate::time::Time;
 
-use super::key_state::KeyState;
 use super::pod_counts::Due;
 use super::{Limiter, Shared};
+use crate::limiter::key::KeyState;
 
 /// Time between two rounds of heartbeats.
 const ROUND_INTERVAL: Duration = Duration::from_secs(1);

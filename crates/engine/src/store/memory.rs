@@ -2,7 +2,7 @@
 //! benchmarks.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -11,11 +11,10 @@ use foldhash::HashMap;
 use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
-use self::pods::Pods;
-use super::{Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, Store, StoreError};
 use crate::algorithm::{State, step};
-
-mod pods;
+use crate::store::{
+    Ask, Grant, GrantFuture, Heartbeat, PODS_MAX, PodCountFuture, Store, StoreError,
+};
 
 /// Counts in memory, with a limit on the number of keys.
 pub struct MemoryStore {
@@ -237,6 +236,49 @@ impl Times {
     fn expiry(self, ends_at: u64) -> u64 {
         let lasts = ends_at.saturating_add(KEPT_SECONDS).saturating_sub(self.counts.as_secs());
         self.store.as_secs().saturating_add(lasts)
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The pods that send heartbeats to the embedded store.
+
+/// Live pods, of all domains and of each domain, with the store's time at which each lapses.
+#[derive(Debug, Default)]
+struct Pods {
+    of: BTreeMap<Option<Key>, Lapses>,
+}
+
+/// When each pod lapses.
+type Lapses = BTreeMap<u64, Duration>;
+
+/// The largest number of domains whose pods are counted; pods of others are not recorded until some
+/// domains have lapsed.
+const DOMAINS_MAX: usize = 1024;
+
+// === impl Pods ===
+
+impl Pods {
+    /// Records `beat` at the store's time `now`, and returns the number of live pods of its domain.
+    fn beat(&mut self, beat: Heartbeat, now: Duration) -> u32 {
+        let is_new = beat.domain.is_some() && !self.of.contains_key(&beat.domain);
+        if is_new && self.of.len() > DOMAINS_MAX {
+            self.of.retain(|_, lapses| lapses.values().any(|lapses_at| *lapses_at > now));
+            if self.of.len() > DOMAINS_MAX {
+                return u32::from(!beat.leaves);
+            }
+        }
+        let lapses = self.of.entry(beat.domain).or_default();
+        lapses.retain(|_, lapses_at| *lapses_at > now);
+        if beat.leaves {
+            lapses.remove(&beat.pod);
+        } else if lapses.len() < PODS_MAX || lapses.contains_key(&beat.pod) {
+            lapses.insert(beat.pod, now.saturating_add(beat.lasts));
+        }
+        let alive = u32::try_from(lapses.len()).unwrap_or(u32::MAX);
+        if lapses.is_empty() {
+            self.of.remove(&beat.domain);
+        }
+        alive
     }
 }
 

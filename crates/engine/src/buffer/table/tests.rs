@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use super::partition::SCAN_MAX;
 use super::*;
+use crate::buffer::table::SCAN_MAX;
 use crate::buffer::tests::rng;
 
 /// As large as the limiter's state of a key.

@@ -73,7 +73,7 @@ async fn the_desk_takes_what_it_would_send() {
     for key in 0..(QUEUE_MAX + 4 * BATCH_MAX) as u64 {
         assert!(rig.client.takes(&ask(0, 1)));
         rig.client.queue(ask(key, 1));
-        tokio::task::yield_now().await;
+        yield_now().await;
         if key < 4 * BATCH_MAX as u64 {
             rig.start(1).await;
         }

@@ -166,6 +166,6 @@ async fn a_desk_that_is_dropped_ends_its_tasks() {
     rig.client.queue(ask(0, 0));
     rig.start(1).await;
     drop(rig.client);
-    tokio::task::yield_now().await;
+    yield_now().await;
     assert_eq!(Arc::strong_count(&rig.store), 1);
 }

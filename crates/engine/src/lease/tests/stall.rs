@@ -79,7 +79,7 @@ async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
         rig.start(1).await;
         let span = if held_up { 1_000 } else { 51 };
         tokio::time::advance(ms(span)).await;
-        tokio::task::yield_now().await;
+        yield_now().await;
         rig.store.gate.add_permits(1);
         rig.replies(1).await;
         assert_eq!(rig.opened(), opened, "held up: {held_up}");

@@ -3,8 +3,8 @@
 
 use futures_util::future::join_all;
 
-use super::super::wait::WAITING_MAX;
 use super::*;
+use crate::limiter::key::WAITING_MAX;
 use crate::rng::mixed;
 use crate::verdict::DecisionSource;
 

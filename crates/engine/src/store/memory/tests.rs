@@ -1,11 +1,9 @@
 //! The embedded store's limit on keys and its sweep.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use ratelease_rules::{Algorithm, Limit, Unit};
-
 use super::*;
 use crate::store::{Deposit, Return};
+use ratelease_rules::{Algorithm, Limit, Unit};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {
     let seconds = Arc::new(AtomicU64::new(1_700_000_000));
@@ -203,4 +201,36 @@ fn a_pool_goes_with_its_lease() {
     seconds.fetch_add(KEPT_SECONDS, Ordering::Relaxed);
     store.take(&ask(0, Unit::Hour)).unwrap();
     assert_eq!(store.keys(), 1);
+}
+
+fn beat(pods: &mut Pods, pod: u64, domain: u64, now: u64) -> u32 {
+    let domain = Some(Key::for_test(domain));
+    let beat = Heartbeat { pod, lasts: Duration::from_secs(3), leaves: false, domain };
+    pods.beat(beat, Duration::from_secs(now))
+}
+
+#[test]
+fn domains_are_bounded_and_lapsed_ones_make_room() {
+    let mut pods = Pods::default();
+    let all = Heartbeat { pod: 1, lasts: Duration::MAX, leaves: false, domain: None };
+    pods.beat(all, Duration::ZERO);
+    for domain in 0..2 * DOMAINS_MAX as u64 {
+        assert_eq!(beat(&mut pods, 1, domain, 0), 1);
+    }
+    assert_eq!(pods.of.len(), 1 + DOMAINS_MAX);
+    assert_eq!(beat(&mut pods, 2, 5_000, 2), 1, "a domain too many counts the pod alone");
+    assert_eq!(beat(&mut pods, 2, 0, 2), 2, "one of those that are counted goes on");
+    assert_eq!(beat(&mut pods, 2, 5_000, 3), 1);
+    assert_eq!(beat(&mut pods, 3, 5_000, 3), 2, "the others have lapsed");
+    assert_eq!(pods.of.len(), 3);
+}
+
+#[test]
+fn a_domain_that_its_last_pod_leaves_is_forgotten() {
+    let mut pods = Pods::default();
+    beat(&mut pods, 1, 0, 0);
+    let domain = Some(Key::for_test(0));
+    let leaves = Heartbeat { pod: 1, lasts: Duration::ZERO, leaves: true, domain };
+    assert_eq!(pods.beat(leaves, Duration::ZERO), 0);
+    assert!(pods.of.is_empty());
 }

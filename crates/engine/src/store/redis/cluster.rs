@@ -31,8 +31,8 @@ use tokio::task::AbortHandle;
 
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
-use crate::store::redis::connection::{AdaptiveTimeout, Connection};
-use crate::store::redis::context::StoreContext;
+use crate::store::redis::connection::Connection;
+use crate::store::redis::context::{AdaptiveTimeout, StoreContext};
 use crate::store::redis::fault::{Fault, Kind, LogOnce};
 use crate::store::redis::reconnecting::Connector;
 use crate::store::redis::reconnecting::Reconnecting;

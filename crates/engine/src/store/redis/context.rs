@@ -9,7 +9,6 @@ use ipnet::IpNet;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::counter::{Count, Counter, RedisCounter};
-use crate::store::redis::connection::AdaptiveTimeout;
 use crate::store::redis::fault::{ConnectionFate, Fault, Kind};
 use crate::store::redis::script::Scripts;
 use crate::store::redis::settings::{Address, RedisKind, RedisSettings};
@@ -263,6 +262,109 @@ impl Turn {
     /// Notes that one is through at `now`.
     fn take(&mut self, now: Time) {
         self.idle_at = now + self.idle_at.since(now) + self.gap;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// How long a server may be silent, based on measured round trips.
+
+/// The timeouts for one server, kept from one connection to the next.
+///
+/// The timeout of a command is the smoothed round trip plus four times its deviation, as in TCP's
+/// retransmission timer (RFC 6298), but at least `REDIS_TIMEOUT`. It doubles with each timeout
+/// until an answer comes (Karn's rule), so that it adapts to a server that became slow within a few
+/// connections.
+#[derive(Debug)]
+pub(super) struct AdaptiveTimeout {
+    least: Duration,
+    state: parking_lot::Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The round trip of the present connection; `None` before the first one.
+    measured: Option<RoundTrip>,
+    /// Connections given up since the last reply to a command.
+    silences: u32,
+    /// Attempts to connect without an answer since the last one that was answered.
+    dials: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RoundTrip {
+    smoothed: Duration,
+    deviation: Duration,
+}
+
+/// Upper bound, whatever was measured: with a second of latency each way, TCP's handshake and the
+/// login take four seconds together.
+const PATIENCE_MAX: Duration = Duration::from_secs(4);
+/// Upper bound of `REDIS_TIMEOUT`. It is below the time allowed for an ask, which must not end
+/// before the silence of its connection is noticed.
+pub(super) const LEAST_MAX: Duration = Duration::from_secs(8);
+
+// === impl AdaptiveTimeout ===
+
+impl AdaptiveTimeout {
+    /// The timeout is never less than `least`, which is at most [`LEAST_MAX`].
+    pub(super) fn new(least: Duration) -> Self {
+        Self { least: least.min(LEAST_MAX), state: parking_lot::Mutex::default() }
+    }
+
+    /// The time for a command, counted from when data last arrived.
+    pub(super) fn for_command(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences)
+    }
+
+    /// The time for connecting and logging in, together.
+    pub(super) fn for_connect(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences.saturating_add(state.dials))
+    }
+
+    /// Records that a connection was opened in this time: earlier measurements may no longer hold.
+    pub(super) fn connected(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.dials = 0;
+        state.measured = Some(RoundTrip { smoothed: took, deviation: took / 2 });
+    }
+
+    /// Records that a command was answered in this time.
+    pub(super) fn answered(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.silences = 0;
+        let first = RoundTrip { smoothed: took, deviation: took / 2 };
+        state.measured = Some(state.measured.map_or(first, |before| before.smooth(took)));
+    }
+
+    /// Records that a connection fell silent and was given up.
+    pub(super) fn given_up(&self) {
+        let mut state = self.state.lock();
+        state.silences = state.silences.saturating_add(1);
+    }
+
+    /// Records that an attempt to connect got no answer.
+    pub(super) fn note_failed_connect(&self) {
+        let mut state = self.state.lock();
+        state.dials = state.dials.saturating_add(1);
+    }
+
+    fn doubled(&self, state: &State, times: u32) -> Duration {
+        let measured = state.measured.map_or(Duration::ZERO, |it| it.smoothed + it.deviation * 4);
+        let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);
+        let most = PATIENCE_MAX.max(self.least);
+        measured.max(self.least).saturating_mul(factor).min(most)
+    }
+}
+
+// === impl RoundTrip ===
+
+impl RoundTrip {
+    /// Weights the new value by an eighth and a quarter, as in RFC 6298.
+    fn smooth(self, took: Duration) -> Self {
+        let off = self.smoothed.abs_diff(took);
+        Self { smoothed: (self.smoothed * 7 + took) / 8, deviation: (self.deviation * 3 + off) / 4 }
     }
 }
 

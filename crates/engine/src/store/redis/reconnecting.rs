@@ -11,9 +11,8 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::backoff::Backoff;
-use crate::store::redis::connection::{AdaptiveTimeout, Connection, Peer, Stages, open};
-use crate::store::redis::context::ConnectLimiters;
-use crate::store::redis::context::{StoreContext, count};
+use crate::store::redis::connection::{Connection, Peer, Stages, open};
+use crate::store::redis::context::{AdaptiveTimeout, ConnectLimiters, StoreContext, count};
 use crate::store::redis::fault::{Fault, Kind, LogOnce};
 use crate::store::redis::settings::Address;
 

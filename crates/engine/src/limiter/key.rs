@@ -1,0 +1,1680 @@
+//! The limiter's state of one key: its buffer, its demand, and the requests that wait.
+
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Allowance, FailureMode, Limit, Rule, Unit};
+use tokio::sync::oneshot;
+
+use crate::buffer::table::{Entry, Link};
+use crate::buffer::{Buffer, Cold, LeaseKind, LeasedTokens, Refill, Take};
+use crate::invariant;
+use crate::lease::size::{Demand, LeaseSize};
+use crate::lease::{LeaseClient, QUEUE_MAX, Reply};
+use crate::limiter::RoundTrips;
+use crate::limiter::lease_policy::{LeasePolicy, MISSES_MAX, Scarcity, unwanted};
+use crate::limiter::pod_counts::PodCounts;
+use crate::limiter::resolve::{Charge, failure_mode_of};
+use crate::rng::{fraction, mixed};
+use crate::store::{Ask, Deposit, Grant, Purpose, Return, StoreError};
+use crate::time::{CompactU64, Time};
+use crate::verdict::{AppliedLimit, DecisionSource};
+
+/// How often a key that holds more than its allowance is checked.
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
+
+/// An ask that is out for longer than this is overdue: this many round trips, but at least the time
+/// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
+/// every request may wait.
+const OVERDUE_ROUND_TRIPS: u32 = 4;
+const OVERDUE_MIN: Duration = Duration::from_millis(100);
+
+/// An ask that is out for this long was lost by an internal error, since the lease client answers
+/// each ask within ten seconds.
+const LOST_AFTER: Duration = Duration::from_secs(15);
+
+/// After an ask was dropped because the budget was spent, no ask that could be dropped is made for
+/// this long.
+const SHED_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long after the store's last reply an ask for an empty key may be dropped because the budget
+/// is spent: a flood of other keys must not keep the key denied for good.
+const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
+
+/// State of one key: 80 bytes, since there are many keys. What only few keys have is in
+/// [`ColdState`].
+pub(super) struct KeyState {
+    buffer: Buffer<ColdState>,
+    /// The rule of the key; `None` for an override.
+    rule: Option<Arc<Rule>>,
+    /// Requests in each window of an override.
+    requests: u32,
+    limit_source: LimitSource,
+    flags: Flags,
+    /// Number of asks on their way: one at a time, or several where the store is far away.
+    asking: u8,
+    /// The pool to ask for a split key, modulo the number of pools.
+    pool: u8,
+    demand: Demand,
+    /// The round trip to the store, in microseconds: the last one if it took longer than the
+    /// average, else a moving average.
+    round_trip_us: CompactU64,
+    chain_link: Link,
+}
+
+// === impl KeyState ===
+
+impl KeyState {
+    pub(super) fn new(charge: &Charge<'_>, context: &PodContext<'_>) -> Self {
+        let mut state = Self {
+            buffer: Buffer::unknown(),
+            rule: charge.applied.rule.cloned(),
+            requests: 0,
+            limit_source: LimitSource::Rule,
+            flags: Flags::default(),
+            asking: 0,
+            pool: context.first_pool(charge.key()),
+            demand: Demand::default(),
+            round_trip_us: CompactU64::floor(context.round_trips.of(charge.applied.limit.store)),
+            chain_link: Link::default(),
+        };
+        state.set_limit(charge.applied.limit);
+        state
+    }
+
+    /// Binds the key to the rule and limit of `charge`. Tokens lent under another limit go back.
+    pub(super) fn bind_rule(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let AppliedLimit { limit, rule } = charge.applied;
+        let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
+        // The limit of a charge with a rule is the limit of that rule.
+        if same && rule.is_some() && matches!(self.limit_source, LimitSource::Rule) {
+            return;
+        }
+        let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| rule.pools());
+        if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
+            self.empty_pools(charge.key(), pools(rule), context, asks);
+        }
+        self.change_limit(limit, charge.key(), context, asks);
+        if !same {
+            self.rule = rule.cloned();
+            self.set_limit(limit);
+        }
+    }
+
+    fn note_demand(&mut self, charge: &Charge<'_>, now: Time) {
+        self.demand.note(if charge.refund { 0 } else { charge.hits }, now);
+    }
+
+    /// Charges the tokens held, if they are enough; then the charge counts as demand. One that is
+    /// short does not yet, since it comes again, to [`KeyState::enqueue`].
+    pub(super) fn charge_and_note_demand(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+    ) -> Attempt {
+        let attempt = self.try_charge(PendingCharge::of(charge), context);
+        if attempt.is_settled() {
+            self.note_demand(charge, context.now);
+        }
+        attempt
+    }
+
+    /// Charges the tokens held, if they have arrived meanwhile; or queues and, if no ask is out,
+    /// makes one.
+    ///
+    /// # Errors
+    ///
+    /// The ask on its way is overdue, so that waiting for it would only delay the answer; the store
+    /// refused the key recently; or too many requests wait.
+    pub(super) fn enqueue(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> Result<ReplyReceiver, StoreError> {
+        let pending = PendingCharge::of(charge);
+        self.note_demand(charge, context.now);
+        let attempt = self.try_charge(pending, context);
+        if attempt.is_settled() {
+            return Ok(answered(Ok(attempt)));
+        }
+        if self.is_lost(context.now) {
+            self.asking = 0;
+        }
+        if self.is_overdue(context) {
+            return Err(StoreError::Unavailable);
+        }
+        if self.asking == 0 && self.is_suspended(context.now) {
+            return Err(StoreError::ForeignValue);
+        }
+        let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
+        let reply = self.buffer.make_cold().waiting.push(pending)?;
+        if self.asking == 0 || self.is_uncovered(context) {
+            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
+        }
+        Ok(reply)
+    }
+
+    /// The effect of a refund on the key, if a lease is held here that can take the refund.
+    pub(super) fn preview_refund(&self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
+        let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
+        let LeasePolicy { limit: own, kind, .. } = self.policy(context);
+        let quota = self.quota(own, context.now);
+        if limit != own || !self.buffer.takes_refund(hits, kind, context.now) {
+            return Attempt::local(Take::Short, quota);
+        }
+        let remaining = quota.remaining.saturating_add(hits).min(limit.capacity());
+        let quota = QuotaSnapshot { remaining, ..quota };
+        Attempt::local(Take::Taken(LeasedTokens::default()), quota)
+    }
+
+    /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
+    /// What the lease then holds above the size that the pod would ask for goes on to the store.
+    pub(super) fn refund(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let policy = self.policy(context);
+        if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
+            let back = Some(Return { tokens: charge.hits, epoch: None });
+            self.note_asked(context.now);
+            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
+            return;
+        }
+        if !self.takes_returns(charge.key(), context) {
+            return;
+        }
+        let kept = self.lease_size(&policy, 0, context).tokens();
+        let excess = self.buffer.take_excess(kept, policy.kind, context.now);
+        asks.extend(excess.and_then(|lease| policy.returning(charge.key(), lease)));
+    }
+
+    /// After a charge, asks for the next lease while tokens last, if they will not last until it
+    /// arrives.
+    pub(super) fn ask_ahead(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        // For nearly all charges this check alone decides: the tokens last.
+        let tokens = self.buffer.tokens(context.now);
+        if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
+            return;
+        }
+        if self.flags.is_shed() && self.buffer.ask_age(context.now) < SHED_PAUSE {
+            return;
+        }
+        let policy = self.policy(context);
+        let soon = self.demand.uses_soon(policy.limit.window());
+        let ahead = soon && policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. });
+        // An empty bucket has a token again once the reply about it is no longer fresh.
+        let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
+        let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
+        let more = (left || refills) && !self.is_suspended(context.now);
+        if ahead && more && self.lease_size(&policy, 0, context).may_hold_ahead() {
+            let purpose = Purpose::Ahead;
+            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
+        }
+    }
+
+    /// What is known about the pods that draw on the key.
+    fn scarcity(&self, context: &PodContext<'_>) -> Scarcity {
+        let (misses, relief) = (self.flags.misses(), self.flags.relief());
+        Scarcity { pods: self.pods(context), pod: context.pod, misses, relief }
+    }
+
+    /// Number of pods that share the key: the pods that draw on it, once that has been observed.
+    fn pods(&self, context: &PodContext<'_>) -> f64 {
+        let all = context.pods.of(self.domain()).next_power_of_two();
+        let all = f64::from(all);
+        self.demand.pods().map_or(all, |seen| seen.min(all))
+    }
+
+    /// The state of the key, if its window is known to have less left than the charge and the debt.
+    pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<QuotaSnapshot> {
+        let limit = self.limit();
+        let due = self.debt(now).saturating_add(charge.hits);
+        let is_short = self.buffer.is_live(now) && due > self.buffer.remaining(now);
+        // What is left of a sliding window grows continuously.
+        let lasts = limit.algorithm == Algorithm::FixedWindow && self.buffer.is_sure();
+        let known = lasts && is_short && limit == charge.applied.limit;
+        known.then(|| self.quota(limit, now))
+    }
+
+    /// The domain of the key's rule; `None` for an override.
+    pub(super) fn domain(&self) -> Option<&str> {
+        self.rule.as_deref().and_then(Rule::domain)
+    }
+
+    /// The rule that the key's tokens were lent under; `None` for an override.
+    pub(super) fn rule(&self) -> Option<&Arc<Rule>> {
+        self.rule.as_ref()
+    }
+
+    /// Replaces the rule by the same rule of a newer version.
+    pub(super) fn renew(&mut self, rule: &Arc<Rule>) {
+        self.rule = Some(Arc::clone(rule));
+    }
+
+    fn policy(&self, context: &PodContext<'_>) -> LeasePolicy {
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.wait_min)
+    }
+
+    /// The policy of the key for returns. It assumes no wait, since only a leaky bucket's slots may
+    /// be taken late, and slots are never returned.
+    fn return_policy(&self) -> LeasePolicy {
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
+    }
+
+    /// Charges the tokens held, or credits a refund to them, if they are enough; makes no ask.
+    fn try_charge(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
+        let now = context.now;
+        self.begin_next_window(now);
+        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let take = if pending.limit != limit {
+            Take::Short
+        } else if pending.refund {
+            let refunded = self.buffer.refund(pending.hits, limit.capacity(), kind, now);
+            if refunded { Take::Taken(LeasedTokens::default()) } else { Take::Short }
+        } else {
+            self.buffer.take(pending.hits, pending.charge_denied, kind, now)
+        };
+        Attempt::local(take, self.quota(limit, now))
+    }
+
+    fn quota(&self, limit: Limit, now: Time) -> QuotaSnapshot {
+        let capacity = limit.capacity();
+        let reset_after = self.buffer.reset_after(now);
+        let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));
+        QuotaSnapshot { remaining, reset_after }
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.buffer.cold().is_some_and(|cold| !cold.waiting.is_empty())
+    }
+}
+
+fn is_windowed(limit: Limit) -> bool {
+    matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
+}
+
+// -------------------------------------------------------------------------------------------------
+// The result of an attempt to charge a key.
+
+/// The result of an attempt to charge a key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Attempt {
+    /// Whether the charge was taken or denied. The tokens taken are put back if another descriptor
+    /// denies the request; there are none if the charge passes without tokens.
+    pub(super) take: Take,
+    /// For a denied charge that spends what was left: the number of those hits, as far as is known.
+    pub(super) fitted: u32,
+    /// The state of the key after it; what is known meanwhile if only the store can decide.
+    pub(super) quota: QuotaSnapshot,
+    /// What decided.
+    pub(super) how: DecisionSource,
+}
+
+/// The state of a key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct QuotaSnapshot {
+    /// Tokens that remain for the fleet, as far as is known.
+    pub(super) remaining: u64,
+    /// Time until the limit is as if nothing had been charged, or has a token again, where that is
+    /// known.
+    pub(super) reset_after: Option<Duration>,
+}
+
+// === impl Attempt ===
+
+impl Attempt {
+    /// An attempt that this pod has decided, or that only the store can decide.
+    fn local(take: Take, quota: QuotaSnapshot) -> Self {
+        Self { take, fitted: 0, quota, how: DecisionSource::Local }
+    }
+
+    /// An attempt at a key about which nothing is known.
+    pub(super) fn unknown(charge: &Charge<'_>) -> Self {
+        Self::local(Take::Short, QuotaSnapshot::unknown(charge))
+    }
+
+    /// A denial, since this pod has no room for the charge.
+    pub(super) fn shed(charge: &Charge<'_>) -> Self {
+        let take = if charge.refund { Take::Taken(LeasedTokens::default()) } else { Take::Denied };
+        let quota = QuotaSnapshot { remaining: 0, reset_after: None };
+        Self { take, fitted: 0, quota, how: DecisionSource::Shed }
+    }
+
+    /// Whether a failure mode let the charge pass.
+    pub(super) fn is_admitted_by_failure_mode(&self) -> bool {
+        matches!((self.how, self.take), (DecisionSource::Failure(_), Take::Taken(_)))
+    }
+
+    /// Whether the charge was taken or denied.
+    pub(super) fn is_settled(&self) -> bool {
+        self.take != Take::Short
+    }
+
+    /// Whether the charge was denied.
+    pub(super) fn is_over(&self) -> bool {
+        self.take == Take::Denied
+    }
+
+    /// The tokens taken; an empty lease if there are none.
+    pub(super) fn taken(&self) -> LeasedTokens {
+        match self.take {
+            Take::Taken(lease) => lease,
+            Take::Denied | Take::Short => LeasedTokens::default(),
+        }
+    }
+
+    /// When the slot of a leaky bucket begins that the charge took, if that is after `now`. A
+    /// charge that was denied, but whose rule lets it pass, has no slot.
+    pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
+        Some(self.taken().starts).filter(|starts| *starts > now)
+    }
+}
+
+// === impl QuotaSnapshot ===
+
+impl QuotaSnapshot {
+    /// For a key about which nothing is known: as if nothing had been charged.
+    fn unknown(charge: &Charge<'_>) -> Self {
+        Self { remaining: charge.applied.limit.capacity(), reset_after: None }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The requests that wait for a key's next lease.
+
+/// The largest number of requests that wait for the lease of one key: half of those that may wait
+/// at all keys, so that one key cannot keep the others out. Further ones do not wait.
+pub(super) const WAITING_MAX: usize = 16 * 1024;
+
+/// Bytes that a waiting request takes: the place of a waiter in a deque that may be half empty and
+/// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
+/// wakers and three counters).
+const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
+    + size_of::<Option<Result<Attempt, StoreError>>>()
+    + 7 * size_of::<usize>();
+
+/// Waiting requests, first come, first served.
+#[derive(Debug, Default)]
+struct Waiters {
+    waiters: VecDeque<Waiter>,
+    /// Hits of the waiting charges under all limits, or more: of some that have been answered too.
+    hits: u64,
+}
+
+/// Receives the outcome of a waiting charge.
+pub(super) type ReplyReceiver = oneshot::Receiver<Result<Attempt, StoreError>>;
+
+/// A receiver whose outcome has arrived already.
+pub(super) fn answered(outcome: Result<Attempt, StoreError>) -> ReplyReceiver {
+    let (sender, reply) = oneshot::channel();
+    // The receiver still exists, so sending cannot fail.
+    let _ = sender.send(outcome);
+    reply
+}
+
+/// A waiting request.
+#[derive(Debug)]
+struct Waiter {
+    pending: PendingCharge,
+    sender: oneshot::Sender<Result<Attempt, StoreError>>,
+}
+
+/// What a charge needs from its key.
+#[derive(Debug, Clone, Copy)]
+struct PendingCharge {
+    /// The limit of the charge. Two limits of one window share a count: those of a rule and an
+    /// override, or those of two overrides.
+    limit: Limit,
+    hits: u64,
+    refund: bool,
+    charge_denied: bool,
+}
+
+// === impl Waiters ===
+
+impl Waiters {
+    fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.waiters.len()
+    }
+
+    fn first(&self) -> Option<PendingCharge> {
+        self.waiters.front().map(|waiter| waiter.pending)
+    }
+
+    /// The charges held to `limit`, in order.
+    fn under(&self, limit: Limit) -> impl Iterator<Item = PendingCharge> {
+        self.waiters
+            .iter()
+            .map(|waiter| waiter.pending)
+            .filter(move |pending| pending.limit == limit)
+    }
+
+    /// Hits of the charges held to `limit` that take tokens.
+    fn wanted(&self, limit: Limit) -> u64 {
+        let spending = self.under(limit).filter(PendingCharge::spends);
+        spending.fold(0, |sum, pending| sum.saturating_add(pending.hits))
+    }
+
+    /// Whether the charges held to `limit` want more than `tokens`. Nearly always the sum of all
+    /// hits decides, so that the charges need not be looked at one by one.
+    fn want_more_than(&self, tokens: u64, limit: Limit) -> bool {
+        self.hits > tokens && self.wanted(limit) > tokens
+    }
+
+    /// Adds `pending` at the end.
+    ///
+    /// # Errors
+    ///
+    /// There is no room.
+    fn push(&mut self, pending: PendingCharge) -> Result<ReplyReceiver, StoreError> {
+        self.make_place();
+        if self.len() >= WAITING_MAX {
+            return Err(StoreError::NoRoom);
+        }
+        let (sender, reply) = oneshot::channel();
+        self.push_back(Waiter { pending, sender });
+        Ok(reply)
+    }
+
+    /// Where the queue is full or would grow, first drops the requests that gave up: so they take
+    /// no more room than those that wait, and below the ceiling each is looked at a few times only.
+    fn make_place(&mut self) {
+        let capacity = self.waiters.capacity();
+        if self.len() < capacity.min(WAITING_MAX) {
+            return;
+        }
+        self.forget_answered();
+        if self.len() > capacity / 4 * 3 && self.len() < WAITING_MAX {
+            self.waiters.reserve(capacity);
+        }
+    }
+
+    /// Takes the hits out of the refunds held to `limit`, to be sent to the store. The emptied
+    /// refunds wait for the store's reply.
+    fn take_refunds(&mut self, limit: Limit) -> u64 {
+        let charges = self.waiters.iter_mut().map(|waiter| &mut waiter.pending);
+        let refunds = charges.filter(|pending| pending.refund && pending.limit == limit);
+        refunds.fold(0, |sum: u64, pending| sum.saturating_add(std::mem::take(&mut pending.hits)))
+    }
+
+    /// Drops the requests that have been answered otherwise, except refunds that are still to be
+    /// sent.
+    fn forget_answered(&mut self) {
+        self.hits = 0;
+        self.waiters.retain(|waiter| {
+            let needed = waiter.is_needed();
+            self.hits = self.hits.saturating_add(if needed { waiter.pending.hits } else { 0 });
+            needed
+        });
+        if self.waiters.capacity() / 2 > self.waiters.len() {
+            // The capacity must not exceed what was counted for it.
+            self.waiters.shrink_to_fit();
+        }
+    }
+
+    /// Removes and returns all that still wait; those that go on waiting must be put back with
+    /// `push_back`.
+    fn take_all(&mut self) -> impl Iterator<Item = Waiter> + use<> {
+        let Self { waiters, .. } = std::mem::take(self);
+        waiters.into_iter().filter(Waiter::is_needed)
+    }
+
+    fn push_back(&mut self, waiter: Waiter) {
+        self.hits = self.hits.saturating_add(waiter.pending.hits);
+        self.waiters.push_back(waiter);
+    }
+}
+
+// === impl Waiter ===
+
+impl Waiter {
+    /// Whether it is still needed: its request waits, or its refund has yet to be sent.
+    fn is_needed(&self) -> bool {
+        !self.sender.is_closed() || (self.pending.refund && self.pending.hits > 0)
+    }
+
+    /// Sends the outcome to the request. If the request is gone, returns the outcome.
+    fn answer(self, reply: Result<Attempt, StoreError>) -> Option<Attempt> {
+        self.sender.send(reply).err()?.ok()
+    }
+}
+
+// === impl PendingCharge ===
+
+impl PendingCharge {
+    fn of(charge: &Charge<'_>) -> Self {
+        Self {
+            limit: charge.applied.limit,
+            hits: charge.hits,
+            refund: charge.refund,
+            charge_denied: charge.charge_denied(),
+        }
+    }
+
+    fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// What a key needs to know of its pod while it is visited.
+
+/// The context that a key needs from its limiter.
+#[derive(Clone, Copy)]
+pub(super) struct PodContext<'a> {
+    pub(super) now: Time,
+    pub(super) pods: &'a PodCounts,
+    /// This pod's number.
+    pub(super) pod: u64,
+    /// The time that a request may wait for a lease, whatever its caller's deadline.
+    pub(super) wait_min: Duration,
+    pub(super) round_trips: &'a RoundTrips,
+    pub(super) lease_client: &'a LeaseClient,
+}
+
+// === impl PodContext ===
+
+impl PodContext<'_> {
+    /// The pool of a split key that this pod asks: a different one for each pod, as far as there
+    /// are enough pools.
+    #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
+    fn first_pool(&self, key: Key) -> u8 {
+        self.pod.wrapping_add(key.bits()) as u8
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The interface of a key to the table.
+
+impl Entry for KeyState {
+    fn idle_for(&self, now: Time) -> Duration {
+        self.demand.idle_for(now)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.asking > 0 || self.has_waiting()
+    }
+
+    fn is_live(&self, now: Time) -> bool {
+        self.buffer.is_live(now) || self.has_next_window(now) || self.debt(now) > 0
+    }
+
+    fn heap(&self) -> usize {
+        self.buffer.cold().map_or(0, ColdState::heap)
+    }
+
+    /// Drops rare state to free memory: a refused key may be asked for again, admitted hits are
+    /// not paid for unless an ask is out, and of two leases one ends too soon. Waiting requests
+    /// stay.
+    fn shed(&mut self) {
+        if self.asking == 0 {
+            self.set_debt(0);
+        }
+        self.resume();
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.next_window = None; // its tokens end with their window
+        }
+        self.buffer.join_leases(self.return_policy().kind);
+        self.buffer.trim();
+    }
+
+    fn chain_link(&self) -> Link {
+        self.chain_link
+    }
+
+    fn set_chain_link(&mut self, link: Link) {
+        self.chain_link = link;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// State of a key that fits into a few bits.
+
+/// A byte of flags and a small counter.
+#[derive(Debug, Clone, Copy, Default)]
+struct Flags(u8);
+
+const WATCHED: u8 = 1 << 7;
+const RELIEF: u8 = 1 << 6;
+const POOL_EMPTY: u8 = 1 << 5;
+const SHED: u8 = 1 << 4;
+const NEXT_WINDOW_ASKED: u8 = 1 << 3;
+const MISSES: u8 = MISSES_MAX;
+
+const _: () = assert!(
+    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED | NEXT_WINDOW_ASKED) == 0
+        && (MISSES_MAX + 1).is_power_of_two()
+);
+
+// === impl Flags ===
+
+impl Flags {
+    /// Whether a check of the key is scheduled, since it holds more than its allowance.
+    fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
+    }
+
+    fn set_watched(&mut self, on: bool) {
+        self.set(WATCHED, on);
+    }
+
+    /// Whether the key weighs on its shard, so that it is asked for less often.
+    fn relief(self) -> bool {
+        self.0 & RELIEF != 0
+    }
+
+    fn set_relief(&mut self, on: bool) {
+        self.set(RELIEF, on);
+    }
+
+    /// Whether the pool of a split key had too little at the last ask.
+    fn is_pool_empty(self) -> bool {
+        self.0 & POOL_EMPTY != 0
+    }
+
+    fn set_pool_empty(&mut self, on: bool) {
+        self.set(POOL_EMPTY, on);
+    }
+
+    /// Whether the last ask was dropped because the budget was spent.
+    fn is_shed(self) -> bool {
+        self.0 & SHED != 0
+    }
+
+    fn set_shed(&mut self, on: bool) {
+        self.set(SHED, on);
+    }
+
+    /// Whether a lease of the next window has been asked for.
+    fn is_next_window_asked(self) -> bool {
+        self.0 & NEXT_WINDOW_ASKED != 0
+    }
+
+    fn set_next_window_asked(&mut self, on: bool) {
+        self.set(NEXT_WINDOW_ASKED, on);
+    }
+
+    /// Number of asks in a row that found no tokens, up to [`MISSES_MAX`].
+    fn misses(self) -> u8 {
+        self.0 & MISSES
+    }
+
+    fn note_miss(&mut self, missed: bool) {
+        let misses = if missed { (self.misses() + 1).min(MISSES_MAX) } else { 0 };
+        self.0 = self.0 & !MISSES | misses;
+    }
+
+    fn set(&mut self, flag: u8, on: bool) {
+        self.0 = if on { self.0 | flag } else { self.0 & !flag };
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// State that only few keys have at a time, in an optional box beside the key's buffer.
+
+/// Bytes counted for each waiting request: its place in the queue, and the box that contains the
+/// queue.
+pub(super) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
+
+/// The largest number of requests that wait for leases, at all keys together: eight times the asks
+/// in the lease client's queue for a shard, since a request that gave up stays until its lease
+/// arrives. At most 13 MiB.
+pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
+
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 13 << 20);
+const _: () = assert!(2 * WAITING_MAX <= WAITING_IN_ALL_MAX);
+
+/// Waiting requests, and other state that a key has only in rare cases.
+#[derive(Debug, Default)]
+struct ColdState {
+    waiting: Waiters,
+    /// Hits that a failure mode has admitted although the store can be asked: the leases that
+    /// arrive pay for them.
+    debt: u32,
+    /// When the debt ends unpaid, since the limit is then as if the hits had not been.
+    debt_until: Time,
+    /// Tokens that the asks on their way may bring to waiting requests.
+    expected: u32,
+    /// Until when the store is not asked, since it holds another program's value under the key.
+    suspended_until: Time,
+    /// A lease of the next window, which has not begun yet.
+    next_window: Option<Box<Refill>>,
+    /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
+    limit: Option<Box<Limit>>,
+}
+
+// === impl ColdState ===
+
+impl ColdState {
+    /// Bytes of a box.
+    const BYTES: usize = Buffer::<Self>::COLD_BYTES;
+
+    /// Bytes counted for the box and the requests that wait in it.
+    fn heap(&self) -> usize {
+        let next = if self.next_window.is_some() { size_of::<Refill>() } else { 0 };
+        match self.waiting.len() {
+            0 => Self::BYTES + next,
+            waiting => waiting * WAITER_BYTES + next,
+        }
+    }
+}
+
+impl Cold for ColdState {
+    fn is_empty(&self) -> bool {
+        let Self { waiting, debt, expected, suspended_until, next_window, limit, .. } = self;
+        let is_suspended = *suspended_until > Time::default();
+        waiting.is_empty()
+            && *debt == 0
+            && *expected == 0
+            && !is_suspended
+            && limit.is_none()
+            && next_window.is_none()
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// Leases of the next fixed window, asked for in the last tenth of the present one, so that a
+// window does not begin with an ask from every pod for every key.
+//
+// Such a lease waits beside the buffer until its window has begun by the store's clock. Its start
+// counts from the reply, so that no token is spent too early, and its end from before the ask, so
+// that none is spent too late.
+
+/// The next window is lent in this last part (1 / 10) of the present one.
+const LAST_PART: u32 = 10;
+
+/// A key that waits for its next window is not checked within this time before the window begins,
+/// and is checked at most this long after the beginning. Keys are checked in the order in which
+/// they came to be watched, so a key that waits for its window holds up the others.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// The fraction at the end of that part in which no pod asks, to leave time for a round trip.
+const UNUSED: f64 = 0.2;
+
+impl KeyState {
+    /// After a charge near the end of its window, asks for a lease of the next window if the demand
+    /// will use it at once. It asks once, at a time that differs from pod to pod.
+    pub(super) fn request_next_window(
+        &mut self,
+        charge: &Charge<'_>,
+        attempt: &Attempt,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let limit = charge.applied.limit;
+        let Some(rest) = attempt.quota.reset_after else { return };
+        if self.flags.is_next_window_asked()
+            || self.has_next_window(context.now)
+            || limit.algorithm != Algorithm::FixedWindow
+            || rest > limit.window() / LAST_PART
+            || self.asking > 0
+        {
+            return;
+        }
+        let key = charge.key();
+        let at = UNUSED + (1.0 - UNUSED) * self.place(key, context);
+        if rest <= (limit.window() / LAST_PART).mul_f64(at) {
+            self.ask_for_next_window(key, context, asks);
+        }
+    }
+
+    fn ask_for_next_window(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let policy = self.policy(context);
+        let limit = policy.limit.capacity();
+        let lasts = Some(policy.limit.window());
+        let size = LeaseSize { left: limit, lasts, ..self.lease_size(&policy, 0, context) };
+        let used = self.demand.uses_soon(policy.limit.window()) && size.may_hold_ahead();
+        if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
+            return;
+        }
+        self.flags.set_next_window_asked(true);
+        self.note_asked(context.now);
+        let (want, purpose) = (size.tokens(), Purpose::Ahead);
+        asks.push(Ask { want, purpose, next_window: true, ..policy.blank_ask(key) });
+    }
+
+    /// Stores the lease of the next window until that window begins.
+    fn keep_next_window(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let policy = self.policy(context);
+        if policy.limit != reply.ask.limit || policy.kind != LeaseKind::Windowed {
+            asks.extend(unwanted(reply)); // the limit has changed meanwhile
+            return;
+        }
+        if grant.tokens == 0 {
+            return;
+        }
+        self.give_back_next_window(reply.ask.key, asks);
+        let refill = policy.refill(reply, grant, self.scarcity(context), context);
+        let fresh_until = refill.lease.starts;
+        self.buffer.make_cold().next_window = Some(Box::new(Refill { fresh_until, ..refill }));
+    }
+
+    /// Makes the waiting lease the present one, once its window has begun.
+    fn begin_next_window(&mut self, now: Time) {
+        let Some(cold) = self.buffer.cold_mut() else { return };
+        let Some(refill) = cold.next_window.take_if(|refill| now >= refill.lease.starts) else {
+            return;
+        };
+        self.flags.set_next_window_asked(false);
+        let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lease.epoch;
+        if known {
+            self.buffer.put_back(refill.lease, LeaseKind::Windowed, now);
+        } else {
+            self.buffer.refill(*refill, LeaseKind::Windowed, now);
+        }
+        self.buffer.trim();
+    }
+
+    /// When to check whether the waiting lease is used, if its window begins soon. The check comes
+    /// some time after the beginning, different for each pod and key, so that what idle keys give
+    /// back does not reach the masters all at once with the window's first asks.
+    fn checks_next_window_at(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
+        let begins = self.buffer.cold()?.next_window.as_ref()?.lease.starts;
+        let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
+        let soon = begins.since(context.now) <= LOOK_WITHIN;
+        soon.then(|| begins + spread.mul_f64(self.place(key, context)))
+    }
+
+    /// This pod's place among all pods that hold the key, from 0 to 1; different in each window.
+    fn place(&self, key: Key, context: &PodContext<'_>) -> f64 {
+        fraction(mixed(key.bits() ^ mixed(context.pod ^ self.buffer.epoch())))
+    }
+
+    /// Whether a lease waits for its window, and that window is not over yet.
+    fn has_next_window(&self, now: Time) -> bool {
+        let next = self.buffer.cold().and_then(|cold| cold.next_window.as_ref());
+        next.is_some_and(|refill| now < refill.lease.ends)
+    }
+
+    /// Removes the waiting lease, which is given back.
+    fn give_back_next_window(&mut self, key: Key, asks: &mut Vec<Ask>) {
+        let next = self.buffer.cold_mut().and_then(|cold| cold.next_window.take());
+        if let Some(refill) = next {
+            asks.extend(self.return_policy().returning(key, refill.lease));
+            self.buffer.trim();
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// What a key asks of the store: how much, when it asks again, and what it returns.
+
+/// The largest number of asks for one key that are out at once, where the store is so far away that
+/// a request cannot wait for one ask after the other.
+const ASKS_MAX: u8 = 8;
+
+impl KeyState {
+    /// The next ask. Its `want` includes what all waiting charges lack, and the debt. Its `need` is
+    /// what one of the charges lacks, which is granted completely or not at all: the first in the
+    /// queue, or the last if other asks are out. Looks ask for no tokens, and requests held to
+    /// another limit are left out.
+    /// Refunds for which no lease was held here go to the store with the ask.
+    fn make_ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
+        let expected = self.expected();
+        self.note_asked(context.now);
+        let policy = self.policy(context);
+        let refunds = self.buffer.cold_mut().map_or(0, |cold| {
+            // A request that has been answered already needs no tokens and is not charged.
+            cold.waiting.forget_answered();
+            cold.waiting.take_refunds(policy.limit)
+        });
+        let waiting = self.buffer.cold().map(|cold| &cold.waiting);
+        // Slots that are held pass while a charge waits for more, so a charge gets all its slots at
+        // once.
+        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
+        let held = if spaced { 0 } else { self.buffer.tokens(context.now) };
+        let charges = || {
+            waiting
+                .into_iter()
+                .flat_map(|queue| queue.under(policy.limit))
+                .filter(PendingCharge::spends)
+        };
+        let wanted = waiting.map_or(0, |queue| queue.wanted(policy.limit));
+        let wanted = wanted.saturating_add(self.debt(context.now));
+        let missing = wanted.saturating_sub(held).saturating_sub(expected);
+        // With other asks out, the newest charge, for which this ask is made: the charges before it
+        // are covered by those asks, or are asked for again after the replies.
+        let needy = if expected > 0 { charges().last() } else { charges().next() };
+        let need = needy.map_or(0, |pending| pending.hits.saturating_sub(held));
+        let size = self.lease_size(&policy, missing, context);
+        let pool = self.pool(&policy, &size, context.now).filter(|_| refunds == 0);
+        let want = match needy {
+            None if self.has_waiting() => 0,
+            // The slots of one lease follow each other faster than one pod's part of the demand.
+            _ if policy.is_leased() && !spaced => {
+                let fill = if pool.is_none() { self.fill(&policy, &size, key, context) } else { 0 };
+                size.tokens().max(need).saturating_add(fill)
+            }
+            _ => missing,
+        };
+        // A pool grants what it has, and never denies.
+        let own = pool.is_none();
+        if needy.is_some() {
+            let more = expected.saturating_add(want.max(need));
+            self.buffer.make_cold().expected = u32::try_from(more).unwrap_or(u32::MAX);
+        }
+        Ask {
+            want,
+            need: if own { need } else { 0 },
+            charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
+            back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
+            pool,
+            ..policy.blank_ask(key)
+        }
+    }
+
+    /// Notes that an ask is sent.
+    fn note_asked(&mut self, now: Time) {
+        self.flags.set_shed(false);
+        if self.asking == 0 {
+            self.buffer.note_ask(now);
+        }
+        self.asking = self.asking.saturating_add(1);
+    }
+
+    /// Notes that `ask` has been answered. If others are still out, the time to the next reply
+    /// counts from now.
+    fn note_answered(&mut self, ask: &Ask, now: Time) {
+        self.asking = self.asking.saturating_sub(1);
+        self.buffer.note_ask(now);
+        let out = self.asking > 0;
+        if let Some(cold) = self.buffer.cold_mut() {
+            let asked = u32::try_from(ask.want.max(ask.need)).unwrap_or(u32::MAX);
+            let expected = cold.expected.saturating_sub(asked);
+            cold.expected = if out { expected } else { 0 };
+        }
+    }
+
+    /// Tokens that the asks on their way may bring to waiting requests.
+    fn expected(&self) -> u64 {
+        self.buffer.cold().map_or(0, |cold| cold.expected.into())
+    }
+
+    /// Whether an ask made now would only find out whether an empty key is still empty. This is not
+    /// so for a bucket that had a token at the last ask, since it has another one soon.
+    fn is_probe(&self, context: &PodContext<'_>) -> bool {
+        let refills = self.policy(context).inflow() > 0.0 && self.flags.misses() == 0;
+        let recent = context.now.since(self.buffer.replied_at()) < PROBES_SHED_FOR;
+        self.buffer.is_known_empty(context.now) && recent && !refills
+    }
+
+    /// Whether a request has no time to wait for three asks in sequence: the one that is out, one
+    /// that brings less than is wanted, and one that is denied.
+    pub(super) fn is_distant(&self, context: &PodContext<'_>) -> bool {
+        3 * self.round_trip() > context.wait_min
+    }
+
+    /// Whether the waiting requests want more than the asks on their way may bring, and there is no
+    /// time to ask again after the replies.
+    fn is_uncovered(&self, context: &PodContext<'_>) -> bool {
+        let empty = self.buffer.is_known_empty(context.now); // one probe is enough
+        if empty || !self.is_distant(context) || self.asking >= ASKS_MAX {
+            return false;
+        }
+        let Some(cold) = self.buffer.cold() else { return false };
+        let covered = self.expected().saturating_add(self.buffer.tokens(context.now));
+        // The expected tokens are counted up to `u32::MAX` only.
+        covered < u32::MAX.into() && cold.waiting.want_more_than(covered, self.limit())
+    }
+
+    fn lease_size(
+        &self,
+        policy: &LeasePolicy,
+        waiting: u64,
+        context: &PodContext<'_>,
+    ) -> LeaseSize {
+        let limit = policy.limit.capacity();
+        let lasts = match policy.kind {
+            LeaseKind::Windowed => self.buffer.reset_after(context.now),
+            // A sliding window's leases also end with their aligned window.
+            LeaseKind::Timed if limit_slides(policy.limit) => {
+                let rest = self.buffer.reset_after(context.now);
+                Some(rest.map_or(policy.ttl(), |rest| rest.min(policy.ttl())))
+            }
+            LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
+        };
+        LeaseSize {
+            demand: self.demand.steady_rate(),
+            burst: self.demand.burst_rate(),
+            run: self.demand.run_length(),
+            waiting,
+            limit,
+            left: self.buffer.left(context.now).unwrap_or(limit),
+            inflow: policy.inflow(),
+            lasts,
+            round_trip: self.round_trip(),
+            pods: self.pods(context),
+            relief: self.flags.relief(),
+            terms: policy.terms(),
+        }
+    }
+
+    fn holds_above_allowance(&self, context: &PodContext<'_>) -> bool {
+        let policy = self.policy(context);
+        let tokens = self.buffer.tokens(context.now);
+        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
+        let allowance = || self.lease_size(&policy, 0, context).unspent_allowance();
+        self.has_next_window(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
+    }
+
+    /// Whether the reply to the ask on its way is overdue.
+    fn is_overdue(&self, context: &PodContext<'_>) -> bool {
+        let trips = self.round_trip() * OVERDUE_ROUND_TRIPS;
+        let asked_for = self.buffer.ask_age(context.now);
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.wait_min)
+    }
+
+    /// Whether the reply to the ask on its way will never come.
+    fn is_lost(&self, now: Time) -> bool {
+        self.asking > 0 && self.buffer.ask_age(now) > LOST_AFTER
+    }
+
+    fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_us.get())
+    }
+
+    fn note_round_trip(&mut self, measured: Duration) {
+        let measured = u64::try_from(measured.as_micros()).unwrap_or(u64::MAX);
+        let before = self.round_trip_us.get();
+        let smooth = before - before / 8 + measured / 8;
+        self.round_trip_us = CompactU64::floor(smooth.max(measured));
+    }
+}
+
+fn limit_slides(limit: Limit) -> bool {
+    limit.algorithm == Algorithm::SlidingWindow
+}
+
+// -------------------------------------------------------------------------------------------------
+// The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
+// own, from which pods take smaller leases.
+//
+// The own count always holds the whole limit, so the number of pools does not change the bound. A
+// pod takes from one pool; if that is empty, the pod asks the own count, and occasionally for so
+// much more that the other pods of its pool need not ask. Near the end of a limit, where a pod's
+// part is about one token, all pods ask the own count.
+
+/// The number of pods that fill their pool, on average, among those that find it empty at once.
+const FILLING: f64 = 2.0;
+
+/// The smallest lease that is worth taking from a pool: below it, the count itself is near its end.
+const LEASE_MIN: u64 = 2;
+
+impl KeyState {
+    /// The pool to ask for a lease of this `size`; `None` if the own count has to be asked.
+    fn pool(&self, policy: &LeasePolicy, size: &LeaseSize, now: Time) -> Option<u8> {
+        let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
+        (known && is_pooled(policy, size)).then(|| self.pool % policy.pools)
+    }
+
+    /// The number of tokens to ask the own count for in addition to a lease, to be put into the
+    /// pool.
+    fn fill(
+        &self,
+        policy: &LeasePolicy,
+        size: &LeaseSize,
+        key: Key,
+        context: &PodContext<'_>,
+    ) -> u64 {
+        if !self.flags.is_pool_empty() || !is_pooled(policy, size) {
+            return 0;
+        }
+        let others = size.pods / f64::from(policy.pools.get()) - 1.0;
+        let drawn = fraction(mixed(key.bits() ^ mixed(context.pod ^ context.now.nanos())));
+        if drawn * (others + 1.0) > FILLING {
+            return 0;
+        }
+        size.for_pool(others, policy.pools)
+    }
+
+    /// Applies a pool's grant. Notes whether the pool lent less than was asked for.
+    fn take_from_pool(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        self.flags.set_pool_empty(grant.tokens < reply.ask.want);
+        if grant.tokens == 0 {
+            return;
+        }
+        let LeasePolicy { kind, limit, .. } = self.policy(context);
+        let windowed = is_windowed(limit);
+        // A pool may end late, by the time that the deposit took to arrive: cut to the window's
+        // end.
+        let ends = reply.asked_at + grant.ends_after;
+        let ends = match self.buffer.reset_after(context.now) {
+            Some(rest) if windowed => ends.min(context.now + rest),
+            _ => ends,
+        };
+        let lease = LeasedTokens {
+            tokens: grant.tokens,
+            epoch: grant.epoch,
+            starts: Time::default(),
+            ends,
+        };
+        let is_useful = match kind {
+            LeaseKind::Spaced { .. } => false,
+            LeaseKind::Windowed | LeaseKind::Timed => {
+                !windowed || grant.epoch == self.buffer.epoch()
+            }
+        };
+        if is_useful && limit == reply.ask.limit {
+            self.buffer.put_back(lease, kind, context.now);
+            self.serve(context);
+        } else {
+            asks.extend(unwanted(reply));
+        }
+    }
+
+    /// After a grant of the own count, puts the tokens above a lease into the pool.
+    fn fill_pool(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let policy = self.policy(context);
+        if policy.pools.get() == 1 {
+            return;
+        }
+        self.flags.set_pool_empty(false);
+        let size = self.lease_size(&policy, 0, context);
+        let kept = size.tokens();
+        let excess = self.buffer.tokens(context.now).saturating_sub(kept);
+        if excess < kept || !is_pooled(&policy, &size) {
+            return;
+        }
+        let (pool, purpose) = (Some(self.pool % policy.pools), Purpose::Return);
+        let deposit = Ask { pool, purpose, ..policy.blank_ask(key) };
+        if !context.lease_client.takes(&deposit) {
+            return; // the excess goes back to the own count
+        }
+        let Some(lease) = self.buffer.take_out(kept, policy.kind, context.now) else { return };
+        // Less the time to the store and back, which the pool's clock does not count.
+        let lasts = lease.ends.since(context.now).saturating_sub(2 * self.round_trip());
+        let lease = Some(Deposit { tokens: lease.tokens, epoch: lease.epoch, lasts });
+        asks.push(Ask { deposit: lease, ..deposit });
+    }
+
+    /// Before a change to a rule with fewer pools, asks the pool of this pod for all that it holds,
+    /// if the pod leases from it. The pod gives back what it does not use itself. A pool that no
+    /// pod asks in this way ends with its leases.
+    fn empty_pools(&mut self, key: Key, kept: u8, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let policy = self.policy(context);
+        let pool = self.pool % policy.pools;
+        let live = self.buffer.left(context.now).is_some();
+        if pool < kept || !live || !is_pooled(&policy, &self.lease_size(&policy, 0, context)) {
+            return;
+        }
+        self.note_asked(context.now);
+        let (pool, want, purpose) = (Some(pool), u64::from(u32::MAX), Purpose::Ahead);
+        asks.push(Ask { pool, want, purpose, ..policy.blank_ask(key) });
+    }
+}
+
+/// Whether leases of this `size` come from pools: there are more pods than pools, and much is left.
+fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
+    let pods = size.pods > f64::from(policy.pools.get());
+    pods && policy.pools.get() > 1 && is_leased_by_number(policy) && size.tokens() >= LEASE_MIN
+}
+
+fn is_leased_by_number(policy: &LeasePolicy) -> bool {
+    policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. })
+}
+
+// -------------------------------------------------------------------------------------------------
+// How a key handles the store's replies: tokens for waiting requests, and the state of its key.
+
+/// What became of hits that a failure mode had admitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Settled {
+    /// Hits that `local` admitted and that a lease has paid for.
+    pub(super) returned: u64,
+    /// Hits that `allow` admitted and that no lease pays for.
+    pub(super) unmetered: u64,
+}
+
+impl KeyState {
+    /// Applies a reply, serves the waiting requests that it can, and asks again for the others.
+    /// Returns are sent before asks.
+    ///
+    /// The limit may have changed while the ask was out. A request that waited for this lease is
+    /// served under the limit that the lease was asked for; only then is the next limit's turn.
+    ///
+    /// Returns what became of the key's debt.
+    pub(super) fn reply(
+        &mut self,
+        reply: &Reply,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> Settled {
+        let mut paid = 0;
+        invariant::check(self.asking > 0, "a reply answers an ask that is out");
+        self.note_answered(&reply.ask, context.now);
+        match &reply.outcome {
+            Ok(grant) if reply.ask.next_window => {
+                self.keep_next_window(reply, grant, context, asks);
+            }
+            Err(_) if reply.ask.next_window => {}
+            Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
+            // The own count is asked instead.
+            Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
+            Err(error) => self.fail(error, context.now),
+            Ok(grant) if reply.ask.pool.is_some() => {
+                self.take_from_pool(reply, grant, context, asks);
+                paid = self.pay_debt(self.policy(context).kind, context.now);
+            }
+            Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
+        }
+        let settled = self.settle_debt(paid, context.now);
+        if self.asking == 0 {
+            self.ask_for_waiting(reply, context, asks);
+        }
+        self.buffer.trim();
+        settled
+    }
+
+    /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
+    /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
+    /// rest of it is not owed.
+    fn settle_debt(&mut self, paid: u64, now: Time) -> Settled {
+        match failure_mode_of(self.rule().map(AsRef::as_ref)) {
+            FailureMode::Allow if self.asking == 0 => {
+                let unmetered = self.debt(now);
+                self.set_debt(0);
+                Settled { unmetered, ..Settled::default() }
+            }
+            FailureMode::Allow => Settled::default(),
+            _ => Settled { returned: paid, ..Settled::default() },
+        }
+    }
+
+    /// Applies a grant. Returns the number of admitted hits that it has paid for.
+    fn apply_grant(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
+        self.resume();
+        self.change_limit(reply.ask.limit, reply.ask.key, context, asks);
+        let policy = self.policy(context);
+        self.flags.set_relief(reply.hot);
+        self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
+        self.note_draw(&policy, reply, grant, context.now);
+        if grant.epoch != self.buffer.epoch() {
+            let waits = self.has_next_window(context.now);
+            self.flags.set_next_window_asked(waits);
+        }
+        let refill = policy.refill(reply, grant, self.scarcity(context), context);
+        self.buffer.refill(refill, policy.kind, context.now);
+        self.note_round_trip(context.now.since(reply.asked_at));
+        let paid = self.pay_debt(policy.kind, context.now);
+        self.serve(context);
+        self.fill_pool(reply.ask.key, context, asks);
+        paid
+    }
+
+    /// Notes what the fleet drew since the store's last reply, and this pod's part of it.
+    fn note_draw(&mut self, policy: &LeasePolicy, reply: &Reply, grant: &Grant, now: Time) {
+        let same = !is_windowed(policy.limit) || grant.epoch == self.buffer.epoch();
+        let Some(before) = self.buffer.left(now).filter(|_| same) else {
+            return;
+        };
+        let back = reply.ask.back.map_or(0, |back| back.tokens);
+        let span = now.since(self.buffer.replied_at());
+        let inflow = policy.inflow() * span.as_secs_f64();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let before = before.saturating_add(back).saturating_add(inflow as u64);
+        let before = before.min(policy.limit.capacity());
+        let others = before.saturating_sub(grant.left).saturating_sub(grant.tokens);
+        self.demand.note_draw(others, span);
+    }
+
+    /// Once no ask is out, asks for the requests that still wait, and for the rest of the debt as
+    /// long as the store lends.
+    fn ask_for_waiting(&mut self, reply: &Reply, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let key: Key = reply.ask.key;
+        let lends = || reply.outcome.as_ref().is_ok_and(|grant| grant.tokens > 0);
+        let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
+        if let Some(first) = first {
+            self.change_limit(first.limit, key, context, asks);
+            asks.push(self.make_ask(key, context));
+        } else if self.debt(context.now) > 0 && lends() {
+            asks.push(Ask { purpose: Purpose::Ahead, ..self.make_ask(key, context) });
+        } else if !self.policy(context).is_leased() {
+            // Tokens that no request asked for must not be spent.
+            self.give_back(key, context.now, asks);
+        } else if let (LimitSource::ColdState, Some(limit)) =
+            (self.limit_source, self.limit_of_rule())
+        {
+            // The other limit is kept only as long as the box is needed for waiting requests.
+            self.change_limit(limit, key, context, asks);
+        }
+    }
+
+    /// Handles an ask that was dropped because its shard has more urgent ones to answer: requests
+    /// that probe an empty key are denied by the store's last reply, and nothing is asked ahead for
+    /// a while.
+    fn note_shed(&mut self, ask: &Ask, context: &PodContext<'_>) {
+        self.flags.set_shed(true);
+        if self.asking == 0 {
+            self.buffer.note_ask(context.now);
+        }
+        // Requests that joined an ask that was made ahead are asked for now.
+        if ask.purpose == Purpose::Probe && self.asking == 0 {
+            self.buffer.extend_freshness(context.now + SHED_PAUSE);
+            self.serve(context);
+            self.fail(&StoreError::Shed, context.now);
+        }
+    }
+
+    /// Settles the waiting requests that the tokens and the store's reply allow, first come, first
+    /// served.
+    fn serve(&mut self, context: &PodContext<'_>) {
+        let kind = self.policy(context).kind;
+        let Some(cold) = self.buffer.cold_mut() else { return };
+        for waiter in cold.waiting.take_all() {
+            let attempt = self.try_charge(waiter.pending, context);
+            if !attempt.is_settled() {
+                self.buffer.make_cold().waiting.push_back(waiter);
+                continue;
+            }
+            let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
+            if let Some(unread) = waiter.answer(Ok(attempt)) {
+                self.buffer.put_back(unread.taken(), kind, context.now);
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &StoreError, now: Time) {
+        self.suspend(error, now);
+        let Some(cold) = self.buffer.cold_mut() else { return };
+        for waiter in cold.waiting.take_all() {
+            waiter.answer(Err(error.clone()));
+        }
+    }
+
+    /// Spends tokens on the debt, as far as the tokens suffice.
+    /// Returns how many.
+    fn pay_debt(&mut self, kind: LeaseKind, now: Time) -> u64 {
+        let debt = self.debt(now);
+        let due = debt.min(self.buffer.tokens(now));
+        let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
+        let Take::Taken(lease) = take else { return 0 };
+        self.set_debt(debt.saturating_sub(lease.tokens));
+        lease.tokens
+    }
+
+    /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
+    /// pay for. They are owed only if an ask is out, or was refused for lack of room (`is_owed`):
+    /// else the store is away, and what it cannot count is the failure mode's own. The slots
+    /// of a leaky bucket pass, so they pay for nothing. Returns whether the hits are owed.
+    pub(super) fn note_debt(&mut self, hits: u64, until: Time, is_owed: bool, now: Time) -> bool {
+        let spaced = matches!(self.limit().algorithm, Algorithm::LeakyBucket { .. });
+        if spaced || (self.asking == 0 && !is_owed) {
+            return false;
+        }
+        let debt = self.debt(now).saturating_add(hits);
+        let cold = self.buffer.make_cold();
+        cold.debt_until = until;
+        self.set_debt(debt);
+        true
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// What a key gives back: tokens of another limit, of an idle key, and beyond the expected demand.
+
+impl KeyState {
+    /// From now on the key holds only tokens of `limit`; the others are returned. If their shard
+    /// cannot take them they stay, since two limits of one key share the count that they belong to.
+    /// Tokens of another store never stay: this store has not counted them.
+    fn change_limit(
+        &mut self,
+        limit: Limit,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        if self.limit() == limit {
+            return;
+        }
+        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        let moves = self.limit().store != limit.store;
+        let none_held = || self.buffer.tokens(context.now) == 0;
+        if spaced || moves || none_held() || self.takes_returns(key, context) {
+            self.give_back(key, context.now, asks);
+            self.buffer.forget();
+        } else {
+            self.buffer.mark_estimated();
+        }
+        // A debt stays: both limits share the count that it belongs to.
+        self.set_limit(limit);
+    }
+
+    /// Returns what the key holds above its allowance: all of it if the key is idle, else what the
+    /// recent demand will not use, since the measured demand falls only slowly after it has moved
+    /// to another pod. Nothing goes back to a shard that cannot take it. Returns when to check the
+    /// key again; `None` stops watching it.
+    pub(super) fn inspect(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> Option<Time> {
+        self.begin_next_window(context.now);
+        self.flags.set_watched(self.holds_above_allowance(context));
+        if !self.flags.is_watched() {
+            return None;
+        }
+        let policy = self.policy(context);
+        if !self.takes_returns(key, context) {
+            return Some(context.now + WATCH_EVERY); // they would be lost on the way
+        }
+        let idle_after = self.idle_after(&policy);
+        if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
+            self.give_back(key, context.now, asks);
+            self.flags.set_watched(false);
+            return None;
+        }
+        let demand = self.demand.recent_rate(context.now);
+        let size =
+            LeaseSize { demand, burst: demand, run: None, ..self.lease_size(&policy, 0, context) };
+        if self.buffer.tokens(context.now) > 2 * size.in_use() {
+            let excess = self.buffer.take_excess(size.in_use(), policy.kind, context.now);
+            asks.extend(excess.and_then(|lease| policy.returning(key, lease)));
+        }
+        let silent = self.demand.idle_for(context.now);
+        let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
+        Some(self.checks_next_window_at(key, context).map_or(until_idle, |at| until_idle.max(at)))
+    }
+
+    /// The silence after which the tokens held go back: in time for others to use them in a short
+    /// window, and before leases that end without their window.
+    fn idle_after(&self, policy: &LeasePolicy) -> Duration {
+        let latest = match policy.kind {
+            LeaseKind::Windowed => (policy.limit.window() / 5).max(WATCH_EVERY),
+            LeaseKind::Timed | LeaseKind::Spaced { .. } => policy.ttl() / 4,
+        };
+        self.demand.idle_after().min(latest)
+    }
+
+    /// Removes the unspent tokens; the asks return them to the store.
+    pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
+        self.give_back_next_window(key, asks);
+        let policy = self.return_policy();
+        let leases = self.buffer.drain(now).into_iter().flatten();
+        asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
+    }
+
+    /// Puts back tokens that were taken and are not spent after all.
+    pub(super) fn put_back(
+        &mut self,
+        taken: LeasedTokens,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let policy = self.policy(context);
+        self.buffer.put_back(taken, policy.kind, context.now);
+        if !policy.is_leased() && !self.has_waiting() {
+            self.give_back(key, context.now, asks);
+        }
+    }
+
+    /// Whether the key's shard accepts returned tokens at present.
+    pub(super) fn takes_returns(&self, key: Key, context: &PodContext<'_>) -> bool {
+        let policy = self.return_policy();
+        context.lease_client.takes(&policy.blank_ask(key))
+    }
+
+    /// Takes back the tokens of a return that, by `reply`, was not sent.
+    pub(super) fn take_back_unsent(&mut self, reply: &Reply, context: &PodContext<'_>) {
+        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
+        let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
+        let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
+        let (Some((tokens, epoch)), true) = (sent, limit == reply.ask.limit) else { return };
+        // Only a window's number says when the window ends.
+        if let (LeaseKind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(context.now)) {
+            let (starts, ends) = (Time::default(), context.now + rest);
+            let lease = LeasedTokens { tokens, epoch, starts, ends };
+            self.buffer.put_back(lease, kind, context.now);
+        }
+    }
+
+    /// Starts to watch the key for idleness if it holds enough. Returns whether the watch starts.
+    pub(super) fn watch(&mut self, context: &PodContext<'_>) -> bool {
+        let starts = !self.flags.is_watched() && self.holds_above_allowance(context);
+        if starts {
+            self.flags.set_watched(true);
+        }
+        starts
+    }
+
+    /// Notes that the key has no place in the queue of watched keys.
+    pub(super) fn unwatch(&mut self) {
+        self.flags.set_watched(false);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The limit of a key's tokens, its debt, and its suspension: stored in place where every key has
+// them, else in the cold state.
+
+/// A key under which the store holds another program's value is not asked for again for this long:
+/// it is probed twice a second, as an unavailable shard is.
+const SUSPENDED_FOR: Duration = Duration::from_millis(500);
+
+/// Where to find the limit that a key's tokens were lent under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LimitSource {
+    /// In the key's rule.
+    Rule,
+    /// It is an override's that the default store counts: a number of requests in a fixed window of
+    /// one unit.
+    Override(Unit),
+    /// In the cold state: the rule has changed, and waiting requests asked under the old one; or it
+    /// is an override's that another store counts.
+    ColdState,
+}
+
+impl KeyState {
+    /// The limit that the tokens were lent under.
+    fn limit(&self) -> Limit {
+        let limit = match self.limit_source {
+            LimitSource::Rule => self.limit_of_rule(),
+            LimitSource::Override(_) => None,
+            LimitSource::ColdState => {
+                self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied())
+            }
+        };
+        let unit =
+            if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
+        limit.unwrap_or(Limit::fixed_window(self.requests, unit))
+    }
+
+    fn set_limit(&mut self, limit: Limit) {
+        let (mut apart, mut requests) = (None, 0);
+        self.limit_source = if self.limit_of_rule() == Some(limit) {
+            LimitSource::Rule
+        } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
+            requests = limit.requests_per_unit;
+            LimitSource::Override(limit.unit)
+        } else {
+            apart = Some(limit);
+            LimitSource::ColdState
+        };
+        self.requests = requests;
+        if apart.is_some() {
+            self.buffer.make_cold().limit = apart.map(Box::new);
+        } else if let Some(cold) = self.buffer.cold_mut() {
+            cold.limit = None;
+            self.buffer.trim();
+        }
+    }
+
+    fn limit_of_rule(&self) -> Option<Limit> {
+        match self.rule.as_ref()?.allowance {
+            Allowance::Limited(limit) => Some(limit),
+            Allowance::Unlimited => None,
+        }
+    }
+
+    /// Notes that the store gave no grant, because of `error`.
+    fn suspend(&mut self, error: &StoreError, now: Time) {
+        if *error == StoreError::ForeignValue {
+            self.buffer.make_cold().suspended_until = now + SUSPENDED_FOR;
+        }
+    }
+
+    /// Whether the store replied recently that it can have no count under this key.
+    fn is_suspended(&self, now: Time) -> bool {
+        self.buffer.cold().is_some_and(|cold| now < cold.suspended_until)
+    }
+
+    /// Notes that the store has a count under this key.
+    fn resume(&mut self) {
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.suspended_until = Time::default();
+        }
+    }
+
+    /// Hits that a failure mode has admitted and no lease has paid for yet.
+    fn debt(&self, now: Time) -> u64 {
+        let due = self.buffer.cold().filter(|cold| now < cold.debt_until);
+        due.map_or(0, |cold| cold.debt.into())
+    }
+
+    fn set_debt(&mut self, hits: u64) {
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.debt = u32::try_from(hits).unwrap_or(u32::MAX);
+            self.buffer.trim();
+        }
+    }
+}
