@@ -54,8 +54,8 @@ function editorForm(editor) {
       h("div", {"data-faults": "entries"}),
       isNew && button("Add an entry", () => addEntry(entries), "quiet")),
     h("fieldset", {}, h("legend", {class: "hidden"}, "Limit"), limits),
-    h("div", {class: "fields"}, h("div", {class: "wide"},
-      field("shadow_mode", "Shadow mode: count, and never deny", inputs.shadow_mode))),
+    h("div", {class: "fields"}, FLAGS.map(([name, meaning]) => h("div", {class: "wide"},
+      field(name, name, inputs[name], meaning)))),
     furtherField(inputs), h("div", {class: "fields"},
       h("div", {class: "wide"}, field("reason", "Why", reason))), editorActions(editor));
   if (!mayWrite()) form.querySelectorAll("input, select, textarea").forEach(lock);

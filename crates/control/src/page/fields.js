@@ -2,21 +2,29 @@
 // Each field has the name that the API gives its faults, in data-field. What is typed goes to the
 // compiler as it is, so that faults are the compiler's own.
 
-const UNITS = ["second", "minute", "hour", "day", "week", "month", "year"];
-const ALGORITHMS = ["", "fixed_window", "token_bucket", "sliding_window", "sliding_log",
-  "leaky_bucket"];
-const FAILURES = ["", "local", "allow", "deny", "error"];
+// RULE_SCHEMA is the JSON Schema of rule files: choices and flags are those of the compiler.
+const {descriptor: OF_DESCRIPTOR, rate_limit: OF_LIMIT} = RULE_SCHEMA.definitions;
+
+// The words that an option of `rate_limit` takes, after what stands for none of them.
+const choicesOf = (name, none) =>
+  [none, ...OF_LIMIT.properties[name].anyOf.find((it) => it.enum).enum];
+
+// The options of a descriptor that are true or false: name, meaning.
+const FLAGS = Object.entries(OF_DESCRIPTOR.properties)
+  .filter(([, {type}]) => type?.includes("boolean") && type.length === 2)
+  .map(([name, {description}]) => [name, description]);
+
 const KINDS = [["limited", "a limit"], ["unlimited", "unlimited"],
   ["none", "no limit, and no wildcard beside it applies"]];
 
 // The fields of `rate_limit` that have an input: name, label, choices, hint.
 const LIMIT_FIELDS = [
   ["requests_per_unit", "Requests", null, "0 denies all"],
-  ["unit", "Unit", [["", "–"], ...UNITS]],
+  ["unit", "Unit", choicesOf("unit", ["", "–"])],
   ["unit_multiplier", "Units in a window", null, "5 with minute: in 5 minutes"],
-  ["algorithm", "Algorithm", ALGORITHMS, "by default that of the domain"],
+  ["algorithm", "Algorithm", choicesOf("algorithm", ""), "by default that of the domain"],
   ["burst", "Burst", null, "of a token bucket"],
-  ["failure_mode", "When Redis is away", FAILURES, "by default local"],
+  ["failure_mode", "When Redis is away", choicesOf("failure_mode", ""), "by default local"],
 ];
 
 let ids = 0;
@@ -60,7 +68,8 @@ const typed = (text) => /^\d{1,15}$/.test(text) ? Number(text) : text;
 
 // The settings that have no input, for the field of further settings.
 function further(settings) {
-  const {rate_limit: limit, shadow_mode, ...rest} = settings;
+  const {rate_limit: limit, ...rest} = settings;
+  for (const [name] of FLAGS) delete rest[name];
   const known = [...LIMIT_FIELDS.map(([name]) => name), "unlimited"];
   const others = Object.entries(limit || {}).filter(([name]) => !known.includes(name));
   if (others.length) rest.rate_limit = Object.fromEntries(others);
@@ -71,8 +80,9 @@ function further(settings) {
 function settingInputs(settings) {
   const limit = settings.rate_limit || {};
   const kind = settings.rate_limit ? limit.unlimited ? "unlimited" : "limited" : "none";
-  const inputs = {kind: choice(KINDS, kind), shadow_mode: checkbox(settings.shadow_mode === true),
+  const inputs = {kind: choice(KINDS, kind),
     further: h("textarea", {spellcheck: "false", rows: 5})};
+  for (const [name] of FLAGS) inputs[name] = checkbox(settings[name] === true);
   for (const [name, , choices] of LIMIT_FIELDS) {
     inputs[name] = choices ? choice(choices, limit[name])
       : textInput(limit[name], {inputmode: "numeric"});
@@ -85,7 +95,7 @@ function settingInputs(settings) {
 // The settings that are typed; throws a fault of the field of further settings.
 function settingsTyped(inputs) {
   const settings = furtherTyped(inputs.further.value);
-  if (inputs.shadow_mode.checked) settings.shadow_mode = true;
+  for (const [name] of FLAGS) if (inputs[name].checked) settings[name] = true;
   if (inputs.kind.value === "none") return settings;
   const limit = {...settings.rate_limit};
   settings.rate_limit = limit;
