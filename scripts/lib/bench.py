@@ -1,5 +1,5 @@
 """What scripts/bench and its siblings share: they build ratelease, start it and a Redis Cluster,
-load it with `ratectl bench load`, and measure what that costs.
+load it with benches/load.rs, and measure what that costs.
 
 Each script puts scripts/lib on the path of modules and imports this one.
 """
@@ -81,7 +81,7 @@ class Stage:
 
 
 def build(server):
-    """The paths of ratelease, of ratectl, which is the load generator, and of the floors."""
+    """The paths of ratelease, of the load generator and of the floors."""
     say("building (some minutes the first time)")
     messages = run(
         ["cargo", "bench", "--profile", "dist", "--locked", "--no-run", "--bench", "floor",
@@ -91,18 +91,17 @@ def build(server):
     # The list includes the binary, since a bench may run it.
     floors = [m["executable"] for m in built
               if m.get("executable") and m["target"]["name"] == "floor"]
-    # Built last, so that the binaries there lack the features that only tests and benches enable.
-    # Built separately, each with its own features.
-    for package in ["ratelease", "ratelease-ctl"]:
-        run(["cargo", "build", "--profile", "dist", "--locked", "--package", package, "--bins"])
+    run(["cargo", "build", "--profile", "dist", "--locked", "--example", "load"])
+    # Built last, so that the binary lacks the features that only tests and benches enable.
+    run(["cargo", "build", "--profile", "dist", "--locked", "--package", "ratelease", "--bins"])
     if not floors:
         raise Failed("cargo built no floor; try: cargo bench --no-run --bench floor")
     built = Path(os.environ.get("CARGO_TARGET_DIR", "target")) / "dist"
-    return server or built / "ratelease", built / "ratectl", floors[-1]
+    return server or built / "ratelease", built / "examples" / "load", floors[-1]
 
 
 def binaries(args):
-    """The paths of ratelease and ratectl, built unless both are given."""
+    """The paths of ratelease and the load generator, built unless both are given."""
     if args.server and args.generator:
         return args.server, args.generator
     server, generator, _ = build(args.server)
@@ -259,7 +258,7 @@ def rss_mib(pid):
 
 
 def load(generator, address, flags, seconds):
-    command = [generator, "bench", "load", "--target", address, "--json"]
+    command = [generator, "--target", address, "--json"]
     command += [] if "--keys" in flags else KEYS
     command += [] if "--connections" in flags else CONNECTIONS
     command += flags

@@ -133,7 +133,6 @@ fn no_colour_goes_where_there_is_no_terminal() {
 fn what_is_a_tool_of_ratectl_ends_with_2_and_one_line_that_names_it() {
     for (args, name) in [
         (&["explain", "--domain", "d", "a=b"][..], "explain"),
-        (&["bench", "load"], "bench"),
         (&["help", "replay"], "replay"),
         (&["test"], "test"),
     ] {

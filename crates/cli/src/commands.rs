@@ -53,19 +53,8 @@ pub enum Task {
 }
 
 /// Subcommands that are now in `ratectl`.
-const MOVED: [&str; 11] = [
-    "bench",
-    "completions",
-    "diff",
-    "explain",
-    "man",
-    "plan",
-    "query",
-    "replay",
-    "status",
-    "test",
-    "top",
-];
+const MOVED: [&str; 10] =
+    ["completions", "diff", "explain", "man", "plan", "query", "replay", "status", "test", "top"];
 
 /// Maximum number of ignored arguments, and of the bytes of each, that a warning shows.
 const ARGUMENTS_SHOWN_MAX: usize = 16;

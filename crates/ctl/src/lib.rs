@@ -9,7 +9,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
 mod check;
 mod compare;
 mod descriptor;
@@ -41,7 +40,6 @@ use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, SettingsError, process_env};
 use ratelease_cli::{commands, grammar};
 
-use bench::Bench;
 use check::CheckFlags;
 use compare::CompareFlags;
 use diff::DiffFlags;
@@ -87,9 +85,6 @@ pub enum Tool {
     /// Run rule tests on a virtual clock
     #[command(after_help = rule_tests::NOTES)]
     Test(Box<TestFlags>),
-    /// Measure a rate limit server, ratelease or another
-    #[command(subcommand)]
-    Bench(Bench),
     /// Send one request to a rate limit server, ratelease or another
     #[command(after_help = query::NOTES)]
     Query(Box<QueryFlags>),
@@ -173,7 +168,6 @@ fn run_tool(tool: Tool) -> ExitCode {
         Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Test(flags) => ("test", rule_tests::run(&flags, &mut out)),
-        Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Query(flags) => ("query", query::run(&flags, &mut out)),
         Tool::Status(flags) => ("status", status::run(&flags, &mut out)),
         Tool::Top(flags) => ("top", top::run(*flags, &mut out)),

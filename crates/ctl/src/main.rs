@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-/// The same allocator as the sidecar's, so that a `bench` of a server does not measure a different
-/// allocator.
+/// The sidecar's allocator: `replay` and `test` run its engine.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -20,7 +20,6 @@ fn its_help_names_every_tool_by_its_own_name() {
         "explain",
         "diff",
         "test",
-        "bench",
         "query",
         "status",
         "top",

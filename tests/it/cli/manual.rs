@@ -48,7 +48,6 @@ fn the_manual_has_a_page_of_each_command_without_values_of_the_environment() {
     for (args, title) in [
         (&["man"][..], ".TH ratectl 1"),
         (&["man", "explain"], ".TH ratectl-explain 1"),
-        (&["man", "bench", "load"], ".TH ratectl-bench-load 1"),
         (&["man", "ratelease"], ".TH ratelease 1"),
         (&["man", "ratelease", "serve"], ".TH ratelease-serve 1"),
     ] {
@@ -69,7 +68,7 @@ fn the_manual_of_both_programs_is_written_into_a_directory() {
         ("ratelease.1", ".TH ratelease 1"),
         ("ratelease-serve.1", ".TH ratelease-serve 1"),
         ("ratectl.1", ".TH ratectl 1"),
-        ("ratectl-bench-load.1", ".TH ratectl-bench-load 1"),
+        ("ratectl-explain.1", ".TH ratectl-explain 1"),
     ] {
         let text = std::fs::read_to_string(directory.path().join(page)).unwrap();
         assert!(text.lines().any(|line| line.starts_with(title)), "{page}");

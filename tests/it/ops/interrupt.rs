@@ -139,23 +139,3 @@ fn a_replay_without_a_terminal_ends_by_a_signal_too_and_json_says_so() {
     assert_eq!(report["interrupted"], true, "{report}");
     assert!(report["requests"].as_u64().is_some_and(|read| read > 10_000), "{report}");
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_load_that_is_interrupted_reports_what_it_has_measured() {
-    let rules = rules(RULES);
-    let pod = pod(&rules).await;
-    let target = pod.grpc.to_string();
-    let base = ["bench", "load", "--target", &target, "--warmup", "0s", "--duration", "1h"];
-    for more in [&[][..], &["--rate", "20"]] {
-        let mut load = Terminal::ratelease(&[&base[..], more].concat(), 60);
-        // The timer has counted down by one second.
-        load.shows("3599 s left, ");
-        load.types(INTERRUPT);
-        let ended = load.ended();
-        assert_eq!(ended.status, 130, "{ended:?}");
-        let (_, report) = ended.shown.rsplit_once(CLEARED).expect("the progress is cleared");
-        assert!(report.contains(" s measured, then interrupted"), "{ended:?}");
-        assert_eq!(reported(report, "errors "), 0, "{ended:?}");
-        assert!(reported(report, "requests ") > 0, "{ended:?}");
-    }
-}

@@ -1,5 +1,5 @@
-//! The binary `ratectl`. It belongs to another package than these tests, so that cargo does not
-//! provide its path: it lies beside the sidecar's binary.
+//! The binary `ratectl`, and the load generator of the benches. They are not binaries of this package,
+//! so that cargo does not provide their paths: they lie beside the sidecar's binary, and below it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,17 @@ use super::ratelease::BINARY;
 const OF_SIDECAR: [&str; 3] = ["serve", "check", "health"];
 
 /// The path of the binary.
-static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| built("ratelease-ctl", "ratectl"));
+static RATECTL: LazyLock<PathBuf> =
+    LazyLock::new(|| built("ratectl", &["--package", "ratelease-ctl", "--bin", "ratectl"]));
 
-/// The path of the binary `program` of another package, after a build if needed. `cargo test`
-/// builds the binary of each package whose tests it runs; where only tests of this package run, it
-/// may be missing, or older than its source.
-pub(super) fn built(package: &str, program: &str) -> PathBuf {
+/// The path of the load generator, `benches/load.rs`. Its build has the features of the tests.
+static LOAD: LazyLock<PathBuf> =
+    LazyLock::new(|| built("examples/load", &["--workspace", "--example", "load"]));
+
+/// The path of the program at `program` in the directory of the sidecar's binary, after a build of
+/// `target` if needed. `cargo test` builds the binaries and examples of each package whose tests it
+/// runs; where only some tests run, it may be missing, or older than its source.
+pub(super) fn built(program: &str, target: &[&str]) -> PathBuf {
     let path = Path::new(BINARY).with_file_name(program);
     if fs::metadata(&path).and_then(|built| built.modified()).is_ok_and(|built| built >= source()) {
         return path;
@@ -28,7 +33,7 @@ pub(super) fn built(package: &str, program: &str) -> PathBuf {
         _ => "dev",
     };
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--package", package, "--bin", program]);
+    build.args(["build", "--quiet", "--locked"]).args(target);
     build.args(["--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
     assert!(build.status().expect("cargo runs").success(), "{program} cannot be built");
     path
@@ -39,6 +44,11 @@ pub(crate) fn ratectl() -> &'static Path {
     &RATECTL
 }
 
+/// The path of the load generator.
+pub(crate) fn load() -> &'static Path {
+    &LOAD
+}
+
 /// The program with the subcommand that `args` begin with.
 pub(crate) fn program_of(args: &[impl AsRef<std::ffi::OsStr>]) -> &'static Path {
     let first = args.first().and_then(|first| first.as_ref().to_str()).unwrap_or("");
@@ -46,11 +56,11 @@ pub(crate) fn program_of(args: &[impl AsRef<std::ffi::OsStr>]) -> &'static Path 
     if is_of_sidecar { Path::new(BINARY) } else { ratectl() }
 }
 
-/// The last change of the source of the binary.
+/// The last change of the source of the programs.
 fn source() -> SystemTime {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut newest = SystemTime::UNIX_EPOCH;
-    let mut left = vec![root];
+    let mut left = vec![root.join("crates"), root.join("benches")];
     while let Some(path) = left.pop() {
         if path.is_dir() {
             let entries = fs::read_dir(&path).expect("the source is there");

@@ -11,7 +11,7 @@ use tokio::process::Command;
 
 use super::pod_with;
 use crate::support::now;
-use crate::support::ratectl::ratectl;
+use crate::support::ratectl;
 use crate::support::xds_server::{CONFIG_TYPE, any, config};
 
 const RULES: u64 = 100_000;
@@ -45,10 +45,10 @@ pub(super) fn load_rules() -> envoy_types::pb::google::protobuf::Any {
 /// The report of a load of one entry, for so long.
 pub(super) async fn load(target: &str, seconds: u64) -> Value {
     let lasts = format!("{seconds}s");
-    let mut command = Command::new(ratectl());
-    command.args(["bench", "load", "--target", target, "--rate", RATE, "--entries", "1"]);
+    let mut command = Command::new(ratectl::load());
+    command.args(["--target", target, "--rate", RATE, "--entries", "1"]);
     command.args(["--keys", "100", "--warmup", "1s", "--duration", &lasts, "--json"]);
-    let output = command.kill_on_drop(true).output().await.expect("ratectl runs");
+    let output = command.kill_on_drop(true).output().await.expect("the load runs");
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }

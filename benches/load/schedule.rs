@@ -1,8 +1,10 @@
-//! Computes when requests are due.
+//! Computes when requests are due, and wakes the connections then.
 
+use std::thread;
 use std::time::Duration;
 
-use ratelease_engine::time::Time;
+use futures_util::task::AtomicWaker;
+use ratelease_engine::time::{Clock, Time};
 
 /// Maximum number of requests per connection that are due but not sent. Further ones are given up,
 /// and counted with the time that they waited.
@@ -12,24 +14,24 @@ const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Start, warm-up and end of the run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RunTimes {
-    pub(super) start: Time,
+pub(crate) struct RunTimes {
+    pub(crate) start: Time,
     /// Requests that are due from here on are measured.
-    pub(super) warm: Time,
+    pub(crate) warm: Time,
     /// No request is due from here on.
-    pub(super) end: Time,
+    pub(crate) end: Time,
 }
 
 /// The pace of an open loop: connections send in turn, at a total rate in requests a second.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
-    pub(super) rate: u32,
-    pub(super) connections: u32,
+pub(crate) struct Pace {
+    pub(crate) rate: u32,
+    pub(crate) connections: u32,
 }
 
 /// The requests of one connection, and when they are due.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(crate) struct Schedule {
     span: RunTimes,
     /// The pace, this connection's index, and the number of its requests sent so far. `None` for a
     /// closed loop, where a request is due whenever a stream is free.
@@ -40,7 +42,7 @@ pub(super) struct Schedule {
 
 impl Pace {
     /// Returns the time from the start to request number `turn` of the connection `index`.
-    pub(super) fn after(self, index: u32, turn: u64) -> Duration {
+    fn after(self, index: u32, turn: u64) -> Duration {
         let at = u128::from(turn) * u128::from(self.connections) + u128::from(index);
         let nanos = at * NANOS_PER_SECOND / u128::from(self.rate.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
@@ -51,30 +53,30 @@ impl Pace {
 
 impl Schedule {
     /// Makes the schedule of the connection `index`.
-    pub(super) fn new(span: RunTimes, pace: Option<Pace>, index: u32) -> Self {
+    pub(crate) fn new(span: RunTimes, pace: Option<Pace>, index: u32) -> Self {
         Self { span, open: pace.map(|pace| (pace, index, 0)) }
     }
 
     /// Ends the schedule: nothing is due from `end` on.
-    pub(super) fn end_at(&mut self, end: Time) {
+    pub(crate) fn end_at(&mut self, end: Time) {
         self.span.end = end;
     }
 
     /// Returns when the next request was due, if it is due at `now`.
-    pub(super) fn due(&self, now: Time) -> Option<Time> {
+    pub(crate) fn due(&self, now: Time) -> Option<Time> {
         let due = self.next(now);
         (due <= now && due < self.span.end).then_some(due)
     }
 
     /// Records that the next request was sent.
-    pub(super) fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         if let Some((_, _, sent)) = &mut self.open {
             *sent += 1;
         }
     }
 
     /// Gives up the next request if too many wait behind it, and returns when it was due.
-    pub(super) fn give_up(&mut self, now: Time) -> Option<Time> {
+    pub(crate) fn give_up(&mut self, now: Time) -> Option<Time> {
         let (pace, index, sent) = self.open?;
         let last_kept = self.span.start + pace.after(index, sent + BACKLOG_MAX);
         if last_kept > now {
@@ -86,7 +88,7 @@ impl Schedule {
     }
 
     /// Returns whether there is nothing left to send.
-    pub(super) fn is_over(&self, now: Time) -> bool {
+    pub(crate) fn is_over(&self, now: Time) -> bool {
         self.next(now) >= self.span.end
     }
 
@@ -94,6 +96,35 @@ impl Schedule {
         match self.open {
             None => now.max(self.span.start),
             Some((pace, index, sent)) => self.span.start + pace.after(index, sent),
+        }
+    }
+}
+
+// === Pacer ===
+
+/// Nanoseconds by which the kernel may round up a thread's sleep; the default is 50 000.
+const TIMER_SLACK_NANOS: &str = "1";
+
+/// Asks the kernel to wake this thread, and those that it starts from now on, on time. If the
+/// kernel refuses, requests are sent some 50 µs late, which counts as latency.
+pub(crate) fn reduce_timer_slack() {
+    let _ = std::fs::write("/proc/self/timerslack_ns", TIMER_SLACK_NANOS);
+}
+
+/// Runs until the end of the run: wakes each connection in turn when its next request is due, more
+/// precisely than the runtime's timer, which counts whole milliseconds.
+pub(crate) fn wake_when_due(wakers: &[AtomicWaker], pace: Pace, span: RunTimes, clock: Clock) {
+    for turn in 0.. {
+        for (waker, index) in wakers.iter().zip(0..) {
+            let due = span.start + pace.after(index, turn);
+            if due >= span.end {
+                return;
+            }
+            let ahead = due.since(clock.now());
+            if !ahead.is_zero() {
+                thread::sleep(ahead);
+            }
+            waker.wake();
         }
     }
 }

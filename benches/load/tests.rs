@@ -2,23 +2,24 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
+use clap::Parser;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Response};
-use ratelease_cli::out::Completion;
-use ratelease_cli::settings::SettingsError;
+use ratelease_cli::out::{Completion, Interrupt};
 use ratelease_cli::target::Target;
 use serde_json::Value;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
+use tokio::signal::unix::SignalKind;
 
-use super::link::Socket;
-use super::*;
-use crate::Tool;
+use super::client::Socket;
+use super::flags::LoadFlags;
+use super::run::run;
 
 /// How a server reacts to the request of this number; the trial is number 0.
 type Script = fn(u64) -> Act;
@@ -108,7 +109,9 @@ fn answer(mut respond: SendResponse<Bytes>, code: u8) {
 
 /// Runs the bench and returns its report as JSON, or its error.
 fn report(flags: &str) -> Result<Value, String> {
-    let report = run::run(parse(flags)?.plan()?)?;
+    // Nothing stops it.
+    let (_sender, stop) = mpsc::channel();
+    let report = run(parse(flags)?.plan()?, &stop)?;
     let json: Value = serde_json::from_str(&report.json()).unwrap();
     let text = report.to_string();
     assert!(text.contains("p99.9"), "{text}");
@@ -119,7 +122,7 @@ fn report(flags: &str) -> Result<Value, String> {
 }
 
 fn parse(flags: &str) -> Result<LoadFlags, String> {
-    let line = format!("bench load --warmup 0 --duration 200ms --keys 100 {flags}");
+    let line = format!("--warmup 0 --duration 200ms --keys 100 {flags}");
     // A flag given twice is refused, so a flag of the test removes the default above.
     let mut words: Vec<&str> = Vec::new();
     for word in line.split_whitespace() {
@@ -128,13 +131,8 @@ fn parse(flags: &str) -> Result<LoadFlags, String> {
         }
         words.push(word);
     }
-    let words = std::iter::once("ratectl").chain(words);
-    match crate::parse(words.map(Into::into), &|_| None) {
-        Ok(Tool::Bench(Bench::Load(flags))) => Ok(*flags),
-        Ok(tool) => panic!("{tool:?}"),
-        Err(SettingsError::Usage(text) | SettingsError::Help(text)) => Err(text),
-        Err(error) => panic!("{error}"),
-    }
+    let words = std::iter::once("load").chain(words);
+    LoadFlags::try_parse_from(words).map_err(|error| error.to_string())
 }
 
 fn count(report: &Value, name: &str) -> u64 {
@@ -280,4 +278,26 @@ fn flags_that_conflict_are_refused_with_what_to_set() {
         parse("--target [::1]:1").unwrap().plan().unwrap().target,
         Target::Tcp("[::1]:1".into())
     );
+}
+
+#[test]
+fn a_run_that_is_stopped_reports_what_it_has_measured() {
+    for more in ["", "--rate 20"] {
+        let server = Server::start(|_| OK);
+        let flags = format!("--target {} --duration 1h {more}", server.address);
+        let plan = parse(&flags).and_then(LoadFlags::plan).unwrap();
+        let (sender, stop) = mpsc::channel();
+        let running = std::thread::spawn(move || run(plan, &stop).unwrap());
+        while server.asked.load(Ordering::Relaxed) < 10 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let interrupt = Interrupt::of(SignalKind::interrupt());
+        sender.send(interrupt).unwrap();
+        let report = running.join().unwrap();
+        assert_eq!(report.outcome(), Completion::Interrupted(interrupt));
+        assert!(report.to_string().contains(" s measured, then interrupted"), "{report}");
+        let json: Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!((&json["interrupted"], &json["errors"]), (&true.into(), &serde_json::json!({})));
+        assert!(count(&json, "requests") > 0, "{json}");
+    }
 }

@@ -8,13 +8,12 @@ use ratelease_cli::grpc_codes::GRPC_CODES;
 use ratelease_cli::out::{Completion, Interrupt};
 use serde::{Serialize, Serializer};
 
-use super::call::Failure;
-use super::counts::CallCounts;
+use super::client::{CallCounts, Failure};
 use super::flags::Plan;
 
 /// The results of a run, with its parameters. The fields are those of the JSON.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Report {
+pub(crate) struct Report {
     target: String,
     /// Requests a second, as asked for; null for a closed loop.
     rate: Option<u32>,
@@ -65,7 +64,7 @@ fn as_flag<S: Serializer>(interrupted: &Option<Interrupt>, to: S) -> Result<S::O
 impl Report {
     /// Makes the report of a run that counted `counts` during `measured`; `interrupted` if a signal
     /// stopped it.
-    pub(super) fn new(
+    pub(crate) fn new(
         plan: &Plan,
         counts: &CallCounts,
         measured: Duration,
@@ -109,13 +108,13 @@ impl Report {
     }
 
     /// Returns `Good` if every request got a verdict and there was at least one.
-    pub(super) fn outcome(&self) -> Completion {
+    pub(crate) fn outcome(&self) -> Completion {
         let is_good = self.requests > 0 && self.errors.is_empty() && self.connections_lost == 0;
         self.interrupted.map_or(Completion::clean_if(is_good), Completion::Interrupted)
     }
 
     /// Returns the report as one line of JSON.
-    pub(super) fn json(&self) -> String {
+    pub(crate) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }

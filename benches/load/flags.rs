@@ -1,19 +1,17 @@
-//! The command line of `bench load`, and the plan that results from it.
+//! The command line, and the plan that results from it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
+use clap::Parser;
 use ratelease_cli::channel::TlsFlags;
-use ratelease_cli::out::OutFlags;
 use ratelease_cli::target::Target;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 use ratelease_tls::ClientFiles;
 use tokio_rustls::rustls::ClientConfig;
 
-use super::request::Shape;
-use crate::skew;
+use super::requests::Shape;
 
 /// Upper bounds of the flags. Each is far above what one machine can use.
 const CONNECTIONS_MAX: i64 = 1024;
@@ -22,10 +20,13 @@ const THREADS_MAX: i64 = 64;
 const KEYS_MAX: i64 = 1_000_000;
 const RATE_MAX: i64 = 1_000_000;
 
+/// Maximum skew: above it nearly every request is for the first key.
+const SKEW_MAX: f64 = 10.0;
+
 /// Maximum duration of a run; a longer measurement takes several runs.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
-pub(super) const NOTES: &str = "\
+pub(crate) const NOTES: &str = "\
 By default requests are for domain \"shop\" with one descriptor (plan, free)(user_id, user-0000042),
 which config/rules/shop.yaml limits to 1000 a day for each user: the most frequent keys soon exceed
 it. --entries 1 sends (user_id, …) alone, which has 100 a minute there. Further entries are inserted
@@ -42,12 +43,13 @@ Exit status: 0 every request got a verdict, 1 some did not, 2 the run could not 
 the number of the signal that ended it.
 
 Examples:
-  ratectl bench load --target 127.0.0.1:8081
-  ratectl bench load --target unix:/run/ratelease/rls.sock --rate 4000 --duration 30s --json";
+  cargo run --release --example load -- --target 127.0.0.1:8081
+  cargo run --release --example load -- --target unix:/run/ratelease/rls.sock --rate 4000 --duration 30s --json";
 
-/// Flags of `bench load`.
-#[derive(Debug, Args)]
-pub struct LoadFlags {
+/// Sends load to a rate limit server over gRPC, and reports rates, codes and latencies.
+#[derive(Debug, Parser)]
+#[command(name = "load", after_help = NOTES, next_line_help = true)]
+pub(crate) struct LoadFlags {
     /// gRPC address of the server: HOST:PORT, or unix:PATH
     #[arg(long, value_name = "TARGET", value_parser = Target::parse)]
     target: Target,
@@ -67,7 +69,7 @@ pub struct LoadFlags {
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = count(KEYS_MAX))]
     keys: u32,
     /// Skew of the draw: the k-th key has weight 1/k^S; with 0 all are equally likely
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew::parse)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew)]
     zipf: f64,
     /// Number of descriptors in a request, each for another key
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX))]
@@ -89,32 +91,39 @@ pub struct LoadFlags {
     seed: u64,
     #[command(flatten)]
     tls: TlsFlags,
-    #[command(flatten)]
-    pub(super) out: OutFlags,
+    /// Print the report as one line of JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// A run whose flags have been checked.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
-    pub(super) target: Target,
+pub(crate) struct Plan {
+    pub(crate) target: Target,
     /// `None` for plaintext.
-    pub(super) tls: Option<Arc<ClientConfig>>,
-    pub(super) connections: u32,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
+    pub(crate) connections: u32,
     /// Maximum number of requests in flight on each connection.
-    pub(super) streams: usize,
+    pub(crate) streams: usize,
     /// Requests a second over all connections; `None` for a closed loop.
-    pub(super) rate: Option<u32>,
+    pub(crate) rate: Option<u32>,
     /// Number of threads, at most the number of connections.
-    pub(super) threads: u32,
-    pub(super) shape: Shape,
-    pub(super) zipf: f64,
-    pub(super) duration: Duration,
-    pub(super) warmup: Duration,
-    pub(super) seed: u64,
+    pub(crate) threads: u32,
+    pub(crate) shape: Shape,
+    pub(crate) zipf: f64,
+    pub(crate) duration: Duration,
+    pub(crate) warmup: Duration,
+    pub(crate) seed: u64,
 }
 
 fn count(most: impl TryInto<i64>) -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=most.try_into().unwrap_or(i64::MAX))
+}
+
+/// Parses the exponent of a draw; 0 makes all keys alike.
+fn skew(text: &str) -> Result<f64, String> {
+    let skew = text.parse().ok().filter(|skew| (0.0..=SKEW_MAX).contains(skew));
+    skew.ok_or_else(|| format!("expected a number from 0 to {SKEW_MAX}, as in 1.0"))
 }
 
 fn span(text: &str) -> Result<Duration, String> {
@@ -137,7 +146,7 @@ impl LoadFlags {
     /// # Errors
     ///
     /// One line that says which flags cannot be combined, and what to set instead.
-    pub(super) fn plan(self) -> Result<Plan, String> {
+    pub(crate) fn plan(self) -> Result<Plan, String> {
         let Self { connections, threads, keys, descriptors, .. } = self;
         if threads > connections {
             return Err(format!(
