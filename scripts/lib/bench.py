@@ -31,7 +31,7 @@ CONNECTIONS = ["--connections", "2", "--streams", "16"]
 # Sockets are written to by other calls.
 PROBES = ["raw_syscalls:sys_enter", "syscalls:sys_enter_futex", "syscalls:sys_enter_write"]
 
-# Rules for the keys that `bench load` requests, with limits that no run reaches.
+# Rules for the keys that benches/load.rs requests, with limits that no run reaches.
 RULES = (ROOT / "benches/floor/rules.yaml").read_text()
 
 

@@ -29,7 +29,7 @@ const LAYERS: [(&str, &str); 12] = [
     (
         "crates/ctl/src",
         "signals skew progress_line yaml_documents descriptor rule status_client \
-         bench rule_tests check diff explain migrate plan query replay compare schema status top \
+         rule_tests check diff explain migrate plan query replay compare schema status top \
          manual",
     ),
     (
