@@ -4,13 +4,13 @@ use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry};
 
 /// A descriptor from a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DescriptorArg {
+pub struct DescriptorArg {
     /// Keys and values, in order.
     entries: Vec<(String, String)>,
 }
 
 /// Help text on descriptors, for the subcommands that take them.
-pub(super) const NOTES: &str = "\
+pub const NOTES: &str = "\
 A descriptor is one argument: key=value, further entries after commas. A backslash escapes
 a comma, an equals sign or a backslash: path=/a\\,b.";
 
@@ -21,7 +21,7 @@ impl DescriptorArg {
     ///
     /// # Errors
     /// A short text that says what is wrong.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut entries = Vec::new();
         let mut rest = Some(text);
         while let Some(here) = rest {
@@ -42,7 +42,7 @@ impl DescriptorArg {
     }
 
     /// Returns the descriptor as the rules take it.
-    pub(super) fn descriptor(&self) -> Descriptor<'_> {
+    pub fn descriptor(&self) -> Descriptor<'_> {
         let entries = self.entries.iter().map(|(key, value)| Entry { key, value });
         Descriptor { entries: entries.collect(), ..Descriptor::default() }
     }

@@ -1,22 +1,31 @@
 //! `ratectl explain`: shows how the rules match a request, level by level, and where it is counted.
 
-mod count;
-mod report;
+use std::fmt::Write;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use ratelease_cli::out::{CliResult, Completion, Out, OutFlags};
+use futures_util::future::join_all;
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
+use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use ratelease_cli::source;
-use ratelease_engine::limiter::{Resolved, resolve};
+use ratelease_engine::limiter::{Charge, Resolved, resolve};
+use ratelease_engine::store;
+use ratelease_engine::store::redis::slot_of;
+use ratelease_engine::store::{Ask, Grant, StoreError, StoreSettings};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
-use ratelease_rules::{Lookup, Rule, RuleLocations, Rules, SourceLocation, Trace};
+use ratelease_rules::{
+    Algorithm, Allowance, Candidate, Leasing, Limit, Lookup, MatchKind, Rule, RuleLocations, Rules,
+    SourceLocation, Step, StoreNames, Trace, request,
+};
+use serde_json::{Map, Value, json};
 
-use super::descriptor::{self, DescriptorArg};
-use count::{Count, StoredCount};
+use crate::descriptor::DescriptorArg;
+use crate::{descriptor, rule};
 
-pub(super) const NOTES: &str = "\
+pub const NOTES: &str = "\
 The descriptors are those of one request, so the rule of one may replace the rule of another.
 If a Redis is configured, its current counts are read and shown; nothing is spent. Set KEY_SECRET,
 CACHE_KEY_PREFIX and the rules as the pods have them, or their counts are not found; a pod that
@@ -95,7 +104,7 @@ impl<'r> Conclusion<'r> {
 }
 
 /// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
-pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
+pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
     let dirs = std::slice::from_ref(&dir.dir);
@@ -113,12 +122,12 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
         _ => None,
     });
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
-    count::read_store(store, flags.store.key_prefix(), &mut entries)?;
+    read_store(store, flags.store.key_prefix(), &mut entries)?;
     let shown = (rules.stores(), !secret.is_empty());
     if flags.out.json {
-        out.json(&report::json(&request, &explained, shown))?;
+        out.json(&json(&request, &explained, shown))?;
     } else {
-        report::text(&request, &explained, shown, out)?;
+        text(&request, &explained, shown, out)?;
     }
     let applies = |one: &Explained<'_>| {
         !matches!(one.conclusion, Conclusion::UnknownDomain | Conclusion::NoRule)
@@ -163,4 +172,460 @@ fn replacer<'r>(rules: &'r Rules, request: &Request<'_>, rule: &Rule) -> Option<
         Lookup::Rule(other) if other.replaces.contains(&rule.name) => Some(&**other),
         _ => None,
     })
+}
+
+// === Count ===
+//
+// The count of one rule for one descriptor, and the pools of its key: where they are stored, and
+// their contents.
+
+/// A key's own count, which holds the whole limit, and its pools, which hold tokens leased from it.
+struct Count {
+    /// The limit of the count.
+    limit: Limit,
+    own: StoredCount,
+    /// The pools in order of their numbers; empty if the key has none.
+    pools: Vec<StoredCount>,
+}
+
+/// What the store holds for one key.
+struct StoredCount {
+    ask: Ask,
+    /// The key in Redis, once [`read_store`] has filled it in.
+    in_store: String,
+    /// Slot of the cluster.
+    slot: usize,
+    /// Address of the server that owns the slot, if a Redis was given and the owner is known.
+    server: Option<String>,
+    /// The state in the store, if a Redis was given.
+    now: Option<Result<Grant, StoreError>>,
+}
+
+// === impl Count ===
+
+impl Count {
+    /// Returns the count to which `charge` is charged.
+    fn of(charge: &Charge<'_>) -> Self {
+        let limit = charge.applied.limit;
+        let look = Ask::look(charge.own, limit);
+        let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule, limit));
+        let pools = pools.map(|pool| StoredCount::of(Ask { pool: Some(pool), ..look }));
+        Self { limit, own: StoredCount::of(look), pools: pools.collect() }
+    }
+
+    /// Returns the count, then its pools.
+    fn stored(&mut self) -> impl Iterator<Item = &mut StoredCount> {
+        std::iter::once(&mut self.own).chain(&mut self.pools)
+    }
+}
+
+/// Returns the number of pools that pods use under `rule`: none without leases, because pools hold
+/// leased tokens, and none for a leaky bucket, because its slots are spaced.
+fn pools(rule: &Rule, limit: Limit) -> u8 {
+    let is_leased = rule.leasing != Leasing::Off;
+    let is_spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+    if is_leased && !is_spaced { rule.pools() } else { 0 }
+}
+
+// === impl StoredCount ===
+
+impl StoredCount {
+    fn of(ask: Ask) -> Self {
+        Self { ask, in_store: String::new(), slot: 0, server: None, now: None }
+    }
+
+    /// Returns the key without the prefix and braces that it has in Redis.
+    fn key(&self) -> String {
+        self.ask.counter().to_string()
+    }
+}
+
+/// Fills in where each of `entries` is stored and, if `store` is a Redis, what it holds. Spends no
+/// tokens. `prefix` is the prefix of keys if the store has none of its own.
+fn read_store(
+    store: StoreSettings,
+    prefix: &str,
+    entries: &mut [&mut StoredCount],
+) -> Result<(), CliError> {
+    for entry in entries.iter_mut() {
+        entry.in_store = entry.ask.counter().in_store(prefix);
+        entry.slot = slot_of(entry.in_store.as_bytes());
+    }
+    if store == StoreSettings::Memory || entries.is_empty() {
+        return Ok(());
+    }
+    let asks: Vec<Ask> = entries.iter().map(|entry| entry.ask).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| CliError::new(format_args!("cannot read from Redis: {error}")))?;
+    let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
+        let store = store::open(store);
+        let replies = join_all(asks.iter().map(|ask| store.lend(ask))).await;
+        (replies, asks.iter().map(|ask| store.owner(ask)).collect())
+    });
+    for ((entry, reply), server) in entries.iter_mut().zip(replies).zip(servers) {
+        entry.now = Some(reply);
+        entry.server = server;
+    }
+    Ok(())
+}
+
+// === Report ===
+//
+// Reports an explanation, as text and as JSON.
+
+/// Prints each descriptor's path through the rules, its result, and its count.
+fn text(
+    request: &Request<'_>,
+    explained: &[Explained<'_>],
+    (stores, has_secret): (&StoreNames, bool),
+    out: &mut Out,
+) -> Result<(), CliError> {
+    for (at, one) in explained.iter().enumerate() {
+        let descriptor = one.typed.descriptor();
+        let gap = if at > 0 { "\n" } else { "" };
+        let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
+        out.line(format_args!("{gap}{}", out.painter().paint(Style::Strong, Safe(heading))))?;
+        for (number, (entry, step)) in
+            (1..).zip(descriptor.entries.iter().zip(one.trace.iter().flat_map(|t| &t.steps)))
+        {
+            level(number, entry, step, out)?;
+        }
+        out.line("")?;
+        conclusion(request, &descriptor.entries, one, (stores, has_secret), out)?;
+    }
+    Ok(())
+}
+
+fn level(
+    number: usize,
+    entry: &request::Entry<'_>,
+    step: &Step<'_>,
+    out: &mut Out,
+) -> Result<(), CliError> {
+    out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
+    for (at, candidate) in step.candidates.iter().enumerate() {
+        let (what, style) = match step.chosen {
+            Some(chosen) if chosen == at => ("taken", Style::Good),
+            _ if !candidate.matches_entry => ("does not match", Style::Faint),
+            _ => ("matches, but the one taken comes first", Style::Faint),
+        };
+        let node = format!("{:<9}{:<30}", fit(candidate.kind), node(candidate));
+        out.line(format_args!("    {} {}", Safe(node), out.painter().paint(style, what)))?;
+    }
+    if step.unlisted > 0 {
+        out.line(format_args!("    and {} more patterns that do not match", step.unlisted))?;
+    }
+    if step.chosen.is_none() {
+        let (names, count, what) = match &step.values {
+            (values, count) if *count > 0 => (values, *count, "values of this key"),
+            _ => (&step.keys.0, step.keys.1, "keys"),
+        };
+        let line = format!("nothing matches; {what} here: {}", some(names, count));
+        out.line(format_args!("    {}", out.painter().paint(Style::Doubtful, Safe(line))))?;
+    }
+    Ok(())
+}
+
+/// Lists names, and how many are left out.
+fn some(names: &[&str], count: usize) -> String {
+    let mut text = names.join(", ");
+    match count - names.len() {
+        0 if names.is_empty() => text.push_str("none"),
+        0 => {}
+        more => {
+            let _ = write!(text, " and {more} more");
+        }
+    }
+    text
+}
+
+fn conclusion(
+    request: &Request<'_>,
+    entries: &[request::Entry<'_>],
+    one: &Explained<'_>,
+    (stores, has_secret): (&StoreNames, bool),
+    out: &mut Out,
+) -> Result<(), CliError> {
+    if let Some(rule) = one.conclusion.rule() {
+        field("rule", &rule.path, out)?;
+    }
+    if let Some(location) = one.location {
+        field("file", &location.to_string(), out)?;
+    }
+    match &one.conclusion {
+        Conclusion::UnknownDomain => {
+            field("result", "no rule file names this domain; it passes", out)
+        }
+        Conclusion::NoRule => {
+            let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+            field("result", &why_no_rule(entries, steps), out)
+        }
+        Conclusion::Replaced { by, .. } => {
+            let by = format!("replaced by {} in this request; it passes", by.path);
+            field("result", &by, out)
+        }
+        Conclusion::Unlimited(_) => field("allows", "everything; nothing is counted", out),
+        Conclusion::Counted { rule, count: counted } => {
+            let stats = rule.stats_key(request.domain, entries);
+            settings(rule, &stats, stores, out)?;
+            count(counted, has_secret, out)
+        }
+    }
+}
+
+/// Explains why no rule was found.
+fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
+    let why = match steps.last() {
+        Some(step) if step.chosen.is_none() => "no node matches",
+        Some(_) if steps.len() < entries.len() => "the last node has no descriptors below it",
+        Some(step) if step.has_children => {
+            "the node that matches has no rate_limit, only descriptors below it"
+        }
+        Some(_) => "the node that matches has no rate_limit",
+        None => "it has no entries",
+    };
+    format!("no rule: {why}; it passes")
+}
+
+fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Result<(), CliError> {
+    // Without `..`, so that a new field of a rule does not compile until it is described here.
+    let Rule {
+        path: _,
+        name,
+        allowance,
+        replaces,
+        flags,
+        leasing,
+        failure_mode,
+        shards,
+        metadata,
+        levels,
+        meter: _,
+    } = rule;
+    if !name.is_empty() {
+        field("name", name, out)?;
+    }
+    let Allowance::Limited(limit) = *allowance else { return Ok(()) };
+    field("allows", &rule::allows(limit), out)?;
+    field("algorithm", limit.algorithm.name(), out)?;
+    field("lease", &rule::lent(limit, leasing), out)?;
+    if !stores.is_empty() {
+        field("store", stores.name(limit.store), out)?;
+    }
+    field("store away", rule::failure(*failure_mode), out)?;
+    for (row, is) in flags.iter() {
+        let (label, words) = row.shown;
+        if is != row.default {
+            field(label, words, out)?;
+        }
+    }
+    if shards.get() > 1 {
+        field("shards", &format!("one count, and tokens of it in {shards} pools"), out)?;
+    }
+    if !replaces.is_empty() {
+        field("replaces", &replaces.join(", "), out)?;
+    }
+    for (level, number) in levels.iter().zip(1..) {
+        if let Some(pattern) = &level.shared {
+            let text = format!("level {number}: all values that match {pattern} share one count");
+            field("shared", &text, out)?;
+        }
+    }
+    if let Some(metadata) = metadata {
+        field("metadata", &Value::Object(metadata.clone()).to_string(), out)?;
+    }
+    field("stats key", stats, out)
+}
+
+/// Whether the store has lent nothing of the limit under this key, as far as it knows.
+fn is_unused(limit: Limit, grant: &Grant) -> bool {
+    grant.left >= limit.capacity() && !grant.overdrawn
+}
+
+/// What an unused limit may mean: pods may count under another key.
+fn unused(has_secret: bool) -> &'static str {
+    if has_secret {
+        "nothing is counted under this key: it was not used lately, or the pods have another \
+         KEY_SECRET, CACHE_KEY_PREFIX or other rules"
+    } else {
+        "nothing is counted under this key, and KEY_SECRET is not set: pods that have one count \
+         under another key; set KEY_SECRET to theirs to see it"
+    }
+}
+
+fn count(
+    Count { limit, own, pools }: &Count,
+    has_secret: bool,
+    out: &mut Out,
+) -> Result<(), CliError> {
+    field("key", &own.key(), out)?;
+    field("redis", &place(own), out)?;
+    match &own.now {
+        None => {}
+        Some(Ok(grant)) => {
+            field("now", &count_content(*limit, grant), out)?;
+            if is_unused(*limit, grant) {
+                field("", unused(has_secret), out)?;
+            }
+        }
+        Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
+    }
+    pools.iter().enumerate().try_for_each(|(at, pool)| {
+        let held = match &pool.now {
+            None => String::new(),
+            Some(Ok(grant)) => format!(": {}", pool_content(grant)),
+            Some(Err(error)) => format!(": unknown: {error}"),
+        };
+        field(&format!("pool {at}"), &format!("{}{held}", place(pool)), out)
+    })
+}
+
+/// Formats a place: `rl:{…}, slot 7, on 127.0.0.1:7000`
+fn place(stored: &StoredCount) -> String {
+    let server = stored.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
+    format!("{}, slot {}{server}", stored.in_store, stored.slot)
+}
+
+/// Describes what a pool holds.
+fn pool_content(grant: &Grant) -> String {
+    match grant.left {
+        0 => "empty".to_owned(),
+        1 => format!("1 token for {}", seconds(grant.ends_after)),
+        tokens => format!("{tokens} tokens for {}", seconds(grant.ends_after)),
+    }
+}
+
+fn count_content(limit: Limit, grant: &Grant) -> String {
+    let mut text = format!("{} of {} left", grant.left, limit.capacity());
+    if grant.overdrawn {
+        text.push_str(", over the limit");
+    }
+    if grant.reset_after > Duration::ZERO {
+        let _ = write!(text, "; resets in {}", seconds(grant.reset_after));
+    }
+    if grant.retry_after > Duration::ZERO {
+        let _ = write!(text, "; the next token in {}", seconds(grant.retry_after));
+    }
+    text
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{:.3} s", span.as_secs_f64())
+}
+
+fn field(name: &str, value: &str, out: &mut Out) -> Result<(), CliError> {
+    out.line(format_args!("  {name:<11} {}", Safe(value)))
+}
+
+/// Formats entries: `(key, value)(key, value)`
+fn shown(entries: &[request::Entry<'_>]) -> String {
+    entries.iter().map(|request::Entry { key, value }| format!("({key}, {value})")).collect()
+}
+
+fn node(candidate: &Candidate<'_>) -> String {
+    match candidate.kind {
+        MatchKind::Key => format!("{}: any value", candidate.key),
+        MatchKind::Value | MatchKind::Pattern if candidate.value.is_empty() => {
+            candidate.key.to_owned()
+        }
+        MatchKind::Value | MatchKind::Pattern => format!("{}: {}", candidate.key, candidate.value),
+    }
+}
+
+fn fit(fit: MatchKind) -> &'static str {
+    match fit {
+        MatchKind::Value => "value",
+        MatchKind::Pattern => "pattern",
+        MatchKind::Key => "key",
+    }
+}
+
+fn json(
+    request: &Request<'_>,
+    explained: &[Explained<'_>],
+    (stores, has_secret): (&StoreNames, bool),
+) -> Value {
+    let each = explained.iter().map(|one| {
+        let descriptor = one.typed.descriptor();
+        let entries = &descriptor.entries;
+        let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+        let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
+        let rule = one.conclusion.rule();
+        let (result, by, count) = match &one.conclusion {
+            Conclusion::UnknownDomain => ("unknown_domain", None, None),
+            Conclusion::NoRule => ("no_rule", None, None),
+            Conclusion::Replaced { by, .. } => ("replaced", Some(&by.path), None),
+            Conclusion::Unlimited(_) => ("unlimited", None, None),
+            Conclusion::Counted { count, .. } => ("counted", None, Some(count)),
+        };
+        json!({
+            "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
+            "levels": levels,
+            "result": result,
+            "rule": rule.map(|rule| &rule.path),
+            "place": rule::place(one.location),
+            "settings": rule.map(|rule| rule::object(rule, stores)),
+            "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
+            "replaced_by": by,
+            "count": count.map(|count| count_json(count, has_secret)),
+        })
+    });
+    json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
+}
+
+fn entry_json(entry: &request::Entry<'_>) -> Value {
+    json!({ "key": entry.key, "value": entry.value })
+}
+
+fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
+    let candidates = step.candidates.iter().enumerate().map(|(at, candidate)| {
+        let Candidate { key, value, matches_entry, .. } = candidate;
+        json!({ "by": fit(candidate.kind), "key": key, "value": value, "matches": matches_entry,
+            "taken": step.chosen == Some(at) })
+    });
+    json!({
+        "entry": entry_json(entry),
+        "candidates": candidates.collect::<Vec<_>>(),
+        "patterns_not_listed": step.unlisted,
+        "has_children": step.has_children,
+    })
+}
+
+fn count_json(Count { limit, own, pools }: &Count, has_secret: bool) -> Value {
+    let standing = |grant: &Grant| {
+        let note = is_unused(*limit, grant).then(|| unused(has_secret));
+        json!({
+            "note": note,
+            "left": grant.left,
+            "of": limit.capacity(),
+            "overdrawn": grant.overdrawn,
+            "reset_after_seconds": grant.reset_after.as_secs_f64(),
+            "retry_after_seconds": grant.retry_after.as_secs_f64(),
+        })
+    };
+    let held = |grant: &Grant| {
+        let ends = grant.ends_after.as_secs_f64();
+        json!({ "tokens": grant.left, "ends_after_seconds": ends })
+    };
+    let mut count = entry_in_store(own, standing);
+    let pools = pools.iter().map(|pool| Value::Object(entry_in_store(pool, held)));
+    count.insert("pools".into(), pools.collect());
+    Value::Object(count)
+}
+
+fn entry_in_store(stored: &StoredCount, shown: impl Fn(&Grant) -> Value) -> Map<String, Value> {
+    let now = match &stored.now {
+        Some(Ok(grant)) => shown(grant),
+        Some(Err(error)) => json!({ "error": error.to_string() }),
+        None => Value::Null,
+    };
+    let members = [
+        ("key", json!(stored.key())),
+        ("redis_key", json!(stored.in_store)),
+        ("slot", json!(stored.slot)),
+        ("server", json!(stored.server)),
+        ("now", now),
+    ];
+    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

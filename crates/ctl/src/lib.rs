@@ -8,12 +8,13 @@
 //! signal ended the process, with 128 plus its number.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "all modules are private: `pub` is what another file uses")]
 
 mod check;
 mod compare;
 mod descriptor;
-pub mod diff;
-pub mod explain;
+mod diff;
+mod explain;
 mod manual;
 mod migrate;
 mod plan;
@@ -21,10 +22,8 @@ mod progress_line;
 mod query;
 mod replay;
 mod rule;
-pub mod rule_tests;
-mod schema;
+mod rule_tests;
 mod signals;
-mod skew;
 mod status;
 mod status_client;
 mod top;
@@ -44,13 +43,12 @@ use check::CheckFlags;
 use compare::CompareFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
-use manual::{CompletionsFlags, ManFlags};
+use manual::{CompletionsFlags, ManFlags, SchemaFlags};
 use migrate::MigrateFlags;
 use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
 use rule_tests::TestFlags;
-use schema::SchemaFlags;
 use status::StatusFlags;
 use top::TopFlags;
 
@@ -67,12 +65,12 @@ use top::TopFlags;
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub tool: Tool,
+    tool: Tool,
 }
 
 /// A subcommand, with its flags as they were typed.
 #[derive(Debug, Subcommand)]
-pub enum Tool {
+enum Tool {
     /// Compare the descriptors that an Envoy sends with the rules
     #[command(after_help = check::NOTES)]
     Check(Box<CheckFlags>),
@@ -107,7 +105,7 @@ pub enum Tool {
     #[command(after_help = plan::NOTES)]
     Plan(Box<PlanFlags>),
     /// Print the JSON Schema of rule files
-    #[command(after_help = schema::NOTES)]
+    #[command(after_help = manual::SCHEMA_NOTES)]
     Schema(SchemaFlags),
     /// Print shell completions
     #[command(after_help = manual::COMPLETIONS_NOTES)]
@@ -175,7 +173,7 @@ fn run_tool(tool: Tool) -> ExitCode {
         Tool::Migrate(flags) => ("migrate", migrate::run(&flags, &mut out)),
         Tool::Compare(flags) => ("compare", compare::run(&flags, ROLE, &mut out)),
         Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
-        Tool::Schema(flags) => ("schema", schema::run(&flags, &mut out)),
+        Tool::Schema(flags) => ("schema", manual::schema(&flags, &mut out)),
         Tool::Completions(flags) => {
             ("completions", manual::completions(&flags, documented::<Cli>(), &mut out))
         }

@@ -11,13 +11,13 @@ use clap_mangen::Man;
 use ratelease_cli::grammar::documented;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out};
 
-pub(super) const COMPLETIONS_NOTES: &str = "\
+pub const COMPLETIONS_NOTES: &str = "\
 Examples:
   ratectl completions bash > /etc/bash_completion.d/ratectl
   ratectl completions zsh ratelease > /usr/local/share/zsh/site-functions/_ratelease
   ratectl completions fish > ~/.config/fish/completions/ratectl.fish";
 
-pub(super) const MAN_NOTES: &str = "\
+pub const MAN_NOTES: &str = "\
 Examples:
   ratectl man | man -l -
   ratectl man ratelease serve > /usr/local/share/man/man1/ratelease-serve.1
@@ -61,11 +61,7 @@ enum Program {
 }
 
 /// Prints the completions for a shell.
-pub(super) fn completions(
-    flags: &CompletionsFlags,
-    tools: clap::Command,
-    out: &mut Out,
-) -> CliResult {
+pub fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &mut Out) -> CliResult {
     let mut grammar = flags.program.grammar(tools);
     let name = grammar.get_name().to_owned();
     // Written to memory first, because the generator panics if it cannot write.
@@ -80,7 +76,7 @@ pub(super) fn completions(
 }
 
 /// Prints the manual page of the program, or of one of its subcommands; or writes all of them.
-pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliResult {
+pub fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliResult {
     if let Some(directory) = &flags.directory {
         for program in [Program::Ratelease, Program::Ratectl] {
             write_pages(&program.manual_grammar(tools.clone()), directory)?;
@@ -143,4 +139,29 @@ impl Program {
         grammar.build();
         grammar
     }
+}
+
+// === Schema ===
+//
+// `ratectl schema`: prints the JSON Schema of rule files.
+
+pub const SCHEMA_NOTES: &str = "\
+An editor with support for YAML (a yaml-language-server) checks and completes a rule file whose
+first line names the schema:
+  # yaml-language-server: $schema=https://example.com/rules.schema.json
+
+The schema finds faults of structure; `ratelease check` finds all faults.
+
+Examples:
+  ratectl schema > rules.schema.json";
+
+/// Flags of `schema`: it has none.
+#[derive(Debug, Args)]
+pub struct SchemaFlags {}
+
+/// Prints the schema.
+pub fn schema(_: &SchemaFlags, out: &mut Out) -> CliResult {
+    let schema = serde_json::to_string_pretty(&ratelease_rules::schema());
+    out.line(schema.map_err(|error| CliError::new(format_args!("cannot print it: {error}")))?)?;
+    Ok(Completion::Clean)
 }

@@ -1,6 +1,7 @@
 //! Shows the progress of long work: one line on a terminal's standard error, nothing elsewhere.
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
+use std::io::{IsTerminal, Write};
 
 use rustix::termios::tcgetwinsize;
 
@@ -12,7 +13,7 @@ const CELLS: usize = 80;
 
 /// The progress line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ProgressLine {
+pub struct ProgressLine {
     is_visible: bool,
 }
 
@@ -20,24 +21,24 @@ pub(super) struct ProgressLine {
 
 impl ProgressLine {
     /// Makes a progress line on standard error.
-    pub(super) fn stderr() -> Self {
+    pub fn stderr() -> Self {
         Self { is_visible: io::stderr().is_terminal() }
     }
 
     /// Returns whether standard error is a terminal.
-    pub(super) fn is_visible(self) -> bool {
+    pub fn is_visible(self) -> bool {
         self.is_visible
     }
 
     /// Replaces the line by `bar` and `text`, whose characters must each take one cell.
-    pub(super) fn draw(self, bar: &str, text: &str) {
+    pub fn draw(self, bar: &str, text: &str) {
         if self.is_visible {
             write(&format!("\r\u{1b}[K{}", fitting(bar, text, cells())));
         }
     }
 
     /// Clears the line.
-    pub(super) fn clear(self) {
+    pub fn clear(self) {
         self.draw("", "");
     }
 }
@@ -64,7 +65,7 @@ fn write(text: &str) {
 }
 
 /// Formats a bar for a part from 0 to 1.
-pub(super) fn bar(share: f64) -> String {
+pub fn bar(share: f64) -> String {
     let full = (1..=BAR).take_while(|at| *at as f64 <= share * BAR as f64).count();
     format!("[{}{}]", "=".repeat(full), " ".repeat(BAR - full))
 }

@@ -9,24 +9,24 @@ use serde_json::{Map, Value, json};
 
 /// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
 /// do not apply to its algorithm are left out. `stores` are the names that the rules may use.
-pub(super) fn settings(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, Value)> {
+pub fn settings(rule: &Rule, stores: &StoreNames) -> Vec<(&'static str, Value)> {
     rule.options(stores).into_iter().map(|option| (option.name, option.value)).collect()
 }
 
 /// Like [`settings`], as a JSON object.
-pub(super) fn object(rule: &Rule, stores: &StoreNames) -> Map<String, Value> {
+pub fn object(rule: &Rule, stores: &StoreNames) -> Map<String, Value> {
     settings(rule, stores).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 /// Returns the place of a rule for a JSON object; null if unknown.
-pub(super) fn place(written: Option<SourceLocation<'_>>) -> Value {
+pub fn place(written: Option<SourceLocation<'_>>) -> Value {
     written.map_or(Value::Null, |SourceLocation { file, place }| {
         json!({ "file": file, "line": place.line, "column": place.column })
     })
 }
 
 /// Describes a window: `minute`, `5 minutes`.
-pub(super) fn window(limit: Limit) -> String {
+fn window(limit: Limit) -> String {
     let unit = limit.unit.name().to_ascii_lowercase();
     match limit.unit_multiplier.get() {
         1 => unit,
@@ -35,7 +35,7 @@ pub(super) fn window(limit: Limit) -> String {
 }
 
 /// Describes a limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`
-pub(super) fn allows(limit: Limit) -> String {
+pub fn allows(limit: Limit) -> String {
     let (requests, window) = (requests(limit.requests_per_unit.into()), window(limit));
     match limit.algorithm {
         Algorithm::FixedWindow => {
@@ -57,7 +57,7 @@ pub(super) fn allows(limit: Limit) -> String {
 }
 
 /// Describes the answer while the store is unavailable.
-pub(super) fn failure(mode: FailureMode) -> &'static str {
+pub fn failure(mode: FailureMode) -> &'static str {
     match mode {
         FailureMode::Local => "local: each pod admits its part of the limit by itself",
         FailureMode::Allow => "allow: everything passes, uncounted",
@@ -67,7 +67,7 @@ pub(super) fn failure(mode: FailureMode) -> &'static str {
 }
 
 /// Describes how tokens are leased.
-pub(super) fn lent(limit: Limit, leasing: &Leasing) -> String {
+pub fn lent(limit: Limit, leasing: &Leasing) -> String {
     let Leasing::On(terms) = leasing else {
         return "off: every decision asks the store".to_owned();
     };
@@ -93,8 +93,9 @@ fn requests(count: u64) -> String {
 mod tests {
     use std::num::NonZeroU32;
 
-    use super::*;
     use ratelease_rules::{StoreId, Unit};
+
+    use super::*;
 
     #[test]
     fn a_limit_is_described_in_words() {

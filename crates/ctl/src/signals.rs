@@ -3,11 +3,10 @@
 //! once.
 
 use std::cell::Cell;
-use std::fs;
 use std::future::pending;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use ratelease_cli::out::{CliError, Interrupt};
 use tokio::runtime::Runtime;
@@ -16,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 /// Handles the signals of this process from its creation until it is dropped.
-pub(super) struct Signals {
+pub struct Signals {
     received: Receiver<Interrupt>,
     first: Cell<Option<Interrupt>>,
 }
@@ -36,7 +35,7 @@ impl Signals {
     ///
     /// # Errors
     /// The system has no thread or file descriptor left.
-    pub(super) fn listen(before_exit: fn(), grace: Option<Duration>) -> Result<Self, CliError> {
+    pub fn listen(before_exit: fn(), grace: Option<Duration>) -> Result<Self, CliError> {
         let failed = |error| {
             CliError::new(format_args!("cannot start: {error}; raise the limit on open files"))
         };
@@ -54,12 +53,12 @@ impl Signals {
     }
 
     /// Returns the first signal, if there was one.
-    pub(super) fn first(&self) -> Option<Interrupt> {
+    pub fn first(&self) -> Option<Interrupt> {
         self.wait(Duration::ZERO)
     }
 
     /// Waits up to `within` for the first signal and returns it.
-    pub(super) fn wait(&self, within: Duration) -> Option<Interrupt> {
+    pub fn wait(&self, within: Duration) -> Option<Interrupt> {
         if self.first.get().is_none() {
             self.first.set(self.received.recv_timeout(within).ok());
         }

@@ -4,11 +4,12 @@ use std::fmt::Write;
 
 use clap::Args;
 use ratelease_cli::out::{CliResult, Completion, Out, OutFlags, Painter, Style};
-use ratelease_cli::safe::{self, Safe};
+use ratelease_cli::safe;
+use ratelease_cli::safe::Safe;
 
-use super::status_client::{BusyRule, Decisions, HotKey, PodFlags, PodStatus};
+use crate::status_client::{BusyRule, Decisions, HotKey, PodFlags, PodStatus};
 
-pub(super) const NOTES: &str = "\
+pub const NOTES: &str = "\
 Exit status: 0 all is well, 1 there is a problem (the last load of the rules was refused, or there
 are none; a breaker is not closed; an invariant was violated), 2 the pod cannot be queried.
 
@@ -29,7 +30,7 @@ pub struct StatusFlags {
 }
 
 /// Prints a pod's status. Any problem of the pod is a finding.
-pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
+pub fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
     let status = flags.pod.ask()?;
     let pod = PodStatus::parse(&status);
     if flags.out.json {
@@ -41,7 +42,7 @@ pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
 }
 
 /// Formats a pod's status as text.
-pub(super) fn table(pod: &PodStatus, painter: Painter) -> String {
+fn table(pod: &PodStatus, painter: Painter) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail, here and below.
     let problems = pod.problems();
@@ -135,7 +136,7 @@ fn keys(heading: &str, keys: &[HotKey], painter: Painter) -> String {
 }
 
 /// Formats a key by its values, if they may be shown, or else its hash; and its rule.
-pub(super) fn key(hot: &HotKey) -> String {
+pub fn key(hot: &HotKey) -> String {
     let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
     if hot.rule.is_empty() { name } else { format!("{name} ({})", safe::line(&hot.rule)) }
 }

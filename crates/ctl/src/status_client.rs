@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::fetch::{self, span_above_zero};
+use ratelease_cli::fetch::span_above_zero;
 use ratelease_cli::out::CliError;
 use ratelease_cli::settings::{DebugListenerFlags, HostPort};
-use ratelease_cli::source;
+use ratelease_cli::{fetch, source};
 use ratelease_rules::DEFAULT_STORE;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -22,7 +22,7 @@ const HTTP_UNAUTHORIZED: u16 = 401;
 
 /// Flags that say which pod.
 #[derive(Debug, Args)]
-pub(super) struct PodFlags {
+pub struct PodFlags {
     /// Debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
     #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port)]
     debug: Option<HostPort>,
@@ -35,87 +35,87 @@ pub(super) struct PodFlags {
 
 /// The content of `/status`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct PodStatus {
-    pub(super) version: String,
-    pub(super) uptime: Duration,
-    pub(super) store: String,
-    pub(super) rules: RulesState,
-    pub(super) shards: Vec<Shard>,
-    pub(super) invariant_violations: u64,
-    pub(super) counts: BTreeMap<String, u64>,
-    pub(super) decisions: Option<Decisions>,
+pub struct PodStatus {
+    pub version: String,
+    pub uptime: Duration,
+    pub store: String,
+    pub rules: RulesState,
+    pub shards: Vec<Shard>,
+    pub invariant_violations: u64,
+    pub counts: BTreeMap<String, u64>,
+    pub decisions: Option<Decisions>,
     /// Busiest rules first.
-    pub(super) rules_busiest: Vec<BusyRule>,
-    pub(super) hot_keys: HotKeys,
+    pub rules_busiest: Vec<BusyRule>,
+    pub hot_keys: HotKeys,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct RulesState {
-    pub(super) version: Option<String>,
-    pub(super) count: u64,
-    pub(super) loads_ok: u64,
-    pub(super) loads_failed: u64,
+pub struct RulesState {
+    pub version: Option<String>,
+    pub count: u64,
+    pub loads_ok: u64,
+    pub loads_failed: u64,
     /// Why the last load was refused; `None` if it was not.
-    pub(super) last_fault: Option<String>,
-    pub(super) from_snapshot: bool,
+    pub last_fault: Option<String>,
+    pub from_snapshot: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct Shard {
+pub struct Shard {
     /// The name of its store; empty where the server does not say it.
-    pub(super) store: String,
-    pub(super) shard: u64,
+    pub store: String,
+    pub shard: u64,
     /// `closed`, `open` or `probing`.
-    pub(super) breaker: String,
+    pub breaker: String,
     /// How often the breaker opened.
-    pub(super) opened: u64,
-    pub(super) round_trip_ms: f64,
+    pub opened: u64,
+    pub round_trip_ms: f64,
     /// Why an ask failed last, if one did lately.
-    pub(super) last_failure: Option<String>,
-    pub(super) hot_key: Option<HotKey>,
+    pub last_failure: Option<String>,
+    pub hot_key: Option<HotKey>,
 }
 
 /// Decisions since the process started.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct Decisions {
-    pub(super) ok: u64,
-    pub(super) over_limit: u64,
-    pub(super) errors: u64,
-    pub(super) by_how: BTreeMap<String, u64>,
-    pub(super) p50_us: Option<f64>,
-    pub(super) p99_us: Option<f64>,
+pub struct Decisions {
+    pub ok: u64,
+    pub over_limit: u64,
+    pub errors: u64,
+    pub by_how: BTreeMap<String, u64>,
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct BusyRule {
-    pub(super) rule: String,
-    pub(super) ok: u64,
-    pub(super) over_limit: u64,
-    pub(super) shadow: u64,
+pub struct BusyRule {
+    pub rule: String,
+    pub ok: u64,
+    pub over_limit: u64,
+    pub shadow: u64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct HotKeys {
-    pub(super) requested: Vec<HotKey>,
-    pub(super) denied: Vec<HotKey>,
+pub struct HotKeys {
+    pub requested: Vec<HotKey>,
+    pub denied: Vec<HotKey>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct HotKey {
+pub struct HotKey {
     /// The key's hash.
-    pub(super) key: String,
-    pub(super) rule: String,
-    pub(super) count: u64,
+    pub key: String,
+    pub rule: String,
+    pub count: u64,
     /// Its part of all decisions, 0 to 1.
-    pub(super) share: f64,
+    pub share: f64,
     /// Its entries, if the pod may show them.
-    pub(super) values: Option<String>,
+    pub values: Option<String>,
 }
 
 // === impl PodFlags ===
@@ -125,7 +125,7 @@ impl PodFlags {
     ///
     /// # Errors
     /// The environment names no usable address, and no flag does.
-    pub(super) fn server(&self) -> Result<HostPort, CliError> {
+    pub fn server(&self) -> Result<HostPort, CliError> {
         let listener = || source::resolved(|faults| self.listener.address(faults));
         self.debug.clone().map_or_else(listener, Ok)
     }
@@ -134,7 +134,7 @@ impl PodFlags {
     ///
     /// # Errors
     /// The pod cannot be reached, or the answer is not that of a pod's debug port.
-    pub(super) fn ask(&self) -> Result<Value, CliError> {
+    pub fn ask(&self) -> Result<Value, CliError> {
         let server = self.server()?;
         let token = source::resolved(|faults| self.listener.token(faults))?;
         let page = fetch::get_with(&server, PATH, &token, self.timeout)?;
@@ -157,7 +157,7 @@ impl PodFlags {
 
 impl PodStatus {
     /// Parses what [`PodFlags::ask`] returned.
-    pub(super) fn parse(status: &Value) -> Self {
+    pub fn parse(status: &Value) -> Self {
         let seconds: f64 = part(status, "uptime_seconds");
         Self {
             version: part(status, "version"),
@@ -174,7 +174,7 @@ impl PodStatus {
     }
 
     /// Returns the pod's problems, one line each.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if let Some(fault) = &self.rules.last_fault {
             problems.push(format!("the last load of the rules was refused: {fault}"));
@@ -195,7 +195,7 @@ impl PodStatus {
 
 impl Decisions {
     /// Returns the ways of deciding that occurred, and how often.
-    pub(super) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
+    pub fn used(&self) -> impl Iterator<Item = (&str, u64)> {
         let used = self.by_how.iter().filter(|(_, count)| **count > 0);
         used.map(|(how, count)| (how.as_str(), *count))
     }
@@ -203,7 +203,7 @@ impl Decisions {
 
 impl Shard {
     /// Returns the number, with the name of the store unless that is the default one.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         match self.store.as_str() {
             "" | DEFAULT_STORE => self.shard.to_string(),
             store => format!("{} of {store}", self.shard),
@@ -211,7 +211,7 @@ impl Shard {
     }
 
     /// Returns whether the breaker is open or probing.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.breaker != "closed"
     }
 }

@@ -1,21 +1,21 @@
 //! Configuration files of other programs, in YAML or JSON: their documents, and the fields in them.
 
-use ratelease_rules::yaml::{self, Yaml, YamlKind};
-use ratelease_rules::{Faults, Source};
+use ratelease_rules::yaml::{Yaml, YamlKind};
+use ratelease_rules::{Faults, Source, yaml};
 
 /// A document of a file.
 #[derive(Debug)]
-pub(crate) struct Document {
+pub struct Document {
     /// Lines of the file before the document.
-    pub(crate) lines_before: u32,
-    pub(crate) root: Yaml,
+    pub lines_before: u32,
+    pub root: Yaml,
 }
 
 /// Reads all documents of a file that are not empty.
 ///
 /// # Errors
 /// Every syntax fault of the first document that has any.
-pub(crate) fn read(source: &Source) -> Result<Vec<Document>, Faults> {
+pub fn read(source: &Source) -> Result<Vec<Document>, Faults> {
     let document = |text| Source { name: source.name.clone(), text };
     let mut read = Vec::new();
     for (lines_before, text) in documents(&source.text) {
@@ -33,14 +33,14 @@ pub(crate) fn read(source: &Source) -> Result<Vec<Document>, Faults> {
 }
 
 /// The value of a field, by its name in `snake_case` or `camelCase`.
-pub(crate) fn field<'y>(of: &'y Yaml, name: &str) -> Option<&'y Yaml> {
+pub fn field<'y>(of: &'y Yaml, name: &str) -> Option<&'y Yaml> {
     let YamlKind::Map(pairs) = &of.kind else { return None };
     let is_named = |key: &Yaml| text(key).is_some_and(|key| key == name || key == camel(name));
     pairs.iter().find(|(key, _)| is_named(key)).map(|(_, value)| value)
 }
 
 /// The text of a scalar.
-pub(crate) fn text(of: &Yaml) -> Option<&str> {
+pub fn text(of: &Yaml) -> Option<&str> {
     match &of.kind {
         YamlKind::Scalar(text) => Some(text),
         _ => None,
@@ -48,7 +48,7 @@ pub(crate) fn text(of: &Yaml) -> Option<&str> {
 }
 
 /// The items of a list; none of anything else.
-pub(crate) fn items(of: Option<&Yaml>) -> &[Yaml] {
+pub fn items(of: Option<&Yaml>) -> &[Yaml] {
     match of.map(|it| &it.kind) {
         Some(YamlKind::List(items)) => items,
         _ => &[],

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelease_rules::key::{Key, KeyHasher};
-use ratelease_rules::request::{Few, Request};
-use ratelease_rules::{Algorithm, Rules};
-
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, StoreError};
-use ratelease_engine::verdict::{self, Code, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_engine::verdict;
+use ratelease_engine::verdict::{Code, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{Algorithm, Rules};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
@@ -150,11 +150,11 @@ fn status<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Status<'r> {
 
 #[cfg(test)]
 mod tests {
+    use ratelease_rules::request::{Descriptor, Entry};
+    use ratelease_rules::{Options, Source, load};
     use smallvec::smallvec;
 
     use super::*;
-    use ratelease_rules::request::{Descriptor, Entry};
-    use ratelease_rules::{Options, Source, load};
 
     const MINUTE_US: u64 = 60_000_000;
     const START: u64 = 29_000_000 * MINUTE_US;

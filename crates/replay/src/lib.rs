@@ -9,21 +9,16 @@
 //! published. Memory is bounded for any log.
 
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub, reason = "`pub` in a private module is what another file uses")]
 
 mod counts;
-mod decision_sample;
-mod envoy;
 pub mod exact_limiter;
 mod line_format;
-mod mapping;
 mod record;
-mod replayed;
 mod timestamp;
 
-pub use counts::{KeyDenials, ReplayCounts, RuleCounts, Unreadable};
-pub use line_format::{FormatFault, LineFormat, LineResult, read_line};
-pub use mapping::Mapping;
-pub use replayed::{Decided, Replay};
+pub use counts::{Decided, KeyDenials, Replay, ReplayCounts, RuleCounts, Unreadable};
+pub use line_format::{FormatFault, LineFormat, LineResult, Mapping, read_line};
 pub use timestamp::show as show_time;
 
 /// Maximum bytes of a line. Envoy's headers take 60 KiB at most, and a line has several of them.

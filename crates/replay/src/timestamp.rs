@@ -13,7 +13,7 @@ const MICROS_MAX: f64 = 1e17;
 /// Returns the time in a JSON value in microseconds since the Unix epoch: text in the format of RFC
 /// 3339, or a number since the epoch, whose size determines its unit. `None` for anything else, and
 /// before 1970.
-pub(crate) fn of_json(value: &Value) -> Option<u64> {
+pub fn of_json(value: &Value) -> Option<u64> {
     match value {
         Value::String(text) => parse(text).or_else(|| of_number(text.parse().ok()?)),
         Value::Number(number) => of_number(number.as_f64()?),
@@ -35,7 +35,7 @@ fn of_number(number: f64) -> Option<u64> {
 
 /// Parses a time of RFC 3339, such as `2026-11-21T10:00:00.123Z`, to microseconds since the Unix
 /// epoch; a space may replace the `T`. `None` for anything else, and before 1970.
-pub(crate) fn parse(text: &str) -> Option<u64> {
+pub fn parse(text: &str) -> Option<u64> {
     u64::try_from(text.parse::<Timestamp>().ok()?.as_microsecond()).ok()
 }
 

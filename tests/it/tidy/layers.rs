@@ -28,14 +28,11 @@ const LAYERS: [(&str, &str); 12] = [
     ),
     (
         "crates/ctl/src",
-        "signals skew progress_line yaml_documents descriptor rule status_client \
-         rule_tests check diff explain migrate plan query replay compare schema status top \
+        "signals progress_line yaml_documents descriptor rule status_client \
+         rule_tests check diff explain migrate plan query replay compare status top \
          manual",
     ),
-    (
-        "crates/replay/src",
-        "timestamp envoy decision_sample record mapping exact_limiter counts line_format replayed",
-    ),
+    ("crates/replay/src", "timestamp record exact_limiter line_format counts"),
     (
         "crates/injector/src",
         "fault value quantity annotation settings environment sidecar edit inject review manifest \

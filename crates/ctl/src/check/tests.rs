@@ -2,8 +2,7 @@
 
 use ratelease_rules::{Options, Source, load};
 
-use super::config::Config;
-use super::{Comparison, compare};
+use super::{Comparison, Config, compare};
 
 const RULES: &str = "
 domain: shop

@@ -7,8 +7,8 @@ use ratelease_cli::out::CliError;
 use ratelease_rules::Source;
 use tempfile::TempDir;
 
-use super::deployment::{Deployment, expand};
-use super::{compose, env_file, kubernetes};
+use crate::migrate::deployment;
+use crate::migrate::deployment::{Deployment, expand};
 
 fn dir(files: &[(&str, &str)]) -> TempDir {
     let dir = TempDir::new().unwrap();
@@ -20,7 +20,7 @@ fn dir(files: &[(&str, &str)]) -> TempDir {
 
 fn manifests(text: &str, container: Option<&str>) -> Result<Deployment, CliError> {
     let dir = dir(&[("a.yaml", text)]);
-    kubernetes::read(&[dir.path().join("a.yaml")], container)
+    deployment::of_kubernetes(&[dir.path().join("a.yaml")], container)
 }
 
 fn value<'d>(deployment: &'d Deployment, name: &str) -> Option<&'d str> {
@@ -159,7 +159,7 @@ services:
         ("base.env", "LOG_LEVEL=warn\nUSE_STATSD=false\n"),
     ]);
     let path = dir.path().join("docker-compose.yml");
-    let read = compose::read(&path, None).unwrap();
+    let read = deployment::of_compose(&path, None).unwrap();
     for (name, expected) in [
         ("LOG_LEVEL", Some("debug")),
         ("USE_STATSD", Some("false")),
@@ -174,14 +174,14 @@ services:
     assert_eq!(here, Some(dir.path().join("./rules/deep")));
     assert_eq!(read.here(Path::new("/b")), Some(PathBuf::from("/a")));
     assert_eq!(read.here(Path::new("/var")), None);
-    let listed = compose::read(&path, Some("listed")).unwrap();
+    let listed = deployment::of_compose(&path, Some("listed")).unwrap();
     assert_eq!((value(&listed, "A"), value(&listed, "C")), (Some("b"), None));
 }
 
 #[test]
 fn lines_of_an_environment_are_read_and_all_faulty_ones_named() {
     let parse = |text: &str| {
-        env_file::parse(&Source { name: "a.env".to_owned(), text: text.as_bytes().to_vec() })
+        deployment::parse(&Source { name: "a.env".to_owned(), text: text.as_bytes().to_vec() })
     };
     let read = parse("\u{feff}# a\n\nA=1\nexport B='x y'\nC=\"z\"\nD\nE=\nF=a=b # c\n").unwrap();
     let expected = [

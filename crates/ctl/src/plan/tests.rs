@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::key::{Cost, Demand};
-use super::model::{Estimate, Fleet};
+use super::{Cost, Demand, Estimate, Fleet, groups};
 
 /// Returns the cost of a key with a demand far above its limit, on this many pods, in a window of
 /// an hour.
@@ -117,4 +116,28 @@ fn skew_saves_asks_and_shards_follow_them() {
     assert_eq!(estimate.shards, (estimate.asks / 50_000.0).ceil());
     let half = Estimate::of(&Fleet { calls_per_shard: 25_000.0, ..even });
     assert!((2.0 * estimate.shards - half.shards).abs() <= 1.0);
+}
+
+#[test]
+fn the_groups_hold_every_key_and_all_demand() {
+    for skew in [0.0, 0.5, 1.0, 1.2, 10.0] {
+        for keys in [1, 2, 999, 1_000, 1_001, 123_456, 1_000_000_000_000] {
+            let groups = groups(keys, skew);
+            let held: f64 = groups.iter().map(|group| group.keys).sum();
+            let weight: f64 = groups.iter().map(|group| group.keys * group.weight).sum();
+            assert_eq!(held, keys as f64, "{skew}");
+            assert!((weight - 1.0).abs() < 1e-9, "{weight} of {keys} by {skew}");
+            assert!(groups.len() < 4_000, "{} groups of {keys}", groups.len());
+        }
+    }
+}
+
+#[test]
+fn a_group_has_the_weight_of_its_keys() {
+    let exact: f64 = (1..=100_000).map(|rank| 1.0 / f64::from(rank)).sum();
+    let groups = groups(100_000, 1.0);
+    let hottest = groups[0].weight;
+    assert!((hottest * exact - 1.0).abs() < 1e-6, "{hottest}, not 1/{exact}");
+    let tail: f64 = groups.iter().skip(1_000).map(|group| group.keys * group.weight).sum();
+    assert!((0.35..0.42).contains(&tail), "{tail}");
 }

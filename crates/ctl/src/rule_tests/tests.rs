@@ -22,7 +22,7 @@ descriptors:
 fn read(text: &str) -> Result<Suite, Vec<String>> {
     let source = Source { name: "cases.yaml".into(), text: text.into() };
     let shown = |fault: &Fault| fault.to_string();
-    read::suite(&source).map_err(|faults| faults.iter().map(shown).collect())
+    suite(&source).map_err(|faults| faults.iter().map(shown).collect())
 }
 
 /// Returns the failures of one case with these steps, one line each in flow style.
@@ -33,7 +33,7 @@ fn play(steps: &str) -> Vec<String> {
         steps.trim().lines().map(|step| format!("      - {{{}}}\n", step.trim())).collect();
     let text = format!("rules: x\ndomain: d\ncases:\n  - name: c\n    steps:\n{steps}");
     let suite = read(&text).unwrap_or_else(|faults| panic!("{text}\n{faults:?}"));
-    let failures = suite.cases.iter().flat_map(|case| run_case::run_case(&rules, case));
+    let failures = suite.cases.iter().flat_map(|case| run_case(&rules, case));
     let shown = |f: Failure| {
         let time = f.time.map(|time| format!(" at time {time}")).unwrap_or_default();
         format!("{}: {} {} {}{time}", f.place.line - 5, f.what, f.expected, f.got)
