@@ -108,7 +108,8 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
 
 /// Finds the rules of each descriptor, and the rules that have none.
 fn compare<'r>(config: &'r Config, domain: Option<&str>, rules: &'r Rules) -> Comparison<'r> {
-    let (mut sent, mut without_domain) = (Vec::new(), Vec::new());
+    let mut sent = Vec::new();
+    let mut without_domain = Vec::new();
     for site in &config.sites {
         let domains = domains_of(config, site, domain);
         if domains.is_empty() {
@@ -145,7 +146,8 @@ fn find<'r>(site: &Site, domain: &str, entries: &[EntryPattern], rules: &'r Rule
         None => Outcome::UnknownDomain,
         Some(rules) => Outcome::Rules(rules.into_iter().map(|rule| &**rule).collect()),
     };
-    let (file, place) = (site.file.clone(), site.place);
+    let file = site.file.clone();
+    let place = site.place;
     Sent { file, place, domain: domain.to_owned(), entries: entries.to_vec(), outcome }
 }
 
@@ -406,7 +408,8 @@ impl Config {
             match descriptors(limit) {
                 Ok(descriptors) => self.add(limit, domain.clone(), stage, descriptors),
                 Err((place, name)) => {
-                    let (file, place) = (self.file.clone(), self.placed(place));
+                    let file = self.file.clone();
+                    let place = self.placed(place);
                     self.unknown.push(UnknownAction { file, place, name });
                 }
             }
@@ -426,7 +429,8 @@ impl Config {
         descriptors: Vec<Vec<EntryPattern>>,
     ) {
         if !descriptors.is_empty() {
-            let (file, place) = (self.file.clone(), self.placed(at.place));
+            let file = self.file.clone();
+            let place = self.placed(at.place);
             self.sites.push(Site { file, place, domain, stage, descriptors });
         }
     }

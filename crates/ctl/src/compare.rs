@@ -262,7 +262,8 @@ fn run_sources(
         if flags.listen.is_some() {
             return mirrored(flags, (target, against), counts, signals).await;
         }
-        let (clock, progress) = (Clock::start(), ProgressLine::stderr());
+        let clock = Clock::start();
+        let progress = ProgressLine::stderr();
         let signals = &signals;
         let mut sequence = Sequence { target, against, counts, clock, progress, signals };
         let sent = sequence.send(flags, sources).await;
@@ -332,7 +333,8 @@ impl Sequence<'_> {
         let (target, against) =
             tokio::join!(self.target.ask(message.clone()), self.against.ask(message.clone()));
         self.counts.note(message, target, against, self.clock.now());
-        let (requests, differing) = (self.counts.requests, self.counts.unexplained());
+        let requests = self.counts.requests;
+        let differing = self.counts.unexplained();
         if requests % REQUESTS_PER_DRAW == 1 {
             self.progress.draw("", &format!("{requests} requests, {differing} unexplained"));
         }
@@ -617,7 +619,8 @@ impl Mirror {
             return None;
         };
         let (sender, answer) = oneshot::channel();
-        let (message, metadata) = (request.get_ref().clone(), request.metadata().clone());
+        let message = request.get_ref().clone();
+        let metadata = request.metadata().clone();
         place.send(Mirrored { message, metadata, answer });
         Some(sender)
     }
@@ -631,7 +634,8 @@ impl UnaryService<Bytes> for Call {
 
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let Self { mirror, path } = self;
-        let (mirror, path) = (mirror.clone(), path.clone());
+        let mirror = mirror.clone();
+        let path = path.clone();
         Box::pin(async move {
             let told = mirror.begin(path.path(), &request);
             let (metadata, _, message) = request.into_parts();
@@ -673,8 +677,10 @@ impl Mirroring {
         let room = Arc::new(Semaphore::new(MIRRORED_MAX));
         while let Some(mirrored) = self.queue.recv().await {
             let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
-            let (other, counts) = (self.other.clone(), Arc::clone(&self.counts));
-            let (from, clock) = (self.from, self.clock);
+            let other = self.other.clone();
+            let counts = Arc::clone(&self.counts);
+            let from = self.from;
+            let clock = self.clock;
             tokio::spawn(async move {
                 compare(mirrored, &other, from, &counts, clock).await;
                 drop(place);
@@ -716,7 +722,8 @@ mod tests {
     #[test]
     fn each_rule_is_found_by_its_request() {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/rules");
-        let (skip, yaml) = (ratelease_rules::Dotfiles::Skip, ratelease_rules::Endings::Yaml);
+        let skip = ratelease_rules::Dotfiles::Skip;
+        let yaml = ratelease_rules::Endings::Yaml;
         let sources = ratelease_rules::read_path(dir.as_ref(), skip, yaml).unwrap().sources;
         let rules = load(&sources, Options::default()).unwrap().rules;
         let requests = requests(&sources, "unique").unwrap();

@@ -156,7 +156,8 @@ impl Diff<'_> {
 
 impl<'r> Change<'r> {
     fn new(old: &'r Rule, new: &'r Rule, stores: &StoreNames) -> Self {
-        let (before, after) = (rule::settings(old, stores), rule::settings(new, stores));
+        let before = rule::settings(old, stores);
+        let after = rule::settings(new, stores);
         let of = |settings: &[(&str, Value)], name: &str| {
             let found = settings.iter().find(|(other, _)| *other == name);
             found.map_or(Value::Null, |(_, value)| value.clone())
@@ -224,7 +225,8 @@ fn text(diff: &Diff<'_>, places: Locations<'_>, out: &mut Out) -> Result<(), Cli
     }
     for Change { path, settings, counts } in &diff.changed {
         out.line(painter.paint(Style::Doubtful, Safe(format!("~ {path}"))))?;
-        let (old, new) = (shown_place(old, path), shown_place(new, path));
+        let old = shown_place(old, path);
+        let new = shown_place(new, path);
         out.line(format_args!("    at {new}, was at {old}"))?;
         for (name, before, after) in settings {
             let line = format!("    {name}: {} → {}", shown(before), shown(after));

@@ -234,13 +234,15 @@ fn draws(from: f64, to: f64, most: f64, parts: f64) -> f64 {
     // First asks for `most` tokens each while enough are left, then for fewer and fewer.
     let enough = most * parts;
     let full = (from - to.max(enough)).max(0.0) / most;
-    let (from, to) = (from.min(enough), to.min(enough));
+    let from = from.min(enough);
+    let to = to.min(enough);
     let mut asks = full;
     // Asks for one token, below 2 · parts.
     asks += (from.min(2.0 * parts) - to.min(2.0 * parts)) * 1.0;
     let mut size = 2.0;
     while size < most && size * parts < from && size <= f64::from(TERMS) {
-        let (low, high) = ((size * parts).max(to), ((size + 1.0) * parts).min(from));
+        let low = (size * parts).max(to);
+        let high = ((size + 1.0) * parts).min(from);
         asks += (high - low).max(0.0) / size;
         size += 1.0;
     }
@@ -303,7 +305,8 @@ fn group(first: u64, last: u64, skew: f64) -> Group {
     if first == last {
         return Group { keys, weight: (first as f64).powf(-skew) };
     }
-    let (low, high) = (first as f64 - 0.5, last as f64 + 0.5);
+    let low = first as f64 - 0.5;
+    let high = last as f64 + 0.5;
     let sum = if skew == 1.0 {
         (high / low).ln()
     } else {
@@ -385,7 +388,8 @@ impl Estimate {
         let mut sums = Sums::default();
         for group in groups(fleet.keys, fleet.zipf) {
             let offered = fleet.rate * window * group.weight;
-            let (limit, pods) = (f64::from(fleet.limit), f64::from(fleet.pods));
+            let limit = f64::from(fleet.limit);
+            let pods = f64::from(fleet.pods);
             sums.add(Demand { offered, limit, window, pods }, group.keys);
         }
         let asks = sums.asks / window;
@@ -481,7 +485,8 @@ fn headline(fleet: &Fleet) -> String {
 
 fn figures(fleet: &Fleet, estimate: &Estimate) -> Vec<(&'static str, String)> {
     let Estimate { local, denied, asks, asks_at_start, shards, shards_at_start, .. } = estimate;
-    let (pods, calls) = (f64::from(fleet.pods), fleet.calls_per_shard);
+    let pods = f64::from(fleet.pods);
+    let calls = fleet.calls_per_shard;
     let p95 = if estimate.is_p95_local {
         "local: microseconds".to_owned()
     } else {

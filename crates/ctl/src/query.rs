@@ -56,7 +56,8 @@ async fn query(flags: &QueryFlags, out: &mut Out) -> CliResult {
     let request = flags.request();
     let channel = flags.target.connect(tls, flags.timeout).await?;
     let clock = Clock::start();
-    let (mut passed, mut denied) = (0, 0);
+    let mut passed = 0;
+    let mut denied = 0;
     for number in 1..=flags.repeat {
         let sent = clock.now();
         let reply = answer(flags, channel.clone(), &request).await?;
@@ -282,7 +283,8 @@ fn reply(response: pb::RateLimitResponse) -> Reply {
 fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
     let descriptors = request.descriptors.iter().map(|descriptor| {
         let entries = descriptor.entries.iter().map(|entry| {
-            let (key, value) = (entry.key.to_owned(), entry.value.to_owned());
+            let key = entry.key.to_owned();
+            let value = entry.value.to_owned();
             descriptor_pb::rate_limit_descriptor::Entry { key, value }
         });
         let limit = descriptor.limit.map(|limit| {
@@ -403,7 +405,8 @@ fn full(descriptors: &[DescriptorArg], reply: &Reply, took: Duration, painter: P
         let _ = write!(text, "\n  {of}: {}", status_line(status, painter));
     }
     if reply.statuses.len() != descriptors.len() {
-        let (got, sent) = (reply.statuses.len(), descriptors.len());
+        let got = reply.statuses.len();
+        let sent = descriptors.len();
         let _ = write!(text, "\n  {got} statuses for {sent} descriptors");
     }
     for (what, headers) in
@@ -436,7 +439,8 @@ fn status_line(status: &DescriptorReply, painter: Painter) -> String {
             _ => format!("{code}, no limit"),
         };
     };
-    let (requests, unit) = (limit.requests_per_unit, limit.unit.to_lowercase());
+    let requests = limit.requests_per_unit;
+    let unit = limit.unit.to_lowercase();
     let mut text = format!("{code}, {} of {requests} per {unit} left", status.remaining);
     if let Some(reset) = status.reset_seconds {
         let _ = write!(text, ", resets in {reset} s");

@@ -238,7 +238,8 @@ impl Progress {
         self.drawn_at = Some(now);
         let done = (self.bytes_before + bytes) as f64;
         let bar = self.bytes_all.map(|all| bar(done / all as f64)).unwrap_or_default();
-        let (lines, denied) = (counts.lines, counts.over_limit);
+        let lines = counts.lines;
+        let denied = counts.over_limit;
         self.line.draw(&bar, &format!("{lines} lines, {denied} denied"));
     }
 }
@@ -454,7 +455,9 @@ impl Report<'_> {
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         if let Some((from, to)) = counts.span {
-            let (span, from, to) = (to - from, show_time(from), show_time(to));
+            let span = to - from;
+            let from = show_time(from);
+            let to = show_time(to);
             let span = Duration::from_secs(span / 1_000_000);
             out.line(format_args!("from {from} to {to}, {span:?}"))?;
         }
@@ -465,11 +468,13 @@ impl Report<'_> {
             counts.ok,
             share(counts.ok, counts.requests)
         ))?;
-        let (denied, of_all) = (counts.over_limit, share(counts.over_limit, counts.requests));
+        let denied = counts.over_limit;
+        let of_all = share(counts.over_limit, counts.requests);
         let style = if denied > 0 { Style::Bad } else { Style::Good };
         let denied = format!("  denied      {denied:>10}{of_all}");
         out.line(out.painter().paint(style, denied))?;
-        let (free, of_all) = (counts.unlimited, share(counts.unlimited, counts.requests));
+        let free = counts.unlimited;
+        let of_all = share(counts.unlimited, counts.requests);
         out.line(format_args!("  no rule     {free:>10}{of_all}"))
     }
 
@@ -477,11 +482,13 @@ impl Report<'_> {
     fn print_doubts(&self, out: &mut Out) -> Result<(), CliError> {
         let counts = self.counts;
         if counts.without_descriptor > 0 {
-            let (count, why) = (counts.without_descriptor, "a field of each was missing");
+            let count = counts.without_descriptor;
+            let why = "a field of each was missing";
             out.line(format_args!("no descriptor {count:>10}  {why}"))?;
         }
         if counts.out_of_order > 0 {
-            let (count, late) = (counts.out_of_order, Duration::from_micros(counts.late_us_max));
+            let count = counts.out_of_order;
+            let late = Duration::from_micros(counts.late_us_max);
             out.line(format_args!(
                 "out of order  {count:>10}  at most {late:?} late; decided at the newest so far"
             ))?;
@@ -495,7 +502,9 @@ impl Report<'_> {
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         for unreadable in &counts.first_unreadable {
-            let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
+            let file = &unreadable.file;
+            let line = unreadable.line;
+            let why = &unreadable.why;
             out.line(format_args!("  {}:{line}: {}", safe::line(file), safe::line(why)))?;
         }
         Ok(())
@@ -523,8 +532,9 @@ impl Report<'_> {
         let heading = format!("\n{:>10}  key", "denied");
         out.line(out.painter().paint(Style::Strong, heading))?;
         for key in keys.iter().take(self.top) {
-            let (count, entries, rule) =
-                (key.over_limit, safe::line(&key.entries), safe::line(&key.rule));
+            let count = key.over_limit;
+            let entries = safe::line(&key.entries);
+            let rule = safe::line(&key.rule);
             out.line(format_args!("{count:>10}  {entries}  ({rule})"))?;
         }
         if self.counts.key_counts_low_by > 0 {

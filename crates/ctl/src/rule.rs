@@ -36,7 +36,8 @@ fn window(limit: Limit) -> String {
 
 /// Describes a limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`
 pub fn allows(limit: Limit) -> String {
-    let (requests, window) = (requests(limit.requests_per_unit.into()), window(limit));
+    let requests = requests(limit.requests_per_unit.into());
+    let window = window(limit);
     match limit.algorithm {
         Algorithm::FixedWindow => {
             let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };

@@ -414,7 +414,8 @@ impl Reader<'_> {
     /// Returns the values of a map; reports names that are not in `known`.
     fn fields<'y>(&mut self, map: &'y Yaml, what: &str, known: &[&str]) -> Option<Fields<'y>> {
         let YamlKind::Map(pairs) = &map.kind else {
-            let (found, names) = (map.describe(), known.join(", "));
+            let found = map.describe();
+            let names = known.join(", ");
             self.fault(map.place, format!("{what} is a map with {names}; found {found}"));
             return None;
         };
@@ -525,7 +526,8 @@ fn run_case(rules: &Rules, case: &Case) -> Vec<Failure> {
                     check(rules, step, &request, &verdict, time == step.times, &mut note);
                 }
                 Err(error) => {
-                    let (what, expected) = ("answer".to_owned(), "a verdict".to_owned());
+                    let what = "answer".to_owned();
+                    let expected = "a verdict".to_owned();
                     if let Some(place) = step.expect.place() {
                         note(place, what, expected, error.to_string());
                     }
@@ -569,7 +571,8 @@ fn check(
         let of = if several { format!(" of descriptor {at}") } else { String::new() };
         let Status { code, rule, remaining } = expected;
         if let Some((place, code)) = code {
-            let (expected, got) = (code.name().to_owned(), status.code.name().to_owned());
+            let expected = code.name().to_owned();
+            let got = status.code.name().to_owned();
             note(*place, format!("code{of}"), expected, got);
         }
         if let Some((place, rule)) = rule {

@@ -64,7 +64,8 @@ fn table(pod: &PodStatus, painter: Painter) -> String {
         let style = if shard.is_open() { Style::Bad } else { Style::Good };
         let breaker = painter.paint(style, Safe(&shard.breaker));
         let name = Safe(format!("{:<5}", shard.name()));
-        let (away, opened) = (shard.round_trip_ms, shard.opened);
+        let away = shard.round_trip_ms;
+        let opened = shard.opened;
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
         let failure = shard.last_failure.as_ref().filter(|_| !shard.is_open());
         let failure = failure.map(|why| format!("; last failure: {}", Safe(why)));
@@ -89,7 +90,9 @@ fn rules(pod: &PodStatus) -> String {
     let of = &pod.rules;
     let version = Safe(of.version.as_deref().unwrap_or("none"));
     let origin = if of.from_snapshot { " of the snapshot" } else { "" };
-    let (count, ok, refused) = (of.count, of.loads_ok, of.loads_failed);
+    let count = of.count;
+    let ok = of.loads_ok;
+    let refused = of.loads_failed;
     format!(
         "rules       version {version}{origin}, {count} rules, loads: {ok} accepted, {refused} \
          refused\n"
@@ -129,7 +132,8 @@ fn keys(heading: &str, keys: &[HotKey], painter: Painter) -> String {
         let _ = writeln!(text, "{}", painter.paint(Style::Strong, heading));
     }
     for hot in keys.iter().take(SHOWN_MAX) {
-        let (count, share) = (hot.count, hot.share * 100.0);
+        let count = hot.count;
+        let share = hot.share * 100.0;
         let _ = writeln!(text, "{count:>12} {share:>6.1} %  {}", key(hot));
     }
     text

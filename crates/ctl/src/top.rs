@@ -436,11 +436,14 @@ fn draw(view: &View, colours: Colours, area: Rect, buffer: &mut Buffer) {
 
 fn heading(view: &View, colours: Colours) -> Paragraph<'static> {
     let pod = &view.pod;
-    let (uptime, rules) = (span(pod.uptime.as_secs()), &pod.rules);
+    let uptime = span(pod.uptime.as_secs());
+    let rules = &pod.rules;
     let of = format!("  {}  {} up {uptime}, store {}", view.server, pod.version, pod.store);
     let version = rules.version.as_deref().unwrap_or("none");
     let origin = if rules.from_snapshot { " of the snapshot" } else { "" };
-    let (count, ok, refused) = (rules.count, rules.loads_ok, rules.loads_failed);
+    let count = rules.count;
+    let ok = rules.loads_ok;
+    let refused = rules.loads_failed;
     let loads = format!(": {count} rules, {ok} loads accepted, {refused} refused");
     Paragraph::new(vec![
         Line::from(vec![
@@ -489,8 +492,10 @@ fn figures(pod: &PodStatus, colours: Colours) -> Paragraph<'static> {
         }
         None => "this pod reports no decisions".to_owned(),
     };
-    let (keys, evicted) = (count("keys"), count("buffer_evictions"));
-    let (held, budget) = (bytes(count("buffer_bytes")), bytes(count("buffer_budget_bytes")));
+    let keys = count("keys");
+    let evicted = count("buffer_evictions");
+    let held = bytes(count("buffer_bytes"));
+    let budget = bytes(count("buffer_budget_bytes"));
     let held = format!("{keys} keys in {held} of {budget}, {evicted} evicted");
     let heading = |text: &'static str| Span::styled(text, colours.title());
     Paragraph::new(vec![
@@ -530,7 +535,8 @@ fn keys(title: &'static str, keys: &[HotKey], share: Style, colours: Colours) ->
 fn draw_shards(pod: &PodStatus, colours: Colours, area: Rect, buffer: &mut Buffer) {
     let lines = pod.shards.iter().map(|shard| {
         let style = if shard.is_open() { colours.bad() } else { colours.good() };
-        let (opened, away) = (shard.opened, shard.round_trip_ms);
+        let opened = shard.opened;
+        let away = shard.round_trip_ms;
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", status::key(hot)));
         let rest = format!(", opened {opened} times, {away:.2} ms away{}", hot.unwrap_or_default());
         Line::from(vec![
@@ -582,7 +588,8 @@ fn bytes(count: u64) -> String {
 }
 
 fn span(seconds: u64) -> String {
-    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    let hours = seconds / 3600;
+    let minutes = seconds / 60 % 60;
     match hours {
         0 if minutes == 0 => format!("{seconds}s"),
         0 => format!("{minutes}m{:02}s", seconds % 60),
@@ -634,7 +641,8 @@ fn svg(buffer: &Buffer) -> String {
 fn write_run(svg: &mut String, column: usize, row: usize, run: &[buffer::Cell]) {
     let text: String = run.iter().map(buffer::Cell::symbol).collect();
     let (Some(first), false) = (run.first(), text.trim().is_empty()) else { return };
-    let (x, y) = (MARGIN + column as f64 * WIDTH, MARGIN + row as f64 * HEIGHT + BASELINE);
+    let x = MARGIN + column as f64 * WIDTH;
+    let y = MARGIN + row as f64 * HEIGHT + BASELINE;
     let weight = if first.modifier.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
     // Writing to a string cannot fail.
     let _ = writeln!(

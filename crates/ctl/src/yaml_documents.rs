@@ -73,7 +73,10 @@ fn documents(text: &[u8]) -> Vec<(u32, &[u8])> {
         line.strip_prefix(b"---")
             .is_some_and(|rest| rest.first().is_none_or(u8::is_ascii_whitespace))
     };
-    let (mut documents, mut start, mut lines_before, mut end) = (Vec::new(), 0, 0, 0);
+    let mut documents = Vec::new();
+    let mut start = 0;
+    let mut lines_before = 0;
+    let mut end = 0;
     for (number, line) in (0..).zip(text.split_inclusive(|byte| *byte == b'\n')) {
         if is_mark(line) {
             documents.push((lines_before, text.get(start..end).unwrap_or_default()));

@@ -110,7 +110,8 @@ impl ReplayCounts {
         self.lines += 1;
         self.unreadable += 1;
         if self.first_unreadable.len() < UNREADABLE_SHOWN {
-            let (file, why) = (file.to_owned(), why());
+            let file = file.to_owned();
+            let why = why();
             self.first_unreadable.push(Unreadable { file, line, why });
         }
     }

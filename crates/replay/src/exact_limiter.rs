@@ -137,7 +137,9 @@ fn is_exceeded(status: &Status<'_>) -> bool {
 }
 
 fn status<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Status<'r> {
-    let (key, hits, how) = (charge.own, charge.hits, DecisionSource::Leased);
+    let key = charge.own;
+    let hits = charge.hits;
+    let how = DecisionSource::Leased;
     let counted = Counted { key, hits, fitted: 0, over, how };
     // As for a lease: a window ends, and a limit of another algorithm has a token again.
     let reset_after = match charge.applied.limit.algorithm {

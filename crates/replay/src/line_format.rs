@@ -106,7 +106,8 @@ impl LineFormat<'_> {
                 known: known.join(", "),
             });
         }
-        let (mut descriptors, mut room) = (Vec::new(), VALUES_BYTES_MAX);
+        let mut descriptors = Vec::new();
+        let mut room = VALUES_BYTES_MAX;
         for mapping in self.descriptors {
             match mapping.apply(record, &mut room) {
                 Ok(entries) => descriptors.push(entries),
@@ -291,7 +292,8 @@ mod tests {
     use super::*;
 
     fn filled(mapping: &str, line: &str) -> Result<Vec<(String, String)>, NoEntries> {
-        let (mapping, mut room) = (Mapping::parse(mapping).unwrap(), VALUES_BYTES_MAX);
+        let mapping = Mapping::parse(mapping).unwrap();
+        let mut room = VALUES_BYTES_MAX;
         let entries = mapping.apply(&Record::parse(line).unwrap(), &mut room)?;
         assert_eq!(room + entries.iter().map(|it| it.1.len()).sum::<usize>(), VALUES_BYTES_MAX);
         Ok(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())

@@ -68,7 +68,8 @@ pub fn compare(target: Answer, against: Answer) -> Compared {
             Compared { differences, replies: Some((target, against)) }
         }
         (target, against) => {
-            let (target, against) = (outcome(target), outcome(against));
+            let target = outcome(target);
+            let against = outcome(against);
             let differs = target.0 != against.0;
             let differences = differs.then_some(Difference {
                 field: Field::Answer,
@@ -105,7 +106,8 @@ fn outcome(read: Result<Reply, (String, String)>) -> (String, String) {
 fn replies(target: &Reply, against: &Reply) -> Vec<Difference> {
     let mut found = Found::default();
     found.unequal(Field::Code, &target.code, &against.code);
-    let (of_target, of_against) = (target.statuses.len(), against.statuses.len());
+    let of_target = target.statuses.len();
+    let of_against = against.statuses.len();
     found.unequal(Field::Statuses, &of_target.to_string(), &of_against.to_string());
     for (at, (target, against)) in target.statuses.iter().zip(&against.statuses).enumerate() {
         found.descriptor = Some(at);
@@ -126,7 +128,8 @@ fn replies(target: &Reply, against: &Reply) -> Vec<Difference> {
         &mut found,
         Field::RequestHeader,
     );
-    let (of_target, of_against) = (metadata(target), metadata(against));
+    let of_target = metadata(target);
+    let of_against = metadata(against);
     found.unequal(Field::Metadata, &of_target, &of_against);
     found.unequal(Field::Body, &target.body, &against.body);
     found.differences
@@ -134,13 +137,15 @@ fn replies(target: &Reply, against: &Reply) -> Vec<Difference> {
 
 fn statuses(target: &DescriptorReply, against: &DescriptorReply, found: &mut Found) {
     found.unequal(Field::Status, &target.code, &against.code);
-    let (of_target, of_against) = (limit(target), limit(against));
+    let of_target = limit(target);
+    let of_against = limit(against);
     found.unequal(Field::Limit, &of_target, &of_against);
     if of_target != of_against {
         // What remains of another limit cannot be compared.
         return;
     }
-    let (of_target, of_against) = (target.remaining.to_string(), against.remaining.to_string());
+    let of_target = target.remaining.to_string();
+    let of_against = against.remaining.to_string();
     found.unequal(Field::Remaining, &of_target, &of_against);
     let is_same = match (target.reset_seconds, against.reset_seconds) {
         (Some(target), Some(against)) => (target - against).abs() <= RESET_TOLERANCE,
@@ -189,7 +194,8 @@ fn headers_differ(
     names.dedup();
     for name in names {
         let value = |of: &BTreeMap<_, String>| of.get(name).cloned();
-        let (of_target, of_against) = (value(target), value(against));
+        let of_target = value(target);
+        let of_against = value(against);
         let seconds = |value: &Option<String>| value.as_ref()?.parse::<f64>().ok();
         let is_time = name.contains("reset") || name == "retry-after";
         let is_near = is_time
@@ -529,8 +535,11 @@ mod tests {
     }
 
     fn reply_with(code: &str, statuses: Vec<DescriptorReply>) -> Reply {
-        let (response_headers, request_headers) = (Vec::new(), Vec::new());
-        let (code, metadata, body) = (code.to_owned(), None, String::new());
+        let response_headers = Vec::new();
+        let request_headers = Vec::new();
+        let code = code.to_owned();
+        let metadata = None;
+        let body = String::new();
         Reply { code, statuses, response_headers, request_headers, metadata, body }
     }
 

@@ -192,7 +192,8 @@ fn shown(request: &Request<'_>) -> String {
 pub fn text(counts: &Counts, flags: &CompareFlags, out: &mut Out) -> Result<(), CliError> {
     let Counts { requests, differing, dropped, skipped, .. } = counts;
     let differ: u64 = differing.iter().sum();
-    let (target, against) = (&flags.target, &flags.against);
+    let target = &flags.target;
+    let against = &flags.against;
     out.line(format_args!("target {}, against {}", Safe(target), Safe(against)))?;
     out.line(format_args!("requests      {requests:>10}"))?;
     out.line(format_args!(
@@ -228,11 +229,14 @@ fn groups(counts: &Counts, out: &mut Out) -> Result<(), CliError> {
     out.line(out.painter().paint(Style::Strong, heading))?;
     for ((rule, field), Group { count, examples }) in sorted(counts) {
         let [unexplained, timing, design] = count;
-        let (rule, field) = (line(rule), line(&field.name()));
+        let rule = line(rule);
+        let field = line(&field.name());
         out.line(format_args!("{unexplained:>11} {timing:>8} {design:>10}  {rule}: {field}"))?;
         for (cause, example) in Cause::ALL.into_iter().zip(examples) {
             let Some(Example { request, target, against }) = example else { continue };
-            let (request, target, against) = (line(request), line(target), line(against));
+            let request = line(request);
+            let target = line(target);
+            let against = line(against);
             let cause = cause.name();
             out.line(format_args!(
                 "              {cause}: target {target}, against {against}, for {request}"

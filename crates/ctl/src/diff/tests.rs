@@ -14,7 +14,8 @@ fn rules(descriptors: &str) -> Rules {
 #[track_caller]
 fn change(old: &str, new: &str) -> (Vec<String>, CountChange) {
     let rule = |limit: &str| rules(&format!("  - {{key: k, rate_limit: {{{limit}}}}}\n"));
-    let (old, new) = (rule(old), rule(new));
+    let old = rule(old);
+    let new = rule(new);
     let diff = compare(&old, &new);
     let [change] = diff.changed.as_slice() else { panic!("{diff:?}") };
     let shown = |(name, from, to): &(&str, Value, Value)| format!("{name}: {from} {to}");
@@ -89,7 +90,8 @@ fn sharing_a_count_restarts_it() {
             "  - {{key: k, value: \"a*\", {more}rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
         ))
     };
-    let (old, new) = (rule(""), rule("share_threshold: true, "));
+    let old = rule("");
+    let new = rule("share_threshold: true, ");
     let diff = compare(&old, &new);
     assert_eq!(diff.changed[0].counts, CountChange::Restart);
     assert_eq!(diff.changed[0].settings[0].0, "share_threshold");
@@ -106,7 +108,8 @@ fn another_store_restarts_the_counts() {
         let stores = StoreNames::parse("premium").expect("a name");
         load(&[source], Options { stores, ..Options::default() }).expect("good rules").rules
     };
-    let (old, new) = (with("default"), with("premium"));
+    let old = with("default");
+    let new = with("premium");
     let diff = compare(&old, &new);
     assert_eq!(diff.changed[0].counts, CountChange::Restart);
     assert_eq!(diff.changed[0].settings, [("store", json!("default"), json!("premium"))]);

@@ -70,7 +70,8 @@ fn choose<T>(
     if let [at] = *found {
         return Ok(candidates.swap_remove(at));
     }
-    let (file, names) = (Safe(file.display()), Safe(names.join(", ")));
+    let file = Safe(file.display());
+    let names = Safe(names.join(", "));
     Err(CliError::new(match (name, found.len()) {
         _ if candidates.is_empty() => format!("{file}: no container with an environment in it"),
         (Some(name), 0) => format!("{file}: no container {}; it has {names}", Safe(name)),
@@ -514,7 +515,8 @@ pub fn of_env_file(path: &Path) -> Result<Deployment, CliError> {
 pub fn parse(source: &Source) -> Result<Environment, CliError> {
     let text = String::from_utf8_lossy(&source.text);
     let text = text.trim_start_matches('\u{feff}');
-    let (mut environment, mut faults) = (Environment::new(), Vec::new());
+    let mut environment = Environment::new();
+    let mut faults = Vec::new();
     for (line, number) in text.lines().map(str::trim).zip(1_u32..) {
         if line.is_empty() || line.starts_with('#') {
             continue;

@@ -11,7 +11,8 @@ fn saturated(limit: f64, pods: f64) -> Cost {
 }
 
 fn fleet(pods: u32, keys: u64, limit: u32, seconds: u64, rate: f64) -> Fleet {
-    let (calls_per_shard, round_trip) = (50_000.0, Duration::from_micros(500));
+    let calls_per_shard = 50_000.0;
+    let round_trip = Duration::from_micros(500);
     let window = Duration::from_secs(seconds);
     Fleet { pods, keys, limit, window, rate, zipf: 0.0, calls_per_shard, round_trip }
 }
@@ -23,7 +24,8 @@ fn near(found: f64, expected: f64) -> bool {
 /// Counts the asks that lease all tokens of a saturated key, by stepping through the sizing formula
 /// itself: each ask takes ⌊φ · left / pods⌋ tokens, at least one.
 fn stepped(limit: u64, pods: u64) -> f64 {
-    let (mut left, mut asks) = (limit, 0);
+    let mut left = limit;
+    let mut asks = 0;
     while left > 0 {
         left -= (left / (4 * pods)).max(1);
         asks += 1;
