@@ -8,35 +8,40 @@
 //! ```
 //!
 //! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
-//! served. Whatever has a port uses it: the gRPC port, the HTTP port and the debug port of a pod.
+//! served. Whatever has a port uses it: the ports of a pod, and the API of the control plane.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. `pool` counts
 //! the connections of a listener and closes some for others; `io` is one of them, whose frames
 //! `frames` and `http2_limits` count; [`cores`] are the threads that serve them. [`accept`]
-//! accepts, and [`tls`] secures.
+//! accepts, and [`tls`] secures. `http` serves HTTP on a connection, and `unread` counts the
+//! answers that are not read.
 
 #![forbid(unsafe_code)]
 
 pub mod accept;
 pub mod cores;
 mod frames;
+mod http;
 mod http2_limits;
 mod io;
 mod pool;
 pub mod tls;
 mod turn;
+mod unread;
 mod wire_meter;
 
 pub use accept::{
     Accept, Accepted, FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL, connections, serve_each,
 };
 pub use cores::{Cores, runtime_builder};
+pub use http::HttpServer;
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,
-    OpenConnections, Peer,
+    OpenConnections, Peer, RequestInUse,
 };
 pub use turn::TurnHandle;
+pub use unread::{AnswerBody, UnreadAnswers, UnreadBounds};
 pub use wire_meter::Metered;

@@ -1,6 +1,7 @@
 //! The connections of one listener. A full pool closes the connection that has been idle longest
 //! and accepts the new one, so that a crowd of idle connections cannot keep others out.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,6 +69,18 @@ struct Pool {
     closed: Notify,
     is_nearly_full: AtomicBool,
     clock: Clock,
+    use_by: UseBy,
+    /// Seconds without use after which a connection is asked to go away.
+    idle_max: u32,
+}
+
+/// What counts as the use of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UseBy {
+    /// Any part of an answer.
+    Answers,
+    /// Requests that the server vouches for, such as those with a valid token.
+    Requests,
 }
 
 /// One connection of a pool, for the server of the connection. Clones share it.
@@ -92,6 +105,14 @@ pub struct IncompleteRequest(ConnectionHandle);
 #[derive(Debug)]
 pub struct LongLivedStream(Arc<Member>);
 
+/// A request that the server vouches for: until it is dropped, its connection closes for no other
+/// one, and only then the connection begins to be idle.
+#[derive(Debug)]
+pub struct RequestInUse {
+    handle: ConnectionHandle,
+    _stream: LongLivedStream,
+}
+
 // === impl OpenConnections ===
 
 impl OpenConnections {
@@ -105,9 +126,29 @@ impl OpenConnections {
         Self::with_unfinished_max(max, UNFINISHED_CALLS_MAX)
     }
 
+    /// Like [`OpenConnections::new`], for clients who have to be known before they may keep a
+    /// connection: only requests in use ([`ConnectionHandle::begin_request`]) count as its use, and
+    /// one without use is asked to go away after `idle_max`. A full pool closes one that was never
+    /// used if there is any, of the peer that has the most of these; else the one of the peer with
+    /// the most that was used the longest ago.
+    pub fn for_known_clients(max: usize, idle_max: Duration) -> Self {
+        let idle_max = u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX);
+        Self::with(max, UNFINISHED_MAX, UseBy::Requests, idle_max)
+    }
+
     fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
+        Self::with(max, unfinished_max, UseBy::Answers, IDLE_MAX)
+    }
+
+    fn with(max: usize, unfinished_max: usize, use_by: UseBy, idle_max: u32) -> Self {
         Self(Arc::new(Pool {
-            max: max.clamp(1, CONNECTIONS_MAX),
+            max: max.clamp(
+                1,
+                match use_by {
+                    UseBy::Answers => CONNECTIONS_MAX,
+                    UseBy::Requests => usize::MAX,
+                },
+            ),
             members: Mutex::default(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -119,6 +160,8 @@ impl OpenConnections {
             closed: Notify::new(),
             is_nearly_full: AtomicBool::new(false),
             clock: Clock::start(),
+            use_by,
+            idle_max,
         }))
     }
 
@@ -165,7 +208,7 @@ impl OpenConnections {
             return None;
         }
         let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
-        let member = members.add(Peer::of(address), accepted);
+        let member = members.add(address, accepted);
         self.0.unanswered.fetch_add(1, Ordering::Relaxed);
         let spare = self.0.max / SPARE_DIVISOR;
         if members.open.len() > self.0.max - spare {
@@ -189,14 +232,14 @@ impl OpenConnections {
         if self.0.unanswered.load(Ordering::Relaxed) * 2 < members.open.len() {
             return 0;
         }
-        let group = members.unanswered(self.0.max / GROUP_DIVISOR);
+        let group = members.unanswered((self.0.max / GROUP_DIVISOR).max(1), self.0.use_by);
         let closed = group.into_iter().filter(|member| member.ask_to_close(Close::AtOnce)).count();
         self.0.evicted.fetch_add(closed as u64, Ordering::Relaxed);
         closed
     }
 
     fn evict(&self, members: &Members, how: Close) {
-        if let Some(member) = members.next_to_close(how)
+        if let Some(member) = members.next_to_close(how, self.0.use_by)
             && member.ask_to_close(how)
         {
             self.0.evicted.fetch_add(1, Ordering::Relaxed);
@@ -246,18 +289,27 @@ impl ConnectionHandle {
         let _ = timeout(CLOSE_GRACE, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
     }
 
-    /// Counts the seconds of the connection and asks it to go away once it was idle for `IDLE_MAX`
+    /// Counts the seconds of the connection and asks it to go away once it was idle for too many
     /// of them; never returns.
     async fn count_seconds(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             self.member.second.fetch_add(1, Ordering::Relaxed);
-            if self.member.idle_seconds() >= IDLE_MAX
+            if self.member.idle_seconds() >= self.pool.0.idle_max
                 && self.member.long_lived.load(Ordering::Relaxed) == 0
             {
                 self.member.ask_to_close(Close::Gracefully);
             }
         }
+    }
+
+    /// Notes that the server begins to handle a request that it vouches for, in a pool that is
+    /// [for known clients](OpenConnections::for_known_clients).
+    pub fn begin_request(&self) -> RequestInUse {
+        self.member.long_lived.fetch_add(1, Ordering::Relaxed);
+        self.note_used();
+        let stream = LongLivedStream(Arc::clone(&self.member));
+        RequestInUse { handle: self.clone(), _stream: stream }
     }
 
     /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
@@ -277,6 +329,11 @@ impl ConnectionHandle {
     /// Closes the connection, even if calls are in progress.
     pub fn close(&self) {
         self.member.ask_to_close(Close::AtOnce);
+    }
+
+    /// The address of the client; `None` for one on a Unix socket.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.member.address
     }
 
     /// The client of the connection.
@@ -304,6 +361,12 @@ impl ConnectionHandle {
 
     /// Records that part of an answer was sent.
     pub(super) fn note_answer(&self) {
+        if self.pool.0.use_by == UseBy::Answers {
+            self.note_used();
+        }
+    }
+
+    fn note_used(&self) {
         self.leave_unanswered();
         let Member { last_answer, last_answer_second, .. } = &*self.member;
         last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -327,6 +390,12 @@ impl Drop for IncompleteRequest {
     fn drop(&mut self) {
         self.0.member.incomplete.fetch_sub(1, Ordering::Relaxed);
         self.0.pool.0.incomplete.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for RequestInUse {
+    fn drop(&mut self) {
+        self.handle.note_used();
     }
 }
 
@@ -385,6 +454,7 @@ pub enum Peer {
 struct Member {
     number: u64,
     peer: Peer,
+    address: Option<IpAddr>,
     /// Whether part of an answer was ever sent.
     was_answered: AtomicBool,
     /// The number of the newest connection when this one was accepted or last sent part of an
@@ -417,10 +487,12 @@ const IDLE_MIN: u32 = 5;
 // === impl Members ===
 
 impl Members {
-    fn add(&mut self, peer: Peer, accepted: u64) -> Arc<Member> {
+    fn add(&mut self, address: Option<IpAddr>, accepted: u64) -> Arc<Member> {
+        let peer = Peer::of(address);
         let member = Arc::new(Member {
             number: accepted,
             peer,
+            address,
             was_answered: AtomicBool::new(false),
             last_answer: AtomicU64::new(accepted),
             second: AtomicU32::new(0),
@@ -449,7 +521,10 @@ impl Members {
     /// that came or was last answered the longest ago. So a new connection has as long for its
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
     /// loses no call and reconnects.
-    fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
+    fn next_to_close(&self, how: Close, use_by: UseBy) -> Option<&Arc<Member>> {
+        if use_by == UseBy::Requests {
+            return self.next_unused(how);
+        }
         let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
         let candidates = self.open.values().filter(|member| {
@@ -463,9 +538,34 @@ impl Members {
         })
     }
 
-    /// At most `most` connections that were never answered, the oldest first. None while one still
-    /// closes that was asked to close at once.
-    fn unanswered(&self, most: usize) -> Vec<&Arc<Member>> {
+    /// The connection to close for another, of those that have no request in use: one that never
+    /// had any if there is one; among these one of the peer that has the most of them, and of those
+    /// the one whose use is the longest ago.
+    fn next_unused(&self, how: Close) -> Option<&Arc<Member>> {
+        let unused: Vec<_> = self
+            .open
+            .values()
+            .filter(|member| {
+                let is_idle = how > Close::Gracefully || member.idle_seconds() >= IDLE_MIN;
+                let is_unused = member.long_lived.load(Ordering::Relaxed) == 0;
+                *member.close.borrow() < how && is_idle && is_unused
+            })
+            .collect();
+        let never_used = |member: &Member| !member.was_answered.load(Ordering::Relaxed);
+        let is_any_new = unused.iter().any(|member| never_used(member));
+        let candidates = unused.iter().filter(|member| never_used(member) == is_any_new);
+        let counts = counts_by_peer(candidates.clone().copied());
+        let next = candidates.min_by_key(|member| {
+            let used = member.last_answer.load(Ordering::Relaxed);
+            (Reverse(counts.get(&member.peer)), used, member.number)
+        });
+        next.copied()
+    }
+
+    /// At most `most` connections that were never answered, the oldest first; where use is by
+    /// requests, those of the peer that has the most of them first. None while one still closes
+    /// that was asked to close at once.
+    fn unanswered(&self, most: usize, use_by: UseBy) -> Vec<&Arc<Member>> {
         let mut found = Vec::new();
         for member in self.open.values() {
             if *member.close.borrow() == Close::AtOnce {
@@ -475,12 +575,26 @@ impl Members {
                 found.push(member);
             }
         }
+        let counts = match use_by {
+            UseBy::Answers => HashMap::new(),
+            UseBy::Requests => counts_by_peer(found.iter().copied()),
+        };
         if found.len() > most {
-            found.select_nth_unstable_by_key(most, |member| member.number);
+            let order = |member: &&Arc<Member>| (Reverse(counts.get(&member.peer)), member.number);
+            found.select_nth_unstable_by_key(most, order);
             found.truncate(most);
         }
         found
     }
+}
+
+/// The number of these connections that each peer has.
+fn counts_by_peer<'m>(members: impl Iterator<Item = &'m Arc<Member>>) -> HashMap<Peer, usize> {
+    let mut counts = HashMap::new();
+    for member in members {
+        *counts.entry(member.peer).or_default() += 1;
+    }
+    counts
 }
 
 // === impl Member ===

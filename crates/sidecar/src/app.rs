@@ -46,7 +46,7 @@ use crate::admin::status::{Start, Status};
 use crate::certificates::{CertificateCounts, CertificateWatch};
 use crate::http;
 use crate::http::DecisionOptions;
-use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
+use crate::http::serve::{HttpServerParts, RequestOrder, unread_answers};
 use crate::rule_source::RuleWatch;
 use crate::rule_source::directory::Directory;
 use crate::rule_source::snapshot::Snapshot;
@@ -190,7 +190,7 @@ impl App {
         wait_for_parts(&*self.store, &self.published).await;
         let mut http_servers = Background::new(&supervisor);
         let routes = http::routes(service.clone(), health.clone(), self.decisions);
-        let unread = UnreadPages::default();
+        let unread = unread_answers();
         let server = |routes, open, order| {
             let (streams_max, cores, runtime) = match order {
                 RequestOrder::Sequential => {

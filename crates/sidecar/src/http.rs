@@ -9,7 +9,6 @@ mod json;
 mod refusal;
 mod scoped;
 pub mod serve;
-mod unread_pages;
 
 use ::http::StatusCode;
 use axum::Router;

@@ -16,7 +16,7 @@ use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
 use ratelease_sidecar::admin::health::Health;
-use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
+use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, unread_answers};
 use ratelease_sidecar::http::{self as pages, DecisionOptions};
 use tokio::net::TcpListener;
 use tonic::Code;
@@ -94,7 +94,7 @@ impl Doors {
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();
-        let unread = UnreadPages::default();
+        let unread = unread_answers();
         let parts = HttpServerParts {
             routes,
             open: open_http,

@@ -38,7 +38,10 @@ const LAYERS: [(&str, &str); 12] = [
         "fault value quantity annotation settings environment sidecar edit inject review manifest \
          certificate cluster server command",
     ),
-    ("crates/listener/src", "frames pool http2_limits turn wire_meter io cores accept tls"),
+    (
+        "crates/listener/src",
+        "frames pool http2_limits turn wire_meter io cores accept tls http unread",
+    ),
     ("crates/otlp/src", "origin failure_log transport span_pipeline metrics_client"),
     (
         "crates/server/src",

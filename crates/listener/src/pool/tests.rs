@@ -229,3 +229,65 @@ fn incomplete_requests_are_bounded_and_each_connection_may_have_a_few() {
     drop(few);
     assert_eq!(open.0.incomplete.load(Ordering::Relaxed), 0);
 }
+
+/// A pool of this size whose connections are used by requests.
+fn of_known_clients(max: usize) -> OpenConnections {
+    OpenConnections::for_known_clients(max, Duration::from_secs(10))
+}
+
+#[test]
+fn a_crowd_without_requests_gives_way_to_any_other_client() {
+    let open = of_known_clients(64);
+    let honest = open.admit(addresses(9)).expect("room");
+    drop(honest.handle.begin_request());
+    // Two addresses, as many connections of each.
+    let mut crowd: Vec<_> =
+        (0..63).map(|at| open.admit(addresses(1 + at % 2)).expect("room")).collect();
+    for _ in 0..100 {
+        // Answers that no valid request caused, such as to a ping, are no use.
+        crowd.iter().for_each(note_answer);
+        let new = loop {
+            if let Some(new) = open.admit(addresses(3)) {
+                break new;
+            }
+            assert!(!is_asked_to_close(&honest));
+            crowd.retain(|guard| !is_asked_to_close(guard));
+        };
+        assert!(!is_asked_to_close(&new));
+        crowd.extend((0..).map_while(|at| open.admit(addresses(1 + at % 2))));
+        crowd.retain(|guard| !is_asked_to_close(guard));
+        assert!(!is_asked_to_close(&new) && !is_asked_to_close(&honest));
+    }
+}
+
+#[test]
+fn a_connection_with_a_request_in_use_closes_for_no_other() {
+    let open = of_known_clients(3);
+    let guards: Vec<_> = (1..4).map(|last| open.admit(addresses(last)).expect("room")).collect();
+    let requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
+    assert!(open.admit(addresses(4)).is_none());
+    assert_eq!(asked_to_close(&guards), [] as [usize; 0]);
+    let mut requests = requests.into_iter();
+    drop(requests.nth(1));
+    assert!(open.admit(addresses(4)).is_none());
+    assert_eq!(asked_to_close(&guards), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_without_a_request_in_use_goes_after_seconds() {
+    let open = of_known_clients(8);
+    let (silent, busy) = (open.admit(None).expect("room"), open.admit(None).expect("room"));
+    let request = busy.handle.begin_request();
+    let (of_silent, of_busy) = (silent.handle.clone(), busy.handle.clone());
+    let counting = tokio::spawn(async move {
+        tokio::join!(of_silent.run_until_closed(), of_busy.run_until_closed());
+    });
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    assert!(is_asked_to_close(&silent) && !is_asked_to_close(&busy));
+    drop(request);
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    assert!(!is_asked_to_close(&busy), "it is idle from the end of its request on");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(is_asked_to_close(&busy));
+    counting.abort();
+}

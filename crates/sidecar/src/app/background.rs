@@ -192,7 +192,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::http::serve::{RequestOrder, UnreadPages};
+    use crate::http::serve::{RequestOrder, unread_answers};
     use ratelease_engine::limiter::Options;
     use ratelease_engine::store::memory::MemoryStore;
     use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
@@ -277,7 +277,7 @@ mod tests {
         let mut background = Background::new(&supervisor);
         // Like `Background::serve`, with an error before the first run.
         let listener: SharedListener = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
-        let (open, unread) = (OpenConnections::default(), UnreadPages::default());
+        let (open, unread) = (OpenConnections::default(), unread_answers());
         let parts = HttpServerParts {
             routes,
             open,
