@@ -43,12 +43,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
+use ratelease_listener::UnreadAnswers;
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;
 
 pub use openapi::document as openapi;
 pub use problem::{FieldFault, Problem};
-pub use serve::serve;
+pub use serve::{Reader, serve, serve_probes, unread_answers};
 
 use crate::auth::{Access, Caller};
 use crate::page;
@@ -90,6 +91,8 @@ pub struct App {
     pub token_bytes_max: i64,
     /// How many requests there may be.
     pub rates: Rates,
+    /// The answers that are not read yet.
+    pub unread: UnreadAnswers<Reader>,
     /// Whether the database answered, and when it was asked.
     pub database_up: Mutex<Option<(Timestamp, bool)>>,
     /// The metrics, and when they were made.
@@ -186,17 +189,30 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&app), admission::admit_long))
         .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
+    let public = Router::new()
+        .route("/", get(page::serve))
+        .route("/openapi.json", get(openapi::serve))
+        .merge(probe_routes())
+        .with_state(Arc::clone(&app));
+    let unread = app.unread.clone();
     Router::new()
         .merge(short)
         .merge(long)
-        .route("/", get(page::serve))
-        .route("/openapi.json", get(openapi::serve))
-        .route("/healthz", get(observe::health))
-        .route("/metrics", get(observe::metrics))
+        .with_state(app)
+        .merge(serve::count_public(public, unread))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(map_response(not_stored))
-        .with_state(app)
+}
+
+/// What answers on the port for probes: the health of the process, and its metrics.
+pub fn probes(app: Arc<App>) -> Router {
+    let unread = app.unread.clone();
+    serve::count_public(probe_routes().with_state(app), unread).fallback(unknown_path)
+}
+
+fn probe_routes() -> Router<Arc<App>> {
+    Router::new().route("/healthz", get(observe::health)).route("/metrics", get(observe::metrics))
 }
 
 /// Ends a request that takes too long: its transaction is dropped, and so rolled back.

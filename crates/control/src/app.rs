@@ -55,10 +55,13 @@ pub struct Control {
     pub http: SocketAddr,
     /// Address for pods.
     pub pods: SocketAddr,
+    /// Address of probes, if they have one of their own.
+    pub probes: Option<SocketAddr>,
     /// The first token, if this start made one that no file holds. It is shown only now.
     pub first_token: Option<String>,
     http_listener: TcpListener,
     pods_listener: TcpListener,
+    probes_listener: Option<TcpListener>,
     pods_tls: Option<PodTls>,
     settings: Settings,
     store: Store,
@@ -82,14 +85,21 @@ impl Control {
         };
         let (http_listener, http) = bind(settings.http_listen).await?;
         let (pods_listener, pods) = bind(settings.pods_listen).await?;
+        let probes = match settings.probe_listen {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let (probes_listener, probes) = probes.unzip();
         let store = open(&settings.database).await?;
         let first_token = first_token(&store, settings.token_file.as_deref()).await?;
         Ok(Self {
             http,
             pods,
+            probes,
             first_token,
             http_listener,
             pods_listener,
+            probes_listener,
             pods_tls,
             settings,
             store,
@@ -102,6 +112,7 @@ impl Control {
     /// Fails if a listener fails.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
         let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
+        let probes_listener = self.probes_listener;
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
         let (polls, polled) = watch::channel(0);
         let (wake, streams) = (Arc::new(Notify::new()), Streams::default());
@@ -127,6 +138,7 @@ impl Control {
             pod_memory: settings.pod_memory,
             token_bytes_max: settings.token_bytes_max,
             rates: Rates::new(settings.rates),
+            unread: api::unread_answers(),
             database_up: Mutex::default(),
             metrics: Mutex::default(),
             publishers: Arc::default(),
@@ -139,12 +151,18 @@ impl Control {
         let ended = ended.map(|_| ()).shared();
         let server = PodServer::new((published, polled), streams, settings.selection, counts);
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
-        let http = api::serve(http_listener, api::router(app), ended);
+        let probe_routes = api::probes(Arc::clone(&app));
+        let http = api::serve(http_listener, api::router(app), ended.clone());
+        let probes = async {
+            if let Some(listener) = probes_listener {
+                api::serve_probes(listener, probe_routes, ended).await;
+            }
+        };
         let stopped = async move {
             stop.await;
             drop(end);
         };
-        let (served, (), ()) = tokio::join!(pods, http, stopped);
+        let (served, (), (), ()) = tokio::join!(pods, http, probes, stopped);
         drop(tasks);
         store.close().await;
         served.map_err(|error| StartError::Serve(error.to_string()))

@@ -58,8 +58,10 @@ async fn serve(flags: ServeFlags) -> ExitCode {
         let line = format!("ratelease-control: the first token, shown only now: {token}");
         print_line(io::stdout(), line);
     }
-    let Control { http, pods, .. } = &control;
-    print_line(io::stdout(), format!("ratelease-control: API on http://{http}, pods on {pods}"));
+    let Control { http, pods, probes, .. } = &control;
+    let probes = probes.map(|probes| format!(", probes on http://{probes}")).unwrap_or_default();
+    let listens = format!("ratelease-control: API on http://{http}, pods on {pods}{probes}");
+    print_line(io::stdout(), listens);
     match control.run(stop).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(error),

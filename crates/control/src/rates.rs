@@ -33,8 +33,16 @@ const REQUESTS_MAX: u32 = 64;
 
 /// Maximum number of requests at a time that read or compile whole domains, each of which may take
 /// some 100 MiB: of all tokens, and of one.
-const LONG_MAX: usize = 4;
-const LONG_OF_TOKEN_MAX: u32 = 3;
+const LONG_MAX: usize = 3;
+const LONG_OF_TOKEN_MAX: u32 = 2;
+
+/// The same that are kept for tokens of access admin, besides those.
+const LONG_OF_ADMINS_MAX: usize = 1;
+
+/// Maximum KiB of the bodies that are on their way or handled, of all tokens and of one. A body of
+/// a few KiB is not counted.
+const BODIES_KIB_MAX: usize = 160 << 10;
+const BODIES_OF_TOKEN_KIB_MAX: u32 = 64 << 10;
 
 /// Maximum number of requests at a time that read from the database and change nothing, as many as
 /// there are connections for them: of all tokens, and of one.
@@ -64,6 +72,10 @@ pub struct Rates {
     pub reads: Places,
     /// Those of them that are about whole domains.
     pub long: Places,
+    /// Further ones of those, for tokens of access admin.
+    pub long_of_admins: Places,
+    /// KiB of the bodies of requests.
+    pub bodies: Places,
     /// Those of them that publish, one of each token: they wait for each other, in order.
     pub publishers: Places,
 }
@@ -122,6 +134,8 @@ impl Rates {
             requests: Places::new(usize::MAX, REQUESTS_MAX),
             reads: Places::new(LIST_CONNECTIONS_MAX as usize, READS_OF_TOKEN_MAX),
             long: Places::new(LONG_MAX, LONG_OF_TOKEN_MAX),
+            long_of_admins: Places::new(LONG_OF_ADMINS_MAX, 1),
+            bodies: Places::new(BODIES_KIB_MAX, BODIES_OF_TOKEN_KIB_MAX),
             publishers: Places::new(usize::MAX, 1),
         }
     }

@@ -84,6 +84,10 @@ pub struct ServeFlags {
     /// Address for pods, which they have as CONFIG_GRPC_XDS_SERVER_URL
     #[arg(long, env = "CONTROL_PODS_LISTEN", default_value = "127.0.0.1:18000")]
     pods_listen: SocketAddr,
+    /// Address of /healthz and /metrics alone, for the kubelet and Prometheus: a crowd at the API
+    /// does not reach it [default: they are on the port of the API only]
+    #[arg(long, env = "CONTROL_PROBE_LISTEN")]
+    probe_listen: Option<SocketAddr>,
     /// Serve the API without TLS on an address that is not loopback, such as behind a proxy
     #[arg(long, env = "CONTROL_HTTP_PLAINTEXT")]
     http_plaintext: bool,
@@ -143,6 +147,8 @@ pub struct Settings {
     pub http_listen: SocketAddr,
     /// Address for pods.
     pub pods_listen: SocketAddr,
+    /// Address of probes and metrics alone, if they have one.
+    pub probe_listen: Option<SocketAddr>,
     /// TLS for pods.
     pub pods_tls: Option<ServerFiles>,
     /// File with the first token.
@@ -201,6 +207,7 @@ impl ServeFlags {
             database,
             http_listen: self.http_listen,
             pods_listen: self.pods_listen,
+            probe_listen: self.probe_listen,
             pods_tls,
             token_file: self.token_file,
             selection: Selection(selection),

@@ -286,7 +286,18 @@ impl ConnectionHandle {
     async fn close_deadline(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
-        let _ = timeout(CLOSE_GRACE, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
+        loop {
+            let at_once = asked.wait_for(|asked| *asked == Close::AtOnce);
+            let is_at_once = timeout(CLOSE_GRACE, at_once).await.is_ok();
+            // A request may have begun just when its connection was asked to go away.
+            if is_at_once || !self.has_request_in_use() {
+                return;
+            }
+        }
+    }
+
+    fn has_request_in_use(&self) -> bool {
+        self.pool.0.use_by == UseBy::Requests && self.member.long_lived.load(Ordering::Relaxed) > 0
     }
 
     /// Counts the seconds of the connection and asks it to go away once it was idle for too many

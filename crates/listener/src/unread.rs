@@ -100,8 +100,9 @@ impl<K: Eq + Hash + Clone + Send + 'static> UnreadAnswers<K> {
         Self(Arc::new(Shared { bounds, unread: Mutex::new(unread) }))
     }
 
-    /// Returns the same response to this client, whose body is counted if it is large and complete.
-    /// The permit of its request is held until the last byte of a complete body has been sent.
+    /// Returns the same response to this client, whose body is counted if it is complete, and large
+    /// or with a permit. The permit of its request is held until the last byte of a complete body
+    /// has been sent.
     pub fn count<B, P>(
         &self,
         response: Response<B>,
@@ -125,7 +126,7 @@ impl<K: Eq + Hash + Clone + Send + 'static> UnreadAnswers<K> {
             match frame.into_data() {
                 // Most bodies are in one piece.
                 Ok(bytes) if bytes.len() as u64 == size => {
-                    let counted = (bytes.len() >= LARGE)
+                    let counted = (bytes.len() >= LARGE || permit.is_some())
                         .then(|| (self.enter(bytes.len(), client, connection), self.clone()));
                     let held = Held { bytes, counted, _permit: permit };
                     let first = Frame::data(Bytes::from_owner(held));
@@ -179,9 +180,12 @@ impl<K> Clone for UnreadAnswers<K> {
 // === impl Unread ===
 
 impl<K: Eq + Hash + Clone> Unread<K> {
+    /// The client that has the most; of several that have as much, the one whose oldest answer is
+    /// the oldest.
     fn client_with_most(&self) -> Option<K> {
-        let most = self.of_client.iter().max_by_key(|(_, bytes)| **bytes);
-        most.map(|(client, _)| client.clone())
+        let most = self.of_client.values().max();
+        let mut clients = self.answers.values().map(|unsent| &unsent.client);
+        clients.find(|client| self.of_client.get(*client) == most).cloned()
     }
 
     fn close_oldest_of(&mut self, client: &K) {
@@ -278,7 +282,7 @@ mod tests {
             bytes_max: 8 * MIB,
             counted_max: 2 * MIB,
             of_client_max: 7 * MIB,
-            bytes_per_second_min: Some(MIB as u32),
+            bytes_per_second_min: Some(1 << 20),
         })
     }
 

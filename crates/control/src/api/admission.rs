@@ -1,6 +1,6 @@
 //! Who may call, and how often: the token, its rate, and a place among the requests at a time.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +9,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use ratelease_listener::ConnectionHandle;
 
 use super::App;
 use super::problem::Problem;
+use super::serve::{Reader, count};
 use crate::auth::{Access, Caller, Token};
 use crate::rates::Quota;
 use crate::store::StoreError;
@@ -22,9 +24,10 @@ const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 
-/// The address of the client of a request.
+/// Marks a request that gets its permit among those about whole domains only once its body has
+/// arrived, so that a client that sends it slowly holds none.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ClientAddress(pub(super) IpAddr);
+pub(super) struct TakesLongPermit;
 
 /// A caller, and what is left of its rate.
 #[derive(Debug, Clone)]
@@ -47,16 +50,24 @@ pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: N
         Ok(admitted) => admitted,
         Err(refused) => return refused.into_response(),
     };
-    let place = app.rates.requests.take(&admitted.caller.name).await;
+    // The connection is in use, and the request one of those at a time, until the answer is read.
+    let connection = parts.extensions.get::<ConnectionHandle>().cloned();
+    let in_use = connection.as_ref().map(ConnectionHandle::begin_request);
+    let reader = Reader::Token(admitted.caller.name.clone());
+    let permit = Arc::new((app.rates.requests.take(&admitted.caller.name).await, in_use));
     let quota = admitted.quota;
     parts.extensions.insert(admitted);
+    let held = Arc::clone(&permit);
     let handling = work::of_request(async move {
-        work::hold(place);
+        work::hold(held);
         next.run(Request::from_parts(parts, body)).await
     });
     let mut response = handling.await;
     quota.write(response.headers_mut());
-    response
+    match connection {
+        Some(connection) => count(&app.unread, response, reader, &connection, Some(permit)),
+        None => response,
+    }
 }
 
 /// Lets in a few reads at a time of each token, which share the connections for them.
@@ -76,11 +87,30 @@ pub(super) async fn admit_read(
 pub(super) async fn admit_long(
     State(app): State<Arc<App>>,
     caller: Caller,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
-    work::hold(app.rates.long.take(&caller.name).await);
+    if request.method().is_safe() {
+        hold_long_permit(&app, &caller).await;
+    } else {
+        request.extensions_mut().insert(TakesLongPermit);
+    }
     next.run(request).await
+}
+
+/// Waits for a permit of the requests about whole domains, and holds it for the present one. Other
+/// tokens keep none from those of an administrator, who may have to roll back.
+pub(super) async fn hold_long_permit(app: &App, caller: &Caller) {
+    let shared = app.rates.long.take(&caller.name);
+    if !caller.has(Access::Admin) {
+        return work::hold(shared.await);
+    }
+    let permit = tokio::select! {
+        biased;
+        permit = shared => permit,
+        permit = app.rates.long_of_admins.take(&caller.name) => permit,
+    };
+    work::hold(permit);
 }
 
 async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
@@ -90,8 +120,9 @@ async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
     let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
         return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'"));
     };
-    let address = parts.extensions.get::<ClientAddress>();
-    let address = address.map_or(Ipv4Addr::UNSPECIFIED.into(), |ClientAddress(address)| *address);
+    let connection = parts.extensions.get::<ConnectionHandle>();
+    let address = connection.and_then(ConnectionHandle::address);
+    let address = address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
     let text = value.to_str().unwrap_or_default();
     let _lookup = match app.rates.is_known(text) {
         true => None,

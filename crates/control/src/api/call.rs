@@ -3,21 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use utoipa::IntoParams;
 
+use super::admission::{TakesLongPermit, hold_long_permit};
 use super::problem::{FieldFault, Problem};
 use super::{App, MIB};
 use crate::auth::{Access, Caller};
 use crate::store::{Answer, AnswerKey, Author, Earlier, Write};
+use crate::work;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -29,6 +33,12 @@ const KEY_BYTES_MAX: usize = 128;
 /// Maximum time until a body has arrived, which leaves time to handle it; and of an import.
 const BODY_MAX: Duration = Duration::from_secs(7);
 const LONG_BODY_MAX: Duration = Duration::from_secs(40);
+
+/// Bytes a second that a body has to arrive with, after a grace; and up to which size its bytes are
+/// not counted.
+const BODY_BYTES_PER_SECOND_MIN: u64 = 32 << 10;
+const BODY_GRACE: Duration = Duration::from_secs(5);
+const BODY_UNCOUNTED_MAX: usize = 16 << 10;
 
 /// Maximum bytes of a domain's name.
 const DOMAIN_BYTES_MAX: usize = 1024;
@@ -92,7 +102,10 @@ impl<const MAX: usize> WriteCall<MAX> {
             return Err(Problem::malformed("'reason' has more than 1 KiB; shorten it"));
         }
         check_text("reason", &query.reason)?;
-        let body = read_body(body, &parts.headers, MAX).await?;
+        let body = read_body(app, &caller, body, &parts.headers, MAX).await?;
+        if parts.extensions.get::<TakesLongPermit>().is_some() {
+            hold_long_permit(app, &caller).await;
+        }
         let key = key(&parts, &body)?;
         let if_match = parts.headers.get(header::IF_MATCH).map(|it| it.to_str().map(str::to_owned));
         let if_match = if_match.transpose();
@@ -244,8 +257,11 @@ fn response(answer: Answer) -> Response {
     response
 }
 
-/// Reads a body of at most `max` bytes. One that says it is larger is not read.
-pub(super) async fn read_body(
+/// Reads a body of at most `max` bytes, within the bytes of all bodies, which it holds for the
+/// present request. One that says it is larger is not read, and one that is slow is given up.
+async fn read_body(
+    app: &App,
+    caller: &Caller,
     body: Body,
     headers: &HeaderMap,
     max: usize,
@@ -255,19 +271,37 @@ pub(super) async fn read_body(
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", detail)
     };
     let length = headers.get(header::CONTENT_LENGTH).and_then(|it| it.to_str().ok());
-    if length.and_then(|it| it.parse::<usize>().ok()).is_some_and(|length| length > max) {
+    let length = length.and_then(|it| it.parse::<usize>().ok());
+    if length.is_some_and(|length| length > max) {
         return Err(too_large());
     }
+    let expected = length.unwrap_or(max);
+    if expected > BODY_UNCOUNTED_MAX {
+        let kib = u32::try_from(expected.div_ceil(1024)).unwrap_or(u32::MAX);
+        work::hold(app.rates.bodies.take_many(caller.name.clone(), kib).await);
+    }
     let time_max = if max > BODY_BYTES_MAX { LONG_BODY_MAX } else { BODY_MAX };
-    let Ok(read) = timeout(time_max, to_bytes(body, max)).await else {
-        let detail = format!("the body did not arrive within {time_max:?}; send it again");
-        return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail));
-    };
-    read.map_err(|error| {
-        let is_limit = std::error::Error::source(&error)
-            .is_some_and(|it| it.is::<http_body_util::LengthLimitError>());
-        if is_limit { too_large() } else { Problem::malformed(format!("the body: {error}")) }
-    })
+    #[allow(clippy::disallowed_methods, reason = "the edge: says only how long to wait")]
+    let began = Instant::now();
+    let mut read = BytesMut::with_capacity(length.unwrap_or_default());
+    let mut body = Limited::new(body, max);
+    loop {
+        let paced = Duration::from_secs(read.len() as u64 / BODY_BYTES_PER_SECOND_MIN);
+        let end = began + time_max.min(BODY_GRACE + paced);
+        match timeout_at(end, body.frame()).await {
+            Ok(Some(Ok(frame))) => read.extend_from_slice(&frame.into_data().unwrap_or_default()),
+            Ok(None) => return Ok(read.freeze()),
+            Ok(Some(Err(error))) if error.is::<LengthLimitError>() => return Err(too_large()),
+            Ok(Some(Err(error))) => return Err(Problem::malformed(format!("the body: {error}"))),
+            Err(_) => {
+                let detail = format!(
+                    "the body did not arrive within {time_max:?}, with at least 32 KiB a second; \
+                     send it again"
+                );
+                return Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", detail));
+            }
+        }
+    }
 }
 
 /// Reads JSON; an error names the field.

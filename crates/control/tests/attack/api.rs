@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::sleep;
 
 use crate::scene::{ATTACKED, Scene, is_full};
 use crate::support::{Call, now};
@@ -13,6 +16,17 @@ const GIVEN_UP_AFTER: Duration = Duration::from_millis(300);
 
 /// Threads that may be at work for requests: those of four long ones, and a few for files.
 const THREADS_MAX: usize = 8;
+
+/// Connections without a request: more than the API has.
+const SILENT: usize = 1200;
+
+/// Exports of 5 MB that nobody reads, and by how much they may make the process grow.
+const UNREAD: usize = 80;
+const UNREAD_GROWTH_MAX: u64 = 192 << 20;
+
+/// Bodies that do not arrive, of each of two tokens; and the time of a request beside them.
+const TRICKLING: usize = 6;
+const BESIDE_MAX: Duration = Duration::from_secs(10);
 
 /// A rule file of this many rules.
 fn rules(count: usize) -> String {
@@ -104,10 +118,8 @@ async fn c1a_tokens_that_are_not_valid() {
     scene.attacked_by(attack).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
-    let scene = Scene::begin("C4a", "searches that nearly match everywhere").await;
-    // All that a domain may have: each rule's metadata is almost what is searched for.
+/// A rule file of so many rules, each with 60 KB of metadata.
+fn long_metadata(rules: usize) -> String {
     let rule = |at| {
         let text = "a".repeat(60_000);
         format!(
@@ -115,11 +127,127 @@ async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
              metadata: {{a: {text}}}\n"
         )
     };
-    let yaml = (0..250).map(rule).collect::<String>();
-    let yaml = format!("domain: {ATTACKED}\ndescriptors:\n{yaml}");
+    let yaml = (0..rules).map(rule).collect::<String>();
+    format!("domain: {ATTACKED}\ndescriptors:\n{yaml}")
+}
+
+/// Imports this file with the attacker's token.
+async fn import(scene: &Scene, yaml: &str) {
     let import = Call::new("POST", "/v1/import").token(&scene.foe);
     let import = import.body("application/yaml", yaml.as_bytes());
     assert_eq!(import.to(scene.process.http).await.unwrap().status, 200);
+}
+
+/// Keeps an HTTP/2 connection open without a request: only pings are answered.
+async fn stay_silent(mut stream: TcpStream) {
+    const PING: u8 = 6;
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let begun = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat();
+    if stream.write_all(&begun).await.is_err() {
+        return;
+    }
+    loop {
+        let mut head = [0; 9];
+        if stream.read_exact(&mut head).await.is_err() {
+            return;
+        }
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        if stream.read_exact(&mut payload).await.is_err() {
+            return;
+        }
+        if head[3] == PING && head[4] == 0 {
+            head[4] = 1;
+            let _ = stream.write_all(&[&head[..], &payload].concat()).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c6a_connections_that_answer_pings_and_ask_for_nothing() {
+    let scene = Scene::begin("C6a", "connections that only answer pings").await;
+    let attack = async |scene: &mut Scene| {
+        let http = scene.process.http;
+        let silent: Vec<_> = (0..SILENT)
+            .map(|_| {
+                tokio::spawn(async move {
+                    loop {
+                        // The next one is opened as soon as this one is closed.
+                        match TcpStream::connect(http).await {
+                            Ok(stream) => stay_silent(stream).await,
+                            Err(_) => sleep(Duration::from_millis(20)).await,
+                        }
+                        sleep(Duration::from_millis(100)).await;
+                    }
+                })
+            })
+            .collect();
+        sleep(scene.lasts()).await;
+        scene.sent += SILENT as u64 * 33;
+        silent.iter().for_each(tokio::task::JoinHandle::abort);
+    };
+    scene.attacked_by(attack).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c7a_exports_that_nobody_reads() {
+    let scene = Scene::begin("C7a", "exports that nobody reads").await;
+    import(&scene, &long_metadata(84)).await;
+    let attack = async |scene: &mut Scene| {
+        let (mut unread, mut growth) = (Vec::new(), 0);
+        let request = format!(
+            "GET /v1/export?domain={ATTACKED} HTTP/1.1\r\nhost: x\r\n\
+             authorization: Bearer {}\r\n\r\n",
+            scene.foe
+        );
+        for _ in 0..UNREAD {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_recv_buffer_size(4096).unwrap();
+            let mut stream = socket.connect(scene.process.http).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            scene.sent += request.len() as u64;
+            // The answer has begun.
+            let _ = stream.read(&mut [0; 1]).await;
+            unread.push(stream);
+            growth = growth.max(scene.growth());
+        }
+        scene.row.note(&format!("{} MiB more", growth >> 20));
+        let holds = growth <= UNREAD_GROWTH_MAX;
+        scene.row.holds(holds, &format!("unread answers took {} MiB", growth >> 20));
+    };
+    scene.attacked_by(attack).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c8a_bodies_that_do_not_arrive() {
+    let scene = Scene::begin("C8a", "bodies that do not arrive").await;
+    let tokens = [scene.foe.clone(), scene.another_foe().await];
+    let attack = async |scene: &mut Scene| {
+        let mut open = Vec::new();
+        for token in tokens.iter().flat_map(|token| [token; TRICKLING]) {
+            let mut stream = TcpStream::connect(scene.process.http).await.unwrap();
+            let head = format!(
+                "POST /v1/import HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\
+                 content-length: 1000000\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            scene.sent += head.len() as u64;
+            open.push(stream);
+        }
+        sleep(Duration::from_millis(500)).await;
+        let took = scene.honest_call("GET", "/v1/rollouts").await;
+        scene.row.note(&format!("a list of rollouts took {} ms", took.as_millis()));
+        scene
+            .row
+            .holds(took <= BESIDE_MAX, &format!("a list of rollouts beside them took {took:?}"));
+    };
+    scene.attacked_by(attack).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
+    let scene = Scene::begin("C4a", "searches that nearly match everywhere").await;
+    // All that a domain may have: each rule's metadata is almost what is searched for.
+    import(&scene, &long_metadata(250)).await;
     let path = format!("/v1/rules?domain={ATTACKED}&limit=1&q={}b", "a".repeat(127));
     let attack = async |scene: &mut Scene| {
         let end = now() + scene.lasts();
@@ -136,15 +264,15 @@ async fn c4a_searches_for_a_text_that_nearly_matches_everywhere() {
 async fn c5a_imports_that_change_nothing() {
     let scene = Scene::begin("C5a", "imports that change nothing, side by side").await;
     let yaml = rules(if is_full() { 200_000 } else { 20_000 });
-    let import = async |scene: &Scene| {
+    let imported = async |scene: &Scene| {
         let call = Call::new("POST", "/v1/import").token(&scene.foe);
         call.body("application/yaml", yaml.as_bytes()).to(scene.process.http).await.unwrap().status
     };
-    assert_eq!(import(&scene).await, 200);
+    assert_eq!(imported(&scene).await, 200);
     let attack = async |scene: &mut Scene| {
         let end = now() + scene.lasts();
         while now() < end {
-            let imports = (0..3).map(|_| import(scene));
+            let imports = (0..3).map(|_| imported(scene));
             let statuses = futures_util::future::join_all(imports).await;
             scene.sent += 3 * yaml.len() as u64;
             scene.row.holds(statuses == [200; 3], &format!("{statuses:?}"));

@@ -40,7 +40,7 @@ pub(crate) struct Scene {
     /// Bytes that the attacker has sent.
     pub(crate) sent: u64,
     honest: String,
-    _place: Place,
+    place: Place,
     calm: Seen,
     before: u64,
     _turn: SemaphorePermit<'static>,
@@ -90,7 +90,7 @@ impl Scene {
         let mut scene = Self {
             before: process.memory(),
             process,
-            _place: place,
+            place,
             foe,
             row: TableRow::new("ATTACK", "note", line),
             sent: 0,
@@ -102,6 +102,26 @@ impl Scene {
         sleep(scene.lasts() / 3).await;
         scene.calm = client.end().await;
         scene
+    }
+
+    /// Makes another token of the attacker, of access write.
+    pub(crate) async fn another_foe(&self) -> String {
+        let create = ["create", "--name", "foe", "--access", "write", "--domains", ATTACKED];
+        self.place.token(&create).await.unwrap()
+    }
+
+    /// Makes a request of the honest client, and returns how long it took.
+    pub(crate) async fn honest_call(&self, method: &str, path: &str) -> Duration {
+        let began = now();
+        let call = Call::new(method, path).token(&self.honest);
+        let answer = call.to(self.process.http).await.unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        began.elapsed()
+    }
+
+    /// Bytes by which the memory of the process has grown.
+    pub(crate) fn growth(&self) -> u64 {
+        self.process.memory().saturating_sub(self.before)
     }
 
     /// How long the attack lasts.

@@ -1,6 +1,7 @@
 //! What one client may take from others: rates, places, sizes.
 
 use std::cell::Cell;
+use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -23,6 +24,19 @@ fn rates(token_requests: u32, failed_tokens: u32) -> RateSettings {
 fn number(answer: &Answer, header: &str) -> u64 {
     let value = answer.header(header).unwrap_or_else(|| panic!("no {header}: {answer:?}"));
     value.parse().unwrap()
+}
+
+#[tokio::test]
+async fn probes_and_metrics_have_a_port_of_their_own_and_nothing_else_is_there() {
+    let place = Place::sqlite();
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = place.serve_with(|settings| settings.probe_listen = Some(any)).await;
+    let probes = server.probes.expect("a port");
+    for (path, status) in [("/healthz", 200), ("/metrics", 200), ("/v1/domains", 404), ("/", 404)] {
+        let answer = Call::new("GET", path).token(&server.token).to(probes).await.unwrap();
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+    }
+    server.stop().await;
 }
 
 #[tokio::test]

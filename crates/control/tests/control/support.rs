@@ -54,6 +54,7 @@ pub(crate) struct Place {
 pub(crate) struct Server {
     pub(crate) http: SocketAddr,
     pub(crate) pods: SocketAddr,
+    pub(crate) probes: Option<SocketAddr>,
     /// A token of access admin.
     pub(crate) token: String,
     stop: Option<oneshot::Sender<()>>,
@@ -159,6 +160,7 @@ impl Place {
             database: self.database(),
             http_listen: any,
             pods_listen: any,
+            probe_listen: None,
             pods_tls: None,
             token_file: Some(self.token_file()),
             selection: Selection::default(),
@@ -171,11 +173,11 @@ impl Place {
         change(&mut settings);
         let control = Control::start(settings).await.unwrap_or_else(|error| panic!("{error}"));
         let token = std::fs::read_to_string(self.token_file()).unwrap();
-        let (http, pods) = (control.http, control.pods);
+        let (http, pods, probes) = (control.http, control.pods, control.probes);
         let (stop, stopped) = oneshot::channel();
         let run = control.run(async move { drop(stopped.await) });
         let task = tokio::spawn(async move { run.await.unwrap() });
-        Server { http, pods, token, stop: Some(stop), task }
+        Server { http, pods, probes, token, stop: Some(stop), task }
     }
 }
 

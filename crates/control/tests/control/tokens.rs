@@ -105,6 +105,7 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             database: place.database(),
             http_listen: any,
             pods_listen: any,
+            probe_listen: None,
             pods_tls: None,
             token_file: file,
             selection: ratelease_control::push::Selection::default(),

@@ -264,11 +264,10 @@ fn a_crowd_without_requests_gives_way_to_any_other_client() {
 fn a_connection_with_a_request_in_use_closes_for_no_other() {
     let open = of_known_clients(3);
     let guards: Vec<_> = (1..4).map(|last| open.admit(addresses(last)).expect("room")).collect();
-    let requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
+    let mut requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
     assert!(open.admit(addresses(4)).is_none());
     assert_eq!(asked_to_close(&guards), [] as [usize; 0]);
-    let mut requests = requests.into_iter();
-    drop(requests.nth(1));
+    drop(requests.remove(1));
     assert!(open.admit(addresses(4)).is_none());
     assert_eq!(asked_to_close(&guards), [1]);
 }

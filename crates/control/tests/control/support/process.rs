@@ -16,7 +16,9 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(place: &Place, flags: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ratelease-control"));
+        let binary = std::env::var_os("RATELEASE_CONTROL_BIN");
+        let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_ratelease-control").into());
+        let mut command = Command::new(binary);
         command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
         command.args(flags);
         command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
