@@ -31,13 +31,8 @@ enum Name {
 /// Tests may name anything.
 const EDGES: [Edge; 10] = [
     Edge {
-        // `ctl/explain` asks for no tokens, and handles no requests; `trace/traced` is a store.
-        within: Modules::AllBut(&[
-            "engine/lease",
-            "engine/store",
-            "ctl/explain",
-            "server/trace/traced",
-        ]),
+        // `ctl/explain` asks for no tokens, and handles no requests; `trace` wraps a store.
+        within: Modules::AllBut(&["engine/lease", "engine/store", "ctl/explain", "server/trace"]),
         never: &[Name::Method("lend")],
         reason: "only the lease client asks the store; a request handler never does",
     },
