@@ -20,8 +20,8 @@ use sha2::{Digest, Sha256};
 const HTML: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 
-/// The parts of the script, which is one module: the order is that of their use. Before them stands
-/// the JSON Schema of rule files.
+/// The parts of the script, which is one module: the order is that of their use. Before them stand
+/// the JSON Schemas of the maps of a rule file.
 const SCRIPT: [&str; 14] = [
     include_str!("page/elements.js"),
     include_str!("page/words.js"),
@@ -78,7 +78,7 @@ fn hash(text: &str) -> String {
 
 impl Page {
     fn new() -> Self {
-        let script = format!("const RULE_SCHEMA = {};\n{}", schema(), SCRIPT.concat());
+        let script = format!("const RULE_MAPS = {};\n{}", schema()["definitions"], SCRIPT.concat());
         let text = HTML.replacen(STYLE_PLACE, STYLE, 1).replacen(SCRIPT_PLACE, &script, 1);
         let policy = format!(
             "default-src 'none'; script-src {}; style-src {}; img-src data:; connect-src 'self'; \

@@ -2,8 +2,9 @@
 // Each field has the name that the API gives its faults, in data-field. What is typed goes to the
 // compiler as it is, so that faults are the compiler's own.
 
-// RULE_SCHEMA is the JSON Schema of rule files: choices and flags are those of the compiler.
-const {descriptor: OF_DESCRIPTOR, rate_limit: OF_LIMIT} = RULE_SCHEMA.definitions;
+// RULE_MAPS are the JSON Schemas of the maps of a rule file: choices and flags are those of the
+// compiler.
+const {descriptor: OF_DESCRIPTOR, rate_limit: OF_LIMIT} = RULE_MAPS;
 
 // The words that an option of `rate_limit` takes, after what stands for none of them.
 const choicesOf = (name, none) =>
