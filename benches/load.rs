@@ -5,12 +5,13 @@
 //! cargo run --release --example load -- --help
 //! ```
 //!
-//! Sends `ShouldRateLimit` to any server of Envoy's protocol, ours or another, directly over HTTP/2:
+//! Sends `ShouldRateLimit` to any server of Envoy's protocol, ours or another, over HTTP/2:
 //! requests are encoded before the run, one task drives a connection with all its streams, and only
 //! the status and the overall code of an answer are read. So the load generator costs less than the
 //! cheapest server, and one machine can run both.
 //!
-//! Exits with 0 if every request was answered with a verdict, 1 if some were not, 2 if the run could
+//! Exits with 0 if every request was answered with a verdict, 1 if some were not, 2 if the run
+//! could
 //! not begin, and 128 plus the signal's number if a signal ended it.
 
 #![forbid(unsafe_code)]

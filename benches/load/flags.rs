@@ -44,7 +44,8 @@ the number of the signal that ended it.
 
 Examples:
   cargo run --release --example load -- --target 127.0.0.1:8081
-  cargo run --release --example load -- --target unix:/run/ratelease/rls.sock --rate 4000 --duration 30s --json";
+  cargo run --release --example load -- --rate 4000 --duration 30s --json \
+    --target unix:/run/ratelease/rls.sock";
 
 /// Sends load to a rate limit server over gRPC, and reports rates, codes and latencies.
 #[derive(Debug, Parser)]

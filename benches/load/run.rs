@@ -143,7 +143,8 @@ const TRIAL_MAX: Duration = Duration::from_secs(5);
 /// The gRPC code for a method that a server does not implement.
 const UNIMPLEMENTED: u16 = 12;
 
-/// Sends one request before the run, to check that there is a rate limit server. Accepts any answer that a rate limit server may give, including errors.
+/// Sends one request before the run, to check that there is a rate limit server. Accepts any answer
+/// that a rate limit server may give, including errors.
 ///
 /// # Errors
 ///

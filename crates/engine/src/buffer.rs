@@ -375,7 +375,6 @@ fn asked_units(now: Time) -> u16 {
     (now.nanos() / ASKED_UNIT.as_nanos() as u64) as u16
 }
 
-// -------------------------------------------------------------------------------------------------
 // Counts the tokens whose lease ended before they were spent.
 //
 // There is one counter for the whole process, since it changes only about once in the life of a
@@ -396,7 +395,6 @@ fn note_expired(tokens: u64) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // The leases to which a buffer's tokens belong: few, and the lease that ends first is spent first.
 
 /// Tokens of one lease: they end together and are returned together.
@@ -601,8 +599,7 @@ fn times(span: Duration, by: u64) -> Duration {
     Duration::from_nanos(nanos.saturating_mul(by))
 }
 
-// -------------------------------------------------------------------------------------------------
-// The compact form of a buffer's leases, since there are millions of keys.
+// === The compact form of a buffer's leases, since there are millions of keys ===
 
 /// The newest lease in place, and in a box what few keys have: an older lease, and the owner's cold
 /// state.

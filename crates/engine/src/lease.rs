@@ -371,7 +371,6 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-// -------------------------------------------------------------------------------------------------
 // The task of one shard: it sends the asks that queue, and delivers each reply as it arrives.
 //
 // Asks are sent in batches of those that queued while the last batch was out. The next batch
@@ -647,8 +646,7 @@ impl Alarm<'_> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The order of heartbeats: none arrives after the heartbeat that says that the pod leaves.
+// === The order of heartbeats: none arrives after the heartbeat that says that the pod leaves ===
 
 /// The largest number of heartbeats that are out at once; each domain sends one. More wait for
 /// their turn.

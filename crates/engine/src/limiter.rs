@@ -376,7 +376,6 @@ impl Shared {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // The effects of one request, as a transaction: they are computed first, applied once, or undone
 // completely.
 //
@@ -632,8 +631,7 @@ impl Attempt {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// A request's place in the queue for a key's next lease.
+// === A request's place in the queue for a key's next lease ===
 
 /// A place in a queue, or one that was refused. When dropped, it gives back a lease that arrives
 /// too late.
@@ -701,8 +699,7 @@ impl Drop for PlaceInQueue<'_, '_> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Undoes the effects of requests that do not pass.
+// === Undoes the effects of requests that do not pass ===
 
 impl Shared {
     /// Undoes a charge that is not spent after all.
@@ -751,7 +748,6 @@ impl Shared {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Decides requests of one descriptor, as most requests are: by the same steps as for several,
 // without the lists that those need.
 
@@ -793,7 +789,6 @@ impl Shared {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Overflow keys: the requests of keys that the table has no room for share one buffer with the
 // other such keys of their rule.
 //
@@ -836,8 +831,7 @@ impl Charge<'_> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The options of a limiter.
+// === The options of a limiter ===
 
 /// The time that an answer takes to reach its caller once it is made, including delays of a busy
 /// machine: a quarter of Envoy's default timeout of 20 ms.
@@ -903,8 +897,7 @@ impl Default for Options {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The round trips to the stores, for keys of which nothing has been measured yet.
+// === The round trips to the stores, for keys of which nothing has been measured yet ===
 
 /// The round trip that is assumed before the first measurement.
 const ROUND_TRIP_FIRST_US: u64 = 1_000;

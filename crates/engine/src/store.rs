@@ -217,8 +217,7 @@ impl StoreError {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Which store owns the counts, and how to open it.
+// === Which store owns the counts, and how to open it ===
 
 /// Which store owns the counts.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -143,8 +143,7 @@ fn boot_nanos() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-// -------------------------------------------------------------------------------------------------
-// Compact spans and amounts, for values that are stored by the million. All round down.
+// === Compact spans and amounts, for values that are stored by the million. All round down ===
 
 /// A span in four bytes: exact to the microsecond up to 17 minutes, to the millisecond up to 12
 /// days, to the second up to 34 years, and to the minute beyond.

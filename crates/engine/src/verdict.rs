@@ -270,7 +270,6 @@ fn within_window(reset_after: Duration, limit: Limit) -> Duration {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of
 // the rules that denied.
 

@@ -45,8 +45,8 @@ pub struct HttpServer {
 // === impl HttpServer ===
 
 impl HttpServer {
-    /// At most `streams_max` requests at a time of an HTTP/2 connection, and heads as small as those
-    /// of calls.
+    /// At most `streams_max` requests at a time of an HTTP/2 connection, and heads as small as
+    /// those of calls.
     pub fn new(streams_max: u32) -> Self {
         let mut builder = Builder::new(TokioExecutor::new());
         builder

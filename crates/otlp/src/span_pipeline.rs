@@ -260,8 +260,8 @@ const WAIT_LAST: Duration = Duration::from_secs(8);
 const WAIT_ASKED_MAX: Duration = Duration::from_secs(30);
 
 /// Creates OpenTelemetry's exporter, with the settings of this process in place of what it would
-/// read from the environment itself. Spans that the collector rejects without an error are added to `rejected`;
-/// only the exporter over HTTP shows them.
+/// read from the environment itself. Spans that the collector rejects without an error are added to
+/// `rejected`; only the exporter over HTTP shows them.
 ///
 /// # Errors
 ///

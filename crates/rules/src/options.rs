@@ -244,7 +244,9 @@ macro_rules! flags {
                 node: &'d Node<'d>,
             ) {
                 match name {
-                    $( _ if name == stringify!($flag) => Flag.read(reader, node, name, &mut self.$flag), )+
+                    $( _ if name == stringify!($flag) => {
+                        Flag.read(reader, node, name, &mut self.$flag)
+                    } )+
                     _ => {}
                 }
             }

@@ -23,8 +23,8 @@ use tokio_rustls::rustls::{CertificateError, Error, RootCertStore};
 const AFTER_ALL: u64 = 253_402_300_800;
 
 /// Until when `certificate` is valid. rustls tells the end only in the error for a certificate that
-/// has expired, so it is asked about a time at which every certificate has. The error, which follows the words "the file", is the reason
-/// why it is not valid at `now`.
+/// has expired, so it is asked about a time at which every certificate has. The error, which
+/// follows the words "the file", is the reason why it is not valid at `now`.
 pub(crate) fn not_after(
     certificate: &CertificateDer<'_>,
     now: UnixTime,

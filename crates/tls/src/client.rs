@@ -19,10 +19,10 @@ use tokio_rustls::rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use crate::ALPN_HTTP2;
 use crate::certificate::{self, Parts};
 use crate::fault::{FileFaults, FileRole};
 use crate::pem::{self, Content};
+use crate::server::ALPN_HTTP2;
 use crate::server::unusable_key;
 
 /// The files that a client of a server with TLS is configured by.

@@ -20,7 +20,4 @@ mod tests;
 
 pub use client::{ClientFiles, ClientPems, ServerCheck};
 pub use fault::{FileFault, FileFaults, FileRole};
-pub use server::{LoadedServer, ServerFiles, ServerPems};
-
-/// The name of HTTP/2 as an application protocol (RFC 7301), which gRPC needs (RFC 9113 §3.2).
-pub const ALPN_HTTP2: &[u8] = b"h2";
+pub use server::{ALPN_HTTP2, LoadedServer, ServerFiles, ServerPems};

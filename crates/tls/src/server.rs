@@ -16,10 +16,12 @@ use tokio_rustls::rustls::{
     DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig, SignatureScheme,
 };
 
-use crate::ALPN_HTTP2;
 use crate::certificate;
 use crate::fault::{FileFaults, FileRole};
 use crate::pem::{self, Content};
+
+/// The name of HTTP/2 as an application protocol (RFC 7301), which gRPC needs (RFC 9113 §3.2).
+pub const ALPN_HTTP2: &[u8] = b"h2";
 
 /// The files that a gRPC listener with TLS is configured by.
 #[derive(Debug, Clone, PartialEq, Eq)]

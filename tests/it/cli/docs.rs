@@ -50,9 +50,10 @@ const BROKEN: &str = "\
 domain: shop
 descriptors:
   - key: user_id
-    rate_limits:
+    rate_limit:
       unit: minute
       requests_per_unit: 10
+      lease: {tll: 5s}
   - key: path
     value: /search
     rate_limit: {unit: fortnight, requests_per_unit: 50}

@@ -1,4 +1,5 @@
-//! The binary `ratectl`, and the load generator of the benches. They are not binaries of this package,
+//! The binary `ratectl`, and the load generator of the benches. They are not binaries of this
+//! package,
 //! so that cargo does not provide their paths: they lie beside the sidecar's binary, and below it.
 
 use std::fs;

@@ -50,11 +50,11 @@ const EDGES: [Edge; 10] = [
         within: Modules::AllBut(&[
             "server/grpc/wire",
             "control/push/wire",
-            "ctl/query/wire",
+            "ctl/query",
             "sidecar/rule_source/xds/wire",
         ]),
         never: &[Name::Crate("envoy_types")],
-        reason: "only modules called wire name Envoy's protobuf types; have one export yours",
+        reason: "only modules that speak Envoy's protocol name its types; have one export yours",
     },
     Edge {
         within: Modules::AllBut(&["engine/store/redis"]),

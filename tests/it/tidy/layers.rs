@@ -12,7 +12,8 @@ const LAYERS: [(&str, &str); 12] = [
     ("crates/tls/src", "fault certificate pem server client"),
     (
         "crates/rules/src",
-        "duration display_safety memory fault text node reader store limit small_map wildcard source \
+        "duration display_safety memory fault text node reader store limit small_map wildcard \
+         source \
          metadata takes options rule request key stats tree rules file yaml compile schema \
          directory",
     ),

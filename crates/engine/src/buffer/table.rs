@@ -286,7 +286,6 @@ impl Heap {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // One partition of the table: entries are stored in chunks and found by chains of links.
 //
 // Nothing is ever moved to grow: chunks are added until the partition is full, and there are as

@@ -219,7 +219,6 @@ fn rng(seed: u64, now: Time) -> u64 {
     (seed ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-// -------------------------------------------------------------------------------------------------
 // A circuit breaker for each shard: it keeps asks from a shard that fails or stalls. Pure: time
 // and random numbers are arguments.
 
@@ -415,8 +414,7 @@ impl BreakerState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The budget of asks a second of one shard queue. Pure: time is an argument.
+// === The budget of asks a second of one shard queue. Pure: time is an argument ===
 
 /// Asks a second that all pods together send to one shard. A Redis master can serve more on one
 /// core, so it stays responsive however many pods there are.
@@ -480,8 +478,7 @@ fn rate(pods: u32) -> u32 {
     (FLEET_RATE / pods.max(1)).max(POD_RATE_MIN)
 }
 
-// -------------------------------------------------------------------------------------------------
-// Counters of the asks of one shard.
+// === Counters of the asks of one shard ===
 
 /// Counters of the asks of one shard since the process began.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -560,8 +557,7 @@ impl AtomicShardCounters {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// How long a shard has been silent while asks are out. Pure: time is an argument.
+// === How long a shard has been silent while asks are out. Pure: time is an argument ===
 
 /// A timer that is later than this shows that this process was held up, by CPU throttling or a
 /// stop. Replies that came meanwhile are read within `GRACE`.

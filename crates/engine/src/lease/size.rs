@@ -177,8 +177,7 @@ impl LeaseSize {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// A pod's demand for one key, measured from times that are passed as arguments. Pure.
+// === A pod's demand for one key, measured from times that are passed as arguments. Pure ===
 
 /// Tokens are asked for ahead of demand only if the demand would use a token within this time: a
 /// less used key would only strand the tokens that it holds.

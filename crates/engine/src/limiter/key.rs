@@ -309,8 +309,7 @@ fn is_windowed(limit: Limit) -> bool {
     matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }
 
-// -------------------------------------------------------------------------------------------------
-// The result of an attempt to charge a key.
+// === The result of an attempt to charge a key ===
 
 /// The result of an attempt to charge a key.
 #[derive(Debug, Clone, Copy)]
@@ -395,8 +394,7 @@ impl QuotaSnapshot {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The requests that wait for a key's next lease.
+// === The requests that wait for a key's next lease ===
 
 /// The largest number of requests that wait for the lease of one key: half of those that may wait
 /// at all keys, so that one key cannot keep the others out. Further ones do not wait.
@@ -576,8 +574,7 @@ impl PendingCharge {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// What a key needs to know of its pod while it is visited.
+// === What a key needs to know of its pod while it is visited ===
 
 /// The context that a key needs from its limiter.
 #[derive(Clone, Copy)]
@@ -603,8 +600,7 @@ impl PodContext<'_> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The interface of a key to the table.
+// === The interface of a key to the table ===
 
 impl Entry for KeyState {
     fn idle_for(&self, now: Time) -> Duration {
@@ -647,8 +643,7 @@ impl Entry for KeyState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// State of a key that fits into a few bits.
+// === State of a key that fits into a few bits ===
 
 /// A byte of flags and a small counter.
 #[derive(Debug, Clone, Copy, Default)]
@@ -729,8 +724,7 @@ impl Flags {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// State that only few keys have at a time, in an optional box beside the key's buffer.
+// === State that only few keys have at a time, in an optional box beside the key's buffer ===
 
 /// Bytes counted for each waiting request: its place in the queue, and the box that contains the
 /// queue.
@@ -792,7 +786,6 @@ impl Cold for ColdState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Leases of the next fixed window, asked for in the last tenth of the present one, so that a
 // window does not begin with an ask from every pod for every key.
 //
@@ -922,8 +915,7 @@ impl KeyState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// What a key asks of the store: how much, when it asks again, and what it returns.
+// === What a key asks of the store: how much, when it asks again, and what it returns ===
 
 /// The largest number of asks for one key that are out at once, where the store is so far away that
 /// a request cannot wait for one ask after the other.
@@ -1111,7 +1103,6 @@ fn limit_slides(limit: Limit) -> bool {
     limit.algorithm == Algorithm::SlidingWindow
 }
 
-// -------------------------------------------------------------------------------------------------
 // The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
 // own, from which pods take smaller leases.
 //
@@ -1245,7 +1236,6 @@ fn is_leased_by_number(policy: &LeasePolicy) -> bool {
     policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. })
 }
 
-// -------------------------------------------------------------------------------------------------
 // How a key handles the store's replies: tokens for waiting requests, and the state of its key.
 
 /// What became of hits that a failure mode had admitted.
@@ -1447,7 +1437,6 @@ impl KeyState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // What a key gives back: tokens of another limit, of an idle key, and beyond the expected demand.
 
 impl KeyState {
@@ -1583,7 +1572,6 @@ impl KeyState {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // The limit of a key's tokens, its debt, and its suspension: stored in place where every key has
 // them, else in the cold state.
 

@@ -239,8 +239,7 @@ impl Times {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The pods that send heartbeats to the embedded store.
+// === The pods that send heartbeats to the embedded store ===
 
 /// Live pods, of all domains and of each domain, with the store's time at which each lapses.
 #[derive(Debug, Default)]

@@ -181,8 +181,7 @@ impl Store for RedisStore {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Sends one call, and handles redirects and repeats according to each reply.
+// === Sends one call, and handles redirects and repeats according to each reply ===
 
 /// The deadline of one call, including all redirects and repeats, is this many replies at the
 /// server's known speed plus the waits between. Leases are asked for ahead, so no request waits for

@@ -262,7 +262,8 @@ fn call(
     let length = body.len();
     write!(
         stream,
-        "{line} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}content-length: {length}\r\n\r\n"
+        "{line} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{fields}\
+         content-length: {length}\r\n\r\n"
     )?;
     // A body may be refused before its end.
     let _ = stream.write_all(body);

@@ -34,7 +34,8 @@ fn every_option_refuses_a_value_of_a_wrong_type() {
     }
 }
 
-/// Returns the options of the map that take whole numbers, with the ranges that their refusals name.
+/// Returns the options of the map that take whole numbers, with the ranges that their refusals
+/// name.
 pub(super) fn ranges(map: MapKind) -> Vec<(&'static str, [u32; 2])> {
     let range = |option: &'static OptionRow| {
         let pairs = format!("{}: -1", option.name);
@@ -56,7 +57,8 @@ fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
         for end in ends {
             // An option that stands twice has its last value.
             let pairs = format!(
-                "unit: second, requests_per_unit: 4294967295, algorithm: token_bucket, {name}: {end}"
+                "unit: second, requests_per_unit: 4294967295, algorithm: token_bucket, \
+                 {name}: {end}"
             );
             load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
         }

@@ -112,17 +112,16 @@ fn resident() -> Option<usize> {
     resident_of(&fs::read_to_string("/proc/self/status").ok()?)
 }
 
-/// The memory that the kernel cannot take back, by the text of `/proc/self/status`. Pages of files,
-/// as those of this program are, count in the group too, but are dropped where memory is short; the
-/// reserve has room for them. Where the text does not have these parts, all of it counts.
+/// The resident memory, by the text of `/proc/self/status`. Pages of files count too: the group
+/// counts them, and those of this program are needed again as soon as they are dropped, so that a
+/// pod without room for them was ended all the same.
 fn resident_of(status: &str) -> Option<usize> {
     let bytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kib << 10)
     };
-    let parts = bytes("RssAnon").zip(bytes("RssShmem")).map(|(own, shared)| own + shared);
-    parts.or_else(|| bytes("VmRSS"))
+    bytes("VmRSS")
 }
 
 #[cfg(test)]
@@ -165,11 +164,18 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_files_do_not_count_where_they_are_known() {
-        let old = "Name:\tratelease\nVmRSS:\t   30 kB\n";
-        let new = "RssAnon:\t   10 kB\nRssFile:\t   18 kB\nRssShmem:\t    2 kB\n";
-        assert_eq!(resident_of(old), Some(30 << 10));
-        assert_eq!(resident_of(&format!("{old}{new}")), Some(12 << 10));
-        assert_eq!(resident_of("Name:\tratelease\n"), None);
+    fn pages_of_files_count_too() {
+        let status = "Name:	ratelease
+VmRSS:	   30 kB
+RssAnon:	   10 kB
+";
+        assert_eq!(resident_of(status), Some(30 << 10));
+        assert_eq!(
+            resident_of(
+                "Name:	ratelease
+"
+            ),
+            None
+        );
     }
 }

@@ -386,8 +386,7 @@ fn cluster(what: &str) -> redis::Cmd {
     command
 }
 
-// -------------------------------------------------------------------------------------------------
-// The map of which master owns which slot, as reported by one node of the cluster.
+// === The map of which master owns which slot, as reported by one node of the cluster ===
 
 /// Slots of a cluster; the specification fixes the number.
 pub const SLOTS: usize = 16_384;
@@ -538,7 +537,6 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
     Some((first, last, master))
 }
 
-// -------------------------------------------------------------------------------------------------
 // Nodes that a redirect names but the map does not, such as a new node that takes over its first
 // slot: CLUSTER SLOTS lists only owners of slots.
 //

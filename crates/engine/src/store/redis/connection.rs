@@ -277,8 +277,7 @@ impl Owed {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// The stages of a connection, from its login to its end.
+// === The stages of a connection, from its login to its end ===
 
 /// The present stage of a connection, which tasks can wait on.
 #[derive(Debug, Clone)]
@@ -327,8 +326,7 @@ impl Stages {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Opens one connection: the stream, the login, and the limit on what is read from it.
+// === Opens one connection: the stream, the login, and the limit on what is read from it ===
 
 /// A connection that is logged in.
 #[derive(Debug)]
@@ -502,7 +500,6 @@ impl Drop for Driver {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // The login of a connection: AUTH, SELECT, and a sign of life.
 //
 // All of it is RESP2 and known to every server and proxy. HELLO, which would do the login in one

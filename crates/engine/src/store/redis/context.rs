@@ -183,7 +183,6 @@ pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-// -------------------------------------------------------------------------------------------------
 // Limits how often one pod connects, however many connections were lost and however many nodes a
 // server names.
 
@@ -265,8 +264,7 @@ impl Turn {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// How long a server may be silent, based on measured round trips.
+// === How long a server may be silent, based on measured round trips ===
 
 /// The timeouts for one server, kept from one connection to the next.
 ///

@@ -272,8 +272,7 @@ impl From<Fault> for StoreError {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Converts errors of the client to our kinds: the only place where they are interpreted.
+// === Converts errors of the client to our kinds: the only place where they are interpreted ===
 
 /// Error text of servers before 7.0 if a script's user lacks a permission.
 const DENIED_IN_A_SCRIPT: &str = "The user executing the script can't";
@@ -340,8 +339,7 @@ impl Kind {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Logging of outages: one line when an outage begins, and one when it ends.
+// === Logging of outages: one line when an outage begins, and one when it ends ===
 
 /// Whether a part of the store is in an outage, so that only its two ends are logged.
 #[derive(Debug, Default)]

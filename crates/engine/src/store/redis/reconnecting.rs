@@ -153,8 +153,7 @@ async fn keep_up(
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// How to reach one server: its address, the login, and the timeouts.
+// === How to reach one server: its address, the login, and the timeouts ===
 
 /// Opens connections to one server.
 #[derive(Debug, Clone)]
@@ -258,7 +257,6 @@ impl fmt::Display for Connector {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Finds the master, by the sentinels' replies and the server's own.
 //
 // Uses connections of this store rather than redis-rs's `SentinelClient`, which limits neither the

@@ -176,8 +176,7 @@ fn is_present(ask: &Ask, now_unix_us: u64, window: u64) -> bool {
     window == present || window == present.saturating_add(1)
 }
 
-// -------------------------------------------------------------------------------------------------
-// A script call on one key, which can be sent several times.
+// === A script call on one key, which can be sent several times ===
 
 /// All scripts of the store.
 #[derive(Debug)]
@@ -269,8 +268,7 @@ impl Call<'_> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Converts a pod's heartbeat to a call of its script, and the reply to a number of pods.
+// === Converts a pod's heartbeat to a call of its script, and the reply to a number of pods ===
 
 /// Some 143 000 years: doubles represent it exactly, even with the present time added.
 const LASTS_MS_MAX: u64 = 1 << 52;

@@ -180,8 +180,7 @@ pub fn parse_host(text: &str) -> Option<String> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Addresses as Redis writes them.
+// === Addresses as Redis writes them ===
 
 impl Address {
     /// Parses `host:port` as Redis writes it in redirects, where an IPv6 address has no brackets.

@@ -139,7 +139,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
 // Limits the size of one reply, enforced on the bytes before redis-rs buffers and parses them. The
 // client limits only nesting (100 levels): a reply that announces a length of 2 GB takes up memory
 // for as long as the server keeps sending.
@@ -382,7 +381,6 @@ impl fmt::Display for Excess {
 
 impl std::error::Error for Excess {}
 
-// -------------------------------------------------------------------------------------------------
 // TLS to servers. The configuration is made again when its files have changed: they are read for
 // each connection, like the files of passwords.
 
@@ -499,8 +497,7 @@ impl fmt::Debug for Loaded {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Runs work that blocks a thread, such as name lookups, with limited concurrency.
+// === Runs work that blocks a thread, such as name lookups, with limited concurrency ===
 
 /// A share of the process's threads for blocking work.
 #[derive(Debug)]
