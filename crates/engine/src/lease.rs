@@ -7,7 +7,7 @@
 //! dropped once the budget of asks is spent. Replies go to the function that the lease client was
 //! opened with.
 //!
-//! The limiter decides how much to ask for, with [`size`] and [`demand`]; the client does not.
+//! The limiter decides how much to ask for, with [`size`]; the client does not.
 
 mod hot_shard_key;
 mod shard;

@@ -752,7 +752,7 @@ impl Shared {
 // without the lists that those need.
 
 impl Shared {
-    /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
+    /// As [`Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
     /// that nothing is charged.
     fn decide_one<'r>(
         &self,

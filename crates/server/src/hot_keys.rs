@@ -40,9 +40,6 @@ use ratelease_rules::display_safety::alters_display;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::Descriptor;
 
-#[cfg(doc)]
-use ratelease_engine::sketch::Sketch;
-
 /// After this time counts become the previous ones, and after twice this time they are dropped.
 pub const PERIOD: Duration = Duration::from_secs(60);
 
