@@ -32,35 +32,73 @@ fn an_exchange_for_no_traced_request_is_a_root() {
 }
 
 mod context {
+    use http::HeaderValue;
+
     use super::super::*;
-    use ratelease_rules::key::Key;
-    use ratelease_rules::{Limit, Unit};
 
-    /// The span of an ask that was sent by this request.
-    fn sent_by(cause: Option<SpanContext>) -> (SpanBuilder, RemoteContext) {
-        let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
-        let (builder, parent) = exchange(&Ask { cause, ..look }, 3);
-        (builder, parent.span().span_context().clone())
-    }
+    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
-    fn has_attribute(builder: &SpanBuilder, name: &str) -> bool {
-        builder.attributes.iter().flatten().any(|it| it.key.as_str() == name)
+    #[test]
+    fn a_parent_is_read_with_its_flag() {
+        let parent = Parent::parse(GOOD.as_bytes()).expect("a parent");
+        assert_eq!((parent.trace[0], parent.trace[15]), (0x0a, 0x9c));
+        assert_eq!((parent.span[0], parent.span[7]), (0xb7, 0x31));
+        assert_eq!(parent.is_sampled, Some(true));
+        let parsed = |from: &str, to: &str| Parent::parse(GOOD.replace(from, to).as_bytes());
+        for (flags, is_sampled) in [("31-00", false), ("31-fe", false), ("31-03", true)] {
+            let parent = parsed("31-01", flags).expect("a parent");
+            assert_eq!(parent.is_sampled, Some(is_sampled), "{flags}");
+        }
     }
 
     #[test]
-    fn an_exchange_for_one_request_is_its_child() {
-        let request = SpanContext::for_test(1, 2);
-        let (builder, parent) = sent_by(Some(request));
-        assert_eq!(parent, context_of(request, false, TraceState::NONE));
-        assert_eq!((builder.links.is_none(), &*builder.name), (true, "EVALSHA"));
-        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
+    fn a_later_version_may_say_more_and_the_first_may_not() {
+        let parsed = |text: String| Parent::parse(text.as_bytes()).is_some();
+        assert!(parsed(GOOD.replacen("00", "01", 1)));
+        assert!(parsed(GOOD.replacen("00", "cc", 1) + "-what.comes"));
+        assert!(!parsed(GOOD.replacen("00", "cc", 1) + "what.comes"));
+        assert!(!parsed(GOOD.to_owned() + "-what.comes"));
+        assert!(!parsed(GOOD.replacen("00", "ff", 1)));
     }
 
     #[test]
-    fn an_exchange_for_no_traced_request_is_a_root() {
-        let (builder, parent) = sent_by(None);
-        assert!(!parent.is_valid() && builder.links.iter().flatten().count() == 0, "{builder:?}");
-        assert!(!has_attribute(&builder, "db.operation.batch.size"), "one is no batch");
+    fn a_malformed_header_is_no_parent() {
+        for bad in [
+            "",
+            "00",
+            &GOOD[..54],
+            &GOOD.to_ascii_uppercase(),
+            &GOOD.replace('-', "_"),
+            &GOOD.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
+            &GOOD.replace("b7ad6b7169203331", &"0".repeat(16)),
+            &GOOD.replace("b7", "g7"),
+        ] {
+            assert_eq!(Parent::parse(bad.as_bytes()), None, "{bad:?}");
+        }
+        let mut headers = HeaderMap::new();
+        assert_eq!(Parent::of(&headers), None);
+        headers.append("traceparent", HeaderValue::from_static(GOOD));
+        assert!(Parent::of(&headers).is_some());
+        headers.append("traceparent", HeaderValue::from_static(GOOD));
+        assert_eq!(Parent::of(&headers), None, "two are none");
+        let b3 = "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-0";
+        headers.append("b3", HeaderValue::from_static(b3));
+        let of_b3 = Parent::of(&headers).expect("B3's");
+        assert_eq!((of_b3.trace[0], of_b3.is_sampled), (0x80, Some(false)));
+        headers.insert("traceparent", HeaderValue::from_static(GOOD));
+        assert_eq!(Parent::of(&headers), Parent::parse(GOOD.as_bytes()), "W3C's wins");
+    }
+
+    #[test]
+    fn a_state_is_joined_and_a_long_one_dropped() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(state(&headers).header(), "");
+        headers.append("tracestate", HeaderValue::from_static("a=1"));
+        headers.append("tracestate", HeaderValue::from_static("b=2"));
+        assert_eq!(state(&headers).header(), "a=1,b=2");
+        let long = format!("c={}", "x".repeat(STATE_BYTES_MAX));
+        headers.append("tracestate", HeaderValue::from_str(&long).expect("a value"));
+        assert_eq!(state(&headers).header(), "");
     }
 }
 
