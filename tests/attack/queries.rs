@@ -1,4 +1,4 @@
-//! V2, V8, H2, H8, H9: calls that cost far more to read or to match than to send.
+//! V2, V8, H2, H8, H9, H9b: calls that cost far more to read or to match than to send.
 
 use std::io::Write;
 use std::process::Command;
@@ -213,6 +213,55 @@ async fn h9_compressed_messages_take_no_more_memory_than_long_ones() {
     let mut row = attacked.await.row;
     row.note(&format!("{decided} MiB decided"));
     row.holds(decided > 0, "no valid message was decided");
+    row.holds(wrong.is_empty(), &wrong.join("; ").chars().take(500).collect::<String>());
+    row.end();
+}
+
+/// A stream of `blocks` deflate blocks that contain nothing, which take their reader the longest for
+/// each byte, as a compressed message of gRPC.
+fn empty_blocks(blocks: usize) -> Vec<u8> {
+    let head = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    let (block, last) = ([0, 0, 0, 0xff, 0xff], [1, 0, 0, 0xff, 0xff]);
+    let tail = [0; 8]; // the checksum and the length of no bytes
+    let stream = [&head[..], &block.repeat(blocks), &last, &tail].concat();
+    let length = u32::try_from(stream.len()).expect("a short stream").to_be_bytes();
+    [&[1], &length[..], &stream].concat()
+}
+
+/// Decompression is bounded by what is sent: a MiB of empty blocks is refused unread, and those that
+/// are short enough are read one at a time, with other calls between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn h9b_compressed_messages_without_content_take_no_time_of_the_others() {
+    let plan = Plan::new("H9b", "gzip of empty blocks: 1 MiB, and 4 KiB without pause");
+    let scene = Scene::start(plan).await;
+    let bodies = [empty_blocks(1 << 20 >> 3), empty_blocks((4 << 10) / 5 - 8)];
+    let mut wrong = Vec::new();
+    let mut sent = 0;
+    let attacked = scene.attack(async |foes, _| {
+        let connection = Connection::open(foes.grpc).await;
+        while !foes.is_over() {
+            let calls = bodies.iter().cycle().take(32).map(|body| {
+                let head = post(SHOULD_RATE_LIMIT).header("grpc-encoding", "gzip");
+                foes.request(&connection, head, body.clone())
+            });
+            for reply in join_all(calls).await.into_iter().flatten() {
+                sent += 1;
+                // An empty message has no domain.
+                if !matches!(
+                    reply.code,
+                    Code::Unknown
+                        | Code::InvalidArgument
+                        | Code::ResourceExhausted
+                        | Code::DeadlineExceeded
+                ) {
+                    wrong.push(format!("{reply:?}"));
+                }
+            }
+        }
+    });
+    let mut row = attacked.await.row;
+    row.note(&format!("{sent} answered"));
+    row.holds(sent > 0, "nothing was answered");
     row.holds(wrong.is_empty(), &wrong.join("; ").chars().take(500).collect::<String>());
     row.end();
 }

@@ -4,7 +4,7 @@ use ratelease_engine::counter::{RedisCounter, RedisFailure};
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Heartbeat, Return, Store, StoreError};
-use ratelease_rules::{Algorithm, Unit};
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -50,6 +50,33 @@ async fn every_other_key_expires_a_second_after_its_debt_or_its_last_entry() {
             let expected = (grant.epoch + reset_us).div_ceil(1_000) + 1_000;
             assert_eq!(expires_ms(&single, &ask), expected, "{by:?}");
         }
+    }
+}
+
+/// A look, as `ratectl explain` sends it, also under a limit that was changed meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_leaves_the_bytes_of_a_key_and_its_expiry_as_they_are() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    for by in ALGORITHMS {
+        let ask = ask_by(by, 3, 0);
+        granted(&*store, ask).await;
+        let key = ask.counter().in_store("");
+        let state = || {
+            let bytes: Vec<u8> = single.server.command(&["DUMP", &key]);
+            (bytes, expires_ms(&single, &ask))
+        };
+        let before = state();
+        let raised = Limit { requests_per_unit: 20, ..ask.limit };
+        for limit in [ask.limit, raised] {
+            let look = granted(&*store, Ask { limit, ..Ask::look(ask.key, limit) }).await;
+            assert_eq!(look.tokens, 0, "{by:?}");
+            assert_eq!(state(), before, "{by:?} by {limit:?}");
+        }
+        let absent = Ask { limit: ask.limit, ..ask_by(by, 0, 0) };
+        granted(&*store, absent).await;
+        let made: u64 = single.server.command(&["EXISTS", &absent.counter().in_store("")]);
+        assert_eq!(made, 0, "{by:?}: a look made a key");
     }
 }
 

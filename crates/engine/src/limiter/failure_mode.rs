@@ -121,9 +121,9 @@ impl Shared {
         let shard = self.shard_of(charge.key(), limit);
         let until = now + self.failure_modes.debt_lasts(limit, shard);
         let note = |state: &mut KeyState| state.note_debt(hits, until, is_owed, now);
-        let noted = self.table.with_existing(charge.key(), note);
-        if noted != Some(true) && charge.failure_mode() == FailureMode::Allow {
-            self.failure_modes.note_unmetered(hits);
+        let unpaid = self.table.with_existing(charge.key(), note).unwrap_or(hits);
+        if charge.failure_mode() == FailureMode::Allow {
+            self.failure_modes.note_unmetered(unpaid);
         }
     }
 }

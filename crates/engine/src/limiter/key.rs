@@ -1279,7 +1279,7 @@ impl KeyState {
             }
             Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
         }
-        let settled = self.settle_debt(paid, context.now);
+        let settled = self.settle_debt(paid);
         if self.asking == 0 {
             self.ask_for_waiting(reply, context, asks);
         }
@@ -1290,10 +1290,11 @@ impl KeyState {
     /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
     /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
     /// rest of it is not owed.
-    fn settle_debt(&mut self, paid: u64, now: Time) -> Settled {
+    fn settle_debt(&mut self, paid: u64) -> Settled {
         match failure_mode_of(self.rule().map(AsRef::as_ref)) {
             FailureMode::Allow if self.asking == 0 => {
-                let unmetered = self.debt(now);
+                // Also what ended before the reply: nothing pays for it any more.
+                let unmetered = self.noted_debt();
                 self.set_debt(0);
                 Settled { unmetered, ..Settled::default() }
             }
@@ -1423,17 +1424,18 @@ impl KeyState {
     /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
     /// pay for. They are owed only if an ask is out, or was refused for lack of room (`is_owed`):
     /// else the store is away, and what it cannot count is the failure mode's own. The slots
-    /// of a leaky bucket pass, so they pay for nothing. Returns whether the hits are owed.
-    pub(super) fn note_debt(&mut self, hits: u64, until: Time, is_owed: bool, now: Time) -> bool {
+    /// of a leaky bucket pass, so they pay for nothing. Returns how many hits no lease will pay for:
+    /// these, or those of an earlier debt that has ended.
+    pub(super) fn note_debt(&mut self, hits: u64, until: Time, is_owed: bool, now: Time) -> u64 {
         let spaced = matches!(self.limit().algorithm, Algorithm::LeakyBucket { .. });
         if spaced || (self.asking == 0 && !is_owed) {
-            return false;
+            return hits;
         }
-        let debt = self.debt(now).saturating_add(hits);
-        let cold = self.buffer.make_cold();
-        cold.debt_until = until;
-        self.set_debt(debt);
-        true
+        let owed = self.debt(now);
+        let ended = self.noted_debt() - owed;
+        self.buffer.make_cold().debt_until = until;
+        self.set_debt(owed.saturating_add(hits));
+        ended
     }
 }
 
@@ -1657,6 +1659,11 @@ impl KeyState {
     fn debt(&self, now: Time) -> u64 {
         let due = self.buffer.cold().filter(|cold| now < cold.debt_until);
         due.map_or(0, |cold| cold.debt.into())
+    }
+
+    /// The debt, also if it has ended.
+    fn noted_debt(&self) -> u64 {
+        self.buffer.cold().map_or(0, |cold| cold.debt.into())
     }
 
     fn set_debt(&mut self, hits: u64) {

@@ -1,6 +1,10 @@
 //! Answers when the store cannot be asked.
 
+use futures_util::future::join_all;
+
 use super::*;
+use crate::limiter::key::WAITING_MAX;
+use crate::verdict::DecisionSource;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -288,4 +292,34 @@ async fn a_key_that_is_somebody_elses_is_asked_for_twice_a_second_and_harms_no_o
     rig.store.has_foreign_days.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");
+}
+
+/// What `allow` lets pass is owed to the lease that is out. If the window ends before its reply, no
+/// lease pays for it, and the metric says so.
+#[tokio::test(start_paused = true)]
+async fn what_allow_admitted_is_counted_if_its_window_ends_before_the_reply() {
+    let unit = "unit: second, requests_per_unit: 100, failure_mode: allow";
+    let rig = Rig::slow(&limits(unit, unit), Duration::from_millis(80));
+    let pod = rig.pod();
+    tokio::time::sleep(Duration::from_millis(960)).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 20);
+    tokio::time::sleep(MAX_WAIT * 40).await;
+    let answers = count(&pod, Counter::FailureMode(FailureMode::Allow));
+    assert!(answers > 0, "all were answered by the lease");
+    assert_eq!(count(&pod, Counter::UnmeteredHits), answers);
+}
+
+/// No room for a refund is no outage: it gives nothing back, and `error` fails no call for it.
+#[tokio::test(start_paused = true)]
+async fn a_refund_for_which_there_is_no_room_passes_in_every_failure_mode() {
+    for mode in FailureMode::ALL {
+        let rig = Rig::slow(&per_hour(100, 1).replace("error", mode.name()), MAX_WAIT * 4);
+        let pod = rig.pod();
+        let (charge, refund) = (charge("a", 1), refund("a", 5));
+        let crowd = join_all((0..WAITING_MAX).map(|_| pod.decide(&rig.rules, &charge)));
+        let (_, refunded) = tokio::join!(crowd, pod.decide(&rig.rules, &refund));
+        let refunded = refunded.unwrap();
+        let how = refunded.statuses[0].counted.as_ref().unwrap().how;
+        assert_eq!((refunded.code, how), (Code::Ok, DecisionSource::Shed), "{mode:?}");
+    }
 }
