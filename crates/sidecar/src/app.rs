@@ -37,11 +37,11 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{sleep, timeout};
 use tracing::{error, info, warn};
 
-use crate::admin::health::Health;
+use crate::admin::Health;
 use crate::admin::history::History;
 use crate::admin::live::Live;
 use crate::admin::metrics::MetricsSources;
-use crate::admin::status::stats::Stats;
+use crate::admin::status::Stats;
 use crate::admin::status::{Start, Status};
 use crate::certificates::{CertificateCounts, CertificateWatch};
 use crate::http;

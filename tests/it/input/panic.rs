@@ -15,7 +15,7 @@ use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
-use ratelease_sidecar::admin::health::Health;
+use ratelease_sidecar::admin::Health;
 use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, unread_answers};
 use ratelease_sidecar::http::{self as pages, DecisionOptions};
 use tokio::net::TcpListener;

@@ -155,7 +155,7 @@ impl Live {
                 let live = self.clone();
                 let send = move || live.send_event(live.shared.status.start.uptime());
                 // An event that was not rendered is replaced by the next one, a second later.
-                let _ = render::render(send).await;
+                let _ = render(send).await;
             }
             begins = tokio::select! {
                 () = sleep_until(next), if has_listeners || is_busy => false,
@@ -309,7 +309,7 @@ async fn events(
     connection: Option<Extension<ConnectionHandle>>,
 ) -> Response {
     let connection = connection.map(|Extension(connection)| connection);
-    let listener = match render::render(move || live.listen(connection)).await {
+    let listener = match render(move || live.listen(connection)).await {
         Ok(Ok(listener)) => listener,
         Ok(Err(error)) => return error_response(error),
         Err(unmade) => return unmade.into_response(),

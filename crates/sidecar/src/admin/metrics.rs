@@ -41,7 +41,7 @@ pub fn routes(path: &str, sources: MetricsSources) -> Router {
 }
 
 async fn show(State(sources): State<MetricsSources>) -> impl IntoResponse {
-    let page = render::render(move || text::write(&sources.families())).await;
+    let page = render(move || text::write(&sources.families())).await;
     page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
 }
 

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::wait_until_set;
-use crate::admin::health::Health;
+use crate::admin::Health;
 use crate::admin::live::Live;
 use crate::http::serve::{self, HttpServerParts};
 use crate::rule_source::snapshot::Snapshot;

@@ -26,11 +26,11 @@ use super::{
     App, BuildError, ProcessStats, RuleParts, StatsSources, Threads, bind, raise_limit,
     redis_connections_max,
 };
+use crate::admin;
+use crate::admin::Health;
 use crate::admin::guard::{self, Guard};
-use crate::admin::health::Health;
 use crate::admin::live::Live;
 use crate::admin::metrics::{self, MetricsSources};
-use crate::admin::pages;
 use crate::admin::status::Start;
 use crate::certificates::CertificateWatch;
 use crate::http::DecisionOptions;
@@ -181,7 +181,7 @@ async fn bind_listeners(
 
 /// The pages of the debug port.
 fn debug_pages(listeners: &Listeners, sources: &MetricsSources, live: &Live) -> Router {
-    let pages = pages::routes(sources.status.clone()).merge(live.routes());
+    let pages = admin::routes(sources.status.clone()).merge(live.routes());
     protect(listeners, pages.merge(metrics::routes("/metrics", sources.clone())))
 }
 

@@ -186,7 +186,7 @@ fn a_sample_is_logged_at_any_level() {
 fn the_level_applies_to_every_workspace_crate_and_not_to_libraries() {
     let filter = filter(LogLevel::Debug);
     for ours in ["ratelease_sidecar::app", "ratelease_engine::lease", "ratelease_rules::compile"] {
-        assert!(filter.would_enable(ours, &tracing::Level::DEBUG), "{ours}");
+        assert!(filter.would_enable(ours, &Level::DEBUG), "{ours}");
     }
-    assert!(!filter.would_enable("h2::client", &tracing::Level::DEBUG));
+    assert!(!filter.would_enable("h2::client", &Level::DEBUG));
 }
