@@ -46,7 +46,7 @@ use crate::admin::status::{Start, Status};
 use crate::certificates::{CertificateCounts, CertificateWatch};
 use crate::http;
 use crate::http::DecisionOptions;
-use crate::http::serve::{HttpServerParts, RequestOrder, unread_answers};
+use crate::http::{HttpServerParts, RequestOrder, unread_answers};
 use crate::rule_source::RuleWatch;
 use crate::rule_source::directory::Directory;
 use crate::rule_source::snapshot::Snapshot;

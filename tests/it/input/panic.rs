@@ -16,8 +16,8 @@ use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
 use ratelease_sidecar::admin::Health;
-use ratelease_sidecar::http::serve::{HttpServerParts, RequestOrder, unread_answers};
 use ratelease_sidecar::http::{self as pages, DecisionOptions};
+use ratelease_sidecar::http::{HttpServerParts, RequestOrder, unread_answers};
 use tokio::net::TcpListener;
 use tonic::Code;
 
@@ -103,7 +103,7 @@ impl Doors {
             unread,
             cores: Cores::current(),
         };
-        tokio::spawn(pages::serve::serve(listener, parts, std::future::pending()));
+        tokio::spawn(pages::serve(listener, parts, std::future::pending()));
         Self { grpc, http, service }
     }
 

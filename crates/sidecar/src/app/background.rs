@@ -15,7 +15,7 @@ use tracing::warn;
 use super::wait_until_set;
 use crate::admin::Health;
 use crate::admin::live::Live;
-use crate::http::serve::{self, HttpServerParts};
+use crate::http::{self, HttpServerParts};
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
@@ -174,7 +174,7 @@ async fn serve_http(name: &str, shared: SharedListener, server: HttpServer) {
         // Dropping the last of its descriptors closes the port: no client is left waiting there.
         drop(shared.lock().take());
     };
-    let served = async { serve::serve(listener?, parts, stop).await };
+    let served = async { http::serve(listener?, parts, stop).await };
     if let Err(error) = served.await {
         warn!(%error, "{name} failed");
     }
@@ -192,7 +192,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::http::serve::{RequestOrder, unread_answers};
+    use crate::http::{RequestOrder, unread_answers};
     use ratelease_engine::limiter::Options;
     use ratelease_engine::store::memory::MemoryStore;
     use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
