@@ -2,62 +2,49 @@
 //!
 //! ```text
 //! Write ── a transaction: counters first, so that writes happen one after the other
-//!   ├ rules: the draft, and its history      ├ answers: idempotency keys
-//!   ├ replace: a draft as a whole            │
-//!   ├ versions: publish, roll back           ├ audit, tokens
-//!   ├ rollouts: versions for some pods       ├ rollout_counts: hits that pods report
-//!   └ ceiling: the size of drafts            └ quota: what a token may add
-//! Store ── reads: rules, drafts, versions, pods
+//!   ├ rules: the draft, its history, and how large it may be
+//!   ├ versions: publish, roll back; and the audit log
+//!   ├ rollouts: versions for some pods, and the hits that pods report
+//!   └ tokens: what each may add, and the answers to repeated writes
+//! Store ── reads: rules, drafts, versions, rollouts, pods, tokens
 //! ```
-//! Both databases are used through the types and the SQL that they share; `schema` has the few
-//! statements that differ. A write is acknowledged after its commit, and a connection that is
-//! dropped before rolls back.
+//! Both databases are used through the types and the SQL that they share, but for some migrations. A
+//! write is acknowledged after its commit, and a connection that is dropped before rolls back.
 
-mod answers;
-mod audit;
-mod ceiling;
-mod drafts;
-mod error;
-mod history;
-mod page;
 mod pods;
-mod quota;
-mod replace;
-mod rollout_counts;
 mod rollouts;
 mod rules;
-mod schema;
 mod tokens;
 mod versions;
 mod write;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::OpenOptions;
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use sqlx::any::AnyPoolOptions;
-use sqlx::postgres::{PgConnectOptions, PgSslMode};
-use sqlx::{AnyConnection, AnyPool, Connection, Executor};
-use tokio::time::timeout;
-
-pub use answers::{Answer, AnswerKey, Earlier};
-pub use audit::AuditRow;
-pub use drafts::{Draft, DraftDomain, StoredDraft};
-pub use error::{StoreError, StoreResult};
-pub use history::ChangeRow;
 pub use pods::PodRow;
-pub use replace::Replacement;
-pub use rollout_counts::{CountKey, HitCount, ReplicaCount};
 pub use rollouts::{
-    Bound, Choice, LABEL_BYTES_MAX, NewRollout, Rollout, RolloutDomain, RolloutStep, Stage,
+    Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
+    RolloutDomain, RolloutStep, Stage,
 };
-pub use rules::{RuleFilter, RulePage, RulePosition, StoredRule};
-pub use tokens::{NewToken, TokenRow};
-pub use versions::{PublishedText, VersionChange, VersionRow};
+pub use rules::{
+    ChangeRow, Draft, DraftDomain, Replacement, RuleFilter, RulePage, RulePosition, StoredDraft,
+    StoredRule,
+};
+use sqlx::any::AnyPoolOptions;
+use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
+use sqlx::postgres::{PgConnectOptions, PgSslMode};
+use sqlx::{AnyConnection, AnyPool, Connection, Error, Executor, SqlSafeStr};
+use thiserror::Error as ThisError;
+pub use tokens::{Answer, AnswerKey, Earlier, NewToken, TokenRow};
+use tokio::time::timeout;
+pub use versions::{AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
 pub use write::{Author, PublisherLock, Write};
 
@@ -167,7 +154,7 @@ impl Store {
             first_connection(&url).await?;
         }
         let pool = options(CONNECTIONS_MAX, STATEMENT_SECONDS).connect(&url).await?;
-        schema::migrate(&pool, backend).await?;
+        migrate(&pool, backend).await?;
         let lists = options(LIST_CONNECTIONS_MAX, LIST_STATEMENT_SECONDS).connect_lazy(&url)?;
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
         Ok(Self { pool, lists, reserved, turns: WriteTurns::default(), backend })
@@ -267,6 +254,143 @@ async fn prepare(
     };
     connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(statements))).await?;
     Ok(())
+}
+
+// Why the database did not do what it was asked.
+
+/// The result of a call of the database.
+pub type StoreResult<T> = Result<T, StoreError>;
+
+/// Why the database did not do what it was asked.
+#[derive(Debug, ThisError)]
+pub enum StoreError {
+    /// It cannot be reached, or is too slow. Nothing was written, unless it happened at the commit.
+    #[error("the database is not available: {0}")]
+    Unavailable(String),
+    /// It refuses to be used by this program.
+    #[error("the database cannot be used: {0}")]
+    Refused(String),
+    /// The file of the database cannot be opened.
+    #[error("{path}: {1}", path = .0.display())]
+    File(PathBuf, #[source] io::Error),
+    /// There is one of that address or name already.
+    #[error("there is one already")]
+    Duplicate,
+    /// The draft changed between the check and the write.
+    #[error("the draft of {0} changed meanwhile")]
+    Moved(String),
+    /// A draft would exceed a ceiling.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The token was revoked, or has expired, while the request waited.
+    #[error("the token is expired or revoked")]
+    TokenEnded,
+    /// The token has kept as much as it may.
+    #[error("the token has kept {written} bytes; expected at most {max}")]
+    QuotaUsed {
+        /// Bytes that its writes have kept.
+        written: i64,
+        /// Bytes that they may keep.
+        max: i64,
+    },
+    /// A fault of this program or of the database's content.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        match &error {
+            Error::PoolTimedOut | Error::PoolClosed | Error::WorkerCrashed | Error::Io(_) => {
+                Self::Unavailable(error.to_string())
+            }
+            Error::Tls(_) | Error::BeginFailed => Self::Unavailable(error.to_string()),
+            Error::Protocol(why) => Self::Unavailable(why.clone()),
+            Error::Database(fault) if fault.is_unique_violation() => Self::Duplicate,
+            Error::Database(fault) => {
+                let code = fault.code().unwrap_or_default().into_owned();
+                match is_passing(&code) {
+                    true => Self::Unavailable(fault.message().to_owned()),
+                    false => Self::Internal(fault.message().to_owned()),
+                }
+            }
+            _ => Self::Internal(error.to_string()),
+        }
+    }
+}
+
+/// Whether an error of this code passes: SQLSTATE's classes of connections, resources, operators
+/// and aborted transactions, locks and time-outs; SQLite's BUSY, LOCKED, IOERR and FULL.
+fn is_passing(code: &str) -> bool {
+    const CLASSES: [&str; 5] = ["08", "53", "57", "58", "40"];
+    const CODES: [&str; 9] = ["55P03", "25P03", "25006", "5", "6", "10", "13", "261", "517"];
+    CODES.contains(&code) || code.len() == 5 && CLASSES.iter().any(|class| code.starts_with(class))
+}
+
+/// A value of the database that this program cannot have written.
+impl From<serde_json::Error> for StoreError {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Internal(format!("a value of the database: {error}"))
+    }
+}
+
+// The migrations, which are part of the binary.
+
+/// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
+/// was released is never edited: the database knows the hash of what it has run.
+const MIGRATIONS: [(i64, &str, [&str; 2]); 8] = [
+    (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
+    (
+        2,
+        "append only",
+        [
+            include_str!("../migrations/0002_append_only.postgres.sql"),
+            include_str!("../migrations/0002_append_only.sqlite.sql"),
+        ],
+    ),
+    (
+        3,
+        "rollouts",
+        [
+            concat!(
+                include_str!("../migrations/0003_rollouts.sql"),
+                "\n",
+                include_str!("../migrations/0003_append_only.postgres.sql")
+            ),
+            concat!(
+                include_str!("../migrations/0003_rollouts.sql"),
+                "\n",
+                include_str!("../migrations/0003_append_only.sqlite.sql")
+            ),
+        ],
+    ),
+    (4, "draft sizes", shared(include_str!("../migrations/0004_draft_sizes.sql"))),
+    (5, "pod domains", shared(include_str!("../migrations/0005_pod_domains.sql"))),
+    (6, "draft sizes known", shared(include_str!("../migrations/0006_draft_sizes_known.sql"))),
+    (7, "token bytes", shared(include_str!("../migrations/0007_token_bytes.sql"))),
+    (8, "answer locations", shared(include_str!("../migrations/0008_answer_locations.sql"))),
+];
+
+/// The same SQL for both databases.
+const fn shared(sql: &'static str) -> [&'static str; 2] {
+    [sql, sql]
+}
+
+/// Runs the migrations that the database has not run, each in a transaction.
+async fn migrate(pool: &AnyPool, backend: Backend) -> StoreResult<()> {
+    let migrations = MIGRATIONS.into_iter().map(|(version, name, [postgres, sqlite])| {
+        let sql = if backend == Backend::Postgres { postgres } else { sqlite };
+        let kind = MigrationType::Simple;
+        Migration::new(version, Cow::Borrowed(name), kind, sql.into_sql_str(), false)
+    });
+    let migrator = Migrator::with_migrations(migrations.collect());
+    migrator.run(pool).await.map_err(|error| match error {
+        MigrateError::Execute(error) => error.into(),
+        MigrateError::VersionMissing(version) => StoreError::Internal(format!(
+            "the database has migration {version}, which a later release made: use that release"
+        )),
+        error => StoreError::Internal(format!("migration of the database: {error}")),
+    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use sqlx::Row;
 use sqlx::any::AnyRow;
 
-use super::page::PageQuery;
+use super::write::PageQuery;
 use super::write::{Cell, bound, insert};
 use super::{Store, StoreResult};
 

@@ -1,14 +1,16 @@
-//! The rules of the draft, and what changed in them.
+//! The draft: the rules of each domain, what changed in them, how another document takes their
+//! place, and how large they may be.
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
-use sqlx::{Any, Executor, Row};
+use sqlx::{Any, AssertSqlSafe, Executor, Row};
 
-use super::page::PageQuery;
-use super::versions::of_domains;
-use super::write::{Cell, bound};
-use super::{Store, StoreResult, Write};
-use crate::document::{Entry, Record, RuleId};
+use super::versions::{of_domains, places};
+use super::write::{Cell, PageQuery, bound};
+use super::{Store, StoreError, StoreResult, Write};
+use crate::document::{Document, Entry, Record, RuleChange, RuleId, difference};
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
 const COLUMNS: &str = "id, domain, entries, settings, position, revision, updated_at, updated_by";
@@ -326,5 +328,613 @@ impl StoredRule {
             Cell::Text(scope),
             Cell::Text(value),
         ]
+    }
+}
+
+// The draft, domain by domain.
+
+/// A domain of the draft.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftDomain {
+    /// Its name.
+    pub name: String,
+    /// The number of the last change of its draft.
+    pub changed: i64,
+    /// Whether something of it is not published.
+    pub is_changed: bool,
+    /// Number of its rules.
+    pub rules: i64,
+}
+
+/// The draft of a domain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draft {
+    /// Its rules.
+    pub document: Document,
+    /// The number of its last change.
+    pub changed: i64,
+}
+
+/// The draft of a domain as it is stored.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StoredDraft {
+    /// The number of its last change; `None` if the domain has no draft.
+    pub changed: Option<i64>,
+    /// Its `defaults`.
+    pub defaults: Map<String, Value>,
+    /// Its rules, in their order.
+    pub rules: Vec<StoredRule>,
+}
+
+/// Attempts to read a draft that does not change meanwhile.
+const ATTEMPTS_MAX: usize = 5;
+
+// === impl Store ===
+
+impl Store {
+    /// All domains, by name.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
+        let sql =
+            format!("SELECT name, changed, published, {DRAFT_RULES} FROM domains ORDER BY name");
+        let query = sqlx::query_as(AssertSqlSafe(sql));
+        let rows: Vec<(String, i64, i64, i64)> = query.fetch_all(&self.pool).await?;
+        let domain = |(name, changed, published, rules)| DraftDomain {
+            name,
+            changed,
+            is_changed: changed != published,
+            rules,
+        };
+        Ok(rows.into_iter().map(domain).collect())
+    }
+
+    /// The draft of a domain; an empty one if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    pub async fn draft(&self, domain: &str) -> StoreResult<Draft> {
+        let StoredDraft { changed, defaults, rules } = self.stored_draft(domain).await?;
+        let records = rules.into_iter().map(|rule| rule.record).collect();
+        let document = Document { domain: domain.to_owned(), defaults, records };
+        Ok(Draft { document, changed: changed.unwrap_or_default() })
+    }
+
+    /// The draft of a domain, with all that is stored of its rules.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`](super::StoreError) if others change it all the time.
+    pub async fn stored_draft(&self, domain: &str) -> StoreResult<StoredDraft> {
+        for _ in 0..ATTEMPTS_MAX {
+            let (changed, defaults) = self.draft_head(domain).await?;
+            let rules = self.rules_of(domain).await?;
+            if self.draft_head(domain).await?.0 == changed {
+                return Ok(StoredDraft { changed, defaults, rules });
+            }
+        }
+        Err(StoreError::Moved(domain.to_owned()))
+    }
+
+    /// The `defaults` of a domain's draft.
+    pub(crate) async fn defaults(&self, domain: &str) -> StoreResult<Map<String, Value>> {
+        Ok(self.draft_head(domain).await?.1)
+    }
+
+    async fn draft_head(&self, domain: &str) -> StoreResult<(Option<i64>, Map<String, Value>)> {
+        let sql = "SELECT changed, defaults FROM domains WHERE name = $1";
+        let row = sqlx::query(sql).bind(domain.to_owned()).fetch_optional(&self.pool).await?;
+        let Some(row) = row else { return Ok((None, Map::new())) };
+        let defaults: String = row.try_get(1)?;
+        Ok((Some(row.try_get(0)?), serde_json::from_str(&defaults)?))
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Notes that the draft of a domain changes, and makes the domain if there is none.
+    pub(super) async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
+        let sql = "INSERT INTO domains (name, defaults, changed, published, sized) \
+                   VALUES ($1, '{}', $2, 0, $2) \
+                   ON CONFLICT (name) DO UPDATE SET changed = excluded.changed, sized = \
+                   CASE WHEN domains.sized = domains.changed THEN excluded.changed \
+                   ELSE domains.sized END";
+        let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.number());
+        query.execute(&mut *self.tx).await?;
+        // A domain keeps its row. One that has it already is counted as well, for so few bytes.
+        self.note_kept(domain.len());
+        Ok(())
+    }
+
+    /// Whether a domain has changes that are not published, and the number of the last one.
+    pub(crate) async fn draft_state(&mut self, domain: &str) -> StoreResult<(bool, i64)> {
+        let (changed, published) = self.draft_numbers(domain).await?.unwrap_or_default();
+        Ok((changed != published, changed))
+    }
+
+    /// The number of the last change of a draft; `None` if there is none.
+    pub(super) async fn last_change(&mut self, domain: &str) -> StoreResult<Option<i64>> {
+        Ok(self.draft_numbers(domain).await?.map(|(changed, _)| changed))
+    }
+
+    async fn draft_numbers(&mut self, domain: &str) -> StoreResult<Option<(i64, i64)>> {
+        let sql = "SELECT changed, published FROM domains WHERE name = $1";
+        let query = sqlx::query_as(sql).bind(domain.to_owned());
+        Ok(query.fetch_optional(&mut *self.tx).await?)
+    }
+}
+
+// What changed in the rules of the draft.
+
+/// A change of a rule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChangeRow {
+    /// Its number.
+    pub number: i64,
+    /// The settings before; `None` if the rule was added.
+    pub before: Option<Value>,
+    /// The settings after; `None` if it was removed.
+    pub after: Option<Value>,
+    /// When, in milliseconds since the Unix epoch.
+    pub at: i64,
+    /// Who.
+    pub author: String,
+    /// Why.
+    pub reason: String,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// At most `limit` changes of a rule that are before the number `before`, the latest first, and
+    /// whether there are more. None if the rule is of another domain than these; `None` for any.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub async fn changes(
+        &self,
+        id: &str,
+        domains: Option<&[String]>,
+        before: i64,
+        limit: usize,
+    ) -> StoreResult<(Vec<ChangeRow>, bool)> {
+        let mut cells = vec![Cell::Text(id.to_owned()), Cell::Int(before)];
+        let of_domains = of_domains(domains, &mut cells);
+        let query = PageQuery {
+            columns: "number, before, after, at, author, reason",
+            from: format!("changes WHERE rule = $1 AND number < $2{of_domains}"),
+            order: "number DESC",
+            texts: &["before", "after", "reason"],
+            cells,
+            limit,
+        };
+        let (rows, has_more) = query.fetch(&self.pool).await?;
+        let json = |text: Option<String>| text.map(|it| serde_json::from_str(&it)).transpose();
+        let read = |row: &AnyRow| {
+            Ok(ChangeRow {
+                number: row.try_get(0)?,
+                before: json(row.try_get(1)?)?,
+                after: json(row.try_get(2)?)?,
+                at: row.try_get(3)?,
+                author: row.try_get(4)?,
+                reason: row.try_get(5)?,
+            })
+        };
+        let changes = rows.iter().map(read).collect::<StoreResult<_>>()?;
+        Ok((changes, has_more))
+    }
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Adds a change of one rule to the history.
+    pub(super) async fn note_change(
+        &mut self,
+        domain: &str,
+        id: &RuleId,
+        before: Option<&Map<String, Value>>,
+        after: Option<&Map<String, Value>>,
+    ) -> StoreResult<()> {
+        let entries = Vec::new();
+        let (before, after) = (before.cloned(), after.cloned());
+        let change = RuleChange { id: id.clone(), entries, before, after };
+        self.note_changes(domain, &[change]).await
+    }
+
+    /// Adds changes to the history. Takes a number for each change.
+    pub(super) async fn note_changes(
+        &mut self,
+        domain: &str,
+        changes: &[RuleChange],
+    ) -> StoreResult<()> {
+        let first = self.take_numbers(i64::try_from(changes.len()).unwrap_or(i64::MAX)).await?;
+        let text = |of: &Option<Map<String, Value>>| {
+            Cell::Nullable(of.as_ref().map(|settings| json!(settings).to_string()))
+        };
+        let rows = changes.iter().zip(first..).map(|(change, number)| {
+            vec![
+                Cell::Int(number),
+                Cell::Text(domain.to_owned()),
+                Cell::Text(change.id.to_string()),
+                text(&change.before),
+                text(&change.after),
+                Cell::Int(self.at),
+                Cell::Text(self.author.name.clone()),
+                Cell::Text(self.author.reason.clone()),
+            ]
+        });
+        let rows = rows.collect();
+        let into = "changes (number, domain, rule, before, after, at, author, reason)";
+        self.keep(into, rows).await
+    }
+}
+
+// Makes the draft of a domain another document. The difference is found before the transaction,
+// which writes that alone: all other writes wait for it.
+
+/// Distance between the positions of two rules, so that others fit between them later.
+const GAP: i64 = 64;
+
+/// Rules that one statement deletes.
+const DELETED_MAX: usize = 500;
+
+/// The difference between the draft of a domain and a document.
+#[derive(Debug)]
+pub struct Replacement {
+    domain: String,
+    /// The number of the last change of the draft that was compared; `None` if there is no draft.
+    base: Option<i64>,
+    /// The `defaults`, if they differ.
+    defaults: Option<Map<String, Value>>,
+    /// What the history will have.
+    changes: Vec<RuleChange>,
+    /// The rules whose rows are deleted: those that are removed, changed or moved.
+    delete: Vec<RuleId>,
+    /// The rules whose rows are written.
+    put: Vec<Put>,
+    /// How the number of rules and their bytes change.
+    rules: i64,
+    bytes: i64,
+}
+
+/// A rule that is written.
+#[derive(Debug)]
+struct Put {
+    rule: StoredRule,
+    position: Position,
+    /// Whether its settings change too, or it is added.
+    is_changed: bool,
+}
+
+/// The place of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Position {
+    /// This one.
+    At(i64),
+    /// After all that there are, with so many before it.
+    Last(i64),
+}
+
+// === impl Replacement ===
+
+impl Replacement {
+    /// Compares a draft with the document that it is to be. Takes some seconds for a large one.
+    pub fn new(draft: StoredDraft, document: &Document) -> Self {
+        let domain = document.domain.clone();
+        let records = draft.rules.iter().map(|rule| rule.record.clone()).collect();
+        let before = Document { domain: domain.clone(), records, ..Document::default() };
+        let mut this = Self {
+            base: draft.changed,
+            defaults: (draft.defaults != document.defaults).then(|| document.defaults.clone()),
+            changes: difference(&before, document).rules,
+            delete: Vec::new(),
+            put: Vec::new(),
+            rules: count(document.records.len()) - count(draft.rules.len()),
+            bytes: 0,
+            domain,
+        };
+        let former = draft.rules.into_iter().map(|rule| (rule.record.entries.clone(), rule));
+        let mut former: HashMap<_, _> = former.collect();
+        let known: Vec<_> = document
+            .records
+            .iter()
+            .map(|record| former.get(&record.entries).map(|rule| rule.position))
+            .collect();
+        for ((record, known), position) in
+            document.records.iter().zip(&known).zip(positions(&known))
+        {
+            let former = former.remove(&record.entries);
+            let is_changed = former.as_ref().is_none_or(|it| it.record != *record);
+            if !is_changed && known.map(Position::At) == Some(position) {
+                continue;
+            }
+            this.remove_row(former.as_ref());
+            let (revision, updated_at, updated_by) = former.map_or_else(
+                || (0, 0, String::new()),
+                |it| (it.revision, it.updated_at, it.updated_by),
+            );
+            let rule = StoredRule {
+                id: record.id(&this.domain),
+                domain: this.domain.clone(),
+                record: record.clone(),
+                position: 0,
+                revision,
+                updated_at,
+                updated_by,
+            };
+            this.bytes += rule.bytes();
+            this.put.push(Put { rule, position, is_changed });
+        }
+        former.values().for_each(|rule| this.remove_row(Some(rule)));
+        this
+    }
+
+    fn remove_row(&mut self, rule: Option<&StoredRule>) {
+        if let Some(rule) = rule {
+            self.bytes -= rule.bytes();
+            self.delete.push(rule.id.clone());
+        }
+    }
+
+    /// Whether the draft is the document already.
+    fn is_empty(&self) -> bool {
+        self.base.is_some()
+            && self.defaults.is_none()
+            && self.delete.is_empty()
+            && self.put.is_empty()
+    }
+}
+
+/// The positions of rules in their order, of which some have one already. Most of these keep it;
+/// the others come between them, or if there is no room all are placed again.
+fn positions(known: &[Option<i64>]) -> Vec<Position> {
+    let kept = longest_increasing(known);
+    let mut positions = Vec::with_capacity(known.len());
+    let mut before: Option<i64> = None;
+    for (at, position) in kept.iter().copied().chain([(known.len(), i64::MAX)]) {
+        let missing = count(at - positions.len());
+        let is_end = at == known.len();
+        // Each of the missing ones gets a part of the room.
+        let step = match before {
+            _ if is_end => 0,
+            None => GAP,
+            Some(before) => ((position - before) / (missing + 1)).min(GAP),
+        };
+        if missing > 0 && step == 0 && !is_end {
+            return (0..count(known.len())).map(Position::Last).collect();
+        }
+        positions.extend((0..missing).map(|nth| match (is_end, before) {
+            (true, _) => Position::Last(nth),
+            (false, Some(before)) => Position::At(before + step * (nth + 1)),
+            (false, None) => Position::At(position - step * (missing - nth)),
+        }));
+        if !is_end {
+            positions.push(Position::At(position));
+            before = Some(position);
+        }
+    }
+    positions
+}
+
+/// The most of these positions that are in their order: each with its place in the list.
+fn longest_increasing(known: &[Option<i64>]) -> Vec<(usize, i64)> {
+    // For each length the list's place of the least position that ends a run of this length.
+    let mut ends: Vec<(usize, i64)> = Vec::new();
+    let mut earlier: Vec<Option<usize>> = vec![None; known.len()];
+    for (at, position) in known.iter().enumerate() {
+        let Some(position) = *position else { continue };
+        let length = ends.partition_point(|(_, end)| *end < position);
+        let before = length.checked_sub(1).and_then(|it| ends.get(it)).map(|(at, _)| *at);
+        if let Some(slot) = earlier.get_mut(at) {
+            *slot = before;
+        }
+        match ends.get_mut(length) {
+            Some(end) => *end = (at, position),
+            None => ends.push((at, position)),
+        }
+    }
+    let mut kept = Vec::with_capacity(ends.len());
+    let mut last = ends.last().map(|(at, _)| *at);
+    while let Some(at) = last {
+        kept.extend(known.get(at).copied().flatten().map(|position| (at, position)));
+        last = earlier.get(at).copied().flatten();
+    }
+    kept.reverse();
+    kept
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Makes a draft what its replacement says. Rules that do not change keep their revision.
+    /// Returns the number of rules that were added, changed or removed.
+    ///
+    /// # Errors
+    /// [`StoreError::Moved`] if the draft is not the one that was compared.
+    pub(crate) async fn replace(&mut self, replacement: &Replacement) -> StoreResult<usize> {
+        let Replacement { domain, base, defaults, changes, rules, bytes, .. } = replacement;
+        if self.last_change(domain).await? != *base {
+            return Err(StoreError::Moved(domain.clone()));
+        }
+        if replacement.is_empty() {
+            return Ok(0);
+        }
+        self.touch_domain(domain).await?;
+        if let Some(defaults) = defaults {
+            let sql = "UPDATE domains SET defaults = $1 WHERE name = $2";
+            let query = sqlx::query(sql).bind(json!(defaults).to_string()).bind(domain.clone());
+            query.execute(&mut *self.tx).await?;
+        }
+        let number = self.number();
+        self.note_changes(domain, changes).await?;
+        self.resize(domain, *rules, *bytes).await?;
+        self.delete_rules(&replacement.delete).await?;
+        self.put_rules(number, &replacement.put).await?;
+        Ok(changes.len())
+    }
+
+    async fn delete_rules(&mut self, ids: &[RuleId]) -> StoreResult<()> {
+        for ids in ids.chunks(DELETED_MAX) {
+            let places = places(1, ids.len());
+            let sql = format!("DELETE FROM rules WHERE id IN ({places})");
+            let cells = ids.iter().map(|id| Cell::Text(id.to_string())).collect();
+            bound(&sql, cells).execute(&mut *self.tx).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_rules(&mut self, number: i64, put: &[Put]) -> StoreResult<()> {
+        let is_last = |put: &&Put| matches!(put.position, Position::Last(_));
+        // Numbers only grow, so that these positions are after all others.
+        let first = self.take_numbers(GAP * count(put.iter().filter(is_last).count())).await?;
+        let mut rows = Vec::with_capacity(put.len());
+        for Put { rule, position, is_changed } in put {
+            let position = match *position {
+                Position::At(position) => position,
+                Position::Last(nth) => first + GAP * nth,
+            };
+            let mut rule = StoredRule { position, ..rule.clone() };
+            if *is_changed {
+                rule.revision = number;
+                rule.updated_at = self.at;
+                rule.updated_by = self.author.name.clone();
+            } else {
+                // It leaves no history, and takes as much time as one that does.
+                self.note_kept(0);
+            }
+            rows.push(rule.cells());
+        }
+        self.insert(StoredRule::INTO, rows).await
+    }
+}
+
+// The ceilings of drafts. A token that may write could otherwise fill the database, and the memory
+// of the process that reads drafts.
+
+/// Maximum number of rules of the draft of a domain, which is what a pod loads of one, and of the
+/// bytes of their entries and settings.
+const DOMAIN_RULES_MAX: i64 = 500_000;
+const DOMAIN_BYTES_MAX: i64 = 32 << 20;
+
+/// The same for all drafts together. All domains of a token that is for some domains have together
+/// what one domain may have, so that a tenant leaves three quarters to the others.
+const RULES_MAX: i64 = 4 * DOMAIN_RULES_MAX;
+const BYTES_MAX: i64 = 4 * DOMAIN_BYTES_MAX;
+
+/// Maximum number of domains.
+const DOMAINS_MAX: i64 = 10_000;
+
+/// The number of rules of the draft of a row of `domains`, and their bytes. A release that does not
+/// keep them may change the draft meanwhile, while replicas are replaced one by one.
+pub(super) const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE \
+     (SELECT COUNT(*) FROM rules r WHERE r.domain = domains.name) END";
+const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
+     (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
+     FROM rules r WHERE r.domain = domains.name) END";
+
+/// The number of domains of a condition, of their rules and of the bytes of these. A domain of
+/// which all was removed keeps its row and its history, and is not counted.
+fn sizes(condition: &str) -> String {
+    format!(
+        "SELECT COUNT(CASE WHEN rules > 0 OR hash IS NOT NULL THEN 1 END), \
+         CAST(COALESCE(SUM(rules), 0) AS BIGINT), CAST(COALESCE(SUM(bytes), 0) AS BIGINT) \
+         FROM (SELECT hash, {DRAFT_RULES} AS rules, {DRAFT_BYTES} AS bytes FROM domains \
+         {condition}) sizes"
+    )
+}
+
+// === impl Write ===
+
+impl Write {
+    /// Notes that the draft of a domain will have so many more rules and bytes, or fewer. The
+    /// caller changes its rules after this.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`] if it grows above a ceiling. One that is too large may shrink.
+    pub(super) async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
+        let sql = format!(
+            "UPDATE domains SET rules = {DRAFT_RULES} + $1, bytes = {DRAFT_BYTES} + $2, \
+             sized = changed WHERE name = $3 RETURNING rules, bytes"
+        );
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(rules).bind(bytes).bind(domain.to_owned());
+        let row = query.fetch_one(&mut *self.tx).await?;
+        if rules <= 0 && bytes <= 0 {
+            return Ok(());
+        }
+        let shown = ratelease_rules::excerpt(domain);
+        let of_domain = format!("the draft of '{shown}'");
+        within(&of_domain, "rules", row.try_get(0)?, DOMAIN_RULES_MAX)?;
+        within(&of_domain, "bytes", row.try_get(1)?, DOMAIN_BYTES_MAX)?;
+        if let Some(own) = self.kept.domains.clone() {
+            let sql = sizes(&format!("WHERE name IN ({})", places(1, own.len())));
+            let cells = own.into_iter().map(Cell::Text).collect();
+            let row = bound(&sql, cells).fetch_one(&mut *self.tx).await?;
+            let own = "the drafts of the token's domains together";
+            within(own, "rules", row.try_get(1)?, DOMAIN_RULES_MAX)?;
+            within(own, "bytes", row.try_get(2)?, DOMAIN_BYTES_MAX)?;
+        }
+        let row = sqlx::query(AssertSqlSafe(sizes(""))).fetch_one(&mut *self.tx).await?;
+        let all = "all drafts together";
+        within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;
+        within(all, "rules", row.try_get(1)?, RULES_MAX)?;
+        within(all, "bytes", row.try_get(2)?, BYTES_MAX)
+    }
+}
+
+fn within(what: &str, unit: &str, found: i64, max: i64) -> StoreResult<()> {
+    if found <= max {
+        return Ok(());
+    }
+    Err(StoreError::TooLarge(format!("{what} would have {found} {unit}; expected at most {max}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The positions after a replacement, of which new ones begin at 1000.
+    fn placed(known: &[Option<i64>]) -> Vec<i64> {
+        let at = |position: Position| match position {
+            Position::At(position) => position,
+            Position::Last(nth) => 1000 + GAP * nth,
+        };
+        positions(known).into_iter().map(at).collect()
+    }
+
+    #[test]
+    fn rules_between_others_take_positions_between_theirs() {
+        assert_eq!(placed(&[None, Some(64), Some(128)]), [0, 64, 128]);
+        assert_eq!(placed(&[Some(64), None, None, Some(128)]), [64, 85, 106, 128]);
+        assert_eq!(placed(&[Some(64), Some(128), None]), [64, 128, 1000]);
+        assert_eq!(placed(&[Some(128), Some(64), Some(192)])[2], 192, "one moves");
+        assert_eq!(placed(&[Some(1), None, Some(2)]), [1000, 1064, 1128], "there is no room");
+        assert_eq!(placed(&[]), Vec::<i64>::new());
+    }
+
+    proptest! {
+        #[test]
+        fn positions_are_in_order_and_those_in_order_already_stay(
+            known in prop::collection::vec(prop::option::of(0_i64..900), 0..40),
+        ) {
+            let mut seen = std::collections::HashSet::new();
+            let known = known.into_iter().map(|it| it.filter(|it| seen.insert(*it)));
+            let known: Vec<_> = known.collect();
+            let placed = placed(&known);
+            prop_assert_eq!(placed.len(), known.len());
+            prop_assert!(placed.is_sorted_by(|a, b| a < b), "{:?} {:?}", known, placed);
+            let present: Vec<_> = known.iter().copied().flatten().collect();
+            let mut rest = known.iter().skip_while(|it| it.is_some());
+            if present.is_sorted() && rest.all(Option::is_none) {
+                prop_assert!(placed.starts_with(&present));
+            }
+        }
     }
 }

@@ -1,9 +1,14 @@
-//! Tokens, of which only the hash is known.
+//! Tokens, of which only the hash is known: how much the writes of each may keep, and what was
+//! answered to a write that is repeated.
 
-use sqlx::Row;
+use std::time::Duration;
+
+use jiff::Timestamp;
 use sqlx::any::AnyRow;
+use sqlx::{Any, Executor, Row};
 
-use super::{Store, StoreResult, Write};
+use super::write::Cell;
+use super::{Store, StoreError, StoreResult, Write};
 
 /// A token that is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,5 +120,176 @@ impl TokenRow {
             revoked_at: row.try_get(7)?,
             written: row.try_get(8)?,
         })
+    }
+}
+
+// How much the writes of a token may add to what is kept: history, texts of versions, the audit
+// log, and answers of idempotency keys.
+//
+// All of that but the answers is kept for good, so that a bound of a rate would only delay a full
+// disk. The bound is of a token and not of a domain, because the audit log and answers are of no
+// domain, and a token of all domains may make new ones; tokens are made by an operator alone. So
+// the database grows by at most this bound for each token, and a token that has reached it keeps
+// no other one from writing. A write is counted when it ends: the last one may exceed the bound.
+
+/// Bytes that are counted for a row beside its texts: numbers, times and places in indexes.
+const ROW_BYTES: usize = 128;
+
+// === impl Write ===
+
+impl Write {
+    /// Counts what this write keeps for the token of this id and these domains. A token that was
+    /// revoked, or that has expired since the request began, writes nothing: a revocation is a
+    /// write too, so that it is seen here if it was committed before.
+    ///
+    /// # Errors
+    /// [`StoreError::TokenEnded`] for such a token.
+    /// [`StoreError::QuotaUsed`] if earlier writes of the token have kept `bytes_max`; `None` for
+    /// no bound.
+    pub(crate) async fn count_for(
+        &mut self,
+        token: &str,
+        domains: Option<&[String]>,
+        bytes_max: Option<i64>,
+    ) -> StoreResult<()> {
+        let sql = "SELECT written FROM tokens WHERE id = $1 AND revoked_at IS NULL \
+                   AND (expires_at IS NULL OR expires_at > $2)";
+        let query = sqlx::query_as(sql).bind(token.to_owned()).bind(self.at);
+        let row: Option<(i64,)> = query.fetch_optional(&mut *self.tx).await?;
+        let (written,) = row.ok_or(StoreError::TokenEnded)?;
+        if let Some(max) = bytes_max.filter(|max| written >= *max) {
+            return Err(StoreError::QuotaUsed { written, max });
+        }
+        self.kept.token = Some(token.to_owned());
+        self.kept.domains = domains.map(<[_]>::to_vec);
+        Ok(())
+    }
+
+    /// Inserts rows of what is kept.
+    pub(super) async fn keep(&mut self, into: &str, rows: Vec<Vec<Cell>>) -> StoreResult<()> {
+        for row in &rows {
+            self.note_kept(row.iter().map(Cell::bytes).sum());
+        }
+        self.insert(into, rows).await
+    }
+
+    /// Counts a row that is kept, with texts of so many bytes.
+    pub(super) fn note_kept(&mut self, bytes: usize) {
+        self.kept.bytes += ROW_BYTES + bytes;
+    }
+
+    /// Adds what this write kept to that of its token.
+    pub(super) async fn count_kept(&mut self) -> StoreResult<()> {
+        let Some(token) = self.kept.token.take() else { return Ok(()) };
+        let bytes = i64::try_from(self.kept.bytes).unwrap_or(i64::MAX);
+        let sql = "UPDATE tokens SET written = written + $1 WHERE id = $2";
+        sqlx::query(sql).bind(bytes).bind(token).execute(&mut *self.tx).await?;
+        Ok(())
+    }
+}
+
+// Idempotency keys: a write that is repeated gets the answer of the first one.
+
+/// How long an answer is kept.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// What identifies a repeated write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnswerKey {
+    /// The key that the client chose.
+    pub key: String,
+    /// A hash of the request, because a key is for one request only.
+    pub request: String,
+}
+
+/// An answer that is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The `ETag`; empty if it has none.
+    pub etag: String,
+    /// The `Location` of what was added; empty if it has none.
+    pub location: String,
+    /// The body.
+    pub body: String,
+}
+
+/// What is known of an idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Earlier {
+    /// Nothing.
+    New,
+    /// It was given with this request, and this was answered.
+    Same(Answer),
+    /// It was given with another request.
+    Other,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// What was answered to a write of this author with this key.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn earlier(&self, author: &str, key: &AnswerKey) -> StoreResult<Earlier> {
+        earlier(&self.pool, author, key, Timestamp::now().as_millisecond()).await
+    }
+}
+
+async fn earlier<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    author: &str,
+    key: &AnswerKey,
+    now: i64,
+) -> StoreResult<Earlier> {
+    let sql = "SELECT request, status, headers, location, body FROM answers \
+               WHERE author = $1 AND idempotency_key = $2 AND at > $3";
+    let query = sqlx::query(sql).bind(author.to_owned()).bind(key.key.clone());
+    let row = query.bind(kept_since(now)).fetch_optional(executor).await?;
+    let Some(row) = row else { return Ok(Earlier::New) };
+    if row.try_get::<String, _>(0)? != key.request {
+        return Ok(Earlier::Other);
+    }
+    let status = u16::try_from(row.try_get::<i64, _>(1)?).unwrap_or(200);
+    let (etag, location, body) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+    Ok(Earlier::Same(Answer { status, etag, location, body }))
+}
+
+/// The time at which the oldest answer that is kept was given.
+fn kept_since(now: i64) -> i64 {
+    now - i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX)
+}
+
+// === impl Write ===
+
+impl Write {
+    /// What was answered to a write of this author with this key.
+    pub(crate) async fn earlier(&mut self, key: &AnswerKey) -> StoreResult<Earlier> {
+        earlier(&mut *self.tx, &self.author.name, key, self.at).await
+    }
+
+    /// Keeps the answer to this write, and drops old ones.
+    pub(crate) async fn keep_answer(
+        &mut self,
+        key: &AnswerKey,
+        answer: &Answer,
+    ) -> StoreResult<()> {
+        let query = sqlx::query("DELETE FROM answers WHERE at <= $1").bind(kept_since(self.at));
+        query.execute(&mut *self.tx).await?;
+        let row = vec![
+            Cell::Text(self.author.name.clone()),
+            Cell::Text(key.key.clone()),
+            Cell::Text(key.request.clone()),
+            Cell::Int(i64::from(answer.status)),
+            Cell::Text(answer.etag.clone()),
+            Cell::Text(answer.location.clone()),
+            Cell::Text(answer.body.clone()),
+            Cell::Int(self.at),
+        ];
+        let into =
+            "answers (author, idempotency_key, request, status, headers, location, body, at)";
+        self.keep(into, vec![row]).await
     }
 }
