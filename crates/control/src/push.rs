@@ -11,37 +11,28 @@
 //! has answered X
 
 mod connections;
-mod counts;
-mod delivery;
-mod follow;
 mod listen;
 mod load_reports;
-mod node;
+mod messages;
 mod published;
-mod report;
-mod requests;
-mod rollback;
-mod rollout;
 mod selection;
 mod server;
 mod service;
 mod streams;
-mod subscription;
 mod translate;
-mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub use counts::RolloutCounts;
-pub use follow::follow;
-pub(crate) use follow::listen;
 pub use listen::{PodTls, serve};
+pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
+pub use load_reports::RolloutCounts;
+pub use load_reports::watch_rollout;
+pub use published::follow;
+pub(crate) use published::listen;
 pub use published::{PublishedRollout, PublishedSet};
-pub use report::report;
-pub(crate) use rollback::AUTHOR as ROLLBACK_AUTHOR;
-pub use rollback::watch_rollout;
 pub use selection::Selection;
 pub use server::PodServer;
 pub(crate) use streams::LAG_BOUNDS;
+pub use streams::report;
 pub use streams::{Lag, StreamStates, Streams};

@@ -5,28 +5,35 @@
 //!  ◀── LoadStatsResponse: the domains of the rollout, and how often ── rollout begins or ends
 //! ```
 //! A pod is asked for nothing while no rollout is under way. A report counts for a step if the pod
-//! ran that step's version at the report before it too, so that no hit of other rules counts.
+//! ran that step's version at the report before it too, so that no hit of other rules counts. A
+//! rollout whose chosen pods deny too much is rolled back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
+use envoy_types::pb::google::protobuf;
 use futures_util::stream::{BoxStream, StreamExt};
-use ratelease_engine::time::Time;
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use ratelease_engine::rng::next_u64;
+use ratelease_engine::time::{Clock, Time};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status, Streaming};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::connections::ConnectedPod;
-use super::node::NodeInfo;
+use super::messages::{ClusterStats, LoadStatsRequest};
 use super::published::{PublishedRollout, PublishedSet};
-use super::requests::{ClusterStats, LoadStatsRequest};
-use super::selection::CertifiedNodes;
+use super::selection::{CertifiedNodes, NodeInfo};
 use super::server::{FIRST_MAX, PodServer};
-use super::wire::{self, LoadStatsResponse};
-use crate::store::{CountKey, HitCount};
+use crate::store::{
+    Author, Bound, CountKey, HitCount, ReplicaCount, Stage, Store, StoreError, StoreResult,
+};
 
 /// Pause between reports of a pod, for up to [`PODS_PER_SECOND`] pods; more have longer pauses.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -150,7 +157,7 @@ impl Reports {
         let seconds = i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
         let response = LoadStatsResponse {
             clusters: domains.into_iter().collect(),
-            load_reporting_interval: Some(wire::Duration { seconds, nanos: 0 }),
+            load_reporting_interval: Some(protobuf::Duration { seconds, nanos: 0 }),
             ..LoadStatsResponse::default()
         };
         self.responses.try_send(response).is_ok()
@@ -217,10 +224,372 @@ fn read(stats: &ClusterStats) -> Option<HitCount> {
     (hits <= HITS_MAX && shadow <= issued).then_some(HitCount { hits, denied, shadow })
 }
 
+// Hits that pods reported of a rollout: all of them, and as they are weighed for its bound.
+//
+// What a pod reports is its own word, so that one pod must not decide about a rollout. Of each
+// window of time a pod weighs at most a tenth of the hits that its replica has of a domain (with
+// fewer than ten pods, its equal part), or the `hits_min` of the bound if that is more. Of three
+// or more pods, the share that is denied is that of the others without the one that denies most.
+
+/// Seconds of a window. The recent hits are those of the present window and the one before.
+const WINDOW_SECONDS: u64 = 15;
+
+/// The part of all hits that one of many pods may have.
+const PARTS: usize = 10;
+
+/// Pods of which the one that denies most is left out.
+const TRIMMED_MIN: usize = 3;
+
+/// Maximum number of pods, each counted for each domain that it reports, of a window. Further ones
+/// weigh together what one pod does.
+const ENTRIES_MAX: usize = 1 << 18;
+
+/// Identifies a pod within this process.
+pub(super) type PodId = u64;
+
+/// The pods beyond [`ENTRIES_MAX`].
+const OTHERS: PodId = 0;
+
+/// Hits that pods reported to this replica. A cheap handle: clones share all state.
+#[derive(Debug, Clone)]
+pub struct RolloutCounts(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    hasher: RandomState,
+    state: Mutex<State>,
+    changed: Notify,
+    reports: AtomicU64,
+    rollbacks: AtomicU64,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Tells the rows of this process from those of others.
+    replica: u32,
+    counts: BTreeMap<CountKey, Counted>,
+    /// The number of the present window.
+    window: u64,
+    /// Pods of the present window, over all counts.
+    entries: usize,
+    hits_min: u64,
+}
+
+/// The hits of one domain and group of pods.
+#[derive(Debug, Default)]
+struct Counted {
+    all: HitCount,
+    /// The weighed hits of windows that have ended.
+    weighed: HitCount,
+    former: HashMap<PodId, HitCount>,
+    present: HashMap<PodId, HitCount>,
+    /// How often hits were added.
+    changes: u64,
+}
+
+/// What is to be written.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) replica: u32,
+    pub(super) counts: Vec<(CountKey, ReplicaCount)>,
+    /// The number of the last change of each count.
+    changes: Vec<u64>,
+}
+
+// === impl RolloutCounts ===
+
+impl Default for RolloutCounts {
+    fn default() -> Self {
+        Self(Arc::new(Shared {
+            clock: Clock::start(),
+            hasher: RandomState::new(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            reports: AtomicU64::default(),
+            rollbacks: AtomicU64::default(),
+        }))
+    }
+}
+
+impl RolloutCounts {
+    /// Number of reports that were counted so far.
+    pub(crate) fn reports(&self) -> u64 {
+        self.0.reports.load(Ordering::Relaxed)
+    }
+
+    /// Number of rollouts that this process rolled back.
+    pub(crate) fn rollbacks(&self) -> u64 {
+        self.0.rollbacks.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_rollback(&self) {
+        self.0.rollbacks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The clock that all seconds are of.
+    pub(super) fn clock(&self) -> Clock {
+        self.0.clock
+    }
+
+    /// The number of the pod with this identity.
+    pub(super) fn pod(&self, identity: impl Hash) -> PodId {
+        self.0.hasher.hash_one(identity)
+    }
+
+    /// Adds hits of a pod, at this second of the clock. `hits_min` is that of the rollout's bound.
+    pub(super) fn note(
+        &self,
+        key: CountKey,
+        pod: PodId,
+        count: &HitCount,
+        (hits_min, second): (u64, u64),
+    ) {
+        let mut state = self.0.state.lock();
+        state.hits_min = hits_min;
+        state.turn(second);
+        let is_full = state.entries >= ENTRIES_MAX;
+        let counted = state.counts.entry(key).or_default();
+        counted.changes += 1;
+        counted.all.add(count);
+        let pod = if is_full && !counted.present.contains_key(&pod) { OTHERS } else { pod };
+        let before = counted.present.len();
+        counted.present.entry(pod).or_default().add(count);
+        state.entries += counted.present.len() - before;
+    }
+
+    /// What the database is to have of this replica at this second. There are as many rows as the
+    /// steps have domains, twice.
+    pub(super) fn rows(&self, second: u64) -> Rows {
+        let mut state = self.0.state.lock();
+        state.turn(second);
+        let (replica, hits_min) = (state.replica, state.hits_min);
+        let counts = state.counts.iter().map(|(key, it)| (key.clone(), it.row(hits_min)));
+        let changes = state.counts.values().map(|it| it.changes).collect();
+        Rows { replica, counts: counts.collect(), changes }
+    }
+
+    /// Notes that the database has these rows. Those of other versions than `present`, the last
+    /// step's, are forgotten unless they have changed since.
+    pub(super) fn written(&self, rows: &Rows, present: Option<i64>) {
+        let mut state = self.0.state.lock();
+        for ((key, _), changes) in rows.counts.iter().zip(&rows.changes) {
+            let is_written = state.counts.get(key).is_some_and(|it| it.changes == *changes);
+            if is_written && Some(key.version) != present {
+                state.counts.remove(key);
+            }
+        }
+    }
+
+    /// Notes that a report was counted.
+    pub(super) fn note_report(&self) {
+        self.0.reports.fetch_add(1, Ordering::Relaxed);
+        self.0.changed.notify_one();
+    }
+
+    /// Resolves after the next report.
+    pub(super) async fn changed(&self) {
+        self.0.changed.notified().await;
+    }
+}
+
+// === impl State ===
+
+impl Default for State {
+    fn default() -> Self {
+        let replica = u32::try_from(next_u64() >> 33).unwrap_or_default().max(1);
+        let (counts, window, entries, hits_min) = (BTreeMap::new(), 0, 0, 0);
+        Self { replica, counts, window, entries, hits_min }
+    }
+}
+
+impl State {
+    /// Begins the window of this second.
+    fn turn(&mut self, second: u64) {
+        let window = second / WINDOW_SECONDS;
+        let passed = window.saturating_sub(self.window);
+        if passed == 0 {
+            return;
+        }
+        (self.window, self.entries) = (window, 0);
+        for counted in self.counts.values_mut() {
+            let ended = std::mem::take(&mut counted.present);
+            counted.weighed.add(&weigh(ended.values(), self.hits_min));
+            counted.former = if passed == 1 { ended } else { HashMap::new() };
+        }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn row(&self, hits_min: u64) -> ReplicaCount {
+        let mut weighed = self.weighed;
+        weighed.add(&weigh(self.present.values(), hits_min));
+        let mut both = self.former.clone();
+        for (pod, count) in &self.present {
+            both.entry(*pod).or_default().add(count);
+        }
+        ReplicaCount { all: self.all, weighed, recent: weigh(both.values(), hits_min) }
+    }
+}
+
+/// The hits of all these pods, of which none weighs too much.
+fn weigh<'c>(pods: impl Iterator<Item = &'c HitCount>, hits_min: u64) -> HitCount {
+    let mut pods: Vec<_> = pods.filter(|it| it.hits > 0).copied().collect();
+    pods.sort_by_key(|it| it.hits);
+    let max = hits_max(&pods, PARTS.min(pods.len())).max(hits_min);
+    let mut sum = HitCount::default();
+    for pod in &mut pods {
+        *pod = pod.scaled(max);
+        sum.add(pod);
+    }
+    let denies_most = pods.iter().max_by_key(|it| it.denied.saturating_add(it.shadow));
+    let (Some(most), true) = (denies_most, pods.len() >= TRIMMED_MIN) else { return sum };
+    let others = HitCount {
+        hits: sum.hits.saturating_sub(most.hits),
+        denied: sum.denied.saturating_sub(most.denied),
+        shadow: sum.shadow.saturating_sub(most.shadow),
+    };
+    others.scaled_to(sum.hits)
+}
+
+/// The hits of which no pod has more than one of so many `parts`, if pods with more have these. The
+/// pods are in the order of their hits.
+fn hits_max(pods: &[HitCount], parts: usize) -> u64 {
+    let parts = parts as u128;
+    let mut below: u128 = pods.iter().map(|it| u128::from(it.hits)).sum();
+    for (above, pod) in pods.iter().rev().enumerate() {
+        // `above` pods have the result, and the others have `below` together.
+        let Some(rest) = parts.checked_sub(above as u128).filter(|rest| *rest > 0) else { break };
+        let max = below / rest;
+        if max >= u128::from(pod.hits) {
+            return u64::try_from(max).unwrap_or(u64::MAX);
+        }
+        below -= u128::from(pod.hits);
+    }
+    pods.first().map_or(0, |it| it.hits)
+}
+
+// Ends a rollout that denies too much. Each replica writes what its pods report, and looks at what
+// all replicas wrote; the one that sees first that the bound is exceeded rolls back.
+
+/// Pause after reports were written, so that those of many pods are written together.
+const WRITE_PAUSE: Duration = Duration::from_millis(200);
+
+/// Longest pause between two looks at the counts: other replicas write too.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Maximum time of a look. A database that hangs is asked again.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
+/// The author of steps that the control plane takes.
+pub(crate) const AUTHOR: &str = "rollout";
+
+/// Writes what pods report, and rolls back. While the database is away the counts wait here; the
+/// bound is looked at when it is back, with the hits that are recent then. Does not return.
+pub async fn watch_rollout(
+    store: Store,
+    counts: RolloutCounts,
+    published: watch::Receiver<Arc<PublishedSet>>,
+    follower: Arc<Notify>,
+) {
+    let (reserved, clock) = (store.reserved(), counts.clock());
+    let mut is_away = false;
+    loop {
+        let _ = timeout(LOOK_INTERVAL, counts.changed()).await;
+        let rollout = published.borrow().rollout.clone();
+        let looked = async {
+            let second = clock.now().since(Time::default()).as_secs();
+            write(&reserved, &counts, second, rollout.as_ref().map(|it| it.version)).await?;
+            match &rollout {
+                Some(rollout) => look(&store, &reserved, rollout).await,
+                None => Ok(false),
+            }
+        };
+        let looked = timeout(LOOK_MAX, looked).await;
+        let looked = looked
+            .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {LOOK_MAX:?}"))));
+        match looked {
+            Ok(is_rolled_back) => {
+                is_away = false;
+                if is_rolled_back {
+                    counts.note_rollback();
+                    follower.notify_one();
+                }
+            }
+            Err(error) if !is_away => {
+                is_away = true;
+                warn!("{error}: what pods report of a rollout waits");
+            }
+            Err(_) => {}
+        }
+        sleep(WRITE_PAUSE).await;
+    }
+}
+
+/// Writes what this replica counted. If that fails it is written the next time; a write of which
+/// only the answer was lost is replaced.
+async fn write(
+    store: &Store,
+    counts: &RolloutCounts,
+    second: u64,
+    present: Option<i64>,
+) -> StoreResult<()> {
+    let rows = counts.rows(second);
+    if !rows.counts.is_empty() {
+        store.replace_hits(rows.replica, &rows.counts).await?;
+    }
+    counts.written(&rows, present);
+    Ok(())
+}
+
+/// Rolls back if the bound is exceeded. Returns whether this call did.
+async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> StoreResult<bool> {
+    let Some(bound) = rollout.bound else { return Ok(false) };
+    let recent = reserved.recent_hits(rollout.version).await?;
+    let Some(reason) = exceeded(&bound, &recent) else { return Ok(false) };
+    let author = Author { name: AUTHOR.to_owned(), reason };
+    let mut write = store.begin(&author).await?;
+    // Another replica may have done it, or somebody has taken another step.
+    let present = write.open_rollout().await?.filter(|it| it.id == rollout.id);
+    let is_same = |version| version == rollout.version;
+    let present = present.filter(|it| it.last().is_some_and(|step| is_same(step.version)));
+    let Some(present) = present else { return Ok(false) };
+    let version = write.step_rollout(&present, Stage::RolledBack).await?.number;
+    write.note_rollout(&present, Stage::RolledBack, version).await?;
+    write.commit().await?;
+    warn!(rollout = rollout.id, version, "rolled back: {}", author.reason);
+    Ok(true)
+}
+
+/// Which domains the chosen pods deny too much of, in words; `None` if there are none.
+fn exceeded(bound: &Bound, recent: &BTreeMap<CountKey, HitCount>) -> Option<String> {
+    let mut all = Vec::new();
+    for (key, count) in recent.iter().filter(|(key, _)| key.is_chosen) {
+        let share = count.denied_share().filter(|share| *share > bound.denied_share);
+        let hits_min = u64::try_from(bound.hits_min).unwrap_or_default();
+        if let Some(share) = share.filter(|_| count.hits >= hits_min) {
+            let domain = ratelease_rules::excerpt(&key.domain);
+            let HitCount { hits, denied, .. } = count;
+            all.push(format!("'{domain}': {denied} of {hits} hits ({})", percent(share)));
+        }
+    }
+    let bound = percent(bound.denied_share);
+    (!all.is_empty()).then(|| {
+        let domains = all.join(", ");
+        format!("chosen pods denied too much in the last 30 s: {domains}; the bound is {bound}")
+    })
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::push::requests::{DroppedRequests, UpstreamLocalityStats};
+    use crate::push::messages::{DroppedRequests, UpstreamLocalityStats};
 
     fn stats(issued: u64, denied: u64, shadow: u64) -> ClusterStats {
         let locality = UpstreamLocalityStats { total_issued_requests: issued };
@@ -244,5 +613,94 @@ mod tests {
     fn a_report_that_cannot_be_is_not_counted() {
         assert_eq!(read(&stats(1, 0, 2)), None, "more in shadow than passed");
         assert_eq!(read(&stats(u64::MAX, u64::MAX, 0)), None);
+    }
+
+    fn count(hits: u64, denied: u64) -> HitCount {
+        HitCount { hits, denied, shadow: 0 }
+    }
+
+    fn share(pods: &[HitCount]) -> f64 {
+        weigh(pods.iter(), 100).denied_share().unwrap()
+    }
+
+    #[test]
+    fn a_pod_weighs_a_tenth_of_all_or_its_equal_part_of_fewer_pods() {
+        let honest = |number| vec![count(1000, 0); number];
+        for number in 1..40 {
+            let mut pods = honest(number);
+            pods.push(count(1 << 40, 0));
+            let limit = *[10, number + 1].iter().min().unwrap() as u64;
+            let sum = weigh(pods.iter(), 0).hits;
+            let weighs = sum - 1000 * number as u64;
+            assert!(weighs <= sum / limit + 1, "{number} others: {weighs} of {sum}");
+            assert!(weighs >= 999, "{number} others: {weighs}");
+        }
+        assert_eq!(weigh([count(7, 3)].iter(), 0), count(7, 3), "one pod alone is what there is");
+        assert_eq!(weigh([].iter(), 100), HitCount::default());
+    }
+
+    #[test]
+    fn one_pod_neither_forces_nor_masks_that_the_others_deny_too_much() {
+        for number in 2..40 {
+            let mut pods = vec![count(1000, 0); number];
+            pods.push(count(1 << 40, 1 << 40));
+            assert!(share(&pods) < 0.05, "forced among {number}: {}", share(&pods));
+            let mut pods = vec![count(1000, 200); number];
+            pods.push(count(1 << 40, 0));
+            assert!(share(&pods) > 0.05, "masked among {number}: {}", share(&pods));
+        }
+        // Of two pods each weighs half, however many hits it reports.
+        assert!((share(&[count(1000, 0), count(1 << 40, 1 << 40)]) - 0.5).abs() < 0.001);
+        assert!((share(&[count(1000, 1000), count(1 << 40, 0)]) - 0.5).abs() < 0.001);
+    }
+
+    #[test]
+    fn pods_with_few_hits_take_no_weight_from_others() {
+        let pods = [count(1, 1), count(2000, 100), count(1000, 50)];
+        let weighed = weigh(pods.iter(), 100);
+        assert!(weighed.hits >= 100 && (share(&pods) - 0.05).abs() < 0.01, "{weighed:?}");
+        // As many hits as the bound needs are there if they were reported.
+        assert!(weigh([count(100, 0), count(1, 0)].iter(), 100).hits >= 100);
+    }
+
+    #[test]
+    fn counts_are_kept_until_they_are_written_and_recent_ones_for_two_windows() {
+        let counts = RolloutCounts::default();
+        let key = CountKey { version: 1, domain: "shop".to_owned(), is_chosen: true };
+        let note = |second| counts.note(key.clone(), 7, &count(10, 1), (100, second));
+        let recent = |second| counts.rows(second).counts[0].1.recent.hits;
+        note(0);
+        assert_eq!((recent(14), recent(15), recent(29)), (10, 10, 10));
+        note(29);
+        assert_eq!((recent(29), recent(30), recent(44), recent(45)), (20, 10, 10, 0));
+        let rows = counts.rows(45);
+        assert_eq!((rows.counts[0].1.all, rows.counts[0].1.weighed), (count(20, 2), count(20, 2)));
+        counts.written(&rows, Some(1));
+        note(45); // while the next step is written
+        counts.written(&rows, Some(2));
+        let rows = counts.rows(46);
+        assert_eq!(rows.counts[0].1.all, count(30, 3));
+        counts.written(&rows, Some(2));
+        assert!(counts.rows(46).counts.is_empty());
+    }
+
+    fn recent(domain: &str, is_chosen: bool, hits: u64, denied: u64) -> (CountKey, HitCount) {
+        let key = CountKey { version: 1, domain: domain.to_owned(), is_chosen };
+        (key, HitCount { hits, denied, shadow: 0 })
+    }
+
+    #[test]
+    fn only_chosen_pods_with_enough_hits_above_the_bound_roll_back() {
+        let bound = Bound { denied_share: 0.05, hits_min: 100 };
+        let of = |rows: &[(CountKey, HitCount)]| exceeded(&bound, &rows.iter().cloned().collect());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[recent("shop", true, 100, 5)]), None, "the bound itself is allowed");
+        assert_eq!(of(&[recent("shop", true, 99, 99)]), None, "too few hits");
+        assert_eq!(of(&[recent("shop", false, 100, 100)]), None, "the others");
+        assert_eq!(of(&[recent("shop", true, 0, 0)]), None);
+        let reason = of(&[recent("bank", true, 100, 0), recent("shop", true, 200, 122)]).unwrap();
+        let expected = "chosen pods denied too much in the last 30 s: 'shop': 122 of 200 hits \
+                        (61.0 %); the bound is 5.0 %";
+        assert_eq!(reason, expected);
     }
 }

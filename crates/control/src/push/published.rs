@@ -1,22 +1,31 @@
-//! What is published: the rules of each domain, as resources of both types, and what each pod gets
-//! of them.
+//! What is published: the rules of each domain, as resources of both types; what each pod gets of
+//! them; and how the set follows the versions of the database.
 
 use std::collections::{BTreeMap, BTreeSet};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use ratelease_rules::Source;
+use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
+use sqlx::postgres::PgListener;
+use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
 
-use super::node::NodeInfo;
+use super::messages::any;
+use super::selection::NodeInfo;
 use super::translate::config_of;
-use super::wire::{CONFIG_TYPE, RULES_TYPE, RulesResource, any};
 use crate::document::read;
-use crate::store::{Bound, Choice, Stage};
+use crate::store::{
+    Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
+    VersionChange,
+};
 
 /// All that is published, of one version.
 #[derive(Debug, Clone, Default)]
@@ -202,4 +211,365 @@ fn config(text: &[u8]) -> Result<Bytes, Arc<str>> {
     let documents = read(&[source]).map_err(|_| "the rules are refused")?;
     let document = documents.into_iter().next().unwrap_or_default();
     Ok(any(CONFIG_TYPE, &config_of(&document)?))
+}
+
+// Which pods a rollout chooses.
+
+/// What is hashed to choose pods. Another text would choose other ones.
+const CONTEXT: &str = "ratelease 2026-11 pods of a rollout";
+
+// === impl PublishedSet ===
+
+impl PublishedSet {
+    /// The rollout, if it chooses this node.
+    pub(super) fn rollout_of(&self, node: &NodeInfo) -> Option<&PublishedRollout> {
+        self.rollout.as_deref().filter(|it| it.chooses(node))
+    }
+}
+
+// === impl PublishedRollout ===
+
+impl PublishedRollout {
+    /// Whether the rollout chooses this node. Each replica and each connection finds the same.
+    pub(super) fn chooses(&self, node: &NodeInfo) -> bool {
+        match &self.choice {
+            Choice::Percent(percent) => part(self.id, &node.id) < *percent,
+            Choice::Label(key, value) => node.label(key) == Some(value),
+        }
+    }
+}
+
+/// In which hundredth of all nodes this one is, 0 to 99. Another rollout chooses other ones.
+fn part(rollout: i64, node: &str) -> u8 {
+    let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+    hasher.update(&rollout.to_le_bytes()).update(node.as_bytes());
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    let scaled = (u128::from(u64::from_le_bytes(first)) * 100) >> 64;
+    u8::try_from(scaled).unwrap_or(u8::MAX)
+}
+
+// Follows the versions of the database. A notice of PostgreSQL or of this process wakes the
+// follower at once; a poll finds what notices miss.
+
+/// Interval of the poll, for a notice that got lost.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Maximum time of a poll. A database that hangs is asked again.
+const POLL_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of removed domains whose last change is kept. It only matters to pods that have
+/// not heard of the removal.
+const REMOVED_MAX: usize = 10_000;
+
+/// Attempts to read a version while others are published.
+const ATTEMPTS_MAX: usize = 5;
+
+/// Pause before the database is asked for notices again.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Publishes each version to `sender`. `wake` ends the wait for the next poll. Each poll that the
+/// database answers is counted in `polls`. It does not return.
+pub async fn follow(
+    store: Store,
+    wake: Arc<Notify>,
+    sender: watch::Sender<Arc<PublishedSet>>,
+    polls: watch::Sender<u64>,
+) {
+    let store = store.reserved();
+    let mut is_away = false;
+    loop {
+        let known = Arc::clone(&sender.borrow());
+        let loaded = timeout(POLL_MAX, load(&store, &known)).await;
+        let loaded = loaded
+            .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {POLL_MAX:?}"))));
+        match loaded {
+            Ok(set) => {
+                is_away = false;
+                if let Some(set) = set {
+                    info!(version = set.version, domains = set.domains.len(), "new version");
+                    sender.send_replace(Arc::new(set));
+                }
+                polls.send_modify(|count| *count += 1);
+            }
+            Err(error) if !is_away => {
+                is_away = true;
+                warn!("{error}; pods keep version {}", known.version);
+            }
+            Err(_) => {}
+        }
+        let _ = timeout(POLL, wake.notified()).await;
+    }
+}
+
+/// The set of the last version; `None` if that is the known one.
+async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
+    for _ in 0..ATTEMPTS_MAX {
+        let version = store.last_version().await?;
+        // A database that was restored from a backup may have other versions of these numbers.
+        let is_known = known.version <= version
+            && (known.version == 0 || store.version_time(known.version).await? == known.at);
+        if is_known && version == known.version {
+            return Ok(None);
+        }
+        let (former, changes) = match is_known && known.version > 0 {
+            true => (known.domains.clone(), store.changes_since(known.version).await?),
+            // Not the whole history, only what is left of it.
+            false => (BTreeMap::new(), store.state_at(version).await?),
+        };
+        let rollout = store.open_rollout().await?;
+        // A database may be restored to the time before its first version.
+        let at = if version == 0 { 0 } else { store.version_time(version).await? };
+        let former_set = if is_known { known } else { &PublishedSet::default() };
+        let changed = changed(former_set, &changes);
+        let ended = ended(store, former_set).await?;
+        // What was read is of one version: each change of it takes a number.
+        if store.last_version().await? == version {
+            let domains = domains(store, known, former, changes).await?;
+            let rollout = rolled_out(store, known, rollout).await?;
+            let mut set = PublishedSet {
+                version,
+                at,
+                domains,
+                rollout,
+                changed,
+                ended,
+                ..PublishedSet::default()
+            };
+            set.forget_removed(REMOVED_MAX);
+            return Ok(Some(set));
+        }
+    }
+    Err(StoreError::Unavailable("versions are published while they are read".to_owned()))
+}
+
+/// The domains after these changes of `domains`.
+async fn domains(
+    store: &Store,
+    known: &PublishedSet,
+    mut domains: BTreeMap<String, Arc<PublishedDomain>>,
+    changes: Vec<VersionChange>,
+) -> StoreResult<BTreeMap<String, Arc<PublishedDomain>>> {
+    for VersionChange { domain, hash, .. } in changes {
+        match hash {
+            Some(hash) => {
+                let published = text(store, known, &domain, &hash).await?;
+                domains.insert(domain, published);
+            }
+            None => {
+                domains.remove(&domain);
+            }
+        }
+    }
+    Ok(domains)
+}
+
+/// The last version that changed each domain, after these changes.
+fn changed(known: &PublishedSet, changes: &[VersionChange]) -> BTreeMap<String, i64> {
+    let mut changed = known.changed.clone();
+    changed.extend(changes.iter().map(|it| (it.domain.clone(), it.version)));
+    changed
+}
+
+/// The last rollout that has ended since this process knows a version. It may have begun since the
+/// known one, so that no set ever had it.
+async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<PublishedRollout>>> {
+    let last = store.rollouts(None, i64::MAX, 1).await?.pop().filter(|_| known.version > 0);
+    let step = last.as_ref().and_then(Rollout::last);
+    let is_new = |step: &&RolloutStep| !step.stage.is_open() && step.version > known.version;
+    let (Some(last), Some(step)) = (&last, step.filter(is_new)) else {
+        return Ok(known.ended.clone());
+    };
+    let domains = last.domains.iter().map(|it| (it.domain.clone(), None)).collect();
+    let (id, choice, bound) = (last.id, last.choice.clone(), last.bound);
+    let (version, stage) = (step.version, step.stage);
+    Ok(Some(Arc::new(PublishedRollout { id, version, stage, choice, bound, domains })))
+}
+
+/// What chosen pods have instead.
+async fn rolled_out(
+    store: &Store,
+    known: &PublishedSet,
+    rollout: Option<Rollout>,
+) -> StoreResult<Option<Arc<PublishedRollout>>> {
+    let Some(rollout) = rollout else { return Ok(None) };
+    let Some(step) = rollout.last() else { return Ok(None) };
+    let mut domains = BTreeMap::new();
+    for (domain, hash) in rollout.hashes(step.stage) {
+        let published = match hash {
+            Some(hash) => Some(text(store, known, domain, hash).await?),
+            None => None,
+        };
+        domains.insert(domain.to_owned(), published);
+    }
+    Ok(Some(Arc::new(PublishedRollout {
+        id: rollout.id,
+        version: step.version,
+        stage: step.stage,
+        choice: rollout.choice.clone(),
+        bound: rollout.bound,
+        domains,
+    })))
+}
+
+/// The domain with the text of this hash, which is read unless it is known.
+async fn text(
+    store: &Store,
+    known: &PublishedSet,
+    domain: &str,
+    hash: &str,
+) -> StoreResult<Arc<PublishedDomain>> {
+    if let Some(found) = known.find(domain, hash) {
+        return Ok(Arc::clone(found));
+    }
+    let yaml = store.text(hash).await?;
+    Ok(Arc::new(PublishedDomain::new(domain, hash.to_owned(), yaml)))
+}
+
+/// Wakes the follower at each notice of PostgreSQL. It does not return.
+pub(crate) async fn listen(database: Database, wake: Arc<Notify>) {
+    let Database::Postgres(url) = database else { return };
+    loop {
+        if let Ok(mut listener) = PgListener::connect(&url).await
+            && listener.listen(CHANNEL).await.is_ok()
+        {
+            // `None` is a connection that broke, and is there again: a notice may be lost.
+            while listener.try_recv().await.is_ok() {
+                wake.notify_one();
+            }
+        }
+        sleep(LISTEN_PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::push::messages::{Kind, Node, Struct, Value};
+    use crate::push::selection::NodeInfo;
+    use crate::store::{Author, Choice, NewRollout, PublishedText, Stage, Write};
+
+    fn rollout(id: i64, choice: Choice) -> PublishedRollout {
+        let (version, stage, bound) = (1, Stage::Shadow, None);
+        PublishedRollout { id, version, stage, choice, bound, domains: BTreeMap::new() }
+    }
+
+    fn node(id: &str) -> NodeInfo {
+        NodeInfo::of(Node { id: id.to_owned(), ..Node::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_percentage_of_many_nodes_is_chosen_and_more_include_fewer() {
+        let chosen = |id: i64, percent: u8| -> Vec<bool> {
+            let rollout = rollout(id, Choice::Percent(percent));
+            (0..10_000).map(|at| rollout.chooses(&node(&format!("pod-{at}")))).collect()
+        };
+        for (percent, expected) in [(1, 100), (10, 1000), (50, 5000), (99, 9900)] {
+            let found = chosen(1, percent).iter().filter(|it| **it).count();
+            assert!(found.abs_diff(expected) <= 200, "{percent} %: {found}");
+        }
+        assert!(chosen(1, 100).iter().all(|it| *it));
+        let (few, many) = (chosen(1, 10), chosen(1, 50));
+        assert!(few.iter().zip(&many).all(|(few, many)| many | !few));
+        assert_ne!(chosen(2, 50), many);
+    }
+
+    #[test]
+    fn a_choice_of_pods_never_changes() {
+        let first: Vec<_> = (0..8).map(|at| part(1, &format!("pod-{at}"))).collect();
+        assert_eq!(
+            first,
+            [51, 15, 65, 43, 50, 53, 81, 28],
+            "another hash moves pods of rollouts that are under way"
+        );
+    }
+
+    #[test]
+    fn a_label_chooses_nodes_whose_metadata_has_it() {
+        let rollout = rollout(1, Choice::Label("zone".into(), "a".into()));
+        let labelled = |value: &str| {
+            let kind = Some(Kind::StringValue(value.to_owned()));
+            let metadata = Struct { fields: [("zone".to_owned(), Value { kind })].into() };
+            NodeInfo::of(Node { metadata: Some(metadata), ..Node::default() }).unwrap()
+        };
+        assert!(rollout.chooses(&labelled("a")));
+        assert!(!rollout.chooses(&labelled("b")) && !rollout.chooses(&node("a")));
+    }
+
+    fn text(domain: &str, yaml: &str) -> PublishedText {
+        let (domain, yaml) = (domain.to_owned(), Some(yaml.to_owned()));
+        PublishedText { domain, changed: 0, yaml, rules: 0 }
+    }
+
+    async fn begin(store: &Store) -> Write {
+        let author = Author { name: "test".to_owned(), reason: String::new() };
+        store.begin(&author).await.unwrap()
+    }
+
+    async fn publish(store: &Store, domain: &str, yaml: &str) {
+        let mut write = begin(store).await;
+        assert!(write.publish(&[text(domain, yaml)], None).await.unwrap().is_some());
+        write.commit().await.unwrap();
+    }
+
+    /// A database with versions that publish one domain each.
+    async fn store(dir: &std::path::Path, domains: &[&str]) -> Store {
+        let file = dir.join(format!("{}.db", domains.join("-")));
+        let store = Store::open(&Database::Sqlite(file)).await.unwrap();
+        for domain in domains {
+            publish(&store, domain, &format!("domain: {domain}\n")).await;
+        }
+        store
+    }
+
+    #[tokio::test]
+    async fn a_set_knows_the_last_change_of_each_domain_and_of_versions_that_were_skipped() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), &["shop", "bank"]).await;
+        let known = load(&store, &PublishedSet::default()).await.unwrap().expect("a version");
+        assert_eq!(known.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 1)]));
+        publish(&store, "shop", "domain: shop\ndescriptors: []\n").await;
+        publish(&store, "shop", "domain: shop\n").await;
+        let mut write = begin(&store).await;
+        let texts = vec![(text("bank", "shadow"), text("bank", "enforced"))];
+        let (choice, stage) = (Choice::Percent(100), Stage::Shadow);
+        let new = NewRollout { choice, bound: None, stage, texts };
+        write.begin_rollout(&new).await.unwrap();
+        let rollout = write.open_rollout().await.unwrap().unwrap();
+        write.step_rollout(&rollout, Stage::Aborted).await.unwrap();
+        write.commit().await.unwrap();
+        let set = load(&store, &known).await.unwrap().expect("a version");
+        assert_eq!(set.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 4)]));
+        let ended = set.ended.as_deref().map(|it| (it.version, it.domains.contains_key("bank")));
+        assert_eq!((set.version, ended, set.rollout.is_none()), (6, Some((6, true)), true));
+        // A pod that the rollout chose is concerned by its end, and one that has `shop` alone by
+        // the version that restored its text.
+        let node = NodeInfo::default();
+        let shop = BTreeSet::from(["shop"]);
+        let [before, after] = [&known, &set].map(|it| {
+            let [all, shop] = [None, Some(&shop)].map(|allowed| it.selected(&node, allowed));
+            ((all.content, shop.content), (all.changed, shop.changed))
+        });
+        assert_eq!((before.0, before.1, after.1), (after.0, (2, 1), (6, 4)));
+    }
+
+    #[tokio::test]
+    async fn a_database_that_was_restored_has_no_domain_of_later_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = store(dir.path(), &["shop", "bank"]).await;
+        let known = load(&before, &PublishedSet::default()).await.unwrap().expect("a version");
+        assert_eq!((known.version, known.domains.len()), (2, 2));
+        assert!(load(&before, &known).await.unwrap().is_none());
+        // There are no versions, or the last ones are lower, the same, and higher.
+        for domains in [&[][..], &["shop"], &["shop", "card"], &["shop", "card", "user"]] {
+            sleep(Duration::from_millis(2)).await; // the time of a version has whole milliseconds
+            let restored = store(dir.path(), domains).await;
+            let set = load(&restored, &known).await.unwrap().expect("another version");
+            let names: BTreeSet<_> = set.domains.keys().map(String::as_str).collect();
+            assert_eq!(usize::try_from(set.version), Ok(domains.len()));
+            assert_eq!(names, domains.iter().copied().collect());
+        }
+    }
 }

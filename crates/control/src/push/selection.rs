@@ -1,10 +1,99 @@
-//! Which domains a pod may have: by the names of its certificate, and by the id that it gives.
+//! Which domains a pod may have: by the names of its certificate, and by what it says of itself,
+//! which is kept within bounds: any client chooses it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ratelease_xds::MEMORY_KEY;
 use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::server::ParsedCertificate;
+use tonic::Status;
+
+use super::messages::{Kind, Node};
+use crate::store::LABEL_BYTES_MAX;
+
+/// Maximum bytes of a node's id, and of the names of its domains.
+const ID_BYTES_MAX: usize = 1024;
+const DOMAINS_BYTES_MAX: usize = 8 << 10;
+
+/// Maximum number of these names: each takes some 60 bytes for as long as its stream is open.
+const DOMAINS_MAX: usize = 256;
+
+/// Maximum bytes of its labels.
+const LABELS_BYTES_MAX: usize = 64 << 10;
+
+/// The metadata of a node that names its domains, separated by commas.
+const DOMAINS_KEY: &str = "domains";
+
+/// A node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct NodeInfo {
+    pub(super) id: String,
+    /// The name of its program.
+    pub(super) agent: String,
+    /// The limit of its memory in bytes, if it gives one.
+    pub(super) memory: Option<usize>,
+    /// The domains that it asks for; `None` for all.
+    domains: Option<BTreeSet<String>>,
+    /// The texts of its metadata by which a rollout may choose it.
+    labels: BTreeMap<String, String>,
+}
+
+// === impl NodeInfo ===
+
+impl NodeInfo {
+    /// Takes what is needed of a node.
+    ///
+    /// # Errors
+    /// Refuses an id, a list of domains or labels that are too long.
+    pub(super) fn of(node: Node) -> Result<Self, Status> {
+        let Node { id, user_agent_name: agent, metadata, .. } = node;
+        if id.len() > ID_BYTES_MAX {
+            let why = format!("the id of the node has {} bytes; expected at most 1024", id.len());
+            return Err(Status::invalid_argument(why));
+        }
+        let fields = metadata.map(|it| it.fields).unwrap_or_default();
+        let mut texts: BTreeMap<_, _> = fields
+            .into_iter()
+            .filter_map(|(key, value)| match value.kind {
+                Some(Kind::StringValue(text)) => Some((key, text)),
+                _ => None,
+            })
+            .collect();
+        let memory = texts.remove(MEMORY_KEY).and_then(|text| text.parse().ok());
+        let named = texts.remove(DOMAINS_KEY);
+        let is_long =
+            |it: &String| it.len() > DOMAINS_BYTES_MAX || it.split(',').count() > DOMAINS_MAX;
+        if named.as_ref().is_some_and(is_long) {
+            let why = "the metadata 'domains' of the node has more than 256 names or 8 KiB; say \
+                       what the node gets with --node-domains";
+            return Err(Status::invalid_argument(why));
+        }
+        let domains = named.map(|it| it.split(',').map(|name| name.trim().to_owned()).collect());
+        // A rollout cannot name longer ones.
+        let is_short = |text: &String| text.len() <= LABEL_BYTES_MAX;
+        texts.retain(|key, value| is_short(key) && is_short(value));
+        if texts.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
+            > LABELS_BYTES_MAX
+        {
+            let why = "the metadata of the node has more than 64 KiB of texts; shorten it";
+            return Err(Status::invalid_argument(why));
+        }
+        Ok(Self { id, agent, memory, domains, labels: texts })
+    }
+
+    /// The text that the node's metadata has at this key.
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.get(key).map(String::as_str)
+    }
+
+    /// The domains that the node asks for; `None` for all.
+    pub(super) fn domains(&self) -> Option<&BTreeSet<String>> {
+        self.domains.as_ref()
+    }
+}
+
+// Which domains a pod may have: by the names of its certificate, and by the id that it gives.
 
 /// Which domains a node gets, by its name; one that is not named gets all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,7 +142,53 @@ impl Selection {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
+    use crate::push::messages::{Struct, Value};
+
+    fn node(fields: impl IntoIterator<Item = (String, String)>) -> Result<NodeInfo, Status> {
+        let text = |text| Value { kind: Some(Kind::StringValue(text)) };
+        let fields = fields.into_iter().map(|(key, value)| (key, text(value))).collect();
+        NodeInfo::of(Node { metadata: Some(Struct { fields }), ..Node::default() })
+    }
+
+    fn refusal(node: Result<NodeInfo, Status>) -> String {
+        let refused = node.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        refused.message().to_owned()
+    }
+
+    #[test]
+    fn an_id_is_bounded() {
+        let of = |bytes| NodeInfo::of(Node { id: "i".repeat(bytes), ..Node::default() });
+        assert_eq!(of(ID_BYTES_MAX).unwrap().id.len(), ID_BYTES_MAX);
+        assert!(refusal(of(ID_BYTES_MAX + 1)).contains("1025 bytes"));
+    }
+
+    #[test]
+    fn the_names_of_domains_are_bounded_in_number_and_bytes() {
+        let of = |text: String| node([(DOMAINS_KEY.to_owned(), text)]);
+        let names = |count: usize| (0..count).map(|at| at.to_string()).collect::<Vec<_>>();
+        let most = of(names(DOMAINS_MAX).join(", ")).unwrap();
+        assert_eq!(most.domains().map(BTreeSet::len), Some(DOMAINS_MAX));
+        assert!(refusal(of(names(DOMAINS_MAX + 1).join(","))).contains("256 names"));
+        let long = "d".repeat(DOMAINS_BYTES_MAX);
+        assert!(of(long.clone()).unwrap().domains().is_some_and(|it| it.contains(&long)));
+        assert!(refusal(of(long + "d")).contains("8 KiB"));
+    }
+
+    #[test]
+    fn labels_are_bounded_and_those_that_no_rollout_can_name_are_dropped() {
+        let long = "v".repeat(LABEL_BYTES_MAX + 1);
+        let some = node([("a".into(), long.clone()), (long, "b".into()), ("c".into(), "d".into())]);
+        let some = some.unwrap();
+        assert_eq!((some.label("a"), some.label("c"), some.labels.len()), (None, Some("d"), 1));
+        let label = |at: usize| (format!("{at:08}"), "v".repeat(LABEL_BYTES_MAX));
+        let fit = LABELS_BYTES_MAX / (8 + LABEL_BYTES_MAX);
+        assert_eq!(node((0..fit).map(label)).unwrap().labels.len(), fit);
+        assert!(refusal(node((0..=fit).map(label))).contains("64 KiB"));
+    }
 
     fn certificate(names: &[&str]) -> CertificateDer<'static> {
         let names: Vec<_> = names.iter().map(|it| (*it).to_owned()).collect();

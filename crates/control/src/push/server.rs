@@ -1,31 +1,32 @@
-//! The calls of ADS: a task for each stream.
+//! The calls of ADS: a task for each stream, what its pod has of each type, and the responses that
+//! are on their way to it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
+use prost::Message;
 use ratelease_listener::Peer;
-use tokio::sync::{mpsc, watch};
+use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RULES_VERSION_KEY};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tonic::{Request, Status, Streaming};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::connections::ConnectedPod;
-use super::counts::RolloutCounts;
-use super::delivery::Deliveries;
-use super::node::NodeInfo;
-use super::published::{PublishedSet, Selected};
-use super::requests::{DiscoveryRequest, Kind};
-use super::selection::{CertifiedNodes, Selection};
-use super::streams::Streams;
-use super::subscription::{Running, Sent, Subscription, Way};
-use super::wire::{CONFIG_TYPE, DiscoveryResponse, RULES_TYPE, RULES_VERSION_KEY};
+use super::load_reports::RolloutCounts;
+use super::messages::{DiscoveryRequest, DiscoveryResponse, Kind};
+use super::published::{PublishedDomain, PublishedSet, Selected};
+use super::selection::{CertifiedNodes, NodeInfo, Selection};
+use super::streams::{Row, Streams};
+use crate::rates::{Place, Places};
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -384,4 +385,358 @@ fn version_of(request: &DiscoveryRequest) -> i64 {
         _ => &request.version_info,
     };
     text.parse().unwrap_or_default()
+}
+
+// What a pod has of one type of resources, and the next response of it.
+
+/// What a pod has of one type.
+pub(super) struct Subscription {
+    pub(super) row: Row,
+    /// When the pod asked for it, in milliseconds since the Unix epoch.
+    pub(super) since: i64,
+    /// What the pod ran then.
+    pub(super) running: Running,
+    /// The number of the last response.
+    pub(super) nonce: u64,
+    /// The response that is not answered yet.
+    pub(super) open: Option<Sent>,
+    /// What was sent last: an identifier of the texts, and the version.
+    pub(super) content: Option<(blake3::Hash, i64)>,
+    /// Whether the pod refused the last response that it answered.
+    pub(super) is_refused: bool,
+    /// Whether the pod may have resources of the type from this stream: some were sent, and it has
+    /// not answered an empty response since.
+    pub(super) may_have_some: bool,
+    /// While the next response waits for room.
+    pub(super) waiting: Option<RoomWait>,
+}
+
+/// What a pod ran when it asked for rules.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Running {
+    /// The version; 0 if the pod named none.
+    pub(super) version: i64,
+    /// How often the database had been asked for the last version.
+    pub(super) polls: u64,
+}
+
+/// What a response needs on its way.
+pub(super) struct Way<'w> {
+    pub(super) room: Room,
+    pub(super) pod: &'w ConnectedPod,
+}
+
+/// A response that is not answered yet.
+pub(super) struct Sent {
+    pub(super) version: i64,
+    pub(super) is_empty: bool,
+    pub(super) at: i64,
+    pub(super) unanswered: Unanswered,
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Whether the pod may run a newer version than this one, which is the last that this replica
+    /// knows after this many polls. A replica that cannot ask the database may know an old one.
+    /// What the database says after the pod has asked is true, whatever the pod says: its version
+    /// may be one of another database. One poll may have begun before the pod asked.
+    pub(super) fn may_be_newer(self, version: i64, polls: u64) -> bool {
+        self.version > version && polls < self.polls.saturating_add(2)
+    }
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    pub(super) fn new(row: Row, since: i64, running: Running) -> Self {
+        Self {
+            row,
+            since,
+            running,
+            nonce: 0,
+            open: None,
+            content: None,
+            is_refused: false,
+            may_have_some: false,
+            waiting: None,
+        }
+    }
+
+    /// Notes the rollout that chose the pod, and the domains that it is limited to.
+    pub(super) fn note_chosen(&mut self, rollout: i64, limited_to: Option<Arc<[String]>>) {
+        self.row.change(|row| (row.chosen_by, row.domains) = (rollout, limited_to));
+    }
+
+    /// Notes that this version holds what the pod has.
+    pub(super) fn note_same(&mut self, version: i64) {
+        self.waiting = None;
+        self.row.change(|row| {
+            if row.refused == 0 {
+                (row.sent, row.accepted) = (version, version);
+            }
+        });
+    }
+
+    /// Room for a response of this size; `None` while the response waits for it.
+    pub(super) fn room(
+        &mut self,
+        deliveries: &Deliveries,
+        peer: Peer,
+        bytes: usize,
+    ) -> Option<Room> {
+        let waiting = self.waiting.take().filter(|it| it.is_for(bytes));
+        let waiting = waiting.unwrap_or_else(|| deliveries.wait(peer, bytes));
+        waiting.take().map_err(|waiting| self.waiting = Some(waiting)).ok()
+    }
+
+    /// Makes the next response, and notes that it is sent.
+    pub(super) async fn response(
+        &mut self,
+        type_url: &'static str,
+        set: &PublishedSet,
+        domains: &[Arc<PublishedDomain>],
+        way: Way<'_>,
+    ) -> DiscoveryResponse {
+        let (mut resources, mut faults) = (Vec::new(), Vec::new());
+        for domain in domains {
+            if type_url == RULES_TYPE {
+                resources.push(domain.rules().clone());
+                continue;
+            }
+            match domain.config().await {
+                Ok(resource) => resources.push(resource),
+                Err(why) => faults.push(why),
+            }
+        }
+        self.nonce += 1;
+        let PublishedSet { version, at, .. } = *set;
+        // Domains that the type cannot say are not sent; `GET /v1/pods` shows which, and why.
+        let fault = faults.join("\n");
+        if !fault.is_empty() {
+            let shown = ratelease_rules::excerpt(&fault);
+            warn!(version, "a pod lacks rules: {shown}");
+        }
+        self.row.change(|row| (row.sent, row.fault, row.unanswered_at) = (version, fault, at));
+        let response = DiscoveryResponse {
+            version_info: version.to_string(),
+            resources,
+            type_url: type_url.to_owned(),
+            nonce: self.nonce.to_string(),
+        };
+        let unanswered = way.room.deliver(&response, way.pod);
+        way.pod.note_response();
+        let is_empty = response.resources.is_empty();
+        self.may_have_some |= !is_empty;
+        self.open = Some(Sent { version, is_empty, at, unanswered });
+        response
+    }
+}
+
+// Responses on their way to pods: their bytes are bounded, and a pod that does not answer is
+// disconnected.
+
+/// Maximum bytes of all responses that are not answered yet, in KiB: what a pod has not read is
+/// held here. Further responses wait.
+const UNANSWERED_KIB_MAX: u32 = 256 << 10;
+
+/// The same for those to one client: clients that do not answer leave room to others.
+const UNANSWERED_OF_PEER_KIB_MAX: u32 = UNANSWERED_KIB_MAX / 4;
+
+/// A pod has this long to answer a response, and further time for its size: that of a link of 2
+/// Mbit/s.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+const BYTES_PER_SECOND: u64 = 256 << 10;
+
+/// The same while responses of other clients wait for room: pods that do not answer must not hold
+/// all of it for minutes.
+const PRESSED_MAX: Duration = Duration::from_secs(10);
+const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
+
+/// The KiB that may be on their way. A cheap handle: clones share all state.
+#[derive(Debug, Clone)]
+pub(super) struct Deliveries {
+    places: Places<Peer>,
+}
+
+/// A wait for room, which resolves once there is some.
+pub(super) struct RoomWait {
+    bytes: usize,
+    room: MaybeDone<BoxFuture<'static, Room>>,
+}
+
+/// Room for a response.
+#[derive(Debug)]
+pub(super) struct Room {
+    _place: Place<Peer>,
+    /// Number of responses that wait for room of other clients than their own.
+    waiting: watch::Receiver<usize>,
+}
+
+/// A response that is not answered yet.
+#[derive(Debug)]
+pub(super) struct Unanswered(oneshot::Sender<()>);
+
+// === impl Deliveries ===
+
+impl Default for Deliveries {
+    fn default() -> Self {
+        Self::new(UNANSWERED_KIB_MAX, UNANSWERED_OF_PEER_KIB_MAX)
+    }
+}
+
+impl Deliveries {
+    /// At most so many KiB of all responses, and of those to one client.
+    pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
+        Self { places: Places::new(kib_max as usize, of_peer_kib_max) }
+    }
+
+    /// Begins to wait until a response of this size to this client may be made. The largest one
+    /// waits until the client has no other.
+    pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
+        let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
+        let waiting = self.places.waiting();
+        let room = self.places.take_many(peer, kib).map(|_place| Room { _place, waiting });
+        RoomWait { bytes, room: maybe_done(room.boxed()) }
+    }
+}
+
+// === impl RoomWait ===
+
+impl RoomWait {
+    /// Whether the room is enough for a response of this size.
+    pub(super) fn is_for(&self, bytes: usize) -> bool {
+        bytes <= self.bytes
+    }
+
+    /// The room, or this again if there is none yet.
+    pub(super) fn take(mut self) -> Result<Room, Self> {
+        // The next poll of the wait has the task woken.
+        let _ = (&mut self).now_or_never();
+        Pin::new(&mut self.room).take_output().ok_or(self)
+    }
+}
+
+impl Future for RoomWait {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        Pin::new(&mut self.room).poll(cx)
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    /// Keeps the room until the pod has answered `response`, or its connection has ended. If that
+    /// takes too long, the connection is closed. The end of the stream alone frees nothing: what
+    /// the pod has not read is still held.
+    pub(super) fn deliver(self, response: &DiscoveryResponse, pod: &ConnectedPod) -> Unanswered {
+        let (sender, answer) = oneshot::channel();
+        let bytes = u64::try_from(response.encoded_len()).unwrap_or(u64::MAX);
+        let pod = pod.clone();
+        tokio::spawn(async move {
+            let Self { _place, waiting } = self;
+            let answered = async {
+                if answer.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = answered => {}
+                () = pod.ended() => {}
+                () = late(bytes, waiting) => {
+                    debug!(peer = %pod.address, "a pod is disconnected: it did not answer");
+                    pod.close();
+                }
+            }
+        });
+        Unanswered(sender)
+    }
+}
+
+/// Resolves once a pod has taken too long to answer a response of so many bytes, while this number
+/// of others wait for room.
+async fn late(bytes: u64, mut waiting: watch::Receiver<usize>) {
+    let max = ANSWER_MAX + Duration::from_secs(bytes / BYTES_PER_SECOND);
+    let pressed_max = PRESSED_MAX + Duration::from_secs(bytes / PRESSED_BYTES_PER_SECOND);
+    sleep(pressed_max).await;
+    tokio::select! {
+        // An error means that nothing can wait any more.
+        Ok(_) = waiting.wait_for(|number| *number > 0) => {}
+        () = sleep(max.saturating_sub(pressed_max)) => {}
+    }
+}
+
+// === impl Unanswered ===
+
+impl Unanswered {
+    /// Notes that the pod has answered, and so read the response.
+    pub(super) fn answered(self) {
+        // An error means that the connection has ended.
+        let _ = self.0.send(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use ratelease_engine::time::{Clock, Time};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_keeps_a_newer_version_until_the_database_was_asked_after_it() {
+        let running = Running { version: 7, polls: 3 };
+        assert!(running.may_be_newer(6, 3) && running.may_be_newer(6, 4));
+        assert!(!running.may_be_newer(6, 5), "the database says that there is no newer one");
+        assert!(!running.may_be_newer(7, 3) && !running.may_be_newer(8, 3));
+        assert!(!Running { version: 0, polls: 3 }.may_be_newer(1, 3));
+    }
+
+    fn peer(last: u8) -> Peer {
+        Peer::of(Some(IpAddr::from([192, 0, 2, last])))
+    }
+
+    #[tokio::test]
+    async fn a_client_that_answers_nothing_leaves_room_to_others() {
+        let deliveries = Deliveries::default();
+        let quarter = (UNANSWERED_OF_PEER_KIB_MAX as usize - 1) << 10;
+        let hostile = deliveries.wait(peer(1), quarter).take().ok();
+        assert!(hostile.is_some());
+        let mut waiting = deliveries.wait(peer(1), 1).take().expect_err("it waits");
+        assert!(waiting.is_for(1) && !waiting.is_for(2));
+        let other = deliveries.wait(peer(2), quarter).take().ok();
+        assert!(other.is_some(), "another client does not");
+        drop(hostile);
+        (&mut waiting).await;
+        assert!(waiting.take().is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_does_not_answer_has_less_time_while_others_wait_for_room() {
+        let deliveries = Deliveries::new(4, 4);
+        let took = async |waits_after: Option<u64>, of: u8| {
+            let room = deliveries.wait(peer(1), 4 << 10).take().ok().unwrap();
+            let clock = Clock::start();
+            let late = late(1 << 20, room.waiting.clone());
+            let other = async {
+                let Some(after) = waits_after else { return };
+                sleep(Duration::from_secs(after)).await;
+                let waits = deliveries.wait(peer(of), 1).take().expect_err("there is no room");
+                sleep(Duration::from_secs(1)).await;
+                drop(waits);
+            };
+            tokio::join!(late, other);
+            clock.now().since(Time::default()).as_secs()
+        };
+        assert_eq!(took(None, 2).await, 64);
+        assert_eq!(took(Some(10), 2).await, 11);
+        assert_eq!(took(Some(30), 2).await, 31);
+        // A response that waited before, and waits no more.
+        assert_eq!(took(Some(5), 2).await, 64);
+        // One that waits for the room of its own client, which keeps none from others.
+        assert_eq!(took(Some(10), 1).await, 64);
+    }
 }

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::task::{Context, Poll};
 
 use bytes::Buf;
+use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use prost::Message;
@@ -17,9 +18,10 @@ use tonic::codegen::{Body as HttpBody, Service, StdError, http};
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::requests::{DISCOVERY_SHAPE, DiscoveryRequest, LoadStatsRequest, REPORT_SHAPE};
+use super::messages::{
+    DISCOVERY_SHAPE, DiscoveryRequest, DiscoveryResponse, LoadStatsRequest, REPORT_SHAPE,
+};
 use super::server::PodServer;
-use super::wire::{DiscoveryResponse, LoadStatsResponse};
 
 /// Maximum bytes of a request of ADS: a node, and the faults of a refusal.
 const REQUEST_BYTES_MAX: usize = 256 << 10;

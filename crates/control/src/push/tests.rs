@@ -17,10 +17,10 @@ use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::delivery::Deliveries;
 use super::published::PublishedDomain;
-use super::wire::{CONFIG_TYPE, RULES_TYPE};
+use super::server::Deliveries;
 use super::*;
+use ratelease_xds::{CONFIG_TYPE, RULES_TYPE};
 
 /// How long a test waits for what must not happen.
 const NEVER: Duration = Duration::from_millis(700);

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{ListValue, Struct, Value as WireValue};
+use envoy_types::pb::ratelimit::config::ratelimit::v3::{
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
+};
 use serde_json::{Map, Value};
 
-use super::wire::{
-    Kind, ListValue, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace,
-    RateLimitUnit, Struct, Value as WireValue,
-};
 use crate::document::{Document, Entry, Record};
 
 /// The resource of a document, whose name is its domain. The compiler has accepted the document.
