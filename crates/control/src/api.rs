@@ -1,38 +1,24 @@
 //! **REST**: the calls that change and show rules, described by the OpenAPI document at
 //! `/openapi.json`.
 //!
-//! `call` reads requests, `problem` answers refusals; the other modules hold one resource each.
+//! `call` reads and admits requests and answers refusals, `serve` has the ports; the other modules
+//! hold the calls.
 
-mod admission;
 mod call;
-mod change;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
-mod differences;
-mod domains;
+mod dialects;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod files;
-mod history;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
-mod openapi;
-mod own_token;
-mod paging;
-mod policies;
-mod problem;
 mod publish;
-mod publishing;
 mod replay;
-mod replay_report;
-mod rollout_input;
-mod rollout_view;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod rules;
-#[expect(unused_qualifications, reason = "in the code that utoipa makes")]
-mod scoped;
 mod serve;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -41,22 +27,23 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+pub use call::{FieldFault, Problem};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use ratelease_listener::UnreadAnswers;
+pub use serve::{Reader, serve, serve_probes, unread_answers};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::timeout;
-
-pub use openapi::document as openapi;
-pub use problem::{FieldFault, Problem};
-pub use serve::{Reader, serve, serve_probes, unread_answers};
+use utoipa::OpenApi;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa::openapi::{RefOr, Required};
 
 use crate::auth::{Access, Caller};
-use crate::page;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::store::Store;
-use crate::work;
+use crate::{page, work};
 
 const MIB: usize = 1 << 20;
 
@@ -161,37 +148,37 @@ pub fn router(app: Arc<App>) -> Router {
     let short = Router::new()
         .route("/v1/rules", get(rules::list).post(rules::create))
         .route("/v1/rules/{id}", get(rules::read).put(rules::change).delete(rules::remove))
-        .route("/v1/rules/{id}/history", get(history::history))
-        .route("/v1/policies/{id}", get(policies::read).put(policies::write))
-        .route("/api/v1/policies/{id}", get(policies::read).put(policies::write))
-        .route("/rules", get(scoped::list).post(scoped::create))
-        .route("/rules/{id}", get(scoped::read).put(scoped::change).delete(scoped::remove))
-        .route("/v1/domains", get(domains::list))
+        .route("/v1/rules/{id}/history", get(rules::history))
+        .route("/v1/policies/{id}", get(dialects::read_policy).put(dialects::write_policy))
+        .route("/api/v1/policies/{id}", get(dialects::read_policy).put(dialects::write_policy))
+        .route("/rules", get(dialects::list).post(dialects::create))
+        .route("/rules/{id}", get(dialects::read).put(dialects::change).delete(dialects::remove))
+        .route("/v1/domains", get(observe::domains))
         .route("/v1/versions", get(publish::versions))
         .route("/v1/rollouts/{id}", get(rollouts::read))
         .route("/v1/pods", get(observe::pods))
-        .route("/v1/token", get(own_token::read))
+        .route("/v1/token", get(observe::token))
         .route("/v1/audit", get(observe::audit))
-        .layer(from_fn_with_state(Arc::clone(&app), admission::admit_read))
-        .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
+        .layer(from_fn_with_state(Arc::clone(&app), call::admit_read))
+        .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
     let long = Router::new()
         .route("/v1/import", post(files::import))
         .route("/v1/export", get(files::export))
         .route("/v1/check", post(publish::check))
-        .route("/v1/differences", get(differences::read))
+        .route("/v1/differences", get(files::differences))
         .route("/v1/replay", post(replay::replay))
         .route("/v1/publish", post(publish::publish))
         .route("/v1/rollback", post(publish::rollback))
         .route("/v1/rollouts", get(rollouts::list).post(rollouts::begin))
         .route("/v1/rollouts/{id}/advance", post(rollouts::advance))
         .route("/v1/rollouts/{id}/abort", post(rollouts::abort))
-        .layer(from_fn_with_state(Arc::clone(&app), admission::admit_long))
-        .layer(from_fn_with_state(Arc::clone(&app), admission::admit))
+        .layer(from_fn_with_state(Arc::clone(&app), call::admit_long))
+        .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
     let public = Router::new()
         .route("/", get(page::serve))
-        .route("/openapi.json", get(openapi::serve))
+        .route("/openapi.json", get(serve_openapi))
         .merge(probe_routes())
         .with_state(Arc::clone(&app));
     let unread = app.unread.clone();
@@ -239,4 +226,79 @@ async fn unknown_path() -> Problem {
 async fn unknown_method() -> Problem {
     let detail = "no such method at this path; /openapi.json lists all";
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail)
+}
+
+// The OpenAPI document, made of the descriptions of the calls.
+
+/// All calls.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "ratelease-control",
+        description = "The rules of a fleet: draft, check, publish, roll back"
+    ),
+    paths(
+        rules::list,
+        rules::create,
+        rules::read,
+        rules::change,
+        rules::remove,
+        rules::history,
+        dialects::read_policy,
+        dialects::write_policy,
+        dialects::list,
+        dialects::create,
+        dialects::read,
+        dialects::change,
+        dialects::remove,
+        observe::domains,
+        files::import,
+        files::export,
+        publish::check,
+        publish::publish,
+        publish::rollback,
+        publish::versions,
+        files::differences,
+        replay::replay,
+        observe::token,
+        rollouts::begin,
+        rollouts::list,
+        rollouts::read,
+        rollouts::advance,
+        rollouts::abort,
+        observe::pods,
+        observe::audit,
+        observe::health,
+        observe::metrics,
+        page::serve,
+    ),
+    components(schemas(FieldFault, Problem)),
+    security(("token" = []))
+)]
+struct Document;
+
+/// Calls whose body may be missing: they are then about all domains with changes.
+const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
+
+/// The OpenAPI document.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut document = Document::openapi();
+    let components = document.components.get_or_insert_default();
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    components.add_security_scheme("token", scheme);
+    for path in BODY_IS_OPTIONAL {
+        let post = document.paths.paths.get_mut(path).and_then(|item| item.post.as_mut());
+        if let Some(Operation { request_body: Some(RefOr::T(body)), .. }) = post {
+            body.required = Some(Required::False);
+        }
+    }
+    document
+}
+
+/// Serves it. It is made once, because those who ask for it need no token.
+async fn serve_openapi() -> Response {
+    static TEXT: LazyLock<Bytes> =
+        LazyLock::new(|| serde_json::to_vec(&openapi()).unwrap_or_default().into());
+    let json = HeaderValue::from_static("application/json");
+    ([(header::CONTENT_TYPE, json)], TEXT.clone()).into_response()
 }

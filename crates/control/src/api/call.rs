@@ -1,26 +1,33 @@
-//! What a request says of itself: who calls, the body, and what a write is conditional on.
+//! What all calls share: who may call and how often, what a request says of itself, the pages of
+//! lists, and the answer to a request that is refused.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use jiff::Timestamp;
+use ratelease_listener::ConnectionHandle;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value, json};
 use tokio::time::{Instant, timeout_at};
-use utoipa::IntoParams;
+use tracing::{error, warn};
+use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::admission::{TakesLongPermit, hold_long_permit};
-use super::problem::{FieldFault, Problem};
+use super::serve::{Reader, count};
 use super::{App, MIB};
-use crate::auth::{Access, Caller};
-use crate::store::{Answer, AnswerKey, Author, Earlier, Write};
+use crate::auth::{Access, Caller, Token};
+use crate::document::{EntryFault, Finding, ReadFaults};
+use crate::rates::Quota;
+use crate::store::{Answer, AnswerKey, Author, Earlier, StoreError, Write};
 use crate::work;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -367,4 +374,543 @@ pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
         return Err(Problem::faults("the domain cannot be used", vec![fault]));
     }
     Ok(())
+}
+
+// Who may call, and how often: the token, its rate, and a place among the requests at a time.
+
+/// The headers of draft-ietf-httpapi-ratelimit-headers-03, as envoyproxy/ratelimit has them.
+const LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+
+/// Marks a request that gets its permit among those about whole domains only once its body has
+/// arrived, so that a client that sends it slowly holds none.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TakesLongPermit;
+
+/// A caller, and what is left of its rate.
+#[derive(Debug, Clone)]
+struct Admitted {
+    caller: Caller,
+    quota: Quota,
+}
+
+/// A request that is not let in, and the rate that it exceeds.
+#[derive(Debug)]
+struct Refused {
+    problem: Box<Problem>,
+    quota: Option<Quota>,
+}
+
+/// Lets in requests with a valid token, at the rate of that token.
+pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let admitted = match authenticate(&app, &parts).await {
+        Ok(admitted) => admitted,
+        Err(refused) => return refused.into_response(),
+    };
+    // The connection is in use, and the request one of those at a time, until the answer is read.
+    let connection = parts.extensions.get::<ConnectionHandle>().cloned();
+    let in_use = connection.as_ref().map(ConnectionHandle::begin_request);
+    let reader = Reader::Token(admitted.caller.name.clone());
+    let permit = Arc::new((app.rates.requests.take(&admitted.caller.name).await, in_use));
+    let quota = admitted.quota;
+    parts.extensions.insert(admitted);
+    let held = Arc::clone(&permit);
+    let handling = work::of_request(async move {
+        work::hold(held);
+        next.run(Request::from_parts(parts, body)).await
+    });
+    let mut response = handling.await;
+    quota.write(response.headers_mut());
+    match connection {
+        Some(connection) => count(&app.unread, response, reader, &connection, Some(permit)),
+        None => response,
+    }
+}
+
+/// Lets in a few reads at a time of each token, which share the connections for them.
+pub(super) async fn admit_read(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Response {
+    if request.method().is_safe() {
+        work::hold(app.rates.reads.take(&caller.name).await);
+    }
+    next.run(request).await
+}
+
+/// Lets in a few requests at a time: those that read or compile whole domains.
+pub(super) async fn admit_long(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if request.method().is_safe() {
+        hold_long_permit(&app, &caller).await;
+    } else {
+        request.extensions_mut().insert(TakesLongPermit);
+    }
+    next.run(request).await
+}
+
+/// Waits for a permit of the requests about whole domains, and holds it for the present one. Other
+/// tokens keep none from those of an administrator, who may have to roll back.
+pub(super) async fn hold_long_permit(app: &App, caller: &Caller) {
+    let shared = app.rates.long.take(&caller.name);
+    if !caller.has(Access::Admin) {
+        return work::hold(shared.await);
+    }
+    let permit = tokio::select! {
+        biased;
+        permit = shared => permit,
+        permit = app.rates.long_of_admins.take(&caller.name) => permit,
+    };
+    work::hold(permit);
+}
+
+async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
+    let unauthorized = |detail: &str| {
+        Refused::from(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail))
+    };
+    let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'"));
+    };
+    let connection = parts.extensions.get::<ConnectionHandle>();
+    let address = connection.and_then(ConnectionHandle::address);
+    let address = address.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+    let text = value.to_str().unwrap_or_default();
+    let _lookup = match app.rates.is_known(text) {
+        true => None,
+        false => Some(app.rates.take_lookup(address).await),
+    };
+    app.rates.admits(address, text).map_err(|quota| limited(LIMITED_ADDRESS, quota))?;
+    let token = text.split_once(' ');
+    let token = token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let token = token.and_then(|(_, token)| Token::parse(token.trim()));
+    let caller = match &token {
+        None => None,
+        Some(token) => {
+            let row = app.store.reserved().token(token.id()).await?;
+            row.and_then(|row| token.caller(&row))
+        }
+    };
+    let Some((token, caller)) = token.zip(caller) else {
+        app.rates.take_failure(address, text);
+        return Err(unauthorized("the token is not known, expired or revoked"));
+    };
+    app.rates.note_valid(text);
+    let quota = app.rates.take_request(token.id());
+    if quota.retry_after.is_some() {
+        return Err(limited(LIMITED_TOKEN, quota));
+    }
+    Ok(Admitted { caller, quota })
+}
+
+const LIMITED_TOKEN: &str = "the token made too many requests (--token-requests-per-minute); \
+                             repeat this one after the seconds of 'Retry-After'";
+const LIMITED_ADDRESS: &str = "too many tokens of this address were not valid \
+                               (--failed-tokens-per-minute); repeat this request with a valid one \
+                               after the seconds of 'Retry-After'";
+
+fn limited(detail: &str, quota: Quota) -> Refused {
+    let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);
+    Refused { quota: Some(quota), ..Refused::from(problem) }
+}
+
+/// A time in whole seconds that is not shorter.
+pub(super) fn seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+// === impl Refused ===
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Self {
+        Self { problem: Box::new(problem), quota: None }
+    }
+}
+
+impl From<StoreError> for Refused {
+    fn from(error: StoreError) -> Self {
+        Self::from(Problem::from(error))
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let mut response = (*self.problem).into_response();
+        if let Some(quota) = self.quota {
+            quota.write(response.headers_mut());
+        }
+        response
+    }
+}
+
+// === impl Caller ===
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
+        match parts.extensions.get::<Admitted>() {
+            Some(admitted) => Ok(admitted.caller.clone()),
+            None => match authenticate(app, parts).await {
+                Ok(admitted) => Ok(admitted.caller),
+                Err(refused) => Err(*refused.problem),
+            },
+        }
+    }
+}
+
+impl Caller {
+    /// Refuses a caller without this access.
+    pub(super) fn need(&self, access: Access) -> Result<(), Problem> {
+        if self.has(access) {
+            return Ok(());
+        }
+        Err(Problem::forbidden(format!("the token lacks the access '{}'", access.name())))
+    }
+
+    /// Refuses a caller who may not use this domain.
+    pub(super) fn need_domain(&self, domain: &str) -> Result<(), Problem> {
+        if self.may_use(domain) {
+            return Ok(());
+        }
+        let domain = ratelease_rules::excerpt(domain);
+        Err(Problem::forbidden(format!("the token is not for the domain '{domain}'")))
+    }
+}
+
+// === impl Quota ===
+
+impl Quota {
+    /// Writes the headers of a rate limit.
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
+        headers.insert(LIMIT, HeaderValue::from(self.limit));
+        headers.insert(REMAINING, HeaderValue::from(self.remaining));
+        headers.insert(RESET, HeaderValue::from(seconds(self.reset_after)));
+        if let Some(wait) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(wait).max(1)));
+        }
+    }
+}
+
+// Pages of lists, and how times are written.
+
+/// Items of a page, if the query names no number, and at most.
+const PAGE: usize = 100;
+pub(super) const PAGE_MAX: usize = 1000;
+
+/// Maximum bytes of a text that is searched for: databases compare it at each place of each rule.
+const SEARCH_BYTES_MAX: usize = 128;
+
+/// Which changes to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct HistoryQuery {
+    /// Before this number: `next` of the page before.
+    pub(super) before: Option<i64>,
+    /// At most so many, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
+    pub(super) limit: Option<usize>,
+}
+
+/// The number of items of a page.
+pub(super) fn page_size(limit: Option<usize>) -> Result<usize, Problem> {
+    let limit = limit.unwrap_or(PAGE);
+    if (1..=PAGE_MAX).contains(&limit) {
+        return Ok(limit);
+    }
+    Err(Problem::malformed(format!("'limit' is {limit}; expected 1 to {PAGE_MAX}")))
+}
+
+/// Refuses to search for a text that is too long.
+pub(super) fn check_search(text: &str) -> Result<(), Problem> {
+    if text.len() <= SEARCH_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("has {} bytes; expected at most {SEARCH_BYTES_MAX}", text.len());
+    Err(Problem::faults("the query has a fault", vec![FieldFault::of("q", message)]))
+}
+
+/// A time as RFC 3339 writes it.
+pub(super) fn time(milliseconds: i64) -> String {
+    Timestamp::from_millisecond(milliseconds).unwrap_or_default().to_string()
+}
+
+// Errors as `application/problem+json` (RFC 9457).
+
+/// Faults that one answer lists; of further ones it has the number.
+const FAULTS_MAX: usize = 100;
+
+/// Seconds after which a client may repeat a request that was refused because the database is away.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct Problem {
+    /// Which kind of problem this is.
+    #[serde(rename = "type", serialize_with = "urn")]
+    #[schema(value_type = String)]
+    pub kind: &'static str,
+    /// The kind in words.
+    pub title: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// What is wrong, and how to mend it.
+    pub detail: String,
+    /// Each fault of the request, at most 100.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldFault>,
+    /// Number of faults, if there are more than `errors` has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_count: Option<u32>,
+    /// What the request contradicts, such as the present state of a rule.
+    #[serde(flatten)]
+    #[schema(value_type = Object)]
+    pub more: Map<String, Value>,
+}
+
+/// A fault at a field of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct FieldFault {
+    /// The domain, where a request is about several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    /// The id of the rule, where a request is about several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The field, as in `rate_limit.unit`, or a place in a file, as in `shop.yaml:4:5`.
+    pub field: String,
+    /// What is wrong, then what was expected.
+    pub message: String,
+}
+
+/// The problems that every call may answer.
+#[derive(IntoResponses)]
+#[expect(dead_code, reason = "describes responses")]
+pub(super) enum CommonProblems {
+    /// The request cannot be read
+    #[response(status = 400, content_type = "application/problem+json")]
+    Malformed(Problem),
+    /// No token, or none that is valid
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(Problem),
+    /// The token may not do this
+    #[response(status = 403, content_type = "application/problem+json")]
+    Forbidden(Problem),
+    /// There is no such thing
+    #[response(status = 404, content_type = "application/problem+json")]
+    NotFound(Problem),
+    /// The body did not arrive in time
+    #[response(status = 408, content_type = "application/problem+json")]
+    BodyTimeout(Problem),
+    /// The request contradicts the present state
+    #[response(status = 409, content_type = "application/problem+json")]
+    Conflict(Problem),
+    /// It changed since `If-Match` was read; the answer says what changed
+    #[response(status = 412, content_type = "application/problem+json")]
+    Changed(Problem),
+    /// The body is too large
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(Problem),
+    /// The request has faults; each is listed with its field
+    #[response(status = 422, content_type = "application/problem+json")]
+    Faulty(Problem),
+    /// `If-Match` is missing
+    #[response(status = 428, content_type = "application/problem+json")]
+    NoPrecondition(Problem),
+    /// More requests than the token or the address may send
+    #[response(status = 429, content_type = "application/problem+json",
+        headers(("Retry-After" = u64, description = "Seconds until a request is allowed")))]
+    TooManyRequests(Problem),
+    /// The database is not available
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(Problem),
+}
+
+/// Writes a kind as the URN that identifies it.
+fn urn<S: Serializer>(kind: &&'static str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("urn:ratelease:problem:{kind}"))
+}
+
+// === impl Problem ===
+
+impl Problem {
+    /// A problem of this status.
+    pub fn new(status: StatusCode, kind: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            title: status.canonical_reason().unwrap_or("Error"),
+            status: status.as_u16(),
+            detail: detail.into(),
+            errors: Vec::new(),
+            error_count: None,
+            more: Map::new(),
+        }
+    }
+
+    /// A request that cannot be read.
+    pub fn malformed(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "malformed", detail)
+    }
+
+    /// Something that is not there.
+    pub fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not-found", detail)
+    }
+
+    /// A rule that is not there.
+    pub(super) fn no_rule(id: &str) -> Self {
+        Self::not_found(format!("no rule has the id '{}'", ratelease_rules::excerpt(id)))
+    }
+
+    /// A caller that may not do this.
+    pub fn forbidden(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
+    }
+
+    /// A request that contradicts the present state.
+    pub fn conflict(kind: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, kind, detail)
+    }
+
+    /// A publication that was repeated too often, because others published meanwhile.
+    pub(super) fn raced() -> Self {
+        let detail = "others published again and again meanwhile; nothing was written. Try again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+    }
+
+    /// Rules that the compiler refuses, or fields that are wrong.
+    pub fn faults(detail: &str, faults: Vec<FieldFault>) -> Self {
+        let mut problem = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "faults", detail);
+        let count = Some(faults.len()).filter(|count| *count > FAULTS_MAX);
+        problem.error_count = count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        problem.errors = faults;
+        problem.errors.truncate(FAULTS_MAX);
+        problem
+    }
+
+    /// Adds a member.
+    pub fn with(mut self, name: &str, value: Value) -> Self {
+        self.more.insert(name.to_owned(), value);
+        self
+    }
+}
+
+impl From<Vec<Finding>> for Problem {
+    fn from(findings: Vec<Finding>) -> Self {
+        let faults = findings.into_iter().map(FieldFault::from).collect();
+        Self::faults("the compiler refuses these rules; mend each field", faults)
+    }
+}
+
+impl From<Vec<EntryFault>> for Problem {
+    fn from(faults: Vec<EntryFault>) -> Self {
+        let fault = |it: EntryFault| FieldFault::of(&it.field, it.message);
+        Self::faults("the rule has no good address", faults.into_iter().map(fault).collect())
+    }
+}
+
+impl From<ReadFaults> for Problem {
+    fn from(faults: ReadFaults) -> Self {
+        let errors = match faults {
+            ReadFaults::Document(file, message) => vec![FieldFault::of(&file, message)],
+            ReadFaults::Compiler(faults) => {
+                let place = |it: &ratelease_rules::Fault| {
+                    let field = format!("{}:{}:{}", it.file, it.line, it.column);
+                    FieldFault::of(&field, it.message.clone())
+                };
+                faults.iter().map(place).collect()
+            }
+        };
+        Self::faults("the compiler refuses these files; mend each place", errors)
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Unavailable(_) | StoreError::Refused(_) | StoreError::File(..) => {
+                warn!("a request was refused: {error}");
+                let detail = match &error {
+                    StoreError::Unavailable(why) if why.contains("Idempotency-Key") => {
+                        "the database was lost at the commit: the write may have been done. A \
+                         repeat with the same Idempotency-Key is safe"
+                    }
+                    _ => "the database is not available; nothing was written. Try again",
+                };
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+            }
+            StoreError::TooLarge(why) => {
+                let detail = format!("{why}. Nothing was written; remove rules first");
+                Self::conflict("draft-too-large", detail)
+            }
+            StoreError::QuotaUsed { written, max } => {
+                let detail = format!(
+                    "the writes of this token have kept {written} bytes of history, versions and \
+                     audit log, and may keep {max} (--token-bytes-max). Nothing was written; ask \
+                     an administrator for another token, or to raise that setting"
+                );
+                Self::new(StatusCode::FORBIDDEN, "quota-used", detail)
+            }
+            StoreError::TokenEnded => {
+                let detail = "the token expired or was revoked meanwhile; nothing was written";
+                Self::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
+            }
+            StoreError::Duplicate => Self::conflict("duplicate", "there is one already"),
+            StoreError::Moved(domain) => Self::conflict(
+                "draft-changed",
+                format!("the draft of '{domain}' changed meanwhile; check it again"),
+            ),
+            StoreError::Internal(why) => {
+                error!("internal error: {why}");
+                let detail = "internal error; see the log of the control plane";
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
+            }
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() =
+            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let headers = response.headers_mut();
+        let json = HeaderValue::from_static("application/problem+json");
+        headers.insert(header::CONTENT_TYPE, json);
+        match self.status {
+            401 => {
+                let scheme = HeaderValue::from_static("Bearer realm=\"ratelease-control\"");
+                headers.insert(header::WWW_AUTHENTICATE, scheme);
+            }
+            503 => {
+                headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+// === impl FieldFault ===
+
+impl FieldFault {
+    /// A fault at a field of a request about one thing.
+    pub fn of(field: &str, message: impl Into<String>) -> Self {
+        Self { domain: None, rule: None, field: field.to_owned(), message: message.into() }
+    }
+}
+
+impl From<Finding> for FieldFault {
+    fn from(finding: Finding) -> Self {
+        let Finding { domain, rule, field, message } = finding;
+        Self { domain: Some(domain), rule: rule.map(|id| id.to_string()), field, message }
+    }
 }

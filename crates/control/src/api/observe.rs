@@ -1,4 +1,4 @@
-//! What pods run, and who did what.
+//! What pods run, who did what, and what a token may do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::call::{QueryOf, check_text};
-use super::paging::{HistoryQuery, PAGE_MAX, page_size, time};
-use super::problem::{CommonProblems, Problem};
-use super::rollout_view::is_seen_by;
+use super::call::{
+    CommonProblems, HistoryQuery, PAGE_MAX, Problem, QueryOf, check_text, page_size, time,
+};
+use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
 use crate::metrics;
-use crate::store::{AuditRow, PodRow};
+use crate::store::{AuditRow, DraftDomain, PodRow};
 
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
 /// up to each that changes one of them.
@@ -249,5 +249,74 @@ impl From<AuditRow> for ActionView {
     fn from(row: AuditRow) -> Self {
         let AuditRow { number, at, author, action, subject, reason } = row;
         Self { number, at: time(at), author, action, subject, reason }
+    }
+}
+
+// What a token may do, for clients that show only that.
+
+/// The token of a request.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TokenView {
+    /// Its name and id, as history and audit log show it.
+    name: String,
+    /// What it may do.
+    access: Access,
+    /// The domains that it may use; null for all.
+    domains: Option<Vec<String>>,
+    /// Bytes that its writes have added to history, versions and audit log, which are kept.
+    kept_bytes: i64,
+    /// Bytes that they may add; null for no bound.
+    kept_bytes_max: Option<i64>,
+}
+
+/// Read what the token may do
+#[utoipa::path(get, operation_id = "read", tag = "own_token", path = "/v1/token", responses(
+    (status = 200, description = "The token of this request", body = TokenView), CommonProblems))]
+pub(super) async fn token(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<Json<TokenView>, Problem> {
+    let kept_bytes = app.lists().token(&caller.id).await?.map_or(0, |it| it.written);
+    let kept_bytes_max = app.bytes_max_of(&caller);
+    let (access, domains) = (caller.access(), caller.domains().map(<[_]>::to_vec));
+    Ok(Json(TokenView { name: caller.name, access, domains, kept_bytes, kept_bytes_max }))
+}
+
+// Domains of the draft.
+
+/// Domains.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DomainList {
+    /// The domains, by name.
+    domains: Vec<DraftDomainView>,
+}
+
+/// A domain.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DraftDomainView {
+    /// Its name.
+    domain: String,
+    /// Number of rules of its draft.
+    rules: i64,
+    /// Whether the draft has changes that are not published.
+    is_changed: bool,
+}
+
+/// List domains
+#[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", responses(
+    (status = 200, description = "The domains that the token may use", body = DomainList),
+    CommonProblems))]
+pub(super) async fn domains(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<Json<DomainList>, Problem> {
+    let domains = app.lists().domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
+    Ok(Json(DomainList { domains: domains.map(DraftDomainView::from).collect() }))
+}
+
+impl From<DraftDomain> for DraftDomainView {
+    fn from(domain: DraftDomain) -> Self {
+        let DraftDomain { name, rules, is_changed, changed: _ } = domain;
+        Self { domain: name, rules, is_changed }
     }
 }

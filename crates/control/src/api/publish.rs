@@ -1,27 +1,36 @@
 //! The way of a draft to the pods: check, publish, roll back.
+//!
+//! Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
+//! and [`publish_texts`] commits only if nothing was published since.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tracing::warn;
 use utoipa::ToSchema;
 
 use super::App;
-use super::call::{Begun, QueryOf, WriteCall, WriteQuery, check_domain};
-use super::change::ATTEMPTS_MAX;
-use super::differences::published_hashes;
-use super::paging::{HistoryQuery, page_size, time};
-use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::{
-    Checked, Published, approve, compile_all, publish_texts, read_text, replacements,
+use super::call::{
+    Begun, CommonProblems, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
+    check_domain, page_size, time,
 };
-use super::rollout_view::reason_for;
+use super::files::published_hashes;
+use super::rollouts::reason_for;
+use super::rules::ATTEMPTS_MAX;
 use crate::auth::Caller;
-use crate::document::{Difference, Document, difference};
-use crate::store::{PublishedText, Replacement, StoreError, VersionRow, Write};
+use crate::document::{
+    Difference, Document, Finding, check as compile, check_together, difference, memory_for_rules,
+    mib, read,
+};
+use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
+use crate::work::heavy;
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -320,5 +329,434 @@ impl VersionView {
         let VersionRow { number, at, author, reason, restores, rollout } = row;
         let reason = reason_for(caller, &author, reason);
         Self { version: number, at: time(at), author, reason, restores, rollout }
+    }
+}
+
+// Compiles drafts, and makes versions of them in the transaction of a write.
+//
+// Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
+// and [`publish_texts`] commits only if nothing was published since.
+
+/// What was published.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Published {
+    /// The version in force: a new one, unless nothing differed.
+    version: i64,
+    /// The domains that it changes.
+    domains: Vec<String>,
+}
+
+/// Texts that pods accept together with all others that are published.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Approved {
+    /// The version that the others are of.
+    version: i64,
+}
+
+/// Drafts that were compiled.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) texts: Vec<PublishedText>,
+    pub(super) documents: Vec<Document>,
+    pub(super) warnings: Vec<Finding>,
+}
+
+/// One domain may need this part of a pod's memory, or the part that it has of the published bytes.
+const DOMAIN_PARTS: usize = 4;
+
+/// Compiles documents. A domain that needs more than its part of a pod's memory has a fault.
+pub(super) async fn compile_all(
+    app: &App,
+    documents: Vec<Document>,
+    changed: Vec<i64>,
+) -> Result<Checked, Problem> {
+    let memory = domain_memory(app);
+    let compiled = heavy(move |_| {
+        let (warnings, texts) = compile(&documents, memory)?;
+        let texts = documents.iter().zip(texts).zip(changed).map(|((document, text), changed)| {
+            let (domain, rules) = (document.domain.clone(), document.records.len());
+            // A domain without rules is one that pods need not know.
+            PublishedText { domain, changed, yaml: (rules > 0).then_some(text), rules }
+        });
+        let texts = texts.collect();
+        Ok(Checked { texts, documents, warnings })
+    });
+    compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
+}
+
+/// The part of a pod's memory for rules that one domain may need, or all domains of a token.
+fn domain_memory(app: &App) -> usize {
+    let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
+    memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
+}
+
+/// What makes the drafts of their domains these documents. Compared before the transaction.
+pub(super) async fn replacements(
+    app: &App,
+    documents: &Arc<Vec<Document>>,
+) -> Result<Vec<Replacement>, Problem> {
+    let mut replacements = Vec::new();
+    for at in 0..documents.len() {
+        let Some(document) = documents.get(at) else { continue };
+        let draft = app.store.stored_draft(&document.domain).await?;
+        let documents = Arc::clone(documents);
+        let replacement = heavy(move |_| Some(Replacement::new(draft, documents.get(at)?)));
+        replacements.extend(replacement.await?);
+    }
+    Ok(replacements)
+}
+
+/// Reads a text that was published.
+pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
+    let source = Source { name: "published".into(), text: text.into_bytes() };
+    let read = heavy(move |_| read(&[source])).await?;
+    let mut documents = read.map_err(|_| {
+        Problem::from(StoreError::Internal("a published text is refused now".to_owned()))
+    })?;
+    Ok(documents.pop().unwrap_or_default())
+}
+
+/// Compiles all that would be published with these texts, as a pod does: it loads all domains at
+/// once. While a rollout is under way, what its chosen pods would have is compiled too. No
+/// transaction is open meanwhile.
+///
+/// # Errors
+/// Refuses what pods would refuse, and domains of a rollout that is under way.
+pub(super) async fn approve(
+    app: &App,
+    caller: &Caller,
+    texts: &[PublishedText],
+) -> Result<Approved, Problem> {
+    check_domain_bytes(app, texts)?;
+    let (version, published) = app.store.published().await?;
+    let approved = Approved { version };
+    // Read after the version: a step of it meanwhile is a version, and ends this attempt.
+    let rollout = app.store.open_rollout().await?;
+    if let Some(open) = &rollout {
+        refuse_rolled_out(open, texts)?;
+    }
+    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let overlay = texts.iter().map(|text| (text.domain.clone(), text.yaml.clone())).collect();
+    let next = laid_over(&published, overlay);
+    if next == published {
+        return Ok(approved);
+    }
+    check_share(app, caller, &published, &next).await?;
+    let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
+    if after <= max {
+        if let Some(open) = &rollout {
+            check_rollout(app, caller, &next, open).await?;
+        }
+        check_set(app, next, Some(published)).await?;
+    } else if after >= before {
+        return Err(too_many_bytes(app, after, texts.iter().map(bytes_of).sum()));
+    }
+    // A set that is too large may become smaller.
+    Ok(approved)
+}
+
+/// Publishes texts that were approved, and notes that in the audit log. `None` if another version
+/// was published since: then the set of all domains is not the one that was compiled. Each step of
+/// a rollout is a version too.
+pub(super) async fn publish_texts(
+    write: &mut Write,
+    texts: &[PublishedText],
+    restores: Option<i64>,
+    approved: Approved,
+) -> Result<Option<Published>, Problem> {
+    if !approved.is_current(write).await? {
+        return Ok(None);
+    }
+    let Some((version, domains)) = write.publish(texts, restores).await? else {
+        return Ok(Some(Published { version: approved.version, domains: Vec::new() }));
+    };
+    let action = if restores.is_some() { "version.restore" } else { "version.publish" };
+    write.note_action(action, &format!("{version}: {}", domains.join(", "))).await?;
+    Ok(Some(Published { version, domains }))
+}
+
+fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {
+    let detail = format!(
+        "all published rules together would be {bytes} bytes, of which the domains of this request \
+         have {own}, and a pod accepts {} in one message; remove some, or raise --push-bytes-max \
+         and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        app.push_bytes_max
+    );
+    Problem::conflict("too-many-rules", detail)
+}
+
+/// The texts of all domains that pods have, with others for some; one without text leaves.
+fn laid_over(
+    published: &BTreeMap<String, String>,
+    overlay: Vec<(String, Option<String>)>,
+) -> BTreeMap<String, String> {
+    let mut texts = published.clone();
+    for (domain, text) in overlay {
+        match text {
+            Some(text) => texts.insert(domain, text),
+            None => texts.remove(&domain),
+        };
+    }
+    texts
+}
+
+/// The texts of the domains of a rollout that chosen pods have in `stage`.
+async fn overlay_texts(
+    app: &App,
+    rollout: &Rollout,
+    stage: Stage,
+) -> Result<Vec<(String, Option<String>)>, Problem> {
+    let mut texts = Vec::new();
+    for (domain, hash) in rollout.hashes(stage) {
+        let text = match hash {
+            Some(hash) => Some(app.store.text(hash).await?),
+            None => None,
+        };
+        texts.push((domain.to_owned(), text));
+    }
+    Ok(texts)
+}
+
+/// Refuses what chosen pods would refuse: what is published, with these texts instead.
+async fn check_overlay(
+    app: &App,
+    caller: &Caller,
+    published: &BTreeMap<String, String>,
+    overlay: Vec<(String, Option<String>)>,
+) -> Result<(), Problem> {
+    let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
+    let texts = laid_over(published, overlay);
+    check_share(app, caller, published, &texts).await?;
+    let bytes: usize = texts.values().map(String::len).sum();
+    if bytes > app.push_bytes_max {
+        return Err(too_many_bytes(app, bytes, own));
+    }
+    check_set(app, texts, None).await
+}
+
+/// Compiles what chosen pods would have in each stage, given the texts of both stages.
+///
+/// # Errors
+/// Refuses what these pods would refuse.
+pub(super) async fn approve_rollout(
+    app: &App,
+    caller: &Caller,
+    texts: &[(PublishedText, PublishedText)],
+) -> Result<Approved, Problem> {
+    let (version, published) = app.store.published().await?;
+    let (shadows, drafts): (Vec<_>, Vec<_>) = texts.iter().cloned().unzip();
+    for stage in [shadows, drafts] {
+        check_domain_bytes(app, &stage)?;
+        let overlay = stage.into_iter().map(|it| (it.domain, it.yaml)).collect();
+        check_overlay(app, caller, &published, overlay).await?;
+    }
+    Ok(Approved { version })
+}
+
+/// Compiles what all pods would have after the last step of a rollout.
+///
+/// # Errors
+/// Refuses what pods would refuse.
+pub(super) async fn approve_end(
+    app: &App,
+    caller: &Caller,
+    rollout: &Rollout,
+) -> Result<Approved, Problem> {
+    let (version, published) = app.store.published().await?;
+    let overlay = overlay_texts(app, rollout, Stage::All).await?;
+    check_overlay(app, caller, &published, overlay).await?;
+    Ok(Approved { version })
+}
+
+/// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
+async fn check_rollout(
+    app: &App,
+    caller: &Caller,
+    next: &BTreeMap<String, String>,
+    open: &Rollout,
+) -> Result<(), Problem> {
+    let present = open.last().map(|step| step.stage);
+    for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
+        let overlay = overlay_texts(app, open, stage).await?;
+        check_overlay(app, caller, next, overlay).await?;
+    }
+    Ok(())
+}
+
+fn bytes_of(text: &PublishedText) -> usize {
+    text.yaml.as_ref().map_or(0, String::len)
+}
+
+/// Refuses to publish domains of a rollout that is under way.
+fn refuse_rolled_out(open: &Rollout, texts: &[PublishedText]) -> Result<(), Problem> {
+    let is_of = |text: &&PublishedText| open.domains.iter().any(|it| it.domain == text.domain);
+    match texts.iter().find(is_of) {
+        None => Ok(()),
+        Some(text) => {
+            let domain = ratelease_rules::excerpt(&text.domain);
+            Err(under_way(open, &format!("'{domain}'")))
+        }
+    }
+}
+
+/// Why `what` is refused while a rollout is under way.
+pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
+    let id = open.id;
+    let detail = format!(
+        "{what} has to wait: the rollout {id} is under way. Advance it to all with \
+         /v1/rollouts/{id}/advance, or end it with /v1/rollouts/{id}/abort"
+    );
+    Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
+}
+
+/// Refuses what would leave other tenants no room: all domains of a token that is for some have
+/// together what one domain may, in bytes and in a pod's memory. A share that is too large may
+/// become smaller.
+async fn check_share(
+    app: &App,
+    caller: &Caller,
+    published: &BTreeMap<String, String>,
+    next: &BTreeMap<String, String>,
+) -> Result<(), Problem> {
+    let Some(own) = caller.domains() else { return Ok(()) };
+    let share = |texts: &BTreeMap<String, String>| -> BTreeMap<String, String> {
+        let text = |domain: &String| Some((domain.clone(), texts.get(domain)?.clone()));
+        own.iter().filter_map(text).collect()
+    };
+    let (before, after) = (share(published), share(next));
+    if before == after {
+        return Ok(());
+    }
+    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let max = app.domain_bytes_max;
+    if bytes(&after) > max && bytes(&after) > bytes(&before) {
+        let detail = format!(
+            "the published rules of the token's domains together would be {} bytes; expected at \
+             most {max} (--domain-bytes-max). Remove some, or have a token of all domains publish \
+             them",
+            bytes(&after)
+        );
+        return Err(Problem::conflict("too-many-rules", detail));
+    }
+    let max = domain_memory(app);
+    let Some(needed) = excess(after, Some(before), max).await? else { return Ok(()) };
+    let detail = format!(
+        "a pod would need {} of memory while it replaces the rules of the token's domains \
+         together; expected at most {}, by --pod-memory and --domain-bytes-max. Remove some, or \
+         have a token of all domains publish them",
+        mib(needed),
+        mib(max)
+    );
+    Err(Problem::conflict("too-many-rules", detail))
+}
+
+/// Refuses a domain that would take more than its part of a message, so that no domain keeps the
+/// others from being published.
+fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem> {
+    let max = app.domain_bytes_max;
+    let large = texts.iter().filter(|text| bytes_of(text) > max);
+    let faults: Vec<_> = large
+        .map(|text| FieldFault {
+            domain: Some(text.domain.clone()),
+            ..FieldFault::of(
+                "descriptors",
+                format!(
+                    "{} bytes as a rule file; expected at most {max} in one domain \
+                     (--domain-bytes-max)",
+                    bytes_of(text)
+                ),
+            )
+        })
+        .collect();
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Problem::faults("domains are too large to be published; remove rules of each", faults))
+}
+
+/// Compiles all that would be published, as a pod does, and refuses what needs more memory than
+/// pods have.
+async fn check_set(
+    app: &App,
+    texts: BTreeMap<String, String>,
+    former: Option<BTreeMap<String, String>>,
+) -> Result<(), Problem> {
+    let max = memory_for_rules(app.pod_memory);
+    let Some(needed) = excess(texts, former, max).await? else { return Ok(()) };
+    let detail = format!(
+        "a pod would need {} of memory while it replaces all published rules, and has {} for that; \
+         remove some, or give pods more memory and raise --pod-memory",
+        mib(needed),
+        mib(max)
+    );
+    Err(Problem::conflict("too-many-rules", detail))
+}
+
+/// The memory that a pod needs for these rules together, if it is more than `max`. `None` too if
+/// they take the place of `former` ones that need no less.
+async fn excess(
+    texts: BTreeMap<String, String>,
+    former: Option<BTreeMap<String, String>>,
+    max: usize,
+) -> Result<Option<usize>, Problem> {
+    let needed = memory_of(texts).await?;
+    if needed <= max {
+        return Ok(None);
+    }
+    let is_less = match former {
+        Some(former) => memory_of(former).await.is_ok_and(|former| former >= needed),
+        None => false,
+    };
+    Ok((!is_less).then_some(needed))
+}
+
+/// The memory that a pod needs for these rules together, which compile.
+async fn memory_of(texts: BTreeMap<String, String>) -> Result<usize, Problem> {
+    let texts = texts.into_iter().collect();
+    let checked = heavy(move |_| check_together(texts)).await?;
+    checked.map_err(|(domain, message)| {
+        // The domain may be one that the caller may not use, so that only the log has it.
+        let domain = ratelease_rules::excerpt(&domain);
+        warn!("a version was not published: pods would refuse it at the domain '{domain}'");
+        let detail = format!(
+            "pods load all domains together, and would refuse this version: {message}. Nothing \
+             was published; shorten the rules of this request, or ask an administrator, whose log \
+             names the domain"
+        );
+        Problem::conflict("too-many-rules", detail)
+    })
+}
+
+/// Refuses to publish a change of a domain that has other changes.
+pub(super) fn unpublished_changes(domain: &str) -> Problem {
+    let domain = ratelease_rules::excerpt(domain);
+    let detail = format!(
+        "the draft of '{domain}' has other changes that are not published, which would be \
+         published too; leave out 'publish', and publish the draft"
+    );
+    Problem::conflict("draft-changed", detail)
+}
+
+// === impl Approved ===
+
+impl Approved {
+    /// Whether nothing was published since, so that the texts are those that were compiled.
+    pub(super) async fn is_current(self, write: &mut Write) -> Result<bool, Problem> {
+        Ok(write.last_version().await? == self.version)
+    }
+}
+
+// === impl Checked ===
+
+impl Checked {
+    /// Identifies the drafts.
+    pub(super) fn etag(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for text in &self.texts {
+            hasher.update(text.domain.as_bytes());
+            hasher.update(&[0]);
+            hasher.update(&text.changed.to_le_bytes());
+        }
+        format!("\"draft-{}\"", &hasher.finalize().to_hex()[..16])
     }
 }

@@ -1,19 +1,21 @@
 //! A dry run on traffic: decides the requests of a log under the draft and under what is published.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, LazyLock};
 
 use axum::Json;
 use axum::extract::State;
-use ratelease_replay::{FormatFault, LineFormat, Mapping};
+use ratelease_replay::{
+    Decided, FormatFault, LineFormat, Mapping, Replay, ReplayCounts, RuleCounts, show_time,
+};
+use ratelease_rules::request::Request;
 use ratelease_rules::{Options, Rules, Source, load};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::call::{WriteCall, check_domain};
-use super::differences::published_hashes;
-use super::problem::{CommonProblems, FieldFault, Problem};
-use super::publishing::compile_all;
-use super::replay_report::{Comparison, KEYS_MAX, ReplayReport};
+use super::call::{CommonProblems, FieldFault, Problem, WriteCall, check_domain};
+use super::files::published_hashes;
+use super::publish::compile_all;
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::rates::Places;
@@ -190,4 +192,264 @@ fn no_request(line: usize, fault: &FormatFault) -> Problem {
         FormatFault::NoDescriptor | FormatFault::UnknownField { .. } => "descriptors",
     };
     cannot_replay(vec![FieldFault::of(field, format!("line {line} {fault}"))])
+}
+
+// The result of a replay under two sets of rules.
+
+/// Rules and requests that a report lists.
+const RULES_MAX: usize = 20;
+const EXAMPLES_MAX: usize = 10;
+
+/// Maximum number of keys that have counts at a time, of each set: about 100 bytes each.
+pub(super) const KEYS_MAX: usize = 1 << 18;
+
+/// Maximum characters of a value in an example.
+const VALUE_CHARS_MAX: usize = 200;
+
+/// What the draft decides otherwise than what is published.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ReplayReport {
+    /// Lines read, without blank ones.
+    lines: u64,
+    /// Requests decided.
+    requests: u64,
+    /// Of these, requests of domains in which neither set has a rule for the token.
+    other_domains: u64,
+    /// Requests that pass now and that the draft denies.
+    newly_denied: u64,
+    /// Requests that are denied now and that the draft passes.
+    newly_passed: u64,
+    /// Results of what is published.
+    published: Totals,
+    /// Results of the draft.
+    draft: Totals,
+    /// Rules whose results differ, those with the largest difference first; at most 20.
+    rules: Vec<RuleResults>,
+    /// The first different requests that are decided otherwise, at most 10.
+    examples: Vec<Example>,
+    /// Lines that could not be read.
+    unreadable: u64,
+    /// The first of them.
+    first_unreadable: Vec<UnreadableLine>,
+    /// Lines that lack a field of each descriptor, so that Envoy would not have asked.
+    without_descriptor: u64,
+    /// Lines that are older than one before them; they are decided at the newest time so far.
+    out_of_order: u64,
+    /// Time of the first request.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    from: Option<String>,
+    /// Time of the last request.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    to: Option<String>,
+}
+
+/// Results of one set of rules.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Totals {
+    /// Requests that passed.
+    passed: u64,
+    /// Requests that were denied.
+    denied: u64,
+}
+
+/// Results of one rule in both sets.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RuleResults {
+    /// Its path: domain and keys.
+    rule: String,
+    /// In what is published; null if no request met it there.
+    published: Option<RuleTotals>,
+    /// In the draft; null if no request met it there.
+    draft: Option<RuleTotals>,
+}
+
+/// Descriptors that met a rule.
+#[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(super) struct RuleTotals {
+    /// Within the limit.
+    passed: u64,
+    /// Denied.
+    denied: u64,
+    /// Over the limit, but passed in shadow mode.
+    shadow: u64,
+}
+
+/// Requests of the same descriptors that are decided otherwise.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Example {
+    /// The number of the line of the first one, from 1.
+    line: usize,
+    /// Number of these requests.
+    requests: u64,
+    /// Its domain.
+    domain: String,
+    /// The entries of each descriptor, as in `user_id=7, path=/`.
+    descriptors: Vec<String>,
+    /// Whether the draft denies them.
+    is_denied: bool,
+}
+
+/// A line that could not be read.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct UnreadableLine {
+    /// Its number, from 1.
+    line: u64,
+    /// What is wrong with it.
+    why: String,
+}
+
+/// A replay under both sets.
+pub(super) struct Comparison<'r> {
+    published: Replay<'r>,
+    draft: Replay<'r>,
+    domains: HashSet<&'r str>,
+    other_domains: u64,
+    newly_denied: u64,
+    newly_passed: u64,
+    examples: Vec<Example>,
+}
+
+// === impl Comparison ===
+
+impl<'r> Comparison<'r> {
+    pub(super) fn new(published: &'r Rules, draft: &'r Rules) -> Self {
+        Self {
+            domains: published.domains().chain(draft.domains()).collect(),
+            published: Replay::within(published, KEYS_MAX),
+            draft: Replay::within(draft, KEYS_MAX),
+            other_domains: 0,
+            newly_denied: 0,
+            newly_passed: 0,
+            examples: Vec::new(),
+        }
+    }
+
+    /// Decides a line under both sets.
+    ///
+    /// # Errors
+    /// The format does not say which request the line stands for.
+    pub(super) fn line(
+        &mut self,
+        number: usize,
+        line: &str,
+        format: &LineFormat<'_>,
+    ) -> Result<(), FormatFault> {
+        let read = format.request(line, |at, request| self.request(number, at, request))?;
+        if let Err(why) = read {
+            self.note_unreadable(number, || why);
+        }
+        Ok(())
+    }
+
+    /// The work of deciding so far.
+    pub(super) fn work(&self) -> u64 {
+        self.published.work + self.draft.work
+    }
+
+    /// Whether there was no room for a key.
+    pub(super) fn is_full(&self) -> bool {
+        self.published.counts.uncounted + self.draft.counts.uncounted > 0
+    }
+
+    /// Notes a line that stands for no request.
+    pub(super) fn note_unreadable(&mut self, number: usize, why: impl FnOnce() -> String) {
+        self.draft.counts.note_unreadable("", number as u64, why);
+    }
+
+    fn request(&mut self, number: usize, at: u64, request: &Request<'_>) {
+        let before = self.published.request(at, request);
+        let after = self.draft.request(at, request);
+        self.other_domains += u64::from(!self.domains.contains(request.domain));
+        match (before, after) {
+            (Decided::Passed, Decided::Denied) => self.newly_denied += 1,
+            (Decided::Denied, Decided::Passed) => self.newly_passed += 1,
+            _ => return,
+        }
+        self.note_example(Example::new(number, request, after == Decided::Denied));
+    }
+
+    /// Counts a request with those of its descriptors, if there are some or there is room.
+    fn note_example(&mut self, example: Example) {
+        if let Some(known) = self.examples.iter_mut().find(|known| known.is_like(&example)) {
+            known.requests += 1;
+        } else if self.examples.len() < EXAMPLES_MAX {
+            self.examples.push(example);
+        }
+    }
+
+    pub(super) fn report(self) -> ReplayReport {
+        let (published, draft) = (&self.published.counts, &self.draft.counts);
+        let unreadable = draft.first_unreadable.iter();
+        let unreadable =
+            unreadable.map(|it| UnreadableLine { line: it.line, why: it.why.clone() }).collect();
+        ReplayReport {
+            lines: draft.lines,
+            requests: draft.requests,
+            other_domains: self.other_domains,
+            newly_denied: self.newly_denied,
+            newly_passed: self.newly_passed,
+            published: Totals::of(published),
+            draft: Totals::of(draft),
+            rules: compared(published, draft),
+            unreadable: draft.unreadable,
+            first_unreadable: unreadable,
+            without_descriptor: draft.without_descriptor,
+            out_of_order: draft.out_of_order,
+            from: draft.span.map(|(from, _)| show_time(from)),
+            to: draft.span.map(|(_, to)| show_time(to)),
+            examples: self.examples,
+        }
+    }
+}
+
+/// The rules whose results differ.
+fn compared(published: &ReplayCounts, draft: &ReplayCounts) -> Vec<RuleResults> {
+    let mut rules: BTreeMap<&str, (Option<&RuleCounts>, Option<&RuleCounts>)> = BTreeMap::new();
+    for (path, counts) in published.rules() {
+        rules.entry(path).or_default().0 = Some(counts);
+    }
+    for (path, counts) in draft.rules() {
+        rules.entry(path).or_default().1 = Some(counts);
+    }
+    let denied = |it: Option<&RuleCounts>| it.map_or(0, |it| it.over_limit);
+    let mut rules: Vec<_> = rules.into_iter().filter(|(_, (a, b))| a != b).collect();
+    rules.sort_by_key(|(_, (a, b))| std::cmp::Reverse(denied(*a).abs_diff(denied(*b))));
+    rules.truncate(RULES_MAX);
+    let totals =
+        |it: &RuleCounts| RuleTotals { passed: it.ok, denied: it.over_limit, shadow: it.shadow };
+    let results = rules.into_iter().map(|(rule, (published, draft))| RuleResults {
+        rule: rule.to_owned(),
+        published: published.map(totals),
+        draft: draft.map(totals),
+    });
+    results.collect()
+}
+
+// === impl Totals ===
+
+impl Totals {
+    fn of(counts: &ReplayCounts) -> Self {
+        Self { passed: counts.ok, denied: counts.over_limit }
+    }
+}
+
+// === impl Example ===
+
+impl Example {
+    fn new(line: usize, request: &Request<'_>, is_denied: bool) -> Self {
+        let short = |text: &str| text.chars().take(VALUE_CHARS_MAX).collect::<String>();
+        let descriptors = request.descriptors.iter().map(|descriptor| {
+            let entry = |it: &ratelease_rules::request::Entry<'_>| {
+                format!("{}={}", short(it.key), short(it.value))
+            };
+            descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(", ")
+        });
+        let (domain, descriptors) = (request.domain.to_owned(), descriptors.collect());
+        Self { line, requests: 1, domain, descriptors, is_denied }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let Self { domain, descriptors, is_denied, .. } = other;
+        (&self.domain, &self.descriptors, &self.is_denied) == (domain, descriptors, is_denied)
+    }
 }

@@ -1,4 +1,5 @@
-//! Rules of the draft.
+//! Rules of the draft: read, added, changed, removed; published at once if the call asks for it; and
+//! what changed in each.
 
 use std::sync::Arc;
 
@@ -17,14 +18,14 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{IntoParams, PartialSchema, ToSchema};
 
 use super::App;
-use super::call::{IdOf, QueryOf, WriteCall, WriteQuery, answer, check_domain, check_text};
-use super::change::{Change, Edit, make};
-use super::history::ChangeView;
-use super::paging::{check_search, page_size, time};
-use super::problem::{CommonProblems, FieldFault, Problem};
+use super::call::{
+    Begun, CommonProblems, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall, WriteQuery,
+    answer, check_domain, check_search, check_text, page_size, time,
+};
+use super::publish::{Approved, approve, compile_all, publish_texts, unpublished_changes};
 use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
-use crate::store::{Answer, RuleFilter, RulePosition, StoredRule, Write};
+use crate::store::{Answer, ChangeRow, PublishedText, RuleFilter, RulePosition, StoredRule, Write};
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -416,5 +417,237 @@ impl From<StoredRule> for RuleView {
             updated_at: time(rule.updated_at),
             updated_by: rule.updated_by,
         }
+    }
+}
+
+// A change of the rules of one domain: the one way in which rules are added, changed and removed.
+//
+// A change that is published at once is compiled outside of any transaction, so that no other
+// write waits for it. It is committed only if the draft and the published rules are still those
+// that were compiled; else all of it is repeated.
+
+/// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
+/// a lock was lost, or a draft changed between two reads.
+pub(super) const ATTEMPTS_MAX: usize = 5;
+
+/// What a change does with the rules of its domain.
+#[derive(Debug, Default)]
+pub(super) struct Edit {
+    /// The rules that are removed.
+    pub(super) remove: Vec<StoredRule>,
+    /// The rule that has the entries of `put` already, and keeps its place.
+    pub(super) present: Option<StoredRule>,
+    /// The rule that is added or changed.
+    pub(super) put: Option<Record>,
+}
+
+/// A change of one domain.
+pub(super) trait Change: Sync {
+    /// Decides what to do, by the rules that `write` sees.
+    fn edit(&self, write: &mut Write) -> impl Future<Output = Result<Edit, Problem>> + Send;
+
+    /// The action of the audit log, and its subject.
+    fn action(&self) -> (&'static str, &str);
+
+    /// The answer; `rule` is the one that was added or changed.
+    fn answer(&self, rule: Option<StoredRule>) -> Answer;
+}
+
+/// A domain that was compiled with a change, before the change is made.
+struct Prepared {
+    /// The number of the last change of the draft that was compiled.
+    changed: i64,
+    text: PublishedText,
+    approved: Approved,
+}
+
+/// Makes a change of `domain`, and publishes it at once if `publishes`.
+///
+/// # Errors
+/// Refuses what [`Change::edit`] refuses, what the compiler refuses, and to publish a domain that
+/// has other changes.
+pub(super) async fn make(
+    app: &App,
+    call: &WriteCall,
+    domain: &str,
+    publishes: bool,
+    change: &impl Change,
+) -> Result<Response, Problem> {
+    if !publishes {
+        let mut write = match call.begin(app).await? {
+            Begun::New(write) => write,
+            Begun::Repeated(response) => return Ok(*response),
+        };
+        let edit = change.edit(&mut write).await?;
+        let answer = apply(&mut write, domain, edit, change).await?;
+        return call.finish_with(app, write, answer).await;
+    }
+    app.take_publisher_turn(&call.caller).await?;
+    for _ in 0..ATTEMPTS_MAX {
+        if let Some(response) = attempt(app, call, domain, change).await? {
+            return Ok(response);
+        }
+    }
+    Err(Problem::raced())
+}
+
+/// Makes and publishes a change; `None` if another replica published meanwhile.
+async fn attempt(
+    app: &App,
+    call: &WriteCall,
+    domain: &str,
+    change: &impl Change,
+) -> Result<Option<Response>, Problem> {
+    // The edit is decided twice: before the domain is compiled, and when it is made.
+    let mut write = match call.begin(app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(Some(*response)),
+    };
+    let edit = change.edit(&mut write).await?;
+    let changed = clean_draft(&mut write, domain).await?;
+    drop(write);
+    let Some(prepared) = prepare(app, call, domain, &edit, changed).await? else { return Ok(None) };
+    let Prepared { changed, mut text, approved } = prepared;
+    let mut write = match call.begin(app).await? {
+        Begun::New(write) => write,
+        Begun::Repeated(response) => return Ok(Some(*response)),
+    };
+    let edit = change.edit(&mut write).await?;
+    if clean_draft(&mut write, domain).await? != changed {
+        return Ok(None);
+    }
+    let answer = apply(&mut write, domain, edit, change).await?;
+    text.changed = write.draft_state(domain).await?.1;
+    let published = publish_texts(&mut write, &[text], None, approved).await?;
+    if published.is_none() {
+        return Ok(None);
+    }
+    call.finish_with(app, write, answer).await.map(Some)
+}
+
+/// The number of the last change of a draft that has no changes but published ones.
+async fn clean_draft(write: &mut Write, domain: &str) -> Result<i64, Problem> {
+    let (is_changed, changed) = write.draft_state(domain).await?;
+    if is_changed { Err(unpublished_changes(domain)) } else { Ok(changed) }
+}
+
+/// Compiles the domain as the edit will make it; `None` if its draft is no longer the one of the
+/// number `changed`.
+async fn prepare(
+    app: &App,
+    call: &WriteCall,
+    domain: &str,
+    edit: &Edit,
+    changed: i64,
+) -> Result<Option<Prepared>, Problem> {
+    let draft = app.store.draft(domain).await?;
+    if draft.changed != changed {
+        return Ok(None);
+    }
+    let mut document = draft.document;
+    edit.apply_to(&mut document);
+    let checked = compile_all(app, vec![document], vec![changed]).await?;
+    let approved = approve(app, &call.caller, &checked.texts).await?;
+    let text = checked.texts.into_iter().next();
+    Ok(text.map(|text| Prepared { changed, text, approved }))
+}
+
+/// Makes the change in the transaction, and notes it in the audit log.
+async fn apply(
+    write: &mut Write,
+    domain: &str,
+    edit: Edit,
+    change: &impl Change,
+) -> Result<Answer, Problem> {
+    for rule in &edit.remove {
+        write.remove_rule(rule).await?;
+    }
+    let rule = match (edit.put, edit.present) {
+        (None, _) => None,
+        (Some(put), Some(present)) => Some(write.change_rule(&present, put.settings).await?),
+        (Some(put), None) => Some(write.add_rule(domain, &put).await?),
+    };
+    let (action, subject) = change.action();
+    write.note_action(action, subject).await?;
+    Ok(change.answer(rule))
+}
+
+// === impl Edit ===
+
+impl Edit {
+    /// Changes a document as the transaction will change the draft.
+    fn apply_to(&self, document: &mut Document) {
+        let is_removed =
+            |it: &Record| self.remove.iter().any(|rule| rule.record.entries == it.entries);
+        document.records.retain(|it| !is_removed(it));
+        let Some(put) = &self.put else { return };
+        match document.records.iter_mut().find(|it| it.entries == put.entries) {
+            Some(present) => present.settings = put.settings.clone(),
+            None => document.records.push(put.clone()),
+        }
+    }
+}
+
+// What changed in a rule, when, and by whom.
+
+/// The changes of a rule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct History {
+    /// The changes, the latest first.
+    changes: Vec<ChangeView>,
+    /// `before` of the next page, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<i64>,
+}
+
+/// A change of a rule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ChangeView {
+    /// Its number.
+    number: i64,
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    at: String,
+    /// Which token.
+    author: String,
+    /// Why.
+    reason: String,
+    /// The settings before; null if the rule was added.
+    #[schema(value_type = Option<Object>)]
+    before: Option<Value>,
+    /// The settings after; null if it was removed.
+    #[schema(value_type = Option<Object>)]
+    after: Option<Value>,
+}
+
+/// List the changes of a rule
+///
+/// Also of one that was removed.
+#[utoipa::path(get, tag = "history", path = "/v1/rules/{id}/history",
+    params(("id" = String, Path), HistoryQuery), responses(
+    (status = 200, description = "The changes", body = History), CommonProblems))]
+pub(super) async fn history(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    IdOf(id): IdOf,
+    QueryOf(query): QueryOf<HistoryQuery>,
+) -> Result<Json<History>, Problem> {
+    let limit = page_size(query.limit)?;
+    let before = query.before.unwrap_or(i64::MAX);
+    let (found, has_more) = app.lists().changes(&id, caller.domains(), before, limit).await?;
+    if found.is_empty() {
+        return Err(Problem::no_rule(&id));
+    }
+    let next = found.last().filter(|_| has_more).map(|last| last.number);
+    let changes = found.into_iter().map(ChangeView::from).collect();
+    Ok(Json(History { changes, next }))
+}
+
+// === impl ChangeView ===
+
+impl From<ChangeRow> for ChangeView {
+    fn from(change: ChangeRow) -> Self {
+        let ChangeRow { number, before, after, at, author, reason } = change;
+        Self { number, at: time(at), author, reason, before, after }
     }
 }

@@ -132,7 +132,7 @@ mod tests {
     use tokio::sync::oneshot;
     use tokio::time::timeout;
 
-    use super::*;
+    use crate::api::serve::*;
 
     const SOON: Duration = Duration::from_secs(30);
 
