@@ -78,6 +78,7 @@ fn signals() -> io::Result<Receiver<Interrupt>> {
                     _ = terminate.recv() => SignalKind::terminate(),
                 };
                 let received = Interrupt::of(kind);
+                #[allow(clippy::disallowed_methods, reason = "a second signal ends at once")]
                 if first.try_send(received).is_err() {
                     std::process::exit(received.status().into());
                 }

@@ -147,6 +147,7 @@ fn stop_signal(log: Option<LogWriter>) -> impl Future<Output = ()> {
     async move {
         receiver.recv().await;
         tokio::spawn(async move {
+            #[allow(clippy::disallowed_methods, reason = "a second signal ends at once")]
             if receiver.recv().await.is_some() {
                 warn!("a second signal: ending at once, leases end with their windows");
                 flush(log.as_ref());

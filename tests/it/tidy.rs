@@ -1,53 +1,276 @@
-//! Rules for the text of the source that no compiler or lint checks: sizes, names, stray words, and
-//! allowed dependencies. Each rule is a row of a table with its reason, printed when it is broken.
+//! What no compiler and no lint checks: the graph of crates, and names that a module may not use.
+//! clippy.toml and `[workspace.lints]` have the rest.
 
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{fs, iter};
 
-use scan::{Source, Token};
+use serde_json::Value;
 
-mod crates; // the crates that each crate may use
-mod edges; // the modules that each module may name
-mod layers; // the order of the layers
-mod scan; // tokens and paths
+/// Each of our crates with those of ours that it depends on, the lowest first.
+const GRAPH: [(&str, &[&str]); 14] = [
+    ("ratelease-tls", &[]),
+    ("ratelease-xds", &[]),
+    ("ratelease-rules", &[]),
+    ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
+    ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
+    ("ratelease-replay", &["ratelease-engine", "ratelease-rules"]),
+    (
+        "ratelease-ctl",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-replay",
+            "ratelease-rules",
+            "ratelease-tls",
+        ],
+    ),
+    ("ratelease-injector", &["ratelease-cli", "ratelease-tls"]),
+    ("ratelease-listener", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
+    ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
+    (
+        "ratelease-server",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-listener",
+            "ratelease-otlp",
+            "ratelease-rules",
+            "ratelease-tls",
+        ],
+    ),
+    (
+        "ratelease-sidecar",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-listener",
+            "ratelease-otlp",
+            "ratelease-rules",
+            "ratelease-server",
+            "ratelease-tls",
+            "ratelease-xds",
+        ],
+    ),
+    (
+        "ratelease-control",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-listener",
+            "ratelease-replay",
+            "ratelease-rules",
+            "ratelease-tls",
+            "ratelease-xds",
+        ],
+    ),
+    ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-sidecar"]),
+];
 
-/// Maximum lines of a function, and columns of a line, to keep them readable. A file holds one idea
-/// whole, however long.
-const FUNCTION_LINES_MAX: usize = 70;
-const COLUMNS_MAX: usize = 100;
+/// Crates that no crate may depend on, directly or indirectly, with the reason.
+const NEVER: [(&str, &[&str], &str); 3] = [
+    (
+        "ratelease-rules",
+        &["tokio", "redis", "http", "hyper", "tonic", "clap", "tracing", "fastrand", "rand"],
+        "rules are pure: no runtime, no clock, no socket, no rng",
+    ),
+    (
+        "ratelease-engine",
+        &["http", "hyper", "tonic", "prost", "axum", "clap", "tracing-subscriber"],
+        "the engine knows nothing of gRPC, HTTP, settings, metrics or OpenTelemetry",
+    ),
+    (
+        "ratelease",
+        &[
+            "ratatui",
+            "hdrhistogram",
+            "clap_mangen",
+            "clap_complete",
+            "ratelease-ctl",
+            "sqlx",
+            "ratelease-control",
+        ],
+        "what only the tools, the injector and the control plane need is not of the sidecar",
+    ),
+];
 
-/// File names that say nothing: anything could be added to such a file.
-const VAGUE: [&str; 6] = ["common", "helpers", "impl", "manager", "types", "util"];
+/// Build dependencies, without those of tests and build scripts: names by cargo's ids, and ids.
+struct Graph {
+    names: BTreeMap<String, String>,
+    needs: BTreeMap<String, Vec<String>>,
+}
 
-/// Text that must not remain. Split here, so that this file does not break its own rule.
-const STRAY: [(&str, &str); 6] = [
-    (concat!("db", "g!("), "take the debug print out"),
-    (concat!("to", "do!("), "finish it, or leave the whole of it out"),
-    (concat!("unimpl", "emented!("), "finish it, or leave the whole of it out"),
-    (concat!("FIX", "ME"), "fix it, or open an issue"),
-    (concat!("XX", "X"), "fix it, or open an issue"),
-    (concat!("#[ign", "ore"), "a test that is not run is not a test; a missing tool fails it"),
+#[test]
+fn crates_depend_one_way() {
+    let graph = Graph::read();
+    let ours: BTreeSet<_> = graph.ours().collect();
+    assert_eq!(ours, GRAPH.iter().map(|(name, _)| *name).collect(), "a crate in no layer");
+    for (at, (name, expected)) in GRAPH.iter().enumerate() {
+        let found: BTreeSet<_> =
+            graph.needed(name).filter(|needed| needed.starts_with("ratelease")).collect();
+        assert_eq!(found, expected.iter().copied().collect(), "what {name} is built from");
+        let is_before = |needed: &&str| GRAPH[..at].iter().any(|(before, _)| before == needed);
+        assert!(expected.iter().all(is_before), "{name} needs a crate that is not before it");
+    }
+}
+
+#[test]
+fn no_crate_is_built_from_what_it_must_not_know() {
+    let graph = Graph::read();
+    for (name, never, reason) in NEVER {
+        let all = graph.all_needed(name);
+        let wrong: Vec<_> = never.iter().filter(|never| all.contains(**never)).collect();
+        assert!(wrong.is_empty(), "{name} is built from {wrong:?}: {reason}");
+        assert!(all.contains(if name == "ratelease" { "tokio" } else { "smallvec" }), "{all:?}");
+    }
+}
+
+/// What cargo prints.
+fn cargo(args: &[&str]) -> Vec<u8> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let output = cargo.output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+// === impl Graph ===
+
+impl Graph {
+    fn read() -> Self {
+        // Only for this platform: on a fresh machine, no crate of another one has been downloaded.
+        let version = String::from_utf8(cargo(&["--version", "--verbose"])).expect("text");
+        let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+        let metadata = ["metadata", "--format-version", "1", "--locked", "--offline"];
+        let metadata = cargo(&[&metadata[..], &["--filter-platform", host]].concat());
+        let metadata: Value = serde_json::from_slice(&metadata).expect("JSON");
+        let list = |value: &Value| value.as_array().expect("a list").clone();
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let packages = list(&metadata["packages"]);
+        let names = packages.iter().map(|package| (text(&package["id"]), text(&package["name"])));
+        // `null` is a dependency that is neither of tests nor of a build script.
+        let is_normal =
+            |of: &Value| list(&of["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+        let needs = list(&metadata["resolve"]["nodes"]).into_iter().map(|node| {
+            let needs = list(&node["deps"]).into_iter().filter(is_normal);
+            (text(&node["id"]), needs.map(|needed| text(&needed["pkg"])).collect())
+        });
+        Self { names: names.collect(), needs: needs.collect() }
+    }
+
+    fn ours(&self) -> impl Iterator<Item = &str> {
+        self.names.values().map(String::as_str).filter(|name| name.starts_with("ratelease"))
+    }
+
+    /// The direct dependencies of `name`.
+    fn needed(&self, name: &str) -> impl Iterator<Item = &str> {
+        let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
+        self.needs[id].iter().map(|needed| self.names[needed].as_str())
+    }
+
+    /// The direct and indirect dependencies of `name`.
+    fn all_needed(&self, name: &str) -> BTreeSet<&str> {
+        let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
+        let (mut seen, mut left) = (BTreeSet::new(), vec![id]);
+        while let Some(next) = left.pop() {
+            left.extend(self.needs[next].iter().filter(|needed| seen.insert(*needed)));
+        }
+        seen.into_iter().map(|id| self.names[id].as_str()).collect()
+    }
+}
+
+/// Names that a module may not use, by the words that its code would have.
+struct Border {
+    /// Modules, by their path without `src/` and `.rs`, with what is below them.
+    modules: Modules,
+    words: &'static [&'static str],
+    reason: &'static str,
+}
+
+enum Modules {
+    These(&'static [&'static str]),
+    AllBut(&'static [&'static str]),
+}
+
+const BORDERS: [Border; 8] = [
+    Border {
+        modules: Modules::These(&["crates/engine/buffer"]),
+        words: &["lease::"],
+        reason: "buffer and lease meet only in limiter",
+    },
+    Border {
+        modules: Modules::These(&["crates/engine/lease"]),
+        words: &["buffer::"],
+        reason: "buffer and lease meet only in limiter",
+    },
+    Border {
+        // `explain` takes no tokens, and handles no requests; `trace` wraps a store.
+        modules: Modules::AllBut(&[
+            "crates/engine/lease",
+            "crates/engine/store",
+            "crates/ctl/explain",
+            "crates/server/trace",
+        ]),
+        words: &[".lend("],
+        reason: "only the lease client asks the store; a request handler never does",
+    },
+    Border {
+        modules: Modules::AllBut(&["crates/engine/store/redis"]),
+        words: &[" redis::", "(redis::", "<redis::"],
+        reason: "only store/redis names the Redis client",
+    },
+    Border {
+        modules: Modules::AllBut(&[
+            "crates/server/grpc/wire",
+            "crates/control/push/wire",
+            "crates/ctl/query",
+            "crates/sidecar/rule_source/xds/wire",
+        ]),
+        words: &["envoy_types::"],
+        reason: "only modules that speak Envoy's protocol name its types",
+    },
+    Border {
+        modules: Modules::These(&[
+            "crates/engine/algorithm",
+            "crates/engine/ask",
+            "crates/engine/buffer",
+            "crates/engine/lease/size",
+            "crates/engine/verdict",
+            "crates/rules",
+        ]),
+        words: &["tokio::", "rng::", "std::net", "fastrand::"],
+        reason: "the core reads no clock, no random numbers and no socket: take them as arguments",
+    },
+    Border {
+        modules: Modules::AllBut(&[]),
+        words: &["unbounded_channel", "mpsc::unbounded"],
+        reason: "every map, queue, wait and batch has a named ceiling",
+    },
+    Border {
+        modules: Modules::These(&["crates/control/api"]),
+        words: &["spawn_blocking"],
+        reason: "`work::heavy` keeps the permits of a request until its work ends",
+    },
 ];
 
 #[test]
-fn the_source_is_tidy() {
+fn modules_use_no_names_beyond_their_borders() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    ["src", "crates", "tests", "benches"].iter().for_each(|dir| list(&root.join(dir), &mut files));
+    list(&root.join("crates"), &mut files);
     let mut faults = Vec::new();
     for path in &files {
-        let text = fs::read_to_string(path).unwrap();
         let name = path.strip_prefix(root).unwrap().to_str().unwrap();
-        faults.extend(check(name, &text));
+        faults.extend(names_beyond(name, &fs::read_to_string(path).unwrap()));
     }
-    assert!(files.iter().any(|path| path.ends_with("src/lib.rs")), "nothing was looked at");
+    assert!(files.len() > 100, "{} files were looked at", files.len());
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
 }
 
-/// All `.rs` files under a directory, which need not exist.
+/// All `.rs` files under a directory.
 fn list(dir: &Path, files: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    for entry in entries {
+    for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             list(&path, files);
@@ -57,99 +280,76 @@ fn list(dir: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Every fault of one file, as `file:line: what`.
-fn check(file: &str, text: &str) -> Vec<String> {
-    let source = Source::new(text);
-    let mut faults = check_file(file, text);
-    faults.extend(check_lines(file, text));
-    faults.extend(check_functions(file, &source));
-    faults.extend(edges::check(file, &source));
-    faults
-}
-
-fn check_file(file: &str, text: &str) -> Vec<String> {
+/// Every fault of a product file, as `file:line: what`. A file's comments and tests may name
+/// anything.
+fn names_beyond(file: &str, text: &str) -> Vec<String> {
+    let Some((of, module)) = file.strip_suffix(".rs").and_then(|file| file.split_once("/src/"))
+    else {
+        return Vec::new();
+    };
+    let module = format!("{of}/{module}");
+    let borders: Vec<_> = BORDERS.iter().filter(|border| border.modules.contain(&module)).collect();
     let mut faults = Vec::new();
-    if !text.starts_with("//!") {
-        faults.push(format!("{file}:1: begin with `//!` and say what the file is for"));
-    }
-    let name = file.rsplit('/').next().and_then(|name| name.strip_suffix(".rs"));
-    if name.is_some_and(|name| VAGUE.contains(&name)) {
-        faults.push(format!("{file}:1: a name that says nothing: name it after what is in it"));
-    }
-    if name == Some("mod") && file != "tests/it/support/mod.rs" {
-        faults.push(format!("{file}:1: a module `foo` lives in foo.rs beside foo/"));
-    }
-    faults
-}
-
-fn check_lines(file: &str, text: &str) -> Vec<String> {
-    let mut faults = Vec::new();
-    for (line, number) in text.lines().zip(1..) {
-        let columns = line.chars().count();
-        if columns > COLUMNS_MAX {
-            faults.push(format!("{file}:{number}: {columns} columns, more than {COLUMNS_MAX}"));
-        }
-        for (word, reason) in STRAY.iter().filter(|(word, _)| line.contains(word)) {
-            faults.push(format!("{file}:{number}: {word}: {reason}"));
+    for (number, line) in product_lines(text) {
+        for Border { words, reason, .. } in &borders {
+            let found = words.iter().filter(|word| line.contains(*word));
+            faults.extend(found.map(|word| format!("{file}:{number}: {word:?}: {reason}")));
         }
     }
     faults
 }
 
-fn check_functions(file: &str, source: &Source) -> Vec<String> {
-    let long = source.functions().filter(|(_, lines)| *lines > FUNCTION_LINES_MAX);
-    long.map(|(name, lines)| {
-        let Token { text, line } = name;
-        format!("{file}:{line}: fn {text} has {lines} lines, more than {FUNCTION_LINES_MAX}")
+/// The lines of code without comments and without the modules of tests, which are indented.
+fn product_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut lines = (1..).zip(text.lines());
+    let mut is_attributed = false;
+    iter::from_fn(move || {
+        let (number, line) = lines.next()?;
+        let is_tests = is_attributed && line.starts_with("mod ") && line.ends_with('{');
+        is_attributed = line == "#[cfg(test)]" || (is_attributed && line.starts_with("#["));
+        if is_tests {
+            lines.by_ref().take_while(|(_, line)| *line != "}").for_each(drop);
+        }
+        Some((number, line.split("//").next().unwrap_or_default()))
     })
-    .collect()
+}
+
+// === impl Modules ===
+
+impl Modules {
+    fn contain(&self, module: &str) -> bool {
+        let is_of = |of: &&str| {
+            module.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        // Unit tests in files of their own: `foo/tests.rs`, `foo/tests/bar.rs`, `foo_tests.rs`.
+        !module.split('/').any(|part| part == "tests" || part.ends_with("_tests"))
+            && match self {
+                Self::These(these) => these.iter().any(is_of),
+                Self::AllBut(these) => !these.iter().any(is_of),
+            }
+    }
 }
 
 #[test]
-fn each_fault_is_found_and_nothing_else() {
-    let long = format!("//! M\nfn long() {{\n{}}}\n", "    f();\n".repeat(69));
-    let wide = format!("//! M\n// {}\n", "é".repeat(98));
-    let unfinished = concat!("//! M\nfn f() {\n    to", "do!()\n}\n");
-    let tested = "//! M\n#[cfg(test)]\nmod tests {\n    use tokio::net;\n}\nuse crate::lease;\n";
-    for (file, text, expected) in [
-        ("src/a.rs", "use b;\n", "1: begin with `//!`"),
-        ("src/a.rs", &long, "2: fn long has 71 lines"),
-        ("tests/a.rs", &wide, "2: 101 columns"),
-        ("tests/a.rs", unfinished, "3: to"),
-        ("src/a/mod.rs", "//! M\n", "1: a module `foo`"),
-        ("src/util.rs", "//! M\n", "1: a name that says nothing"),
-        ("src/grpc.rs", "//! M\nuse envoy_types::pb;\n", "2: names envoy_types::pb: only modules"),
-        ("crates/server/src/grpc/wire.rs", "//! M\nuse envoy_types::pb;\n", ""),
-        ("src/app.rs", "//! M\nuse crate::store::{self, redis::Redis};\n", ""),
-        ("src/app.rs", "//! M\nfn f() -> redis::Value {}\n", "2: names redis::Value: only"),
-        ("engine:store/redis/reconnecting.rs", "//! M\nuse redis::Value;\n", ""),
-        ("engine:buffer/a.rs", "//! M\nuse super::super::lease::D;\n", "2: names super::super"),
-        ("engine:buffer.rs", "//! M\nuse crate::{\n    time,\n    lease,\n};\n", "4: names crate"),
-        ("engine:buffer.rs", tested, "6: names crate::lease: buffer and lease meet"),
-        ("engine:buffer.rs", "//! M\n//! crate::lease\nfn f() { lease.end(\"tokio::x\") }\n", ""),
-        ("engine:lease.rs", "//! M\nuse crate::buffer::Lot;\n", "2: names crate::buffer::Lot"),
-        ("engine:lease.rs", "//! M\nfn f() { tokio::spawn(g()); }\n", ""),
-        ("engine:lease/size.rs", "//! M\nfn f() { tokio::spawn(g()); }\n", "2: names tokio::spawn"),
-        ("rules:tests.rs", "//! M\nuse tokio::time;\n", ""),
-        ("rules:tests/odd.rs", "//! M\nuse tokio::time;\n", ""),
-        ("rules:rules.rs", "//! M\nfn f() { let t = Instant::now(); }\n", "2: names Instant::now"),
-        ("rules:rules.rs", "//! M\nfn f() -> impl A + use<'_> { tokio::x }\n", "2: names tokio::x"),
-        ("rules:rules.rs", "//! M\nfn f() -> char { '\"' }\nuse tokio::x;\n", "3: names tokio::x"),
-        ("rules:rules.rs", "//! M\nfn f() -> &str { r#\"\"tokio::x\"# }\n", ""),
-        ("engine:lease.rs", "//! M\nfn f() { mpsc::unbounded_channel(); }\n", "2: names mpsc::unb"),
-        ("src/grpc.rs", "//! M\nfn f() { std::process::exit(1) }\n", "2: names std::process::ex"),
+fn each_name_beyond_a_border_is_found_and_nothing_else() {
+    for (file, text, line) in [
+        ("engine/src/buffer.rs", "use a::b;\nuse crate::lease::Ask;\n", Some(2)),
+        ("engine/src/buffer/table.rs", "fn f(_: lease::Ask) {}\n", Some(1)),
+        ("engine/src/buffer.rs", "/// As lease::Ask.\nuse a::b; // lease::Ask\n", None),
+        ("engine/src/buffer.rs", "#[cfg(test)]\nmod tests {\n    use tokio::net;\n}\n", None),
+        ("engine/src/buffer.rs", "#[cfg(test)]\nmod t {\n}\nuse tokio::a;\n", Some(4)),
+        ("engine/src/buffer/tests/a.rs", "use tokio::net;\n", None),
+        ("engine/src/lease/size.rs", "fn f() { tokio::spawn(g()); }\n", Some(1)),
+        ("engine/src/lease.rs", "fn f() { tokio::spawn(g()); }\n", None),
+        ("server/src/grpc.rs", "use envoy_types::pb;\n", Some(1)),
+        ("server/src/grpc/wire.rs", "use envoy_types::pb;\n", None),
+        ("server/src/service.rs", "    store.lend(&ask)\n", Some(1)),
+        ("rules/tests/a.rs", "use tokio::net;\n", None),
     ] {
-        let file = &match file.split_once(':') {
-            Some((of, file)) => format!("crates/{of}/src/{file}"),
-            None => file.to_owned(),
-        };
-        let faults = check(file, text);
-        let expected: Vec<_> = Some(format!("{file}:{expected}"))
-            .filter(|_| !expected.is_empty())
-            .into_iter()
-            .collect();
-        let same = faults.len() == expected.len()
-            && faults.iter().zip(&expected).all(|(fault, start)| fault.starts_with(start));
-        assert!(same, "{text}\nexpected {expected:?}, found {faults:?}");
+        let file = format!("crates/{file}");
+        let faults = names_beyond(&file, text);
+        let expected = line.map(|line| format!("{file}:{line}: "));
+        let found = faults.first().map(|fault| &fault[..fault.find(": ").unwrap() + 2]);
+        assert_eq!((found, faults.len()), (expected.as_deref(), line.iter().count()), "{text}");
     }
 }

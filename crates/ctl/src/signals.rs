@@ -43,6 +43,7 @@ impl Signals {
         let runtime = runtime.map_err(failed)?;
         let signals = unignored(&runtime).map_err(failed)?;
         let (first_sender, received) = sync_channel(1);
+        #[allow(clippy::disallowed_methods, reason = "a second signal ends at once")]
         let listener = move || {
             let last = runtime.block_on(last(signals, &first_sender, grace));
             before_exit();
