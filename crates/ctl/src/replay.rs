@@ -494,7 +494,8 @@ impl Report<'_> {
             ))?;
         }
         if counts.uncounted > 0 {
-            let (count, why) = (counts.uncounted, "passed: too many keys at once to count more");
+            let count = counts.uncounted;
+            let why = "passed: too many keys at once to count more";
             out.line(format_args!("uncounted     {count:>10}  {why}"))?;
         }
         if counts.unreadable > 0 {

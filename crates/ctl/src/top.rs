@@ -617,10 +617,8 @@ const FOREGROUND: &str = "#d8dee9";
 /// of its cells, so that columns are aligned in any font.
 fn svg(buffer: &Buffer) -> String {
     let area = buffer.area;
-    let (width, height) = (
-        f64::from(area.width) * WIDTH + 2.0 * MARGIN,
-        f64::from(area.height) * HEIGHT + 2.0 * MARGIN,
-    );
+    let width = f64::from(area.width) * WIDTH + 2.0 * MARGIN;
+    let height = f64::from(area.height) * HEIGHT + 2.0 * MARGIN;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace\" \

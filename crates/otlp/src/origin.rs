@@ -49,8 +49,10 @@ impl Origin {
 /// A UUID of version 4 (RFC 9562), as OpenTelemetry recommends for instances.
 fn random_instance() -> String {
     let [high, low] = [rng::next_u64(), rng::next_u64()];
-    let (first, second) = (high >> 32, high >> 16 & 0xffff);
-    let (version, variant) = (0x4000 | high & 0x0fff, 0x8000 | low >> 48 & 0x3fff);
+    let first = high >> 32;
+    let second = high >> 16 & 0xffff;
+    let version = 0x4000 | high & 0x0fff;
+    let variant = 0x8000 | low >> 48 & 0x3fff;
     let node = low & 0xffff_ffff_ffff;
     format!("{first:08x}-{second:04x}-{version:04x}-{variant:04x}-{node:012x}")
 }

@@ -199,7 +199,8 @@ impl<P: SpanProcessor> SpanProcessor for Bounded<P> {
 
 impl<E: SpanExporter> SpanExporter for Counted<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
-        let (spans, items) = (batch.len(), batch.len() as u64);
+        let spans = batch.len();
+        let items = batch.len() as u64;
         self.counts.queued.fetch_sub(spans, Ordering::Relaxed);
         let exported = self.inner.export(batch).await;
         let rejected = self.rejected.swap(0, Ordering::Relaxed).min(items);

@@ -43,7 +43,8 @@ pub(crate) fn channel(otlp: &Otlp, log: &Arc<FailureLog>) -> Channel {
         .timeout(limit)
         .http2_keep_alive_interval(limit / 2)
         .keep_alive_timeout(limit / 4);
-    let (connector, target) = (connector(otlp, log), otlp.endpoint.clone());
+    let connector = connector(otlp, log);
+    let target = otlp.endpoint.clone();
     let connect = move |_| connector.clone().oneshot(target.clone());
     endpoint.connect_with_connector_lazy(service_fn(connect))
 }
@@ -105,7 +106,9 @@ impl Poster {
     /// Creates a client that connects when it is first used. It must be called in a runtime.
     pub(crate) fn new(otlp: &Otlp, log: &Arc<FailureLog>) -> Self {
         let client = HyperClient::new(connector(otlp, log), otlp.timeout, None);
-        let (headers, runtime, log) = (headers(otlp), Handle::current(), Arc::clone(log));
+        let headers = headers(otlp);
+        let runtime = Handle::current();
+        let log = Arc::clone(log);
         Self { client, headers, runtime, log }
     }
 }

@@ -168,7 +168,8 @@ impl App {
     /// Starts the tasks that do not serve a port.
     fn spawn_background(&self, health_handle: &HealthHandle) -> Background {
         let mut background = Background::new(&self.supervisor);
-        let (published, limiter) = (&self.published, &self.limiter);
+        let published = &self.published;
+        let limiter = &self.limiter;
         background.spawn_health(published.clone(), self.health.clone(), health_handle.clone());
         background.spawn_limiter(published.clone(), limiter.clone());
         background.spawn_live(self.live.clone());
@@ -575,7 +576,8 @@ impl ProcessStats {
         settings: Vec<EffectiveSetting>,
     ) -> MetricsSources {
         let meters = stats.meters.clone();
-        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let asked = self.limiter.clone();
+        let tallied = self.limiter.clone();
         let status = Status {
             start,
             published: Arc::clone(&self.published),

@@ -101,7 +101,8 @@ fn check_type(headers: &HeaderMap) -> Result<(), Refusal> {
 /// Whether the one content type is JSON.
 fn is_json(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
-    let (first, second) = (types.next().and_then(|it| it.to_str().ok()), types.next());
+    let first = types.next().and_then(|it| it.to_str().ok());
+    let second = types.next();
     let essence = first.and_then(|it| it.split(';').next()).map(str::trim).unwrap_or_default();
     essence.eq_ignore_ascii_case("application/json") && second.is_none()
 }
@@ -117,7 +118,8 @@ async fn read_body(body: Body, reservation: &BodyReservation) -> Result<Bytes, R
     }
     reservation.grow(0)?;
     let whole = async {
-        let (mut read, mut body) = (PartialMessage::new(reservation), body.into_data_stream());
+        let mut read = PartialMessage::new(reservation);
+        let mut body = body.into_data_stream();
         while let Some(part) = body.next().await {
             let part = part.map_err(|error| {
                 Refusal::new(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
@@ -183,7 +185,8 @@ fn decision_routes(service: DecisionService, options: DecisionOptions) -> Router
     let scoped_domain = Arc::from(scoped_domain);
     let mut routes = Router::new();
     for route in [Route::Json, Route::ShouldAllow, Route::RateLimit] {
-        let (service, scoped_domain) = (service.clone(), Arc::clone(&scoped_domain));
+        let service = service.clone();
+        let scoped_domain = Arc::clone(&scoped_domain);
         let decider = Decider { route, service, refunds, scoped_domain };
         routes = routes.route(route.path(), any(decide).with_state(decider));
     }
@@ -197,7 +200,8 @@ async fn decide(
     request: Request,
 ) -> Response {
     let peer = peer.map(|Extension(peer)| peer).unwrap_or_default();
-    let (service, transport) = (&decider.service, Transport::Http(decider.route));
+    let service = &decider.service;
+    let transport = Transport::Http(decider.route);
     let span = service.begin(transport, request.headers());
     let answered = service.catch_panic(transport, decider.answer(request, &peer, span.as_ref()));
     let answered = match &span {
@@ -637,7 +641,8 @@ pub async fn serve(
     let server = HttpServer::new(streams_max);
     let serve = move |io: Connection<_>, end| {
         let turn = (order == RequestOrder::Sequential).then(Turn::default);
-        let (routes, peer) = (routes.clone(), Peer::new());
+        let routes = routes.clone();
+        let peer = Peer::new();
         let served = ConnectionService { routes, handle: io.handle(), peer, turn };
         let server = server.clone();
         async move { server.serve(io, TowerToHyperService::new(served), end).await }

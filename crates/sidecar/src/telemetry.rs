@@ -159,7 +159,8 @@ impl<'w> FormatFields<'w> for OneLine {
         fields.record(&mut visitor);
         visitor.result?;
         span_context::current().map_or(Ok(()), |context| {
-            let (trace, span) = (context.trace_id(), context.span_id());
+            let trace = context.trace_id();
+            let span = context.span_id();
             write!(visitor.writer, " {TRACE_ID}={trace} {SPAN_ID}={span}")
         })
     }

@@ -144,7 +144,8 @@ impl Live {
     /// round.
     pub async fn run(self) {
         let Shared { status, rounds, listens, .. } = &*self.shared;
-        let (mut rounds, mut begins) = (rounds.clone(), false);
+        let mut rounds = rounds.clone();
+        let mut begins = false;
         loop {
             let is_busy = self.note();
             // A late second is not made up for: each entry records its real length.

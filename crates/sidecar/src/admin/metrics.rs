@@ -73,7 +73,8 @@ impl MetricsSources {
     /// Counts of loads, under the reference implementation's names and our own.
     fn loads(&self) -> Vec<Family> {
         let published = &self.status.published;
-        let (ok, refused) = (published.loads_ok(), published.loads_failed());
+        let ok = published.loads_ok();
+        let refused = published.loads_failed();
         let help = "Loads of the rules, by what came of them.";
         let mut loads = Family::new("ratelease_rules_loads_total", Kind::Counter, help);
         loads.push(vec![("result", "ok".into())], Value::Count(ok));
@@ -227,7 +228,8 @@ fn of_counts(counts: &BTreeMap<Counter, u64>) -> Vec<Family> {
     for (counter, value) in counts.iter().filter(|(counter, _)| !counter.is_by_shard()) {
         let value = Value::Count(*value);
         let Some(metric) = counter.metric() else {
-            let (name, kind) = (counter.name(), Kind::Counter);
+            let name = counter.name();
+            let kind = Kind::Counter;
             let help = format!("As `{name}` of the status page.");
             families.push(Family::single(format!("ratelease_{name}_total"), kind, help, value));
             continue;

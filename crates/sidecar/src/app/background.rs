@@ -97,7 +97,8 @@ impl Background {
         server: HttpServer,
     ) -> io::Result<()> {
         let listener: SharedListener = Arc::new(Mutex::new(Some(listener.into_std()?)));
-        let (stop, runtime) = (server.stop.clone(), server.runtime.clone());
+        let stop = server.stop.clone();
+        let runtime = server.runtime.clone();
         let serve = move || serve_http(name, Arc::clone(&listener), server.clone());
         let supervisor = self.supervisor.clone();
         let served = supervisor.run_until(name, move || *stop.borrow(), serve);
@@ -128,7 +129,8 @@ impl Background {
 /// Sets gRPC's health status after each change of the rules. Returns only if the sender of changes
 /// is gone, which does not happen.
 async fn follow_health((published, health, handle): (Arc<CurrentRules>, Health, HealthHandle)) {
-    let (mut changes, mut loads) = (published.changes(), published.loads());
+    let mut changes = published.changes();
+    let mut loads = published.loads();
     loop {
         let healthy = health.is_healthy();
         handle.set_healthy(healthy);

@@ -97,7 +97,8 @@ impl App {
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let service = service(&limiter, &published, &listeners, responses, &observers);
-        let (supervisor, start) = (Supervisor::default(), Start::new(clock));
+        let supervisor = Supervisor::default();
+        let start = Start::new(clock);
         let process_stats = ProcessStats {
             limiter: limiter.clone(),
             service: service.clone(),
@@ -227,7 +228,8 @@ fn service(
     responses: ResponseSettings,
     observers: &Observers,
 ) -> DecisionService {
-    let (limiter, published) = (limiter.clone(), Arc::clone(published));
+    let limiter = limiter.clone();
+    let published = Arc::clone(published);
     DecisionService::new(limiter, published, responses.headers, listeners.calls_max)
         .observed_by(observers.clone())
 }
@@ -304,7 +306,8 @@ fn banner(
     store: &str,
     published: &CurrentRules,
 ) -> Result<String, BuildError> {
-    let (http, debug) = (bind::local_address(&bound.http)?, bind::local_address(&bound.debug)?);
+    let http = bind::local_address(&bound.http)?;
+    let debug = bind::local_address(&bound.debug)?;
     let metrics = match &bound.metrics {
         Some(listener) => format!(", metrics on {}", bind::local_address(listener)?),
         None => String::new(),
@@ -347,7 +350,8 @@ fn example(rules: &Rules) -> Option<String> {
         matches!(rule.allowance, Allowance::Limited(_)).then_some(())?;
         let entry =
             |it: &Entry<'_>| format!(r#"{{"key":{},"value":{}}}"#, json!(it.key), json!(it.value));
-        let (domain, entries) = (json!(domain), entries.iter().map(entry).collect::<Vec<_>>());
+        let domain = json!(domain);
+        let entries = entries.iter().map(entry).collect::<Vec<_>>();
         let entries = entries.join(",");
         let sample = format!(r#"{{"domain":{domain},"descriptors":[{{"entries":[{entries}]}}]}}"#);
         (!sample.contains('\'')).then_some(sample)

@@ -141,7 +141,9 @@ struct Span {
 /// Converts all `families`, in batches of at most `points_max` series.
 fn batches(families: &[Family], begun: u64, now: u64, points_max: usize) -> Vec<Vec<Metric>> {
     let span = Span { begun, now };
-    let (mut batches, mut batch, mut room) = (Vec::new(), Vec::new(), points_max);
+    let mut batches = Vec::new();
+    let mut batch = Vec::new();
+    let mut room = points_max;
     for family in families {
         let mut samples = family.samples.as_slice();
         while !samples.is_empty() {
