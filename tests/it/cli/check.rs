@@ -85,6 +85,15 @@ fn warnings_are_findings_on_request() {
 }
 
 #[test]
+fn files_that_a_pod_leaves_out_are_findings_on_request() {
+    let dir = files(&[("a.yaml", "domain: d\n"), ("b.json", "{\"domain\": \"e\"}")]);
+    for (args, status) in [(&["check", "."][..], 0), (&["check", "--strict", "."], 1)] {
+        let ran = run_in(dir.path(), args, &[]);
+        assert!(ran.ended(status).out.contains("./b.json:1:1: warning: "), "{}", ran.out);
+    }
+}
+
+#[test]
 fn two_files_of_one_domain_are_a_fault_unless_they_may_add_up() {
     let dir = files(&[("a.yaml", "domain: d\n"), ("b.yaml", "domain: d\n")]);
     let ran = run_in(dir.path(), &["check", "."], &[]);

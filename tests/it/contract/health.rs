@@ -78,6 +78,16 @@ async fn health_follows_the_rules_where_asked_to() {
     until(true).await;
 }
 
+/// A directory that has only files of other endings limits nothing, and not silently.
+#[tokio::test]
+async fn a_start_without_a_rule_file_says_so_and_counts_what_it_left_out() {
+    let pod = Pod::start_unready(World::Memory, &[("d.json", "{}"), ("README.md", "")], &[]).await;
+    pod.ratelease.logs("has no rule files; put the rules there").await;
+    let page = http::get(pod.ratelease.debug, "/metrics").await.unwrap().body;
+    let line = "ratelease_rules_files_left_out 1";
+    assert!(page.lines().any(|it| it == line), "{page}");
+}
+
 /// In the reference, a first load that fails is no reason to be unhealthy.
 #[tokio::test]
 async fn health_with_refused_rules_is_well_under_the_name_of_the_reference_alone() {

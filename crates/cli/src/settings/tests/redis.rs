@@ -177,6 +177,14 @@ fn settings_of_redis_without_a_redis_get_a_warning() {
 }
 
 #[test]
+fn no_redis_gets_a_warning_under_the_name_of_the_reference_alone() {
+    let warnings = good("ratelimit", &[]).warnings;
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("REDIS_URL: not set; counts are kept in the memory"), "{warning}");
+    assert!(good("ratelease serve", &[]).warnings.is_empty());
+}
+
+#[test]
 fn a_faulty_url_is_reported_with_its_problem_and_an_example() {
     let case = |kind: &str, socket: &str, url: &str, problem: &str| {
         let env = [("REDIS_TYPE", kind), ("REDIS_SOCKET_TYPE", socket), ("REDIS_URL", url)];
