@@ -57,14 +57,21 @@ fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
 
 /// Every algorithm with a window in which a limit of 10 has ten tokens at once, none of which
 /// becomes available again while the test runs.
-const ALGORITHMS: [(Algorithm, Unit); 5] = [
-    (Algorithm::FixedWindow, Unit::Year),
-    (Algorithm::TokenBucket { burst: 10 }, Unit::Year),
-    (Algorithm::SlidingWindow, Unit::Year),
-    (Algorithm::SlidingLog, Unit::Year),
-    // One slot in six minutes, the tenth after 54 minutes.
-    (Algorithm::LeakyBucket { max_delay_us: 54 * 60 * 1_000_000 }, Unit::Hour),
-];
+const ALGORITHMS: [(Algorithm, Unit); Algorithm::ALL.len()] = {
+    let mut all = [(Algorithm::FixedWindow, Unit::Year); Algorithm::ALL.len()];
+    let mut at = 0;
+    while at < all.len() {
+        all[at] = match Algorithm::ALL[at] {
+            // One slot in six minutes, the tenth after 54 minutes.
+            Algorithm::LeakyBucket { .. } => {
+                (Algorithm::LeakyBucket { max_delay_us: 54 * 60 * 1_000_000 }, Unit::Hour)
+            }
+            other => (other.with_burst(10), Unit::Year),
+        };
+        at += 1;
+    }
+    all
+};
 
 /// As [`ask`], with another algorithm.
 fn ask_by((algorithm, unit): (Algorithm, Unit), want: u64, need: u64) -> Ask {

@@ -5,16 +5,16 @@
 //! the store took them, and every failover: only the steps that a failover lost or repeated excuse
 //! a token beyond the bound.
 
-mod fixed_window;
-mod leaky_bucket;
+pub mod fixed_window;
+pub mod leaky_bucket;
 mod pool;
-mod sliding_log;
-mod sliding_window;
-mod token_bucket;
+pub mod sliding_log;
+pub mod sliding_window;
+pub mod token_bucket;
 
+use ratelease_engine::algorithm::{Token, counting};
 use ratelease_engine::store::{Ask, Grant};
 use ratelease_engine::time::Time;
-use ratelease_rules::{Algorithm, Limit};
 
 /// One step of the store on one count.
 #[derive(Debug, Clone, Copy)]
@@ -50,17 +50,6 @@ pub trait Book: Send {
     fn excused(&self) -> u64;
 }
 
-/// An empty book for a count of this limit.
-pub fn open(limit: Limit) -> Box<dyn Book> {
-    match limit.algorithm {
-        Algorithm::FixedWindow => Box::<fixed_window::FixedWindow>::default(),
-        Algorithm::TokenBucket { .. } => Box::<token_bucket::TokenBucket>::default(),
-        Algorithm::SlidingWindow => Box::<sliding_window::SlidingWindow>::default(),
-        Algorithm::SlidingLog => Box::<sliding_log::SlidingLog>::default(),
-        Algorithm::LeakyBucket { .. } => Box::<leaky_bucket::LeakyBucket>::default(),
-    }
-}
-
 /// An empty book for a pool of a split key.
 pub fn open_pool() -> Box<dyn Book> {
     Box::<pool::Pool>::default()
@@ -78,7 +67,7 @@ pub fn check_contract(step: &Step) -> Result<(), String> {
         return Err(format!("lent {} where {} were needed", grant.tokens, ask.need));
     }
     // A slot ends at its own time, and a lease of the next window at that window's end.
-    let spaced = ask.next_window || matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+    let spaced = ask.next_window || counting(ask.limit).token == Token::Slot;
     if !spaced && grant.ends_after > ask.ttl {
         return Err(format!("lent for {:?} where {:?} was asked", grant.ends_after, ask.ttl));
     }

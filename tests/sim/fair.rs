@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease_rules::Algorithm;
+use ratelease_engine::algorithm::{Token, counting};
 
 use crate::plan::Plan;
 use crate::run::Outcome;
@@ -42,7 +42,7 @@ fn check_cost(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
 /// did not use them. Slots that may not wait pass while they are fetched, so those runs are not
 /// checked.
 fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
-    let spaced = matches!(plan.rules[0].limit().algorithm, Algorithm::LeakyBucket { .. });
+    let spaced = counting(plan.rules[0].limit()).token == Token::Slot;
     let fetched = (ROUND_TRIPS * plan.weather.round_trip_max()).max(Duration::from_millis(1));
     if spaced && plan.rules[0].max_delay() < fetched {
         return Ok(());
@@ -64,7 +64,7 @@ fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
 fn stranded(plan: &Plan) -> u64 {
     let limit = plan.rules[0].limit();
     let window_ms = limit.window_seconds() * 1_000;
-    if matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingLog) {
+    if counting(limit).token == Token::OfWindow || !limit.algorithm.is_leased() {
         return STRANDED_MAX * (plan.span_ms / window_ms + 1);
     }
     (plan.span_ms / window_ms + 1) * plan.pods_max().div_ceil(2)

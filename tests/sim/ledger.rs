@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::algorithm::{Token, counting};
 use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{Code, DecisionSource, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
-use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
+use ratelease_rules::{FailureMode, Limit, Rules};
 
 use crate::network::Network;
 use crate::oracle::Oracle;
@@ -248,7 +249,7 @@ impl Ledger {
         for (at, key, limit) in call.counts().filter(|(at, ..)| call.charges[*at].hits > 0) {
             let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
             let Charge { hits, order, .. } = call.charges[at];
-            if limit.algorithm == Algorithm::FixedWindow {
+            if counting(limit).token == Token::OfWindow {
                 // Requests that are decided at once overtake those that ask the store, by a round
                 // trip.
                 let plan = &self.world.plan;

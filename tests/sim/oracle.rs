@@ -3,8 +3,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use ratelease_rules::Limit;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit};
+
+use crate::rule::case_of;
 
 /// The counts of the server, and what the server and the fleet admitted.
 #[derive(Default)]
@@ -15,7 +17,7 @@ pub struct Oracle {
 
 /// The count of one key; times are in microseconds.
 #[derive(Debug)]
-enum Count {
+pub enum Count {
     FixedWindow { number: u64, used: u64 },
     TokenBucket { tokens: f64, as_of: u64 },
     SlidingWindow { number: u64, used: u64, before: u64 },
@@ -28,7 +30,8 @@ enum Count {
 impl Oracle {
     /// Decides a request for `hits` at `wall_us`.
     pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) {
-        let count = self.counts.entry(key).or_insert_with(|| Count::new(limit, wall_us));
+        let count =
+            self.counts.entry(key).or_insert_with(|| (case_of(limit).count)(limit, wall_us));
         let admits = count.take(limit, hits, wall_us);
         self.sums.entry(key).or_default().0 += if admits { hits } else { 0 };
     }
@@ -47,18 +50,6 @@ impl Oracle {
 // === impl Count ===
 
 impl Count {
-    fn new(limit: Limit, wall_us: u64) -> Self {
-        match limit.algorithm {
-            Algorithm::FixedWindow => Self::FixedWindow { number: 0, used: 0 },
-            Algorithm::TokenBucket { .. } => {
-                Self::TokenBucket { tokens: limit.capacity() as f64, as_of: wall_us }
-            }
-            Algorithm::SlidingWindow => Self::SlidingWindow { number: 0, used: 0, before: 0 },
-            Algorithm::SlidingLog => Self::SlidingLog(VecDeque::new()),
-            Algorithm::LeakyBucket { .. } => Self::LeakyBucket { next: 0.0 },
-        }
-    }
-
     /// Takes `hits` if they are within the limit.
     fn take(&mut self, limit: Limit, hits: u64, now: u64) -> bool {
         let window = limit.window_seconds() * 1_000_000;
@@ -97,9 +88,9 @@ impl Count {
                 fits
             }
             Self::LeakyBucket { next } => {
-                let Algorithm::LeakyBucket { max_delay_us } = limit.algorithm else { return false };
+                let max_delay_us = limit.algorithm.max_delay().as_micros() as f64;
                 let starts = next.max(now as f64);
-                let fits = requests > 0 && starts - now as f64 <= f64::from(max_delay_us);
+                let fits = requests > 0 && starts - now as f64 <= max_delay_us;
                 if fits {
                     *next = starts + hits as f64 * window as f64 / requests as f64;
                 }

@@ -1,12 +1,15 @@
-//! The rules that are simulated: a line of [`CASES`] for each algorithm.
+//! The rules that are simulated: an item of [`CASES`] for each algorithm.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use ratelease_rules::{self as rules, Algorithm, FailureMode, Limit, Lookup, Rule, Rules, Source};
+use ratelease_rules::{self as rules, FailureMode, Limit, Lookup, Rule, Rules, Source};
 
+use crate::book::{self, Book};
+use crate::oracle::Count;
 use crate::rng::Rng;
 
-/// How the rules of one algorithm are drawn.
+/// How one algorithm is simulated.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub algorithm: &'static str,
@@ -14,16 +17,56 @@ pub struct Case {
     pub weight: u64,
     /// Maximum `requests_per_unit`; rules with more are refused.
     pub requests_max: u64,
+    /// An empty book for a count.
+    pub book: fn() -> Box<dyn Book>,
+    /// A full count of the exact server, at a time in microseconds.
+    pub count: fn(Limit, u64) -> Count,
 }
 
 /// Every algorithm that is simulated.
 pub const CASES: [Case; 5] = [
-    Case { algorithm: "fixed_window", weight: 4, requests_max: u64::MAX },
-    Case { algorithm: "token_bucket", weight: 3, requests_max: u64::MAX },
-    Case { algorithm: "sliding_window", weight: 2, requests_max: u64::MAX },
-    Case { algorithm: "sliding_log", weight: 1, requests_max: 10_000 },
-    Case { algorithm: "leaky_bucket", weight: 2, requests_max: u64::MAX },
+    Case {
+        algorithm: "fixed_window",
+        weight: 4,
+        requests_max: u64::MAX,
+        book: || Box::<book::fixed_window::FixedWindow>::default(),
+        count: |_, _| Count::FixedWindow { number: 0, used: 0 },
+    },
+    Case {
+        algorithm: "token_bucket",
+        weight: 3,
+        requests_max: u64::MAX,
+        book: || Box::<book::token_bucket::TokenBucket>::default(),
+        count: |limit, now| Count::TokenBucket { tokens: limit.capacity() as f64, as_of: now },
+    },
+    Case {
+        algorithm: "sliding_window",
+        weight: 2,
+        requests_max: u64::MAX,
+        book: || Box::<book::sliding_window::SlidingWindow>::default(),
+        count: |_, _| Count::SlidingWindow { number: 0, used: 0, before: 0 },
+    },
+    Case {
+        algorithm: "sliding_log",
+        weight: 1,
+        requests_max: 10_000,
+        book: || Box::<book::sliding_log::SlidingLog>::default(),
+        count: |_, _| Count::SlidingLog(VecDeque::new()),
+    },
+    Case {
+        algorithm: "leaky_bucket",
+        weight: 2,
+        requests_max: u64::MAX,
+        book: || Box::<book::leaky_bucket::LeakyBucket>::default(),
+        count: |_, _| Count::LeakyBucket { next: 0.0 },
+    },
 ];
+
+/// How limits of this algorithm are simulated.
+pub fn case_of(limit: Limit) -> &'static Case {
+    let name = limit.algorithm.name();
+    CASES.iter().find(|case| case.algorithm == name).unwrap_or_else(|| panic!("no case for {name}"))
+}
 
 /// One rule of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,10 +186,7 @@ impl RulePlan {
 
     /// Maximum delay of an answer.
     pub fn max_delay(&self) -> Duration {
-        match self.limit().algorithm {
-            Algorithm::LeakyBucket { max_delay_us } => Duration::from_micros(max_delay_us.into()),
-            _ => Duration::ZERO,
-        }
+        self.limit().algorithm.max_delay()
     }
 
     /// The limit that the rule compiles to.

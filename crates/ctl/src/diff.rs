@@ -266,7 +266,7 @@ fn summary(diff: &Diff<'_>) -> String {
 
 fn allows(rule: &Rule) -> String {
     match rule.allowance {
-        Allowance::Limited(limit) => rule::allows(limit),
+        Allowance::Limited(limit) => limit.words(),
         Allowance::Unlimited => "everything".to_owned(),
     }
 }

@@ -17,7 +17,7 @@ use ratelease_engine::store::{Ask, Grant, StoreError, StoreSettings};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
 use ratelease_rules::{
-    Algorithm, Allowance, Candidate, Leasing, Limit, Lookup, MatchKind, Rule, RuleLocations, Rules,
+    Allowance, Candidate, Leasing, Limit, Lookup, MatchKind, Rule, RuleLocations, Rules,
     SourceLocation, Step, StoreNames, Trace, request,
 };
 use serde_json::{Map, Value, json};
@@ -208,7 +208,7 @@ impl Count {
     fn of(charge: &Charge<'_>) -> Self {
         let limit = charge.applied.limit;
         let look = Ask::look(charge.own, limit);
-        let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule, limit));
+        let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule));
         let pools = pools.map(|pool| StoredCount::of(Ask { pool: Some(pool), ..look }));
         Self { limit, own: StoredCount::of(look), pools: pools.collect() }
     }
@@ -220,11 +220,9 @@ impl Count {
 }
 
 /// Returns the number of pools that pods use under `rule`: none without leases, because pools hold
-/// leased tokens, and none for a leaky bucket, because its slots are spaced.
-fn pools(rule: &Rule, limit: Limit) -> u8 {
-    let is_leased = rule.leasing != Leasing::Off;
-    let is_spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
-    if is_leased && !is_spaced { rule.pools() } else { 0 }
+/// leased tokens.
+fn pools(rule: &Rule) -> u8 {
+    if rule.leasing == Leasing::Off { 0 } else { rule.pools() }
 }
 
 // === impl StoredCount ===
@@ -407,7 +405,7 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         field("name", name, out)?;
     }
     let Allowance::Limited(limit) = *allowance else { return Ok(()) };
-    field("allows", &rule::allows(limit), out)?;
+    field("allows", &limit.words(), out)?;
     field("algorithm", limit.algorithm.name(), out)?;
     field("lease", &rule::lent(limit, leasing), out)?;
     if !stores.is_empty() {

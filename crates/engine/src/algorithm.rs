@@ -1,10 +1,10 @@
-//! The arithmetic of each algorithm, pure: state and time in, state and grant out. The memory store
-//! runs it; the scripts of the Redis store do the same calculations on the shard, and tests compare
-//! the two.
+//! The algorithms: one file for each, with all in which it differs from the others, beside its Lua
+//! script. [`counting`] dispatches; nothing else in the engine matches on the algorithm.
 //!
+//! The arithmetic is pure: state and time in, state and grant out. The memory store runs it; the
+//! scripts of the Redis store do the same calculations on the shard, and tests compare the two.
 //! Each file has a `step`, which applies an ask to a state, and a `grant`, which turns the result
-//! of a step into the reply to the pod. The Redis store converts a script's reply with the same
-//! `grant`.
+//! of a step, or a script's reply, into the reply to the pod.
 
 pub mod fixed_window;
 pub mod gcra;
@@ -14,9 +14,90 @@ pub mod sliding_log;
 pub mod sliding_window;
 pub mod token_bucket;
 
-use ratelease_rules::{Algorithm, Limit, WINDOW_SECONDS_MAX};
+use std::sync::OnceLock;
 
-use crate::ask::{Ask, Grant};
+use ratelease_rules::{Algorithm, Limit, Unit, WINDOW_SECONDS_MAX};
+
+use crate::ask::{Ask, Grant, Return};
+
+/// All that the engine does by algorithm.
+#[derive(Debug)]
+pub struct Counting {
+    /// The arithmetic of a count.
+    pub steps: Steps,
+    /// What a token is.
+    pub token: Token,
+    /// Whether an epoch is the number of a window that is aligned to the Unix epoch, and what is
+    /// known of a key holds until that window ends; else an epoch is a time.
+    pub is_windowed: bool,
+    /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
+    /// exactly.
+    pub store_time_us: fn(&Ask, &Grant) -> Option<u64>,
+}
+
+/// What a token is, which decides how pods hold it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    /// It belongs to a window and lasts as long. All come back when the next window begins, and may
+    /// be leased shortly before.
+    OfWindow,
+    /// It may be spent at any time. Spent ones come back steadily.
+    Steady,
+    /// It is the right to a slot of time, which passes whether it is used or not, so it never goes
+    /// back to the store.
+    Slot,
+}
+
+/// The arithmetic of a count or a pool: in Rust, and as a script that does the same on a shard.
+#[derive(Debug)]
+pub struct Steps {
+    /// As [`step`].
+    step: fn(Option<State>, u64, &Ask) -> (State, Grant),
+    /// The script.
+    pub script: &'static Script,
+    /// The arguments of the script for an ask.
+    pub arguments: fn(&Ask) -> Vec<u64>,
+    /// Reads the script's reply to an ask; `None` if the script cannot have given it.
+    pub reply: fn(&Ask, &[u64]) -> Option<Grant>,
+}
+
+/// A script of the Redis store.
+#[derive(Debug)]
+pub struct Script {
+    /// The text in Lua.
+    pub text: &'static str,
+    hash: OnceLock<String>,
+}
+
+/// What differs by the algorithm of `limit`.
+#[inline]
+pub fn counting(limit: Limit) -> &'static Counting {
+    match limit.algorithm {
+        Algorithm::FixedWindow => &fixed_window::COUNTING,
+        Algorithm::TokenBucket { .. } => &token_bucket::COUNTING,
+        Algorithm::SlidingWindow => &sliding_window::COUNTING,
+        Algorithm::SlidingLog => &sliding_log::COUNTING,
+        Algorithm::LeakyBucket { .. } => &leaky_bucket::COUNTING,
+    }
+}
+
+/// The arithmetic of the count, or the pool, that `ask` operates on.
+pub fn steps(ask: &Ask) -> &'static Steps {
+    if ask.pool.is_some() { &pool::STEPS } else { &counting(ask.limit).steps }
+}
+
+/// Every script that a count or a pool needs, each once.
+pub fn scripts() -> Vec<&'static Script> {
+    let mut scripts = vec![&pool::SCRIPT];
+    for algorithm in Algorithm::ALL {
+        let limit = Limit { algorithm, ..Limit::fixed_window(1, Unit::Second) };
+        let script = counting(limit).steps.script;
+        if !scripts.iter().any(|one| std::ptr::eq(*one, script)) {
+            scripts.push(script);
+        }
+    }
+    scripts
+}
 
 /// What the store keeps for one count. It is small, since there is one for each key; only a log is
 /// stored on the heap.
@@ -41,41 +122,7 @@ pub enum State {
 /// Defined for every input: nothing overflows, nothing panics. A state of another algorithm counts
 /// as none, since no two algorithms share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    if ask.pool.is_some() {
-        let state = if let Some(State::Pool(of)) = state { Some(of) } else { None };
-        let (state, grant) = pool::step(state, now_unix_us, ask);
-        return (State::Pool(state), grant);
-    }
-    match ask.limit.algorithm {
-        Algorithm::FixedWindow => {
-            let state = if let Some(State::FixedWindow(of)) = state { Some(of) } else { None };
-            let (state, grant) = fixed_window::step(state, now_unix_us, ask);
-            (State::FixedWindow(state), grant)
-        }
-        Algorithm::TokenBucket { .. } => {
-            let state = if let Some(State::TokenBucket(of)) = state { Some(of) } else { None };
-            let (state, grant) = token_bucket::step(state, now_unix_us, ask);
-            (State::TokenBucket(state), grant)
-        }
-        Algorithm::SlidingWindow => {
-            let state = if let Some(State::SlidingWindow(of)) = state { Some(of) } else { None };
-            let (state, grant) = sliding_window::step(state, now_unix_us, ask);
-            (State::SlidingWindow(state), grant)
-        }
-        Algorithm::SlidingLog => {
-            let mut log = match state {
-                Some(State::SlidingLog(log)) => log,
-                _ => Box::default(),
-            };
-            let grant = sliding_log::step(&mut log, now_unix_us, ask);
-            (State::SlidingLog(log), grant)
-        }
-        Algorithm::LeakyBucket { .. } => {
-            let state = if let Some(State::LeakyBucket(of)) = state { Some(of) } else { None };
-            let (state, grant) = leaky_bucket::step(state, now_unix_us, ask);
-            (State::LeakyBucket(state), grant)
-        }
-    }
+    (steps(ask).step)(state, now_unix_us, ask)
 }
 
 // === impl State ===
@@ -84,22 +131,28 @@ impl State {
     /// When the state becomes equivalent to no state, in seconds since the Unix epoch; 0 if it
     /// already is. `terms` are those of the ask that produced it.
     pub fn ends_at(&self, terms: Limit) -> u64 {
-        let after =
-            |window: u64, more| window.saturating_add(more).saturating_mul(window_seconds(terms));
         match self {
-            Self::FixedWindow(state) if state.next > 0 => after(state.window, 2),
-            Self::FixedWindow(state) if state.count > 0 => after(state.window, 1),
-            Self::SlidingWindow(state) if state.count > 0 => after(state.window, 2),
-            Self::SlidingWindow(state) if state.previous > 0 => after(state.window, 1),
-            Self::FixedWindow(_) | Self::SlidingWindow(_) => 0,
+            Self::FixedWindow(state) => state.ends_at(window_seconds(terms)),
+            Self::SlidingWindow(state) => state.ends_at(window_seconds(terms)),
             Self::TokenBucket(state) | Self::LeakyBucket(state) => {
                 state.ends_at(window_seconds(terms))
             }
+            Self::SlidingLog(log) => log.ends_at(window_us(terms)),
             Self::Pool(state) => state.ends_at(),
-            Self::SlidingLog(log) => log.newest().map_or(0, |newest| {
-                newest.saturating_add(window_us(terms)).div_ceil(MICROS_PER_SECOND)
-            }),
         }
+    }
+}
+
+// === impl Script ===
+
+impl Script {
+    pub(crate) const fn new(text: &'static str) -> Self {
+        Self { text, hash: OnceLock::new() }
+    }
+
+    /// The hash by which servers identify the script, computed once by `compute`.
+    pub fn hash(&self, compute: impl FnOnce(&str) -> String) -> &str {
+        self.hash.get_or_init(|| compute(self.text))
     }
 }
 
@@ -116,7 +169,7 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
 
 /// The window that the key is in: that of the clock, or the one after it if the state belongs to
 /// that one. The clock of a master that takes over may be behind: a key's time must not run back,
-/// or the tokens of its window would be lent twice. A state further ahead comes from a wrong clock.
+/// or the tokens of its window would be leased twice. A state further ahead comes from a wrong clock.
 fn window_of(stored: Option<u64>, now_unix_us: u64, window_us: u64) -> u64 {
     let window = now_unix_us / window_us;
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
@@ -127,6 +180,35 @@ fn window_of(stored: Option<u64>, now_unix_us: u64, window_us: u64) -> u64 {
 fn until_end_us(window: u64, now_unix_us: u64, window_us: u64) -> u64 {
     let ends = window.saturating_add(1).saturating_mul(window_us);
     ends.saturating_sub(now_unix_us).max(1)
+}
+
+/// Whether `window` is the window of the time, or the next one, which a clock that was ahead began.
+fn is_present(window: u64, now_unix_us: u64, window_us: u64) -> bool {
+    let present = now_unix_us / window_us;
+    window == present || window == present.saturating_add(1)
+}
+
+/// Amounts are cut to this before they are sent to a script. It is above every limit, so it already
+/// means "all", and Lua's doubles represent it exactly.
+const AMOUNT_MAX: u64 = 1 << 32;
+
+/// The length of the longest list of arguments: those of a bucket, with a return.
+const ARGUMENTS_MAX: usize = 17;
+
+/// The arguments of a script: what is asked for, what only this script has, and what comes back.
+fn arguments(ask: &Ask, own: &[u64]) -> Vec<u64> {
+    let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
+    arguments.extend([amount(ask.want), amount(ask.need), u64::from(ask.charge_denied)]);
+    arguments.extend(own);
+    if let Some(Return { tokens, epoch }) = ask.back {
+        arguments.push(amount(tokens));
+        arguments.extend(epoch);
+    }
+    arguments
+}
+
+fn amount(tokens: u64) -> u64 {
+    tokens.min(AMOUNT_MAX)
 }
 
 #[cfg(test)]

@@ -109,6 +109,15 @@ pub struct Grant {
     pub retry_after: Duration,
 }
 
+// === impl Grant ===
+
+impl Grant {
+    /// Time until the limit is as if nothing had been charged, or has a token again if none is left.
+    pub const fn resets_after(&self) -> Duration {
+        if self.left > 0 { self.reset_after } else { self.retry_after }
+    }
+}
+
 // === impl Ask ===
 
 impl Ask {

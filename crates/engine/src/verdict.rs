@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
+use ratelease_rules::{FailureMode, Limit, Rule};
 use serde_json::{Map, Value, json};
+
+use crate::algorithm::counting;
 
 /// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
@@ -264,10 +266,7 @@ impl<'r> Status<'r> {
 /// future. Such a window ends later than clients expect of the unit, so this returns the unit
 /// instead, and clients ask again then.
 fn within_window(reset_after: Duration, limit: Limit) -> Duration {
-    match limit.algorithm {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow => reset_after.min(limit.window()),
-        _ => reset_after,
-    }
+    if counting(limit).is_windowed { reset_after.min(limit.window()) } else { reset_after }
 }
 
 // Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of

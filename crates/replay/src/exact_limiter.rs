@@ -13,9 +13,9 @@ use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, StoreError};
 use ratelease_engine::verdict;
 use ratelease_engine::verdict::{Code, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_rules::Rules;
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Few, Request};
-use ratelease_rules::{Algorithm, Rules};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
@@ -141,13 +141,7 @@ fn status<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Status<'r> {
     let hits = charge.hits;
     let how = DecisionSource::Leased;
     let counted = Counted { key, hits, fitted: 0, over, how };
-    // As for a lease: a window ends, and a limit of another algorithm has a token again.
-    let reset_after = match charge.applied.limit.algorithm {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow => grant.reset_after,
-        _ if grant.left > 0 => grant.reset_after,
-        _ => grant.retry_after,
-    };
-    Status::counted(charge.applied, counted, grant.left, Some(reset_after))
+    Status::counted(charge.applied, counted, grant.left, Some(grant.resets_after()))
 }
 
 #[cfg(test)]

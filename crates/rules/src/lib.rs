@@ -59,7 +59,7 @@ pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_fr
 pub use fault::{Fault, Faults, Place, excerpt, nearest};
 pub use limit::{
     Algorithm, FILL_SECONDS_MAX, FailureMode, LeaseTerms, Leasing, Limit, MAX_DELAY_MAX, POOLS_MAX,
-    SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
+    Unit, WINDOW_SECONDS_MAX,
 };
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};

@@ -1,9 +1,13 @@
-//! Limits: a number of requests in a window, counted by one of five algorithms.
+//! Limits: a number of requests in a window, counted by an algorithm.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::store::StoreId;
+
+mod algorithm;
+
+pub use algorithm::{Algorithm, MAX_DELAY_MAX};
 
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,38 +36,6 @@ const _: () = assert!(UNIT_MULTIPLIER_MAX as u64 * Unit::Second.seconds() == WIN
 /// The longest time that a token bucket may take to fill: a hundred years of 365 days. It keeps the
 /// microseconds of the stores within their number range.
 pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();
-
-/// Maximum number of requests per window of a sliding log, which stores the time of each request.
-pub const SLIDING_LOG_MAX: u32 = 10_000;
-
-/// Maximum number of requests per window of a sliding window: nine digits, so that two counts and
-/// the window fit into one number in Redis.
-pub const SLIDING_WINDOW_MAX: u32 = 999_999_999;
-
-/// How requests are counted; `docs/rules.md` states the bound of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// `requests_per_unit` in each window; windows are aligned to the Unix epoch.
-    FixedWindow,
-    /// A bucket that refills steadily with `requests_per_unit` per window.
-    TokenBucket {
-        /// Capacity of the bucket, from 1; 0 if the limit, or a pod's part of it, is 0.
-        burst: u32,
-    },
-    /// The count of the current window plus a part of the previous window's: the part of the
-    /// previous window that lies within one window's length before now.
-    SlidingWindow,
-    /// Stores the time of every request: exact in every window, and never leased.
-    SlidingLog,
-    /// One request in each slot of `window / requests_per_unit`.
-    LeakyBucket {
-        /// Maximum time for which an answer is delayed until its slot, in microseconds.
-        max_delay_us: u32,
-    },
-}
-
-/// The maximum of [`Algorithm::LeakyBucket::max_delay_us`]: callers have given up long before.
-pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum number of pools of a key (`shards`), each on a slot of its own.
 pub const POOLS_MAX: u8 = 64;
@@ -113,9 +85,9 @@ impl Limit {
     /// Returns the maximum number of tokens that may be spent at once.
     #[inline]
     pub const fn capacity(self) -> u64 {
-        match self.algorithm {
-            Algorithm::TokenBucket { burst } => burst as u64,
-            _ => self.requests_per_unit as u64,
+        match self.algorithm.burst() {
+            Some(burst) => burst as u64,
+            None => self.requests_per_unit as u64,
         }
     }
 
@@ -124,14 +96,7 @@ impl Limit {
     /// lowering a limit keeps its count. For fixed windows it is the window alone, below 2^56.
     #[inline]
     pub const fn identity(self) -> u64 {
-        let algorithm: u64 = match self.algorithm {
-            Algorithm::FixedWindow => 0,
-            Algorithm::TokenBucket { .. } => 1,
-            Algorithm::SlidingWindow => 2,
-            Algorithm::SlidingLog => 3,
-            Algorithm::LeakyBucket { .. } => 4,
-        };
-        algorithm << 56 | self.window_seconds()
+        self.algorithm.identity() << 56 | self.window_seconds()
     }
 
     /// Returns the part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus
@@ -141,14 +106,17 @@ impl Limit {
     #[must_use]
     pub fn part(self, pods: u32, rng: u64) -> Self {
         let pods = pods.max(1);
-        let algorithm = match self.algorithm {
-            Algorithm::TokenBucket { burst } => {
-                Algorithm::TokenBucket { burst: part_of(burst, pods, rng) }
-            }
-            other => other,
+        let part = |amount| part_of(amount, pods, rng);
+        let algorithm = match self.algorithm.burst() {
+            Some(burst) => self.algorithm.with_burst(part(burst)),
+            None => self.algorithm,
         };
-        let requests_per_unit = part_of(self.requests_per_unit, pods, rng);
-        Self { requests_per_unit, algorithm, ..self }
+        Self { requests_per_unit: part(self.requests_per_unit), algorithm, ..self }
+    }
+
+    /// Describes the limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`
+    pub fn words(self) -> String {
+        self.algorithm.words(self)
     }
 }
 
@@ -159,30 +127,6 @@ fn part_of(amount: u32, pods: u32, rng: u64) -> u32 {
     // 64-bit and a 32-bit number.
     let place = (u128::from(rng) * u128::from(pods)) >> 64;
     amount / pods + u32::from(place < u128::from(amount % pods))
-}
-
-// === impl Algorithm ===
-
-impl Algorithm {
-    /// All algorithms; their amounts are not filled in.
-    pub(crate) const ALL: [Algorithm; 5] = [
-        Algorithm::FixedWindow,
-        Algorithm::TokenBucket { burst: 0 },
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-        Algorithm::LeakyBucket { max_delay_us: 0 },
-    ];
-
-    /// Returns the name in rule files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::FixedWindow => "fixed_window",
-            Algorithm::TokenBucket { .. } => "token_bucket",
-            Algorithm::SlidingWindow => "sliding_window",
-            Algorithm::SlidingLog => "sliding_log",
-            Algorithm::LeakyBucket { .. } => "leaky_bucket",
-        }
-    }
 }
 
 // === impl Unit ===

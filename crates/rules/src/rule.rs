@@ -200,23 +200,21 @@ impl RuleOption {
 
 fn of_limit(limit: Limit) -> Vec<RuleOption> {
     let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store: _ } = limit;
-    let is_default = algorithm == Algorithm::FixedWindow;
+    let is_default = algorithm == Algorithm::default();
     let mut options = vec![
         RuleOption::new("requests_per_unit", requests_per_unit, false),
         RuleOption::new("unit", unit.name().to_ascii_lowercase(), false),
         RuleOption::new("unit_multiplier", unit_multiplier.get(), unit_multiplier.get() == 1),
         RuleOption::new("algorithm", algorithm.name(), is_default),
     ];
-    match algorithm {
-        Algorithm::TokenBucket { burst } => {
-            options.push(RuleOption::new("burst", burst, burst == requests_per_unit));
-        }
-        Algorithm::LeakyBucket { max_delay_us } => {
-            let delay = Duration::from_micros(max_delay_us.into());
-            let option = RuleOption::new("max_delay", format!("{delay:?}"), max_delay_us == 0);
-            options.push(RuleOption { written: duration(delay), ..option });
-        }
-        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
+    if algorithm.owns("burst") {
+        let burst = algorithm.burst().unwrap_or_default();
+        options.push(RuleOption::new("burst", burst, burst == requests_per_unit));
+    }
+    if algorithm.owns("max_delay") {
+        let delay = algorithm.max_delay();
+        let option = RuleOption::new("max_delay", format!("{delay:?}"), delay.is_zero());
+        options.push(RuleOption { written: duration(delay), ..option });
     }
     options
 }

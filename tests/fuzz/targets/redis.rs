@@ -91,14 +91,8 @@ fn any_ranges_of_slots_lead_to_masters_that_were_named() {
 /// most tokens that any of the algorithms reads from it, which is never more than was asked for.
 fn script_reply(bytes: &[u8]) -> Option<u64> {
     let reply = redis::parse_redis_value(bytes).ok()?;
-    let algorithms = [
-        Algorithm::FixedWindow,
-        Algorithm::TokenBucket { burst: 20 },
-        Algorithm::SlidingWindow,
-        Algorithm::SlidingLog,
-        Algorithm::LeakyBucket { max_delay_us: 1_000_000 },
-    ];
-    let read = algorithms.into_iter().flat_map(|algorithm| {
+    let read = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+        let algorithm = algorithm.with_burst(20).with_max_delay_us(1_000_000);
         let limit = Limit { algorithm, ..Limit::fixed_window(20, Unit::Minute) };
         let look = Ask::look(Key::for_test(0), limit);
         let ask = Ask { want: WANT, need: NEED, ttl: Duration::from_secs(2), ..look };

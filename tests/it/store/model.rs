@@ -1,6 +1,6 @@
 //! Random asks, each compared with the pure arithmetic.
 
-use ratelease_engine::algorithm::{State, fixed_window, sliding_window, step};
+use ratelease_engine::algorithm::{State, Token, counting, fixed_window, sliding_window, step};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, Store};
 use ratelease_rules::key::Key;
@@ -53,7 +53,7 @@ async fn a_cluster_agrees_with_the_arithmetic() {
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut rng = Rng::new();
     let mut counts: Vec<_> =
-        (0..KEYS).flat_map(|_| 0..5).map(|nth| Count::new(&mut rng, nth)).collect();
+        (0..KEYS).flat_map(|_| Algorithm::ALL).map(|one| Count::new(&mut rng, one)).collect();
     let mut windows = BTreeSet::new();
     for _ in 0..ROUNDS {
         let asks: Vec<_> = counts.iter().map(|count| count.ask(&mut rng)).collect();
@@ -169,14 +169,14 @@ async fn a_window_that_lies_ahead_is_gone_on_with() {
 // === impl Count ===
 
 impl Count {
-    fn new(rng: &mut Rng, nth: u64) -> Self {
+    fn new(rng: &mut Rng, algorithm: Algorithm) -> Self {
         let unit = if rng.below(2) > 0 { Unit::Second } else { rng.pick(&Unit::ALL) };
         let multiplier = if rng.below(2) > 0 { 1 } else { rng.pick(&MULTIPLIERS) };
         let limit = Limit {
             unit_multiplier: NonZeroU32::new(multiplier).unwrap(),
             ..Limit::fixed_window(rng.pick(&LIMITS), unit)
         };
-        let limit = Limit { algorithm: algorithm(rng, nth), ..limit };
+        let limit = Limit { algorithm: drawn(rng, algorithm), ..limit };
         Self { key: fresh_key(), limit, state: None, epochs: [0; 2] }
     }
 
@@ -185,7 +185,7 @@ impl Count {
             want: amount(rng),
             need: if rng.below(3) > 0 { 0 } else { amount(rng) },
             charge_denied: rng.below(4) == 0,
-            next_window: rng.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
+            next_window: rng.below(3) == 0 && counting(self.limit).token == Token::OfWindow,
             ttl: rng.pick(&TTLS),
             back: self.back(rng),
             ..Ask::look(self.key, self.sometimes_another(rng))
@@ -197,8 +197,7 @@ impl Count {
         if rng.below(5) > 0 {
             return self.limit;
         }
-        let nth = self.limit.identity() >> 56;
-        let algorithm = algorithm(rng, nth);
+        let algorithm = drawn(rng, self.limit.algorithm);
         Limit { requests_per_unit: rng.pick(&LIMITS), algorithm, ..self.limit }
     }
 
@@ -213,15 +212,10 @@ impl Count {
     }
 }
 
-/// The algorithm with this number in [`Limit::identity`].
-fn algorithm(rng: &mut Rng, nth: u64) -> Algorithm {
-    match nth {
-        0 => Algorithm::FixedWindow,
-        1 => Algorithm::TokenBucket { burst: rng.pick(&BURSTS) },
-        2 => Algorithm::SlidingWindow,
-        3 => Algorithm::SlidingLog,
-        _ => Algorithm::LeakyBucket { max_delay_us: rng.pick(&DELAYS_US) },
-    }
+/// The algorithm with amounts that are drawn.
+fn drawn(rng: &mut Rng, algorithm: Algorithm) -> Algorithm {
+    let (burst, max_delay_us) = (rng.pick(&BURSTS), rng.pick(&DELAYS_US));
+    algorithm.with_burst(burst).with_max_delay_us(max_delay_us)
 }
 
 fn amount(rng: &mut Rng) -> u64 {
@@ -236,7 +230,7 @@ fn amount(rng: &mut Rng) -> u64 {
 }
 
 fn is_aligned(ask: &Ask) -> bool {
-    matches!(ask.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
+    counting(ask.limit).is_windowed
 }
 
 pub(super) fn time_of(grant: &Grant, ask: &Ask) -> u64 {

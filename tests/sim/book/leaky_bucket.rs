@@ -2,7 +2,6 @@
 //! slot begins later than an answer may be delayed.
 
 use ratelease_engine::time::Time;
-use ratelease_rules::Algorithm;
 
 use super::{Book, Failover, Step};
 
@@ -22,9 +21,7 @@ impl Book for LeakyBucket {
     fn enter(&mut self, step: &Step) -> Result<(), String> {
         let Step { at, wall_us, ask, grant } = step;
         let limit = ask.limit;
-        let Algorithm::LeakyBucket { max_delay_us } = limit.algorithm else {
-            return Err(format!("{:?} in the book of a leaky bucket", limit.algorithm));
-        };
+        let max_delay_us = limit.algorithm.max_delay().as_micros();
         let spacing_ns = u128::from(limit.window_seconds()) * 1_000_000_000
             / u128::from(limit.requests_per_unit.max(1));
         let starts_ns = u128::from(*wall_us) * 1_000 + grant.starts_after.as_nanos();
@@ -43,7 +40,7 @@ impl Book for LeakyBucket {
             () if starts_ns < next_ns => {
                 Err(format!("a slot begins {} ns before its time", next_ns - starts_ns))
             }
-            () if last_after_ns > u128::from(max_delay_us) * 1_000 + spacing_ns => {
+            () if last_after_ns > max_delay_us * 1_000 + spacing_ns => {
                 Err(format!("a slot begins after {last_after_ns} ns of {max_delay_us} us"))
             }
             () => Ok(()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelease_engine::time::Time;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
-use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
+use ratelease_rules::{FailureMode, Limit, Rules};
 
 use crate::rule::{self, DOMAIN};
 
@@ -74,10 +74,8 @@ impl Charge {
     /// Maximum delay of its answer.
     pub fn max_delay(&self) -> Duration {
         match self.count {
-            Some((_, Limit { algorithm: Algorithm::LeakyBucket { max_delay_us }, .. })) => {
-                Duration::from_micros(max_delay_us.into())
-            }
-            _ => Duration::ZERO,
+            Some((_, limit)) => limit.algorithm.max_delay(),
+            None => Duration::ZERO,
         }
     }
 }

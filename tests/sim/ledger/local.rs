@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use ratelease_engine::algorithm::{Token, counting};
 use ratelease_engine::time::Time;
+use ratelease_rules::Limit;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit};
 
 use crate::world::World;
 
@@ -35,7 +36,7 @@ const HEARD: Duration = Duration::from_secs(1);
 impl Window {
     /// `None` if the limit has no fixed windows.
     pub fn of(world: &World, pod: u64, (key, limit): (Key, Limit), wall_us: u64) -> Option<Self> {
-        let fixed = limit.algorithm == Algorithm::FixedWindow && !world.plan.has_failovers();
+        let fixed = counting(limit).token == Token::OfWindow && !world.plan.has_failovers();
         let number = wall_us / (limit.window_seconds() * 1_000_000);
         fixed.then_some(Self { pod, key, number, limit })
     }

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use ratelease_engine::algorithm::{Token, counting};
+use ratelease_rules::Limit;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit};
 
 use crate::world;
 
@@ -113,7 +114,7 @@ impl Tally {
         let window = self.window(key, first);
         let allowed = window.highest + refunds;
         window.admitted += hits;
-        if limit.algorithm == Algorithm::FixedWindow && window.admitted > allowed {
+        if counting(limit).token == Token::OfWindow && window.admitted > allowed {
             return Err(format!("{} admitted of {allowed} in window {first}", window.admitted));
         }
         Ok(())
@@ -127,7 +128,7 @@ impl Tally {
         hits: u64,
         wall_us: (u64, u64),
     ) -> Option<u64> {
-        if limit.algorithm != Algorithm::FixedWindow {
+        if counting(limit).token != Token::OfWindow {
             return None;
         }
         let mut left = |wall_us| {
@@ -150,7 +151,7 @@ impl Tally {
             let tokens = u64::from(limit.requests_per_unit);
             let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
             let over = window.offered >= tokens + tokens / 5;
-            if whole && over && limit.algorithm == Algorithm::FixedWindow {
+            if whole && over && counting(*limit).token == Token::OfWindow {
                 let used = window.admitted + window.ended;
                 made.windows.push(UseOfWindow { tokens, used });
             }

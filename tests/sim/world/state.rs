@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_engine::algorithm::{Token, counting};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, StoreError};
 use ratelease_engine::time::Time;
-use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
 
 use super::flow::{Flow, Heard};
 use crate::book::{self, Book, Failover, Step};
 use crate::plan::Plan;
 use crate::purse::{Lot, Purse};
+use crate::rule::case_of;
 use crate::trace::Trace;
 
 /// The state of a run.
@@ -156,7 +157,7 @@ impl State {
         let Step { ask, .. } = step;
         self.flows.entry(ask.key).or_default().enter(step);
         let open = || match ask.pool {
-            None => book::open(ask.limit),
+            None => (case_of(ask.limit).book)(),
             Some(_) => book::open_pool(),
         };
         self.books.entry((ask.counter(), ask.pool)).or_insert_with(open).enter(step)
@@ -267,14 +268,15 @@ impl State {
 
     /// Records that `pod` receives what the store leased by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
-        let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+        let spaced = counting(ask.limit).token == Token::Slot;
         // A slot may be taken as late as a request may wait for it.
         let grace =
             if spaced { self.patience.max(Duration::from_millis(1)) } else { Duration::ZERO };
         let until = taken_at + grant.ends_after + grace;
         let Grant { epoch, tokens, .. } = *grant;
         let lot = Lot { epoch, refunded: None, tokens, from: taken_at + grant.starts_after, until };
-        let is_windowed = ask.limit.algorithm == Algorithm::FixedWindow && ask.ttl == Duration::MAX;
+        let of_window = counting(ask.limit).token == Token::OfWindow;
+        let is_windowed = of_window && ask.ttl == Duration::MAX;
         self.purse(pod, ask.key).lend(lot, is_windowed, now);
     }
 

@@ -1,22 +1,51 @@
 //! A fixed number of tokens in each window. Windows are aligned to the Unix epoch and independent
-//! of each other. Tokens of the next window may be lent before it begins: they are counted
+//! of each other. Tokens of the next window may be leased before it begins: they are counted
 //! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
 
 use ratelease_rules::Limit;
 
-use super::{until_end_us, window_of, window_us};
+use super::{
+    Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of, window_seconds,
+    window_us,
+};
 use crate::ask::{Ask, Grant, Return};
+
+pub(super) static COUNTING: Counting = Counting {
+    steps: Steps {
+        step: |state, now_unix_us, ask| {
+            let state =
+                if let Some(super::State::FixedWindow(state)) = state { Some(state) } else { None };
+            let (state, grant) = step(state, now_unix_us, ask);
+            (super::State::FixedWindow(state), grant)
+        },
+        script: &SCRIPT,
+        arguments: |ask| {
+            let limit = u64::from(ask.limit.requests_per_unit);
+            arguments(ask, &[limit, window_seconds(ask.limit), u64::from(ask.next_window)])
+        },
+        reply,
+    },
+    token: Token::OfWindow,
+    is_windowed: true,
+    store_time_us: |ask, grant| {
+        let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
+        let ends_us = grant.epoch.saturating_add(1).saturating_mul(window_us(ask.limit));
+        Some(ends_us.saturating_sub(reset_us))
+    },
+};
+
+static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
-    /// Tokens lent in it and not given back; one above the limit if the key is overdrawn.
+    /// Tokens leased in it and not given back; one above the limit if the key is overdrawn.
     pub count: u64,
-    /// Tokens of the window after it that were lent ahead and not given back. Never more than a
+    /// Tokens of the window after it that were leased ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
     pub next: u32,
 }
@@ -39,7 +68,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         state.count = state.count.max(limit + 1); // a limit is 32 bits wide
     }
     if ask.next_window {
-        // At most the limit, unless nothing was lent.
+        // At most the limit, unless nothing was leased.
         let next = u64::from(state.next).saturating_add(tokens);
         state.next = u32::try_from(next).unwrap_or(u32::MAX);
     } else {
@@ -48,7 +77,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
-/// The reply to the pod for a step that lent `tokens` and left `state`.
+/// The reply to the pod for a step that leased `tokens` and left `state`.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
@@ -74,7 +103,21 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
-/// The state as of the present window. A new window starts with the tokens that were lent ahead of
+/// Reads the script's reply.
+fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, window, count] = numbers else { return None };
+    let limit = u64::from(ask.limit.requests_per_unit);
+    let debited = tokens == 0 || (tokens <= count && count <= limit);
+    let state = if ask.next_window {
+        State { window: window.checked_sub(1)?, count: 0, next: u32::try_from(count).ok()? }
+    } else {
+        State { window, count, next: 0 }
+    };
+    let is_present = is_present(state.window, now_unix_us, window_us(ask.limit));
+    (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
+}
+
+/// The state as of the present window. A new window starts with the tokens that were leased ahead of
 /// it.
 fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
     let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
@@ -90,6 +133,16 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
 // === impl State ===
 
 impl State {
+    /// As [`super::State::ends_at`].
+    pub(super) fn ends_at(&self, window_seconds: u64) -> u64 {
+        let windows = match self {
+            Self { next: 1.., .. } => 2,
+            Self { count: 1.., .. } => 1,
+            _ => return 0,
+        };
+        self.window.saturating_add(windows).saturating_mul(window_seconds)
+    }
+
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
     fn credit(&mut self, back: Return, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {

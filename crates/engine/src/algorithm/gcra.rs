@@ -20,9 +20,50 @@
 
 use std::time::Duration;
 
-use ratelease_rules::{Algorithm, Limit, MAX_DELAY_MAX};
+use ratelease_rules::{Limit, MAX_DELAY_MAX};
 
-use super::{MICROS_PER_SECOND, window_seconds};
+use super::{MICROS_PER_SECOND, Script, Token, counting, token_bucket, window_seconds};
+use crate::ask::Ask;
+
+pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
+
+/// The arguments of the script.
+pub(super) fn arguments(ask: &Ask) -> Vec<u64> {
+    let pace = Pace::of(ask.limit);
+    let (cost, part) = pace.token();
+    let (room, room_part) = pace.room;
+    let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, window_us, .. } = pace;
+    let ttl_us = token_bucket::ttl_us(ask.ttl);
+    super::arguments(
+        ask,
+        &[
+            tick_ns,
+            cost,
+            part,
+            requests,
+            tokens_max,
+            debt_max,
+            room,
+            room_part,
+            tokens_min,
+            window_us,
+            pace.longest(),
+            ttl_us,
+        ],
+    )
+}
+
+/// Reads the script's reply.
+pub(super) fn moved(ask: &Ask, numbers: &[u64]) -> Option<(Pace, Moved)> {
+    let &[tokens, now_unix_us, before, after] = numbers else { return None };
+    let pace = Pace::of(ask.limit);
+    let debited = match tokens {
+        0 => before <= after,
+        _ => tokens <= pace.left(before) && before.checked_add(pace.cost(tokens)) == Some(after),
+    };
+    let moved = Moved { tokens, now_unix_us, before, after };
+    (debited && after <= pace.longest()).then_some((pace, moved))
+}
 
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +164,7 @@ impl Pace {
     fn in_ticks(terms: Limit, tick_ns: u64) -> Self {
         let ticks_per_us = 1_000 / tick_ns;
         let window_us = window_seconds(terms) * MICROS_PER_SECOND;
-        let is_slotted = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
+        let is_slotted = counting(terms).token == Token::Slot;
         let mut pace = Self {
             tick_ns,
             window: window_us * ticks_per_us,
@@ -134,21 +175,19 @@ impl Pace {
             tokens_min: u64::from(is_slotted),
             window_us,
         };
-        match terms.algorithm {
+        if terms.requests_per_unit == 0 {
             // A rate of zero: there is no debt, and there are never any tokens.
-            _ if terms.requests_per_unit == 0 => {}
-            Algorithm::LeakyBucket { max_delay_us } => {
-                pace.room = (u64::from(max_delay_us) * ticks_per_us, 0);
-                // 32 bits wide, like all other amounts.
-                pace.tokens_max = pace.earned(pace.room).min(u64::from(u32::MAX) - 1) + 1;
-                pace.debt_max = pace.room.0 + pace.cost(1);
-            }
-            _ => {
-                let most = pace.earned((DEBT_MAX_US.saturating_mul(ticks_per_us), 0));
-                pace.tokens_max = terms.capacity().min(most);
-                pace.room = pace.worth(pace.tokens_max);
-                pace.debt_max = pace.cost(pace.tokens_max);
-            }
+        } else if is_slotted {
+            let delay_us = fit(terms.algorithm.max_delay().as_micros());
+            pace.room = (delay_us * ticks_per_us, 0);
+            // 32 bits wide, like all other amounts.
+            pace.tokens_max = pace.earned(pace.room).min(u64::from(u32::MAX) - 1) + 1;
+            pace.debt_max = pace.room.0 + pace.cost(1);
+        } else {
+            let most = pace.earned((DEBT_MAX_US.saturating_mul(ticks_per_us), 0));
+            pace.tokens_max = terms.capacity().min(most);
+            pace.room = pace.worth(pace.tokens_max);
+            pace.debt_max = pace.cost(pace.tokens_max);
         }
         pace
     }

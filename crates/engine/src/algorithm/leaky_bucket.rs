@@ -5,8 +5,29 @@
 //! rest of a lease nor a refund. A denied charge spends nothing, since the slot that it did not get
 //! serves the next charge.
 
-use super::gcra::{Move, Moved, Pace, State};
+use super::gcra::{self, Move, Moved, Pace, State};
+use super::{Counting, Steps, Token};
 use crate::ask::{Ask, Grant};
+
+pub(super) static COUNTING: Counting = Counting {
+    steps: Steps {
+        step: |state, now_unix_us, ask| {
+            let state =
+                if let Some(super::State::LeakyBucket(state)) = state { Some(state) } else { None };
+            let (state, grant) = step(state, now_unix_us, ask);
+            (super::State::LeakyBucket(state), grant)
+        },
+        script: &gcra::SCRIPT,
+        arguments: |ask| gcra::arguments(&Ask { charge_denied: false, back: None, ..*ask }),
+        reply: |ask, numbers| {
+            let (pace, moved) = gcra::moved(ask, numbers)?;
+            Some(grant(&pace, &moved))
+        },
+    },
+    token: Token::Slot,
+    is_windowed: false,
+    store_time_us: |_, grant| Some(grant.epoch),
+};
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.

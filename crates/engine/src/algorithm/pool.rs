@@ -8,10 +8,28 @@
 
 use std::time::Duration;
 
-use ratelease_rules::Algorithm;
-
-use super::MICROS_PER_SECOND;
+use super::{MICROS_PER_SECOND, Script, Steps, amount, counting};
 use crate::ask::{Ask, Grant};
+
+pub(super) static STEPS: Steps = Steps {
+    step: |state, now_us, ask| {
+        let state = if let Some(super::State::Pool(state)) = state { Some(state) } else { None };
+        let (state, grant) = step(state, now_us, ask);
+        (super::State::Pool(state), grant)
+    },
+    script: &SCRIPT,
+    arguments: |ask| {
+        let mut arguments =
+            vec![amount(ask.want), amount(ask.need), u64::from(counting(ask.limit).is_windowed)];
+        if let Some(Put { tokens, epoch, lasts_ms }) = put(ask) {
+            arguments.extend([tokens.into(), epoch, lasts_ms]);
+        }
+        arguments
+    },
+    reply,
+};
+
+pub(super) static SCRIPT: Script = Script::new(include_str!("pool.lua"));
 
 /// What the store keeps for one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -62,7 +80,7 @@ pub fn step(state: Option<State>, now_us: u64, ask: &Ask) -> (State, Grant) {
         tokens: put.tokens,
     });
     let pool = match (found, put) {
-        (Some(found), Some(put)) => found.with(put, is_windowed(ask)),
+        (Some(found), Some(put)) => found.with(put, counting(ask.limit).is_windowed),
         (found, put) => found.or(put).unwrap_or_default(),
     };
     let left = u64::from(pool.tokens);
@@ -88,10 +106,13 @@ pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
     }
 }
 
-/// Whether epochs are the numbers of windows, so that a newer epoch makes older tokens worthless.
-/// Where epochs are times, tokens of several epochs are added up.
-pub fn is_windowed(ask: &Ask) -> bool {
-    matches!(ask.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
+/// Reads the script's reply.
+fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, left, epoch, lasts_ms] = numbers else { return None };
+    let held = Held { epoch, tokens: u32::try_from(left).ok()?, lasts_ms };
+    let had = tokens.checked_add(left)?;
+    let ends = (had == 0) == (lasts_ms == 0);
+    (ends && had <= u32::MAX.into()).then(|| grant(ask, tokens, held))
 }
 
 /// The deposit of `ask`, if it has one.
@@ -106,7 +127,8 @@ pub fn put(ask: &Ask) -> Option<Put> {
 // === impl State ===
 
 impl State {
-    /// `self` with the deposit `put` added.
+    /// `self` with the deposit `put` added. Where epochs are the numbers of windows, a newer one
+    /// makes older tokens worthless; where they are times, tokens of several are added up.
     fn with(self, put: Self, windowed: bool) -> Self {
         if windowed && put.epoch != self.epoch {
             return if put.epoch > self.epoch { put } else { self };

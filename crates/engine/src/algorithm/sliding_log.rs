@@ -6,8 +6,29 @@ use std::time::Duration;
 
 use ratelease_rules::Limit;
 
-use super::window_us;
+use super::{Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, window_us};
 use crate::ask::{Ask, Grant, Return};
+
+pub(super) static COUNTING: Counting = Counting {
+    steps: Steps {
+        step: |state, now_unix_us, ask| {
+            let mut log = match state {
+                Some(super::State::SlidingLog(log)) => log,
+                _ => Box::default(),
+            };
+            let grant = step(&mut log, now_unix_us, ask);
+            (super::State::SlidingLog(log), grant)
+        },
+        script: &SCRIPT,
+        arguments: |ask| arguments(ask, &[u64::from(limit_of(ask.limit)), window_us(ask.limit)]),
+        reply,
+    },
+    token: Token::Steady,
+    is_windowed: false,
+    store_time_us: |_, _| None, // its epoch may be corrected to the time of the newest entry
+};
+
+static SCRIPT: Script = Script::new(include_str!("sliding_log.lua"));
 
 /// What the store keeps for one key: when each token was lent, in microseconds since the Unix
 /// epoch, oldest first. At most [`ENTRIES_MAX`] entries.
@@ -36,7 +57,7 @@ pub struct Logged {
 
 /// The largest number of entries of one key. Rules refuse a larger limit; if one gets here, it is
 /// cut to this.
-pub const ENTRIES_MAX: u32 = 10_000;
+const ENTRIES_MAX: u32 = 10_000;
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
@@ -96,8 +117,19 @@ pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
     }
 }
 
+/// Reads the script's reply.
+fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, at, entries, newest, leaving] = numbers else { return None };
+    let limit = u64::from(limit_of(ask.limit));
+    let debited = tokens == 0 || (tokens <= entries && entries <= limit && newest == at);
+    let lasts = now_unix_us.saturating_add(window_us(ask.limit));
+    let in_order = leaving <= newest && newest <= at && (now_unix_us..=lasts).contains(&at);
+    let logged = Logged { tokens, now_unix_us, at, entries, newest, leaving };
+    (debited && in_order && entries <= ENTRIES_MAX.into()).then(|| grant(ask, &logged))
+}
+
 /// The limit, cut to what a log may hold.
-pub fn limit_of(terms: Limit) -> u32 {
+fn limit_of(terms: Limit) -> u32 {
     terms.requests_per_unit.min(ENTRIES_MAX)
 }
 
@@ -107,6 +139,12 @@ impl State {
     /// The time of the last token lent.
     pub fn newest(&self) -> Option<u64> {
         self.times.back().copied()
+    }
+
+    /// As [`super::State::ends_at`].
+    pub(super) fn ends_at(&self, window_us: u64) -> u64 {
+        self.newest()
+            .map_or(0, |newest| newest.saturating_add(window_us).div_ceil(MICROS_PER_SECOND))
     }
 
     fn entries(&self) -> u64 {

@@ -6,15 +6,43 @@ use std::time::Duration;
 
 use ratelease_rules::Limit;
 
-use super::{MICROS_PER_SECOND, until_end_us, window_of, window_seconds, window_us};
+use super::{
+    Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present, until_end_us,
+    window_of, window_seconds, window_us,
+};
 use crate::ask::{Ask, Grant};
+
+pub(super) static COUNTING: Counting = Counting {
+    steps: Steps {
+        step: |state, now_unix_us, ask| {
+            let state = if let Some(super::State::SlidingWindow(state)) = state {
+                Some(state)
+            } else {
+                None
+            };
+            let (state, grant) = step(state, now_unix_us, ask);
+            (super::State::SlidingWindow(state), grant)
+        },
+        script: &SCRIPT,
+        arguments: |ask| {
+            let limit = u64::from(limit_of(ask.limit));
+            arguments(ask, &[limit, window_seconds(ask.limit), part_us(ask.limit)])
+        },
+        reply,
+    },
+    token: Token::Steady,
+    is_windowed: true,
+    store_time_us: |_, _| None, // the end of its window may be corrected
+};
+
+static SCRIPT: Script = Script::new(include_str!("sliding_window.lua"));
 
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
-    /// Tokens lent in it and not given back, at most [`COUNT_MAX`].
+    /// Tokens leased in it and not given back, at most [`COUNT_MAX`].
     pub count: u32,
     /// The same count for the window before.
     pub previous: u32,
@@ -23,7 +51,7 @@ pub struct State {
 /// Nine digits: the last digit of the window's number and two counts make a number of 63 bits,
 /// which Redis stores inside its object of 16 bytes. Rules refuse a larger limit; if one gets here,
 /// it is cut to this.
-pub const COUNT_MAX: u32 = 999_999_999;
+const COUNT_MAX: u32 = 999_999_999;
 
 /// Windows up to this length are divided into microseconds, longer ones into seconds, so that a
 /// script's division is exact in both cases.
@@ -49,7 +77,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
-/// The reply to the pod for a step that lent `tokens` and left `state`.
+/// The reply to the pod for a step that leased `tokens` and left `state`.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let left = left(state, now_unix_us, terms);
@@ -70,15 +98,39 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
+/// Reads the script's reply.
+fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, window, count, previous] = numbers else { return None };
+    let counted = |count| u32::try_from(count).ok().filter(|count| *count <= COUNT_MAX);
+    let debited = tokens == 0 || (tokens <= count && count <= limit_of(ask.limit).into());
+    let state = State { window, count: counted(count)?, previous: counted(previous)? };
+    let is_present = is_present(window, now_unix_us, window_us(ask.limit));
+    (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
+}
+
 /// The limit, cut to what a state can count.
-pub fn limit_of(terms: Limit) -> u32 {
+fn limit_of(terms: Limit) -> u32 {
     terms.requests_per_unit.min(COUNT_MAX)
 }
 
 /// Microseconds in the unit that a window is divided into: 1, or those of a second if the window is
 /// longer than a day.
-pub fn part_us(terms: Limit) -> u64 {
+fn part_us(terms: Limit) -> u64 {
     if window_seconds(terms) <= FINE_SECONDS_MAX { 1 } else { MICROS_PER_SECOND }
+}
+
+// === impl State ===
+
+impl State {
+    /// As [`super::State::ends_at`].
+    pub(super) fn ends_at(&self, window_seconds: u64) -> u64 {
+        let windows = match self {
+            Self { count: 1.., .. } => 2,
+            Self { previous: 1.., .. } => 1,
+            _ => return 0,
+        };
+        self.window.saturating_add(windows).saturating_mul(window_seconds)
+    }
 }
 
 /// The state as of the present window.
@@ -104,7 +156,7 @@ fn left(state: State, now_unix_us: u64, terms: Limit) -> u64 {
     u64::from(limit_of(terms)).saturating_sub(u64::try_from(estimate).unwrap_or(u64::MAX))
 }
 
-/// Microseconds until the estimate is below the limit again, if nothing else is lent.
+/// Microseconds until the estimate is below the limit again, if nothing else is leased.
 fn until_token_us(state: State, until_end_us: u64, terms: Limit) -> u64 {
     let Some(most) = limit_of(terms).checked_sub(1) else {
         return until_end_us; // never

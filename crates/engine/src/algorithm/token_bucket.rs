@@ -2,8 +2,29 @@
 
 use std::time::Duration;
 
-use super::gcra::{Move, Moved, Pace, State};
+use super::gcra::{self, Move, Moved, Pace, State};
+use super::{Counting, Steps, Token};
 use crate::ask::{Ask, Grant, Return};
+
+pub(super) static COUNTING: Counting = Counting {
+    steps: Steps {
+        step: |state, now_unix_us, ask| {
+            let state =
+                if let Some(super::State::TokenBucket(state)) = state { Some(state) } else { None };
+            let (state, grant) = step(state, now_unix_us, ask);
+            (super::State::TokenBucket(state), grant)
+        },
+        script: &gcra::SCRIPT,
+        arguments: gcra::arguments,
+        reply: |ask, numbers| {
+            let (pace, moved) = gcra::moved(ask, numbers)?;
+            Some(grant(&pace, ask, &moved))
+        },
+    },
+    token: Token::Steady,
+    is_windowed: false,
+    store_time_us: |_, grant| Some(grant.epoch),
+};
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.

@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, FailureMode, Limit};
+use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
 use super::resolve::Charge;
+use crate::algorithm::{Token, counting};
 use crate::limiter::key::Attempt;
 use crate::limiter::key::KeyState;
 use crate::limiter::key::QuotaSnapshot;
@@ -72,7 +73,7 @@ impl Shared {
         // `None` if the key has no state here, so that it cannot have a debt.
         let known = is_local.then(|| self.table.with_existing(charge.key(), used_up)).flatten();
         let limit = charge.applied.limit;
-        let can_owe = known.is_some() && !matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        let can_owe = known.is_some() && counting(limit).token != Token::Slot;
         match known {
             Some(Some(quota)) => Ok(self.failure_modes.deny(quota)),
             // A probe was shed: by the store's last reply the key is empty.
@@ -171,13 +172,15 @@ impl FailureModes {
     fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
         let window = limit.window();
         let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
-        match limit.algorithm {
-            Algorithm::FixedWindow => {
+        match counting(limit).token {
+            Token::OfWindow => {
                 let unix = self.unix_time(shard);
                 let past = unix.as_secs() % limit.window_seconds().max(1);
                 window.saturating_sub(Duration::new(past, unix.subsec_nanos()))
             }
-            _ => window.saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX)),
+            Token::Steady | Token::Slot => {
+                window.saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
+            }
         }
     }
 
@@ -206,16 +209,8 @@ impl FailureModes {
         if reply.ask.pool.is_some() {
             return; // a pool keeps no time
         }
-        let window_us = u64::try_from(reply.ask.limit.window().as_micros()).unwrap_or(u64::MAX);
-        let store_us = match reply.ask.limit.algorithm {
-            Algorithm::FixedWindow => {
-                let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
-                grant.epoch.saturating_add(1).saturating_mul(window_us).saturating_sub(reset_us)
-            }
-            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => grant.epoch,
-            // These give no exact time: a sliding window's end may be corrected, and so may a log's
-            // epoch, to the time of its newest entry.
-            Algorithm::SlidingWindow | Algorithm::SlidingLog => return,
+        let Some(store_us) = (counting(reply.ask.limit).store_time_us)(&reply.ask, grant) else {
+            return;
         };
         let since_start = reply.asked_at.since(Time::default()).as_micros();
         let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
@@ -259,13 +254,12 @@ impl FailureModes {
             return if charge.refund { passed(mode, 0) } else { denied(mode) };
         };
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
-        let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
         // For a leaky bucket, the time at which the slot begins; a look or a refund takes none.
         let starts = if charge.spends() { now + grant.starts_after } else { Time::default() };
         let slot = LeasedTokens { starts, ..LeasedTokens::default() };
         Attempt {
             take: if over { Take::Denied } else { Take::Taken(slot) },
-            quota: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },
+            quota: QuotaSnapshot { remaining: grant.left, reset_after: Some(grant.resets_after()) },
             ..passed(mode, grant.left)
         }
     }

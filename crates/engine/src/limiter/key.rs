@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Allowance, FailureMode, Limit, Rule, Unit};
+use ratelease_rules::{Allowance, FailureMode, Limit, Rule, Unit};
 use tokio::sync::oneshot;
 
+use crate::algorithm::{Token, counting};
 use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Cold, LeaseKind, LeasedTokens, Refill, Take};
 use crate::invariant;
@@ -247,7 +248,7 @@ impl KeyState {
         let due = self.debt(now).saturating_add(charge.hits);
         let is_short = self.buffer.is_live(now) && due > self.buffer.remaining(now);
         // What is left of a sliding window grows continuously.
-        let lasts = limit.algorithm == Algorithm::FixedWindow && self.buffer.is_sure();
+        let lasts = counting(limit).token == Token::OfWindow && self.buffer.is_sure();
         let known = lasts && is_short && limit == charge.applied.limit;
         known.then(|| self.quota(limit, now))
     }
@@ -303,10 +304,6 @@ impl KeyState {
     fn has_waiting(&self) -> bool {
         self.buffer.cold().is_some_and(|cold| !cold.waiting.is_empty())
     }
-}
-
-fn is_windowed(limit: Limit) -> bool {
-    matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }
 
 // === The result of an attempt to charge a key ===
@@ -818,7 +815,7 @@ impl KeyState {
         let Some(rest) = attempt.quota.reset_after else { return };
         if self.flags.is_next_window_asked()
             || self.has_next_window(context.now)
-            || limit.algorithm != Algorithm::FixedWindow
+            || counting(limit).token != Token::OfWindow
             || rest > limit.window() / LAST_PART
             || self.asking > 0
         {
@@ -1045,7 +1042,7 @@ impl KeyState {
         let lasts = match policy.kind {
             LeaseKind::Windowed => self.buffer.reset_after(context.now),
             // A sliding window's leases also end with their aligned window.
-            LeaseKind::Timed if limit_slides(policy.limit) => {
+            LeaseKind::Timed if slides(policy.limit) => {
                 let rest = self.buffer.reset_after(context.now);
                 Some(rest.map_or(policy.ttl(), |rest| rest.min(policy.ttl())))
             }
@@ -1099,8 +1096,10 @@ impl KeyState {
     }
 }
 
-fn limit_slides(limit: Limit) -> bool {
-    limit.algorithm == Algorithm::SlidingWindow
+/// Whether what is left of a window grows while it passes.
+fn slides(limit: Limit) -> bool {
+    let counting = counting(limit);
+    counting.is_windowed && counting.token == Token::Steady
 }
 
 // The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
@@ -1157,7 +1156,7 @@ impl KeyState {
             return;
         }
         let LeasePolicy { kind, limit, .. } = self.policy(context);
-        let windowed = is_windowed(limit);
+        let windowed = counting(limit).is_windowed;
         // A pool may end late, by the time that the deposit took to arrive: cut to the window's
         // end.
         let ends = reply.asked_at + grant.ends_after;
@@ -1332,7 +1331,7 @@ impl KeyState {
 
     /// Notes what the fleet drew since the store's last reply, and this pod's part of it.
     fn note_draw(&mut self, policy: &LeasePolicy, reply: &Reply, grant: &Grant, now: Time) {
-        let same = !is_windowed(policy.limit) || grant.epoch == self.buffer.epoch();
+        let same = !counting(policy.limit).is_windowed || grant.epoch == self.buffer.epoch();
         let Some(before) = self.buffer.left(now).filter(|_| same) else {
             return;
         };
@@ -1427,7 +1426,7 @@ impl KeyState {
     /// of a leaky bucket pass, so they pay for nothing. Returns how many hits no lease will pay for:
     /// these, or those of an earlier debt that has ended.
     pub(super) fn note_debt(&mut self, hits: u64, until: Time, is_owed: bool, now: Time) -> u64 {
-        let spaced = matches!(self.limit().algorithm, Algorithm::LeakyBucket { .. });
+        let spaced = counting(self.limit()).token == Token::Slot;
         if spaced || (self.asking == 0 && !is_owed) {
             return hits;
         }
@@ -1455,7 +1454,7 @@ impl KeyState {
         if self.limit() == limit {
             return;
         }
-        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        let spaced = counting(limit).token == Token::Slot;
         let moves = self.limit().store != limit.store;
         let none_held = || self.buffer.tokens(context.now) == 0;
         if spaced || moves || none_held() || self.takes_returns(key, context) {

@@ -4,9 +4,10 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, LeaseTerms, Leasing, Limit, Rule};
+use ratelease_rules::{LeaseTerms, Leasing, Limit, Rule};
 
 use super::PodContext;
+use crate::algorithm::{Token, counting};
 use crate::buffer::{LeaseKind, LeasedTokens, Refill};
 use crate::lease::Reply;
 use crate::store::{Ask, Grant, Purpose, Return};
@@ -57,7 +58,7 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
 /// The ask that returns tokens lent by `ask`. There is none for slots, which pass whether they are
 /// used or not.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
-    let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+    let spaced = counting(ask.limit).token == Token::Slot;
     let back = Some(Return { tokens, epoch: Some(epoch) });
     let purpose = Purpose::Return;
     (!spaced).then_some(Ask { ttl: ask.ttl, back, purpose, ..Ask::look(ask.key, ask.limit) })
@@ -69,19 +70,14 @@ impl LeasePolicy {
     /// The policy for a key under `limit`, which belongs to `rule`; an override has no rule. A slot
     /// may be taken as late as a request may wait for it.
     pub(super) fn of(limit: Limit, rule: Option<&Rule>, wait_min: Duration) -> Self {
-        let leasing = match limit.algorithm {
-            Algorithm::SlidingLog => Leasing::Off,
-            _ => rule.map(|rule| rule.leasing).unwrap_or_default(),
-        };
-        let kind = match (limit.algorithm, leasing) {
-            (Algorithm::LeakyBucket { .. }, _) => {
+        let leasing = rule.map(|rule| rule.leasing).unwrap_or_default();
+        let kind = match (counting(limit).token, leasing) {
+            (Token::Slot, _) => {
                 let every = limit.window() / limit.requests_per_unit.max(1);
                 LeaseKind::Spaced { every, grace: every.max(wait_min).max(TIMER) }
             }
-            (Algorithm::FixedWindow, Leasing::Off) => LeaseKind::Windowed,
-            (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => {
-                LeaseKind::Windowed
-            }
+            (Token::OfWindow, Leasing::Off) => LeaseKind::Windowed,
+            (Token::OfWindow, Leasing::On(terms)) if terms.ttl.is_none() => LeaseKind::Windowed,
             _ => LeaseKind::Timed,
         };
         Self { limit, kind, leasing, pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
@@ -117,9 +113,11 @@ impl LeasePolicy {
 
     /// Tokens that come back each second.
     pub(super) fn inflow(&self) -> f64 {
-        match self.limit.algorithm {
-            Algorithm::FixedWindow => 0.0,
-            _ => f64::from(self.limit.requests_per_unit) / self.limit.window().as_secs_f64(),
+        match counting(self.limit).token {
+            Token::OfWindow => 0.0,
+            Token::Steady | Token::Slot => {
+                f64::from(self.limit.requests_per_unit) / self.limit.window().as_secs_f64()
+            }
         }
     }
 
@@ -140,9 +138,10 @@ impl LeasePolicy {
             LeaseKind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
             LeaseKind::Windowed | LeaseKind::Timed => asked_at + grant.ends_after,
         };
-        let known_until = match self.limit.algorithm {
-            Algorithm::FixedWindow | Algorithm::SlidingWindow => asked_at + grant.reset_after,
-            _ => (asked_at + LeaseTerms::TTL).max(ends), // as long as there may be tokens
+        let known_until = if counting(self.limit).is_windowed {
+            asked_at + grant.reset_after
+        } else {
+            (asked_at + LeaseTerms::TTL).max(ends) // as long as there may be tokens
         };
         let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
         let is_crowded = scarcity.pods > CROWD && grant.left == 0;
@@ -152,7 +151,7 @@ impl LeasePolicy {
             overdrawn: grant.overdrawn || is_crowded,
             is_sure: true,
             known_until,
-            resets: asked_at + if grant.left > 0 { grant.reset_after } else { grant.retry_after },
+            resets: asked_at + grant.resets_after(),
             fresh_until: known_until.min(fresh_until),
         }
     }
@@ -161,13 +160,13 @@ impl LeasePolicy {
     fn fresh_until(&self, reply: &Reply, grant: &Grant, scarcity: Scarcity, now: Time) -> Time {
         let seed = reply.ask.key.bits() ^ now.nanos() ^ scarcity.pod;
         let probe = scarcity.probe_after(self.limit.window());
-        match (self.limit.algorithm, self.kind) {
+        match (counting(self.limit).token, self.kind) {
             _ if !self.is_leased() => now + FRESH_OFF,
-            (Algorithm::FixedWindow, _) => now + jittered(probe, seed),
+            (Token::OfWindow, _) => now + jittered(probe, seed),
             // Slots that no pod fetches pass unused, so each pod asks in its turn before they do.
-            (Algorithm::LeakyBucket { max_delay_us }, LeaseKind::Spaced { every, .. }) => {
+            (_, LeaseKind::Spaced { every, .. }) => {
                 let turn = every.mul_f64(scarcity.pods);
-                let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
+                let latest = self.limit.algorithm.max_delay() / 2;
                 now + turn.min(latest.max(grant.retry_after)).max(TIMER)
             }
             // Counted from before the ask, so that an ask that leaves at that time finds the token

@@ -80,8 +80,7 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.context.counters.asks);
-        let call =
-            script::call(&self.context.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let call = script::call(ask, ask.counter().in_store(&self.key_prefix));
         let replied = Trip::new(&call).result(self, |reply| grant(ask, reply)).await;
         replied.map_err(|fault| {
             count(&self.context.counters.errors);
@@ -90,11 +89,7 @@ impl RedisStore {
     }
 
     async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
-        let call = script::call_of_beat(
-            &self.context.scripts,
-            beat,
-            format!("{}rl:pods", self.key_prefix),
-        );
+        let call = script::call_of_beat(beat, format!("{}rl:pods", self.key_prefix));
         Ok(Trip::new(&call).result(self, script::pods).await?)
     }
 
@@ -206,7 +201,7 @@ const REPEAT_LAST: Duration = Duration::from_millis(50);
 /// A call, and its next destination.
 #[derive(Debug)]
 struct Trip<'a> {
-    call: &'a Call<'a>,
+    call: &'a Call,
     /// The slot of its key, computed once since it takes a checksum.
     slot: usize,
     route: Route,
@@ -224,7 +219,7 @@ enum Route {
 // === impl Trip ===
 
 impl<'a> Trip<'a> {
-    fn new(call: &'a Call<'a>) -> Self {
+    fn new(call: &'a Call) -> Self {
         Self { call, slot: slot_of(call.key().as_bytes()), route: Route::Owner, in_full: false }
     }
 

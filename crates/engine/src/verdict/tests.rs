@@ -3,7 +3,7 @@
 use std::num::NonZeroU8;
 
 use ratelease_rules::request::{Descriptor, Entry};
-use ratelease_rules::{Allowance, Attachment, FailureMode, Leasing, Unit};
+use ratelease_rules::{Algorithm, Allowance, Attachment, FailureMode, Leasing, Unit};
 use serde_json::json;
 use smallvec::smallvec;
 

@@ -5,8 +5,7 @@ use std::num::{NonZeroU8, NonZeroU32};
 use super::Compiler;
 use crate::fault::{Findings, excerpt};
 use crate::limit::{
-    Algorithm, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX,
-    Unit, WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, Unit, WINDOW_SECONDS_MAX,
 };
 use crate::options::{
     FlagOptions, Flags, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
@@ -42,7 +41,7 @@ impl Compiler<'_> {
         let own = self.settled(&limit.options);
         let options = own.over(&self.defaults);
         let kind = match &options.algorithm {
-            Parsed::Absent => Some(Algorithm::FixedWindow),
+            Parsed::Absent => Some(Algorithm::default()),
             other => other.value().copied(),
         };
         let allowed = self.limit(limit, &own, kind);
@@ -169,7 +168,11 @@ impl Compiler<'_> {
     }
 
     fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
-        match self.within(&limit.requests_per_unit, |requests| check_requests(requests, kind)) {
+        let within = |requests| {
+            let refusal = kind.and_then(|kind| kind.refuses_requests(requests));
+            refusal.map_or(Ok(requests), Err)
+        };
+        match self.within(&limit.requests_per_unit, within) {
             Parsed::As(_, requests) => Some(requests),
             Parsed::Faulty | Parsed::Refused(..) => None,
             Parsed::Absent => {
@@ -190,37 +193,26 @@ impl Compiler<'_> {
         requests_per_unit: Option<u32>,
     ) -> Option<Algorithm> {
         let burst = self.burst(limit, kind);
-        self.within(&own.max_delay, |_| check_delays(kind));
-        Some(match kind? {
-            Algorithm::TokenBucket { .. } => {
-                Algorithm::TokenBucket { burst: burst.or(requests_per_unit)? }
-            }
-            Algorithm::LeakyBucket { .. } => {
-                let max_delay = own.max_delay.over(&self.defaults.max_delay);
-                let max_delay_us = max_delay.value().copied().unwrap_or_default();
-                Algorithm::LeakyBucket { max_delay_us }
-            }
-            other => other,
-        })
+        self.within(&own.max_delay, |_| {
+            let refusal = kind.and_then(|kind| kind.refuses_option("max_delay"));
+            refusal.map_or(Ok(()), Err)
+        });
+        let max_delay = own.max_delay.over(&self.defaults.max_delay);
+        let max_delay_us = max_delay.value().copied().unwrap_or_default();
+        let burst = burst.or(requests_per_unit).unwrap_or_default();
+        Some(kind?.with_burst(burst).with_max_delay_us(max_delay_us))
     }
 
     /// Returns the burst that `limit` gives; one that another algorithm has no use for is refused
     /// for that reason, whatever it is.
     fn burst(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
-        match (kind, limit.burst.place()) {
-            (None | Some(Algorithm::TokenBucket { .. }), _) | (_, None) => {
-                self.within(&limit.burst, |burst| Ok(burst.get())).value().copied()
-            }
-            (Some(other), Some(place)) => {
-                let message = format!(
-                    "'burst' belongs to token_bucket, and this limit is a {}; write 'algorithm: \
-                     token_bucket', or remove it",
-                    other.name()
-                );
-                self.findings.fault(place, message);
-                None
-            }
+        if let Some(place) = limit.burst.place()
+            && let Some(message) = kind.and_then(|kind| kind.refuses_option("burst"))
+        {
+            self.findings.fault(place, message);
+            return None;
         }
+        self.within(&limit.burst, |burst| Ok(burst.get())).value().copied()
     }
 
     fn leasing(
@@ -229,9 +221,11 @@ impl Compiler<'_> {
         options: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Leasing {
-        if kind == Some(Algorithm::SlidingLog) {
+        if let Some(kind) = kind.filter(|kind| !kind.is_leased()) {
             if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
-                let message = "sliding_log is never leased; remove 'lease', or write 'lease: off'";
+                let name = kind.name();
+                let message =
+                    format!("{name} is never leased; remove 'lease', or write 'lease: off'");
                 self.findings.fault(place, message);
             }
             return Leasing::Off;
@@ -248,10 +242,12 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
         limit: Option<Limit>,
     ) -> NonZeroU8 {
-        if let Some(Algorithm::LeakyBucket { .. }) = kind {
+        if let Some(kind) = kind
+            && let Some(why) = kind.has_no_pools()
+        {
             self.within(&own.shards, |shards| match shards {
                 NonZeroU8::MIN => Ok(()),
-                _ => Err("leaky_bucket is one queue and cannot be split; remove 'shards'".into()),
+                _ => Err(format!("{} {why}; remove 'shards'", kind.name())),
             });
             return NonZeroU8::MIN;
         }
@@ -291,37 +287,9 @@ fn multiplier(units: NonZeroU32, unit: Option<Unit>) -> Result<NonZeroU32, Strin
     }
 }
 
-fn check_requests(requests: u32, kind: Option<Algorithm>) -> Result<u32, String> {
-    let (most, why) = match kind {
-        Some(Algorithm::SlidingLog) => {
-            (SLIDING_LOG_MAX, "which keeps the time of each; sliding_window does not")
-        }
-        Some(Algorithm::SlidingWindow) => {
-            (SLIDING_WINDOW_MAX, "which counts to nine digits; token_bucket takes more")
-        }
-        _ => return Ok(requests),
-    };
-    if requests <= most {
-        return Ok(requests);
-    }
-    let name = kind.map(Algorithm::name).unwrap_or_default();
-    Err(format!("'requests_per_unit' must be at most {most} with {name}, {why}; found {requests}"))
-}
-
-fn check_delays(kind: Option<Algorithm>) -> Result<(), String> {
-    match kind {
-        Some(Algorithm::LeakyBucket { .. }) | None => Ok(()),
-        Some(other) => Err(format!(
-            "'max_delay' belongs to leaky_bucket, and this limit is a {}; write 'algorithm: \
-             leaky_bucket', or remove it",
-            other.name()
-        )),
-    }
-}
-
 /// Refuses a bucket that would take longer than `FILL_SECONDS_MAX` to fill.
 fn check_fill(limit: Limit) -> Result<(), String> {
-    let Algorithm::TokenBucket { burst } = limit.algorithm else { return Ok(()) };
+    let burst = limit.capacity();
     let requests = limit.requests_per_unit;
     let needed = u128::from(burst) * u128::from(limit.window_seconds());
     if needed <= u128::from(FILL_SECONDS_MAX) * u128::from(requests) {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use ratelease_rules::Unit;
+use ratelease_rules::{Algorithm, Unit};
 
 use super::*;
 

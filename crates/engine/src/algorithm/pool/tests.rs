@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Limit, Unit};
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::*;
 use crate::ask::{Deposit, Return};

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::store::redis::context::{AdaptiveTimeout, StoreContext};
 use crate::store::redis::fault::{ConnectionFate, Fault, Kind};
+use crate::store::redis::script;
 use crate::store::redis::settings::{Address, Auth, RedisSettings};
 use crate::store::redis::stream::{self, Bounded, BoxedStream, ReplyLimit};
 use crate::time::Time;
@@ -80,7 +81,7 @@ impl Connection {
     pub(super) async fn load_scripts(&self) {
         self.has_scripts.store(true, Ordering::Relaxed);
         let mut connection = self.opened.connection.clone();
-        for load in self.context.scripts.loads() {
+        for load in script::loads() {
             if connection.send_packed_command(&load).await.is_err() {
                 // The connection has ended, which its link learns separately.
                 return;

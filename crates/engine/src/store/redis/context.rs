@@ -1,4 +1,4 @@
-//! State that all connections of one store share: settings, scripts, counters, clock and limiters.
+//! State that all connections of one store share: settings, counters, clock and limiters.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::counter::{Count, Counter, RedisCounter};
 use crate::store::redis::fault::{ConnectionFate, Fault, Kind};
-use crate::store::redis::script::Scripts;
 use crate::store::redis::settings::{Address, RedisKind, RedisSettings};
 use crate::store::redis::stream::{Threads, Tls};
 use crate::time::{Clock, Time};
@@ -21,7 +20,6 @@ pub(super) struct StoreContext {
     pub(super) settings: RedisSettings,
     /// Secures connections over TCP; `None` for plaintext.
     pub(super) tls: Option<Arc<Tls>>,
-    pub(super) scripts: Scripts,
     pub(super) clock: Clock,
     /// For connections to the addresses of the settings.
     configured_limiters: ConnectLimiters,
@@ -79,7 +77,6 @@ impl StoreContext {
             own_names: Threads::new(THREADS_MAX),
             names: Threads::new(THREADS_MAX),
             files: Threads::new(THREADS_MAX),
-            scripts: Scripts::default(),
             clock: Clock::start(),
             configured_limiters: ConnectLimiters::new(),
             limiters: ConnectLimiters::new(),

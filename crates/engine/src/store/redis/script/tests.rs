@@ -1,10 +1,10 @@
 //! Which arguments are sent, and which replies are accepted.
 
 use super::*;
-use crate::store::Deposit;
 use crate::store::redis::fault::Kind;
+use crate::store::{Deposit, Return};
 use ratelease_rules::key::Key;
-use ratelease_rules::{Limit, Unit};
+use ratelease_rules::{Algorithm, Limit, Unit};
 use std::time::Duration;
 
 const NOON: i64 = 1_700_000_000_250_000;
@@ -19,8 +19,7 @@ fn read(ask: &Ask, values: &[i64]) -> Result<Grant, Fault> {
 }
 
 fn packed(ask: &Ask) -> String {
-    let scripts = Scripts::default();
-    let command = call(&scripts, ask, "k".into()).by_name();
+    let command = call(ask, "k".into()).by_name();
     String::from_utf8(command.get_packed_command()).unwrap()
 }
 

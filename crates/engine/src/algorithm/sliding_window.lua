@@ -1,4 +1,4 @@
--- One step of a sliding window: the same sums as `../algorithm/sliding_window.rs`, one key per call.
+-- One step of a sliding window: the same sums as `sliding_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, microseconds in a part

@@ -1,4 +1,4 @@
--- One step of a sliding log: the same as `../algorithm/sliding_log.rs`, one key per call.
+-- One step of a sliding log: the same as `sliding_log.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in microseconds,

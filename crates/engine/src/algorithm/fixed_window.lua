@@ -1,4 +1,4 @@
--- One step of a fixed window: the same sums as `../algorithm/fixed_window.rs`, one key per call.
+-- One step of a fixed window: the same sums as `fixed_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the

@@ -1,4 +1,4 @@
--- One step of a token bucket or a leaky bucket: the same sums as `../algorithm/gcra.rs`, one key per
+-- One step of a token bucket or a leaky bucket: the same sums as `gcra.rs`, one key per
 -- call.
 --
 --   KEYS[1]  the key

@@ -1,4 +1,4 @@
--- One step of a pool of a split key: the same sums as `../algorithm/pool.rs`, one key per call.
+-- One step of a pool of a split key: the same sums as `pool.rs`, one key per call.
 --
 --   KEYS[1]  the key
 --   ARGV     want, need, whether epochs are windows (0 or 1),

@@ -1,0 +1,288 @@
+//! The algorithms that count requests: one row for each, with all that a rule may say of it. How
+//! each counts is `crates/engine/src/algorithm`.
+
+use std::time::Duration;
+
+use crate::limit::Limit;
+
+/// How requests are counted; `docs/rules.md` states the bound of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Algorithm {
+    /// `requests_per_unit` in each window; windows are aligned to the Unix epoch.
+    #[default]
+    FixedWindow,
+    /// A bucket that refills steadily with `requests_per_unit` per window.
+    TokenBucket {
+        /// Capacity of the bucket, from 1; 0 if the limit, or a pod's part of it, is 0.
+        burst: u32,
+    },
+    /// The count of the current window plus a part of the previous window's: the part of the
+    /// previous window that lies within one window's length before now.
+    SlidingWindow,
+    /// Stores the time of every request: exact in every window, and never leased.
+    SlidingLog,
+    /// One request in each slot of `window / requests_per_unit`.
+    LeakyBucket {
+        /// Maximum time for which an answer is delayed until its slot, in microseconds.
+        max_delay_us: u32,
+    },
+}
+
+/// What rules need to know of an algorithm.
+struct Row {
+    /// The name in rule files.
+    name: &'static str,
+    /// Its part of [`Limit::identity`], by which counts are named: it never changes.
+    identity: u64,
+    /// The most requests in a window, and why there are not more.
+    requests_max: (u32, &'static str),
+    /// The option of a limit that no other algorithm has.
+    option: Option<&'static str>,
+    /// Whether its tokens are leased to pods.
+    is_leased: bool,
+    /// Why its counts have no pools, if they have none.
+    no_pools: Option<&'static str>,
+    /// What a limit allows.
+    words: fn(Limit) -> String,
+}
+
+const FIXED_WINDOW: Row = Row {
+    name: "fixed_window",
+    identity: 0,
+    requests_max: (u32::MAX, ""),
+    option: None,
+    is_leased: true,
+    no_pools: None,
+    words: |limit| {
+        let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
+        let (requests, window) = (requests_of(limit), window_of(limit));
+        format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
+    },
+};
+
+const TOKEN_BUCKET: Row = Row {
+    name: "token_bucket",
+    identity: 1,
+    requests_max: (u32::MAX, ""),
+    option: Some("burst"),
+    is_leased: true,
+    no_pools: None,
+    words: |limit| {
+        let (requests, window, burst) = (requests_of(limit), window_of(limit), limit.capacity());
+        format!("{requests} in each {window}, refilled steadily, at most {burst} at once")
+    },
+};
+
+const SLIDING_WINDOW: Row = Row {
+    name: "sliding_window",
+    identity: 2,
+    // Two counts and the window fit into one number in Redis.
+    requests_max: (999_999_999, "which counts to nine digits; token_bucket takes more"),
+    option: None,
+    is_leased: true,
+    no_pools: None,
+    words: |limit| {
+        let (requests, window) = (requests_of(limit), window_of(limit));
+        format!("{requests} in any {window}, estimated from this window and the last")
+    },
+};
+
+const SLIDING_LOG: Row = Row {
+    name: "sliding_log",
+    identity: 3,
+    requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
+    option: None,
+    is_leased: false,
+    no_pools: None,
+    words: |limit| format!("{} in any {}, exactly", requests_of(limit), window_of(limit)),
+};
+
+const LEAKY_BUCKET: Row = Row {
+    name: "leaky_bucket",
+    identity: 4,
+    requests_max: (u32::MAX, ""),
+    option: Some("max_delay"),
+    is_leased: true,
+    no_pools: Some("is one queue and cannot be split"),
+    words: |limit| {
+        let (requests, window) = (requests_of(limit), window_of(limit));
+        let delay = limit.algorithm.max_delay();
+        format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
+    },
+};
+
+/// The maximum of `max_delay`: callers have given up long before.
+pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
+
+// === impl Algorithm ===
+
+impl Algorithm {
+    /// All algorithms; their amounts are not filled in.
+    pub const ALL: [Algorithm; 5] = [
+        Algorithm::FixedWindow,
+        Algorithm::TokenBucket { burst: 0 },
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+        Algorithm::LeakyBucket { max_delay_us: 0 },
+    ];
+
+    const fn row(self) -> &'static Row {
+        match self {
+            Algorithm::FixedWindow => &FIXED_WINDOW,
+            Algorithm::TokenBucket { .. } => &TOKEN_BUCKET,
+            Algorithm::SlidingWindow => &SLIDING_WINDOW,
+            Algorithm::SlidingLog => &SLIDING_LOG,
+            Algorithm::LeakyBucket { .. } => &LEAKY_BUCKET,
+        }
+    }
+
+    /// Returns the same algorithm with another burst, if it has one.
+    #[must_use]
+    pub const fn with_burst(self, burst: u32) -> Self {
+        match self {
+            Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst },
+            other => other,
+        }
+    }
+
+    /// Returns the same algorithm with another maximum delay, if it has one.
+    #[must_use]
+    pub const fn with_max_delay_us(self, max_delay_us: u32) -> Self {
+        match self {
+            Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { max_delay_us },
+            other => other,
+        }
+    }
+
+    /// Returns the tokens that may be spent at once; `None` if these are the requests of a window.
+    #[inline]
+    pub const fn burst(self) -> Option<u32> {
+        match self {
+            Algorithm::TokenBucket { burst } => Some(burst),
+            _ => None,
+        }
+    }
+
+    /// Returns the maximum time that a request is held until its slot; zero if none is ever held.
+    pub const fn max_delay(self) -> Duration {
+        match self {
+            Algorithm::LeakyBucket { max_delay_us } => Duration::from_micros(max_delay_us as u64),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Returns the name in rule files.
+    pub const fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    pub(crate) const fn identity(self) -> u64 {
+        self.row().identity
+    }
+
+    /// Returns whether its tokens are leased to pods.
+    pub const fn is_leased(self) -> bool {
+        self.row().is_leased
+    }
+
+    /// Returns whether limits of this algorithm alone have this option.
+    pub(crate) fn owns(self, option: &str) -> bool {
+        self.row().option == Some(option)
+    }
+
+    /// Returns why a limit of this algorithm cannot have so many requests in a window.
+    pub(crate) fn refuses_requests(self, requests: u32) -> Option<String> {
+        let Row { name, requests_max: (most, why), .. } = *self.row();
+        (requests > most).then(|| {
+            format!(
+                "'requests_per_unit' must be at most {most} with {name}, {why}; found {requests}"
+            )
+        })
+    }
+
+    /// Returns why a limit of this algorithm cannot have the option of another one.
+    pub(crate) fn refuses_option(self, option: &str) -> Option<String> {
+        let owner = Self::ALL.into_iter().find(|one| one.owns(option))?.name();
+        let name = self.name();
+        (name != owner).then(|| {
+            format!(
+                "'{option}' belongs to {owner}, and this limit is a {name}; write 'algorithm: \
+                 {owner}', or remove it"
+            )
+        })
+    }
+
+    /// Returns why its counts have no pools, if they have none.
+    pub(crate) const fn has_no_pools(self) -> Option<&'static str> {
+        self.row().no_pools
+    }
+
+    /// Describes a limit of this algorithm.
+    pub(crate) fn words(self, limit: Limit) -> String {
+        (self.row().words)(limit)
+    }
+}
+
+/// `1 request`, `100 requests`
+fn requests_of(limit: Limit) -> String {
+    match limit.requests_per_unit {
+        1 => "1 request".to_owned(),
+        requests => format!("{requests} requests"),
+    }
+}
+
+/// `minute`, `5 minutes`
+fn window_of(limit: Limit) -> String {
+    let unit = limit.unit.name().to_ascii_lowercase();
+    match limit.unit_multiplier.get() {
+        1 => unit,
+        units => format!("{units} {unit}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::limit::Unit;
+
+    #[test]
+    fn a_limit_is_described_in_words() {
+        let limit = |requests, units, algorithm| Limit {
+            unit_multiplier: NonZeroU32::new(units).unwrap(),
+            algorithm,
+            ..Limit::fixed_window(requests, Unit::Minute)
+        };
+        for (limit, words) in [
+            (
+                limit(1, 1, Algorithm::FixedWindow),
+                "1 request in each window of one minute, aligned to the Unix epoch",
+            ),
+            (
+                limit(100, 5, Algorithm::FixedWindow),
+                "100 requests in each window of 5 minutes, aligned to the Unix epoch",
+            ),
+            (
+                limit(100, 5, Algorithm::TokenBucket { burst: 20 }),
+                "100 requests in each 5 minutes, refilled steadily, at most 20 at once",
+            ),
+            (
+                limit(9, 1, Algorithm::LeakyBucket { max_delay_us: 50_000 }),
+                "9 requests in each minute, evenly spaced, each held 50ms at most",
+            ),
+        ] {
+            assert_eq!(limit.words(), words);
+        }
+    }
+
+    #[test]
+    fn each_algorithm_has_a_name_and_an_identity_of_its_own() {
+        for (at, one) in Algorithm::ALL.into_iter().enumerate() {
+            for other in &Algorithm::ALL[..at] {
+                assert_ne!(one.name(), other.name());
+                assert_ne!(one.identity(), other.identity());
+            }
+        }
+    }
+}
