@@ -31,7 +31,8 @@ impl Buckets {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all as f64;
-        let (mut below, mut least) = (0.0, Duration::ZERO);
+        let mut below = 0.0;
+        let mut least = Duration::ZERO;
         for (bound, count) in self.bounds.iter().zip(&self.counts) {
             let count = *count as f64;
             if count > 0.0 && below + count >= rank {

@@ -98,18 +98,15 @@ impl<A: Cold> Buffer<A> {
 
     /// A buffer that knows nothing about its key.
     pub fn unknown() -> Self {
-        let (known, fresh) = (CompactU64::default(), CompactU64::default());
-        let (overdrawn, is_sure) = (false, false);
-        let leases = PackedLeases::empty();
         Self {
-            leases,
+            leases: PackedLeases::empty(),
             left: 0,
             resets: CompactDuration::EMPTY,
-            known,
-            fresh,
+            known: CompactU64::default(),
+            fresh: CompactU64::default(),
             asked: 0,
-            overdrawn,
-            is_sure,
+            overdrawn: false,
+            is_sure: false,
         }
     }
 
@@ -155,11 +152,14 @@ impl<A: Cold> Buffer<A> {
     /// A charge of 0 hits passes while the count does not exceed the limit: at the limit of a fixed
     /// window it still passes, as in the reference implementation.
     fn look(&self, now: Time) -> Take {
-        match () {
-            () if self.tokens(now) > 0 => Take::Taken(LeasedTokens::default()),
-            () if now >= self.fresh_until() => Take::Short,
-            () if self.overdrawn => Take::Denied,
-            () => Take::Taken(LeasedTokens::default()),
+        if self.tokens(now) > 0 {
+            Take::Taken(LeasedTokens::default())
+        } else if !self.is_fresh(now) {
+            Take::Short
+        } else if self.overdrawn {
+            Take::Denied
+        } else {
+            Take::Taken(LeasedTokens::default())
         }
     }
 
@@ -633,8 +633,13 @@ impl<A: Cold> PackedLeases<A> {
     const COLD_BYTES: usize = size_of::<ColdBox<A>>();
 
     const fn empty() -> Self {
-        let (replied_at, ends) = (Time::from_nanos(0), CompactDuration::EMPTY);
-        Self { replied_at, epoch_or_start: 0, tokens: 0, ends, cold: None }
+        Self {
+            replied_at: Time::from_nanos(0),
+            epoch_or_start: 0,
+            tokens: 0,
+            ends: CompactDuration::EMPTY,
+            cold: None,
+        }
     }
 
     /// When the store's last reply came.
@@ -711,7 +716,8 @@ impl<A: Cold> PackedLeases<A> {
 
     /// Drops everything.
     fn clear(&mut self) {
-        (self.tokens, self.ends) = (0, CompactDuration::EMPTY);
+        self.tokens = 0;
+        self.ends = CompactDuration::EMPTY;
         self.set_older(LeasedTokens::default());
     }
 

@@ -155,19 +155,17 @@ impl LeaseClient {
             tasks: JoinSet::new(),
             runtime: Handle::try_current().ok(),
         };
-        let (panics, rejected_open, shed, relieved) = Default::default();
-        let (pods, beats) = (AtomicU32::new(PODS_FIRST), HeartbeatGate::default());
         let shared = Shared {
             store,
             on_reply,
             clock,
             wait_min,
-            pods,
-            beats,
-            panics,
-            rejected_open,
-            shed,
-            relieved,
+            pods: AtomicU32::new(PODS_FIRST),
+            beats: HeartbeatGate::default(),
+            panics: AtomicU64::default(),
+            rejected_open: AtomicU64::default(),
+            shed: AtomicU64::default(),
+            relieved: AtomicU64::default(),
         };
         Self { queues: Mutex::new(queues), shared: Arc::new(shared) }
     }
@@ -316,8 +314,8 @@ impl LeaseClient {
         let sender = senders.entry(number).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
-            let (shard, shared) = (Arc::clone(&shard), Arc::clone(&self.shared));
-            let task = run_dispatch(shard, shared, asks, guard.clone());
+            let shared = Arc::clone(&self.shared);
+            let task = run_dispatch(Arc::clone(&shard), shared, asks, guard.clone());
             match runtime {
                 Some(runtime) => tasks.spawn_on(task, runtime),
                 None => tasks.spawn(task),
@@ -573,8 +571,9 @@ where
             return;
         }
         let now = self.shared.clock.now();
-        let (shard, span) = (self.shard.number(), self.shard.stall_after(self.shared.wait_min));
-        if !self.silence.stalls(span, now, || self.shared.store.silence(shard)) {
+        let span = self.shard.stall_after(self.shared.wait_min);
+        let silence = || self.shared.store.silence(self.shard.number());
+        if !self.silence.stalls(span, now, silence) {
             return;
         }
         self.shard.stall(now);

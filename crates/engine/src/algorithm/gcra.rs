@@ -293,11 +293,6 @@ impl Pace {
         self.worth(1)
     }
 
-    /// Whole tokens that are earned in this time.
-    pub fn earned_in(&self, span: Duration) -> u64 {
-        self.earned((fit(span.as_nanos() / u128::from(self.tick_ns)), 0))
-    }
-
     /// Tokens that are earned in this many ticks and parts of a tick.
     fn earned(&self, (ticks, parts): (u64, u64)) -> u64 {
         let parts = u128::from(ticks) * u128::from(self.requests) + u128::from(parts);
@@ -324,7 +319,7 @@ impl Pace {
     fn owed(&self, state: State, now_unix_us: u64) -> Owed {
         let now_ns = now_unix_us.saturating_mul(1_000);
         let ahead = state.tat_ns.saturating_sub(now_ns);
-        let (requests, beyond) = (u64::from(state.requests), u64::from(state.beyond));
+        let requests = u64::from(state.requests);
         let same = requests == 0 || requests == self.requests;
         // A started tick counts as a whole one.
         let debt = ahead.div_ceil(self.tick_ns);
@@ -337,8 +332,9 @@ impl Pace {
         let rate = Rate { requests: requests.max(1), window_us: self.window_us };
         let idle_us = now_ns.saturating_sub(state.tat_ns) / 1_000;
         // A bucket that is full pays what is owed beyond it, by whole tokens.
-        let paid = if beyond > 0 { rate.whole(idle_us) } else { 0 };
-        let (beyond, capacity) = (beyond.saturating_sub(paid), u64::from(state.capacity));
+        let paid = if state.beyond > 0 { rate.whole(idle_us) } else { 0 };
+        let beyond = u64::from(state.beyond).saturating_sub(paid);
+        let capacity = u64::from(state.capacity);
         if same && debt <= self.longest() && (beyond == 0 || capacity >= self.tokens_max) {
             return Owed { debt, beyond, capacity, converted: false };
         }
@@ -357,8 +353,8 @@ impl Pace {
         let owed = beyond.saturating_add(whole).min(TOKENS_MAX);
         let held = self.tokens_max.min(owed);
         let debt = part.saturating_add(self.cost(held)).min(self.longest());
-        let (beyond, capacity) = (owed - held, self.tokens_max);
-        Owed { debt, beyond, capacity, converted: owed > 0 || debt > 0 }
+        let converted = owed > 0 || debt > 0;
+        Owed { debt, beyond: owed - held, capacity: self.tokens_max, converted }
     }
 
     /// The debt after the last slot that was lent at another rate, which may lie further ahead than

@@ -271,8 +271,8 @@ impl Heap {
         if bytes == 0 {
             return Ok(());
         }
-        let (relaxed, grown) = (Ordering::Relaxed, |held: usize| held.saturating_add(bytes));
-        let fits = |held| Some(grown(held)).filter(|grown| *grown <= max);
+        let relaxed = Ordering::Relaxed;
+        let fits = |held: usize| Some(held.saturating_add(bytes)).filter(|held| *held <= max);
         self.held.fetch_update(relaxed, relaxed, fits).map_or(Err(TableFull), |_| Ok(()))
     }
 
@@ -337,7 +337,8 @@ impl<V: Entry> Partition<V> {
     /// A partition that never allocates more than `bytes`, including itself and its lock; one entry
     /// must fit. `seed` places keys, so that chosen keys cannot be directed to chosen chains.
     fn new(bytes: usize, seed: RandomState) -> Self {
-        let (chunk, frame) = (CHUNK * Self::entry_bytes(), size_of::<Vec<Item<V>>>());
+        let chunk = CHUNK * Self::entry_bytes();
+        let frame = size_of::<Vec<Item<V>>>();
         let free = bytes.saturating_sub(size_of::<Mutex<Self>>() + frame);
         // Each chunk has a frame, including the last and partial one.
         let len_max = (free.saturating_mul(CHUNK) / (chunk + frame)).clamp(1, PARTITION_MAX);
@@ -393,7 +394,8 @@ impl<V: Entry> Partition<V> {
             return Err(TableFull);
         }
         self.reserve().map_err(|_| TableFull)?;
-        let (place, mut value) = (self.len, make());
+        let place = self.len;
+        let mut value = make();
         value.set_chain_link(self.swap_head(hash, link_to(place)));
         let Some(chunk) = self.chunks.last_mut() else { return Err(TableFull) };
         chunk.push(Item { key, value });
@@ -411,7 +413,8 @@ impl<V: Entry> Partition<V> {
         let place = self.find_victim(now).ok_or(TableFull)?;
         let mut value = make();
         let Item { key: old, value: leaving } = self.item(place);
-        let (old, next) = (*old, leaving.chain_link());
+        let old = *old;
+        let next = leaving.chain_link();
         self.relink(old, link_to(place), next);
         value.set_chain_link(self.swap_head(hash, link_to(place)));
         let item = std::mem::replace(self.item_mut(place), Item { key, value });
@@ -458,7 +461,8 @@ impl<V: Entry> Partition<V> {
     /// Removes an entry. The last entry moves to the place that is freed.
     fn remove(&mut self, place: usize) {
         let Item { key, value } = self.item(place);
-        let (key, next) = (*key, value.chain_link());
+        let key = *key;
+        let next = value.chain_link();
         self.relink(key, link_to(place), next);
         let last = self.len - 1;
         let moved = self.item(last).key;

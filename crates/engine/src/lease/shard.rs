@@ -112,9 +112,15 @@ impl Shard {
             let shown = last_failure.as_ref().filter(|(at, _)| now.since(*at) <= FAILURE_SHOWN);
             (breaker.state(), breaker.opened(), shown.map(|(_, error)| error.to_string()))
         };
-        let (round_trip, hot_key) = (self.round_trip(), self.hot_keys.lock().hot_key(now));
-        let (store, shard) = (Arc::clone(&self.store), self.shard);
-        ShardSnapshot { store, shard, breaker, opened, round_trip, last_failure, hot_key }
+        ShardSnapshot {
+            store: Arc::clone(&self.store),
+            shard: self.shard,
+            breaker,
+            opened,
+            round_trip: self.round_trip(),
+            last_failure,
+            hot_key: self.hot_keys.lock().hot_key(now),
+        }
     }
 
     pub(super) fn counters(&self) -> ShardCounters {
@@ -171,7 +177,8 @@ impl Shard {
                 *last_failure = Some((now, error.clone()));
             }
         }
-        let (store, shard) = (&*self.store, self.shard);
+        let store = &*self.store;
+        let shard = self.shard;
         match (before, breaker.state()) {
             (BreakerState::Closed, BreakerState::Open) => {
                 let why = last_failure.as_ref().map(|(_, error)| error.to_string());
@@ -190,7 +197,8 @@ impl Shard {
     pub(super) fn note_sent(&self, ask: &Ask, now: Time) -> bool {
         let (is_hot, becomes_hot) = self.hot_keys.lock().note(ask.key, now);
         if let Some(HotKey { key, share, .. }) = becomes_hot {
-            let (store, shard) = (&*self.store, self.shard);
+            let store = &*self.store;
+            let shard = self.shard;
             let percent = format_args!("{:.0}", share * 100.0);
             tracing::warn!(store, shard, %key, %percent, "one key makes up much of a shard's asks");
         }

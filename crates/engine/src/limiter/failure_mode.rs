@@ -242,7 +242,9 @@ impl FailureModes {
 
     /// For `local`: charges the pod's part of the limit, by the limit's own algorithm.
     fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Attempt {
-        let (mode, hits, key) = (FailureMode::Local, charge.hits, charge.key());
+        let mode = FailureMode::Local;
+        let hits = charge.hits;
+        let key = charge.key();
         let unix = self.unix_time(shard);
         let own = Ask::look(key, self.part(key, charge.applied.limit, pods, unix));
         let ask = if charge.refund {
@@ -266,9 +268,12 @@ impl FailureModes {
 }
 
 fn passed(mode: FailureMode, remaining: u64) -> Attempt {
-    let quota = QuotaSnapshot { remaining, reset_after: None };
-    let (take, how) = (Take::Taken(LeasedTokens::default()), DecisionSource::Failure(mode));
-    Attempt { take, fitted: 0, quota, how }
+    Attempt {
+        take: Take::Taken(LeasedTokens::default()),
+        fitted: 0,
+        quota: QuotaSnapshot { remaining, reset_after: None },
+        how: DecisionSource::Failure(mode),
+    }
 }
 
 fn denied(mode: FailureMode) -> Attempt {

@@ -213,7 +213,7 @@ impl KeyState {
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
             return;
         }
-        if self.flags.is_shed() && self.buffer.ask_age(context.now) < SHED_PAUSE {
+        if self.flags.has(Flags::SHED) && self.buffer.ask_age(context.now) < SHED_PAUSE {
             return;
         }
         let policy = self.policy(context);
@@ -231,8 +231,12 @@ impl KeyState {
 
     /// What is known about the pods that draw on the key.
     fn scarcity(&self, context: &PodContext<'_>) -> Scarcity {
-        let (misses, relief) = (self.flags.misses(), self.flags.relief());
-        Scarcity { pods: self.pods(context), pod: context.pod, misses, relief }
+        Scarcity {
+            pods: self.pods(context),
+            pod: context.pod,
+            misses: self.flags.misses(),
+            relief: self.flags.has(Flags::RELIEF),
+        }
     }
 
     /// Number of pods that share the key: the pods that draw on it, once that has been observed.
@@ -646,78 +650,38 @@ impl Entry for KeyState {
 #[derive(Debug, Clone, Copy, Default)]
 struct Flags(u8);
 
-const WATCHED: u8 = 1 << 7;
-const RELIEF: u8 = 1 << 6;
-const POOL_EMPTY: u8 = 1 << 5;
-const SHED: u8 = 1 << 4;
-const NEXT_WINDOW_ASKED: u8 = 1 << 3;
-const MISSES: u8 = MISSES_MAX;
-
-const _: () = assert!(
-    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED | NEXT_WINDOW_ASKED) == 0
-        && (MISSES_MAX + 1).is_power_of_two()
-);
+const _: () = assert!((MISSES_MAX + 1).is_power_of_two() && MISSES_MAX < Flags::NEXT_WINDOW_ASKED);
 
 // === impl Flags ===
 
 impl Flags {
-    /// Whether a check of the key is scheduled, since it holds more than its allowance.
-    fn is_watched(self) -> bool {
-        self.0 & WATCHED != 0
-    }
+    /// A check of the key is scheduled, since it holds more than its allowance.
+    const WATCHED: u8 = 1 << 7;
+    /// The key weighs on its shard, so that it is asked for less often.
+    const RELIEF: u8 = 1 << 6;
+    /// The pool of a split key had too little at the last ask.
+    const POOL_EMPTY: u8 = 1 << 5;
+    /// The last ask was dropped because the budget was spent.
+    const SHED: u8 = 1 << 4;
+    /// A lease of the next window has been asked for.
+    const NEXT_WINDOW_ASKED: u8 = 1 << 3;
 
-    fn set_watched(&mut self, on: bool) {
-        self.set(WATCHED, on);
-    }
-
-    /// Whether the key weighs on its shard, so that it is asked for less often.
-    fn relief(self) -> bool {
-        self.0 & RELIEF != 0
-    }
-
-    fn set_relief(&mut self, on: bool) {
-        self.set(RELIEF, on);
-    }
-
-    /// Whether the pool of a split key had too little at the last ask.
-    fn is_pool_empty(self) -> bool {
-        self.0 & POOL_EMPTY != 0
-    }
-
-    fn set_pool_empty(&mut self, on: bool) {
-        self.set(POOL_EMPTY, on);
-    }
-
-    /// Whether the last ask was dropped because the budget was spent.
-    fn is_shed(self) -> bool {
-        self.0 & SHED != 0
-    }
-
-    fn set_shed(&mut self, on: bool) {
-        self.set(SHED, on);
-    }
-
-    /// Whether a lease of the next window has been asked for.
-    fn is_next_window_asked(self) -> bool {
-        self.0 & NEXT_WINDOW_ASKED != 0
-    }
-
-    fn set_next_window_asked(&mut self, on: bool) {
-        self.set(NEXT_WINDOW_ASKED, on);
-    }
-
-    /// Number of asks in a row that found no tokens, up to [`MISSES_MAX`].
-    fn misses(self) -> u8 {
-        self.0 & MISSES
-    }
-
-    fn note_miss(&mut self, missed: bool) {
-        let misses = if missed { (self.misses() + 1).min(MISSES_MAX) } else { 0 };
-        self.0 = self.0 & !MISSES | misses;
+    fn has(self, flag: u8) -> bool {
+        self.0 & flag != 0
     }
 
     fn set(&mut self, flag: u8, on: bool) {
         self.0 = if on { self.0 | flag } else { self.0 & !flag };
+    }
+
+    /// Number of asks in a row that found no tokens, up to [`MISSES_MAX`].
+    fn misses(self) -> u8 {
+        self.0 & MISSES_MAX
+    }
+
+    fn note_miss(&mut self, missed: bool) {
+        let misses = if missed { (self.misses() + 1).min(MISSES_MAX) } else { 0 };
+        self.0 = self.0 & !MISSES_MAX | misses;
     }
 }
 
@@ -813,7 +777,7 @@ impl KeyState {
     ) {
         let limit = charge.applied.limit;
         let Some(rest) = attempt.quota.reset_after else { return };
-        if self.flags.is_next_window_asked()
+        if self.flags.has(Flags::NEXT_WINDOW_ASKED)
             || self.has_next_window(context.now)
             || counting(limit).token != Token::OfWindow
             || rest > limit.window() / LAST_PART
@@ -837,10 +801,14 @@ impl KeyState {
         if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
             return;
         }
-        self.flags.set_next_window_asked(true);
+        self.flags.set(Flags::NEXT_WINDOW_ASKED, true);
         self.note_asked(context.now);
-        let (want, purpose) = (size.tokens(), Purpose::Ahead);
-        asks.push(Ask { want, purpose, next_window: true, ..policy.blank_ask(key) });
+        asks.push(Ask {
+            want: size.tokens(),
+            purpose: Purpose::Ahead,
+            next_window: true,
+            ..policy.blank_ask(key)
+        });
     }
 
     /// Stores the lease of the next window until that window begins.
@@ -871,7 +839,7 @@ impl KeyState {
         let Some(refill) = cold.next_window.take_if(|refill| now >= refill.lease.starts) else {
             return;
         };
-        self.flags.set_next_window_asked(false);
+        self.flags.set(Flags::NEXT_WINDOW_ASKED, false);
         let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lease.epoch;
         if known {
             self.buffer.put_back(refill.lease, LeaseKind::Windowed, now);
@@ -980,7 +948,7 @@ impl KeyState {
 
     /// Notes that an ask is sent.
     fn note_asked(&mut self, now: Time) {
-        self.flags.set_shed(false);
+        self.flags.set(Flags::SHED, false);
         if self.asking == 0 {
             self.buffer.note_ask(now);
         }
@@ -1059,7 +1027,7 @@ impl KeyState {
             lasts,
             round_trip: self.round_trip(),
             pods: self.pods(context),
-            relief: self.flags.relief(),
+            relief: self.flags.has(Flags::RELIEF),
             terms: policy.terms(),
         }
     }
@@ -1119,7 +1087,7 @@ const LEASE_MIN: u64 = 2;
 impl KeyState {
     /// The pool to ask for a lease of this `size`; `None` if the own count has to be asked.
     fn pool(&self, policy: &LeasePolicy, size: &LeaseSize, now: Time) -> Option<u8> {
-        let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
+        let known = self.buffer.left(now).is_some() && !self.flags.has(Flags::POOL_EMPTY);
         (known && is_pooled(policy, size)).then(|| self.pool % policy.pools)
     }
 
@@ -1132,7 +1100,7 @@ impl KeyState {
         key: Key,
         context: &PodContext<'_>,
     ) -> u64 {
-        if !self.flags.is_pool_empty() || !is_pooled(policy, size) {
+        if !self.flags.has(Flags::POOL_EMPTY) || !is_pooled(policy, size) {
             return 0;
         }
         let others = size.pods / f64::from(policy.pools.get()) - 1.0;
@@ -1151,7 +1119,7 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
-        self.flags.set_pool_empty(grant.tokens < reply.ask.want);
+        self.flags.set(Flags::POOL_EMPTY, grant.tokens < reply.ask.want);
         if grant.tokens == 0 {
             return;
         }
@@ -1190,15 +1158,15 @@ impl KeyState {
         if policy.pools.get() == 1 {
             return;
         }
-        self.flags.set_pool_empty(false);
+        self.flags.set(Flags::POOL_EMPTY, false);
         let size = self.lease_size(&policy, 0, context);
         let kept = size.tokens();
         let excess = self.buffer.tokens(context.now).saturating_sub(kept);
         if excess < kept || !is_pooled(&policy, &size) {
             return;
         }
-        let (pool, purpose) = (Some(self.pool % policy.pools), Purpose::Return);
-        let deposit = Ask { pool, purpose, ..policy.blank_ask(key) };
+        let pool = Some(self.pool % policy.pools);
+        let deposit = Ask { pool, purpose: Purpose::Return, ..policy.blank_ask(key) };
         if !context.lease_client.takes(&deposit) {
             return; // the excess goes back to the own count
         }
@@ -1220,8 +1188,12 @@ impl KeyState {
             return;
         }
         self.note_asked(context.now);
-        let (pool, want, purpose) = (Some(pool), u64::from(u32::MAX), Purpose::Ahead);
-        asks.push(Ask { pool, want, purpose, ..policy.blank_ask(key) });
+        asks.push(Ask {
+            pool: Some(pool),
+            want: u32::MAX.into(),
+            purpose: Purpose::Ahead,
+            ..policy.blank_ask(key)
+        });
     }
 }
 
@@ -1270,7 +1242,7 @@ impl KeyState {
             Err(_) if reply.ask.next_window => {}
             Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
             // The own count is asked instead.
-            Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
+            Err(_) if reply.ask.pool.is_some() => self.flags.set(Flags::POOL_EMPTY, true),
             Err(error) => self.fail(error, context.now),
             Ok(grant) if reply.ask.pool.is_some() => {
                 self.take_from_pool(reply, grant, context, asks);
@@ -1313,12 +1285,12 @@ impl KeyState {
         self.resume();
         self.change_limit(reply.ask.limit, reply.ask.key, context, asks);
         let policy = self.policy(context);
-        self.flags.set_relief(reply.hot);
+        self.flags.set(Flags::RELIEF, reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         self.note_draw(&policy, reply, grant, context.now);
         if grant.epoch != self.buffer.epoch() {
             let waits = self.has_next_window(context.now);
-            self.flags.set_next_window_asked(waits);
+            self.flags.set(Flags::NEXT_WINDOW_ASKED, waits);
         }
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
         self.buffer.refill(refill, policy.kind, context.now);
@@ -1371,7 +1343,7 @@ impl KeyState {
     /// that probe an empty key are denied by the store's last reply, and nothing is asked ahead for
     /// a while.
     fn note_shed(&mut self, ask: &Ask, context: &PodContext<'_>) {
-        self.flags.set_shed(true);
+        self.flags.set(Flags::SHED, true);
         if self.asking == 0 {
             self.buffer.note_ask(context.now);
         }
@@ -1478,8 +1450,8 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) -> Option<Time> {
         self.begin_next_window(context.now);
-        self.flags.set_watched(self.holds_above_allowance(context));
-        if !self.flags.is_watched() {
+        self.flags.set(Flags::WATCHED, self.holds_above_allowance(context));
+        if !self.flags.has(Flags::WATCHED) {
             return None;
         }
         let policy = self.policy(context);
@@ -1489,7 +1461,7 @@ impl KeyState {
         let idle_after = self.idle_after(&policy);
         if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
             self.give_back(key, context.now, asks);
-            self.flags.set_watched(false);
+            self.flags.set(Flags::WATCHED, false);
             return None;
         }
         let demand = self.demand.recent_rate(context.now);
@@ -1549,27 +1521,29 @@ impl KeyState {
         let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
         let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
         let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
-        let (Some((tokens, epoch)), true) = (sent, limit == reply.ask.limit) else { return };
         // Only a window's number says when the window ends.
-        if let (LeaseKind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(context.now)) {
-            let (starts, ends) = (Time::default(), context.now + rest);
-            let lease = LeasedTokens { tokens, epoch, starts, ends };
+        if let Some((tokens, epoch)) = sent.filter(|_| limit == reply.ask.limit)
+            && kind == LeaseKind::Windowed
+            && let Some(rest) = self.buffer.reset_after(context.now)
+        {
+            let ends = context.now + rest;
+            let lease = LeasedTokens { tokens, epoch, starts: Time::default(), ends };
             self.buffer.put_back(lease, kind, context.now);
         }
     }
 
     /// Starts to watch the key for idleness if it holds enough. Returns whether the watch starts.
     pub(super) fn watch(&mut self, context: &PodContext<'_>) -> bool {
-        let starts = !self.flags.is_watched() && self.holds_above_allowance(context);
+        let starts = !self.flags.has(Flags::WATCHED) && self.holds_above_allowance(context);
         if starts {
-            self.flags.set_watched(true);
+            self.flags.set(Flags::WATCHED, true);
         }
         starts
     }
 
     /// Notes that the key has no place in the queue of watched keys.
     pub(super) fn unwatch(&mut self) {
-        self.flags.set_watched(false);
+        self.flags.set(Flags::WATCHED, false);
     }
 }
 
@@ -1609,20 +1583,18 @@ impl KeyState {
     }
 
     fn set_limit(&mut self, limit: Limit) {
-        let (mut apart, mut requests) = (None, 0);
-        self.limit_source = if self.limit_of_rule() == Some(limit) {
-            LimitSource::Rule
+        self.requests = 0;
+        if self.limit_of_rule() == Some(limit) {
+            self.limit_source = LimitSource::Rule;
         } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
-            requests = limit.requests_per_unit;
-            LimitSource::Override(limit.unit)
+            self.limit_source = LimitSource::Override(limit.unit);
+            self.requests = limit.requests_per_unit;
         } else {
-            apart = Some(limit);
-            LimitSource::ColdState
-        };
-        self.requests = requests;
-        if apart.is_some() {
-            self.buffer.make_cold().limit = apart.map(Box::new);
-        } else if let Some(cold) = self.buffer.cold_mut() {
+            self.limit_source = LimitSource::ColdState;
+            self.buffer.make_cold().limit = Some(Box::new(limit));
+            return;
+        }
+        if let Some(cold) = self.buffer.cold_mut() {
             cold.limit = None;
             self.buffer.trim();
         }

@@ -220,7 +220,8 @@ impl Shared {
         let (has_room, is_first) = {
             let mut idle = self.idle.lock();
             // A key that was evicted while it was in this queue may be in it twice.
-            let (has_room, is_first) = (idle.len() < idle.capacity(), idle.is_empty());
+            let has_room = idle.len() < idle.capacity();
+            let is_first = idle.is_empty();
             if has_room {
                 idle.push_back((due, key));
             }

@@ -528,7 +528,8 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
         Value::Nil => "",
         _ => return None,
     };
-    let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
+    let first = usize::try_from(*first).ok()?;
+    let last = usize::try_from(*last).ok()?;
     if first > last || last >= SLOTS {
         return None;
     }

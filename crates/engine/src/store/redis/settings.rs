@@ -114,14 +114,17 @@ impl RedisSettings {
     /// The login for the servers: the present content of the file, if there is one. Blocks while
     /// the file is read. An error describes what is wrong with the file.
     pub fn auth_now(&self) -> Result<Auth, String> {
-        let (username, password) = (self.username.clone(), self.password.clone());
-        auth_now(self.auth_file.as_ref(), Auth { username, password })
+        let given = Auth { username: self.username.clone(), password: self.password.clone() };
+        auth_now(self.auth_file.as_ref(), given)
     }
 
     /// The same for the sentinels.
     pub fn sentinel_auth_now(&self) -> Result<Auth, String> {
-        let (username, password) = (self.sentinel_username.clone(), self.sentinel_password.clone());
-        auth_now(self.sentinel_auth_file.as_ref(), Auth { username, password })
+        let given = Auth {
+            username: self.sentinel_username.clone(),
+            password: self.sentinel_password.clone(),
+        };
+        auth_now(self.sentinel_auth_file.as_ref(), given)
     }
 }
 
