@@ -21,7 +21,7 @@ use ratelease_rules::{Algorithm, Limit, Unit, WINDOW_SECONDS_MAX};
 use crate::ask::{Ask, Grant, Return};
 
 /// All that the engine does by algorithm.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Counting {
     /// The arithmetic of a count.
     pub steps: Steps,
@@ -49,7 +49,7 @@ pub enum Token {
 }
 
 /// The arithmetic of a count or a pool: in Rust, and as a script that does the same on a shard.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Steps {
     /// As [`step`].
     step: fn(Option<State>, u64, &Ask) -> (State, Grant),

@@ -12,13 +12,11 @@ use crate::store::Return;
 
 pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {
     let amount = || prop_oneof![0..50u32, any::<u32>()];
-    prop_oneof![
-        Just(Algorithm::FixedWindow),
-        amount().prop_map(|burst| Algorithm::TokenBucket { burst }),
-        Just(Algorithm::SlidingWindow),
-        Just(Algorithm::SlidingLog),
-        amount().prop_map(|max_delay_us| Algorithm::LeakyBucket { max_delay_us }),
-    ]
+    (proptest::sample::select(&Algorithm::ALL), amount(), amount()).prop_map(
+        |(algorithm, burst, max_delay_us)| {
+            algorithm.with_burst(burst).with_max_delay_us(max_delay_us)
+        },
+    )
 }
 
 pub(super) fn any_limit() -> impl Strategy<Value = Limit> {

@@ -11,36 +11,30 @@ mod cluster;
 mod connection;
 mod context;
 mod fault;
-mod reconnecting;
-mod script;
 mod settings;
 mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 
+use crate::algorithm::{self, Script, steps};
 use crate::backoff::Backoff;
 use crate::counter::Count;
 use crate::store::redis::cluster::Cluster;
-use crate::store::redis::connection::Connection;
+use crate::store::redis::connection::{Connection, Connector, Reconnecting};
 use crate::store::redis::context::{LEAST_MAX, StoreContext, count};
 use crate::store::redis::fault::{Fault, Kind, Next};
-use crate::store::redis::reconnecting::{Connector, Reconnecting};
-use crate::store::redis::script::Call;
 use crate::store::{
-    Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError,
+    Ask, Grant, GrantFuture, Heartbeat, PODS_MAX, PodCountFuture, ReadyFuture, Store, StoreError,
 };
 
 pub use self::cluster::slot_of;
-pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 /// The parsers of replies, for `tests/fuzz`.
 #[doc(hidden)]
-pub use self::{
-    cluster::{SLOTS, Slots},
-    script::grant,
-};
+pub use self::cluster::{SLOTS, Slots};
+pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]
@@ -80,7 +74,7 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.context.counters.asks);
-        let call = script::call(ask, ask.counter().in_store(&self.key_prefix));
+        let call = call(ask, ask.counter().in_store(&self.key_prefix));
         let replied = Trip::new(&call).result(self, |reply| grant(ask, reply)).await;
         replied.map_err(|fault| {
             count(&self.context.counters.errors);
@@ -89,8 +83,8 @@ impl RedisStore {
     }
 
     async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
-        let call = script::call_of_beat(beat, format!("{}rl:pods", self.key_prefix));
-        Ok(Trip::new(&call).result(self, script::pods).await?)
+        let call = call_of_beat(beat, format!("{}rl:pods", self.key_prefix));
+        Ok(Trip::new(&call).result(self, pods).await?)
     }
 
     fn routes(&self) -> bool {
@@ -320,3 +314,107 @@ impl<'a> Trip<'a> {
         (REPLIES * reply + WAITS).min(DEADLINE_MAX)
     }
 }
+
+// === Converts an ask to a call of its script, and the script's reply to a grant ===
+
+/// The call for `ask`, on the `key` of its count.
+fn call(ask: &Ask, key: String) -> Call {
+    let steps = steps(ask);
+    Call { script: steps.script, key, arguments: (steps.arguments)(ask) }
+}
+
+/// Reads the reply; for `tests/fuzz` too. A reply that the script cannot have given is treated as garbled: it is better
+/// to lose a lease than to spend tokens that were not debited.
+#[doc(hidden)]
+pub fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
+    let grant = numbers(reply).and_then(|numbers| (steps(ask).reply)(ask, &numbers));
+    let possible = |grant: &Grant| {
+        grant.tokens <= ask.want.max(ask.need)
+            && (grant.tokens == 0 || grant.tokens >= ask.need)
+            && !(grant.overdrawn && grant.left > 0)
+    };
+    grant.filter(possible).ok_or_else(|| Fault::malformed(reply))
+}
+
+fn numbers(reply: &Value) -> Option<Vec<u64>> {
+    let Value::Array(values) = reply else { return None };
+    let number = |value: &Value| match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    values.iter().map(number).collect()
+}
+
+/// A call of one script on one key, which can be sent several times.
+#[derive(Debug)]
+struct Call {
+    script: &'static Script,
+    key: String,
+    arguments: Vec<u64>,
+}
+
+/// The commands that load all scripts into a server, one for each; their replies are not read.
+fn loads() -> impl Iterator<Item = Cmd> {
+    algorithm::scripts().into_iter().chain([&BEAT]).map(|script| {
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(script.text).set_no_response(true);
+        load
+    })
+}
+
+// === impl Call ===
+
+impl Call {
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Calls the script by its hash; a server that does not know it replies NOSCRIPT.
+    fn by_name(&self) -> Cmd {
+        let hash = |text: &str| redis::Script::new(text).get_hash().to_owned();
+        self.command("EVALSHA", self.script.hash(hash))
+    }
+
+    /// Calls the script with its text, after which the server knows it by hash too.
+    fn in_full(&self) -> Cmd {
+        self.command("EVAL", self.script.text)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments);
+        command
+    }
+}
+
+// === Converts a pod's heartbeat to a call of its script, and the reply to a number of pods ===
+
+static BEAT: Script = Script::new(include_str!("beat.lua"));
+
+/// Some 143 000 years: doubles represent it exactly, even with the present time added.
+const LASTS_MS_MAX: u64 = 1 << 52;
+
+/// The call for `beat`. `key` is the key for the pods of all domains; the key of each domain begins
+/// with it.
+fn call_of_beat(beat: Heartbeat, key: String) -> Call {
+    let key = match beat.domain {
+        Some(domain) => format!("{key}:{domain}"),
+        None => key,
+    };
+    let lasts_ms = u64::try_from(beat.lasts.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+    let arguments =
+        vec![beat.pod, lasts_ms.min(LASTS_MS_MAX), u64::from(beat.leaves), PODS_MAX as u64];
+    Call { script: &BEAT, key, arguments }
+}
+
+/// Reads the reply: the number of live pods.
+fn pods(reply: &Value) -> Result<u32, Fault> {
+    let alive = match reply {
+        Value::Int(alive) => u32::try_from(*alive).ok(),
+        _ => None,
+    };
+    alive.filter(|alive| *alive as usize <= PODS_MAX).ok_or_else(|| Fault::malformed(reply))
+}
+
+#[cfg(test)]
+mod tests;

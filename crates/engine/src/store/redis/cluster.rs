@@ -31,11 +31,9 @@ use tokio::task::AbortHandle;
 
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
-use crate::store::redis::connection::Connection;
+use crate::store::redis::connection::{Connection, Connector, Reconnecting};
 use crate::store::redis::context::{AdaptiveTimeout, StoreContext};
 use crate::store::redis::fault::{Fault, Kind, LogOnce};
-use crate::store::redis::reconnecting::Connector;
-use crate::store::redis::reconnecting::Reconnecting;
 use crate::store::redis::settings::Address;
 
 /// A cluster whose slot map is kept up to date by a task. Dropping it ends the task.

@@ -1,4 +1,4 @@
-//! Tests.
+//! What a refused login repeats, and what a sentinel's reply names.
 
 use super::*;
 
@@ -20,4 +20,17 @@ fn a_refused_login_repeats_no_password() {
     assert_eq!(refused(Kind::Denied, text), (Kind::Denied, text.to_owned()));
     let text = "ERR max number of clients reached";
     assert_eq!(refused(Kind::Refused, text), (Kind::Refused, text.to_owned()));
+}
+
+#[test]
+fn a_master_is_a_host_and_a_port() {
+    let reply = |parts: &[&str]| {
+        Value::Array(parts.iter().map(|it| Value::BulkString((*it).into())).collect())
+    };
+    let master = Address::Tcp("10.0.0.1".into(), 6379);
+    assert_eq!(named(&reply(&["10.0.0.1", "6379"])), Some(master));
+    for parts in [&["10.0.0.1"][..], &["", "6379"], &["a b", "6379"], &["a", "99999"]] {
+        assert_eq!(named(&reply(parts)), None, "{parts:?}");
+    }
+    assert_eq!(named(&Value::Nil), None);
 }

@@ -1,11 +1,9 @@
 //! Which arguments are sent, and which replies are accepted.
 
 use super::*;
-use crate::store::redis::fault::Kind;
 use crate::store::{Deposit, Return};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
-use std::time::Duration;
 
 const NOON: i64 = 1_700_000_000_250_000;
 
