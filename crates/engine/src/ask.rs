@@ -30,7 +30,7 @@ pub struct Ask {
     pub back: Option<Return>,
     /// The pool of a split key that is asked, counted from 0; `None` asks the key's own count.
     pub pool: Option<u8>,
-    /// Tokens lent by the key's own count, to be added to the pool; ignored without one.
+    /// Tokens leased by the key's own count, to be added to the pool; ignored without one.
     pub deposit: Option<Deposit>,
     /// Asks for tokens of the next fixed window and leaves the present one as it is. Other
     /// algorithms ignore it.
@@ -79,7 +79,7 @@ pub struct Return {
 /// The store's reply to an [`Ask`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Tokens lent, which the store has debited already.
+    /// Tokens leased, which the store has debited already.
     pub tokens: u64,
     /// Tokens that the store still has after this, in the window or the pool that was asked.
     pub left: u64,
@@ -92,14 +92,14 @@ pub struct Grant {
     /// entry. For a pool it is the epoch of the leases that its tokens come from, the oldest one
     /// for a token bucket; 0 for an empty pool.
     pub epoch: u64,
-    /// Time until the first slot lent (leaky bucket); each further slot follows window / requests
+    /// Time until the first slot leased (leaky bucket); each further slot follows window / requests
     /// later. With [`Ask::next_window`], time until the next window begins by the store's clock; it
     /// counts from the arrival of the reply, so that no token is spent before the window begins.
     /// Zero for the others.
     pub starts_after: Duration,
     /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's lease ends one
-    /// slot after the last slot lent has passed. With [`Ask::next_window`] it is `starts_after` and
-    /// `ttl`, or until the next window ends. A pool's lease ends with the pool, or after `ttl`.
+    /// slot after the last slot leased has passed. With [`Ask::next_window`] it is `starts_after`
+    /// and `ttl`, or until the next window ends. A pool's lease ends with the pool, or after `ttl`.
     pub ends_after: Duration,
     /// Time until the limit is as if nothing had been charged: until the bucket is full (zero if it
     /// is), or the last entry has left the log. With windows, until the window that was asked ends,
@@ -112,7 +112,8 @@ pub struct Grant {
 // === impl Grant ===
 
 impl Grant {
-    /// Time until the limit is as if nothing had been charged, or has a token again if none is left.
+    /// Time until the limit is as if nothing had been charged, or has a token again if none is
+    /// left.
     pub const fn resets_after(&self) -> Duration {
         if self.left > 0 { self.reset_after } else { self.retry_after }
     }

@@ -68,7 +68,7 @@ pub enum Take {
 /// A grant as plain values on this pod's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refill {
-    /// Tokens lent.
+    /// Tokens leased.
     pub lease: LeasedTokens,
     /// Tokens that the store still has.
     pub left: u64,
@@ -163,7 +163,8 @@ impl<A: Cold> Buffer<A> {
         }
     }
 
-    /// Adds what the store lent. A reply about an older window is dropped once that window is over.
+    /// Adds what the store leased. A reply about an older window is dropped once that window is
+    /// over.
     pub fn refill(&mut self, refill: Refill, kind: LeaseKind, now: Time) {
         let epoch = self.epoch();
         if kind == LeaseKind::Windowed && refill.lease.epoch != epoch {
@@ -221,7 +222,7 @@ impl<A: Cold> Buffer<A> {
         Some(lease)
     }
 
-    /// Removes and returns the tokens above `kept`, which stay lent.
+    /// Removes and returns the tokens above `kept`, which stay leased.
     pub fn take_out(&mut self, kept: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         let excess = self.tokens(now).saturating_sub(kept);
         if excess > 0 { self.leases.spend(excess, kind, now) } else { None }
@@ -684,7 +685,7 @@ impl<A: Cold> PackedLeases<A> {
         self.edit(kind, |leases| leases.insert(lease, kind, now));
     }
 
-    /// Adds what the store lent with its reply of time `now`.
+    /// Adds what the store leased with its reply of time `now`.
     fn refill(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
         let mut leases = self.unpacked(kind);
         if !is_spaced(kind) {

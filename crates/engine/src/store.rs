@@ -61,10 +61,10 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
 /// # The next window
 ///
 /// An ask of a fixed window with [`Ask::next_window`] takes from the window after the present one,
-/// whose count then starts at the number of tokens lent ahead. The present window is left as it is,
-/// and a denial there spends nothing. With or without `next_window`, a return is credited to the
-/// window that its epoch names, the present one or the next, and a refund to the present one. The
-/// other algorithms ignore `next_window`.
+/// whose count then starts at the number of tokens leased ahead. The present window is left as it
+/// is, and a denial there spends nothing. With or without `next_window`, a return is credited to
+/// the window that its epoch names, the present one or the next, and a refund to the present one.
+/// The other algorithms ignore `next_window`.
 ///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
 /// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied

@@ -3,7 +3,7 @@
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the
 --            next window are asked for (0 or 1),
---            and, only if tokens are returned: their number, and the window they were lent in
+--            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, and of the window that was asked: its number, its
 --            count
@@ -14,10 +14,10 @@
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
 -- a number inside its object of 16 bytes; 12 packed bytes took 32. Only while tokens of the next
--- window are lent, a colon and ten digits with their count follow. The value names its window,
+-- window are leased, a colon and ten digits with their count follow. The value names its window,
 -- although the expiry seems to suffice: TIME and the clock that expires keys may differ at the edge
 -- of a window, and so may the clocks of two masters. A count of the window after this one must be
--- continued, or that window would be lent twice.
+-- continued, or that window would be leased twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local limit, seconds, next_window = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'

@@ -8,7 +8,7 @@
 --            debt (ticks, parts of a tick), tokens at its end (1 for the slots of a leaky bucket,
 --            else 0), the window in microseconds, the longest debt that is not the mistake of a clock,
 --            how long a lease may last in microseconds,
---            and, only if tokens are returned: their number, and the time they were lent at in
+--            and, only if tokens are returned: their number, and the time they were leased at in
 --            microseconds (none for a refund, which is never late)
 --   reply    tokens, the time in microseconds, debt before, debt after
 --
@@ -150,7 +150,7 @@ end
 
 local before, beyond_after = stored, beyond
 if is_returned then
-  -- It pays first what no bucket of this size would have lent.
+  -- It pays first what no bucket of this size would have leased.
   beyond_after = math.max(0, beyond - back)
   back = math.max(0, back - beyond)
   if back >= tokens_max and before <= debt_max then

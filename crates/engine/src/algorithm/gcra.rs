@@ -12,11 +12,11 @@
 //! at that limit's rate. A token bucket owes the same number of *tokens* as before: those that do
 //! not fit into a smaller bucket are kept beside it, are paid after the rest, and fit again once a
 //! larger limit asks. A token that is paid in part stays in the debt, which then exceeds the bucket
-//! by less than a token: rounded down it would be lent twice, and rounded up it would never be paid
-//! while limits alternate. Of a leaky bucket the last slot that was leased stays where it is, and
-//! the next one follows it at the new distance. So nothing is forgotten, and limits that alternate
-//! on one key (pods in the middle of a reload, a rollout) admit together at most what a bucket of
-//! the larger burst and the larger rate would.
+//! by less than a token: rounded down it would be leased twice, and rounded up it would never be
+//! paid while limits alternate. Of a leaky bucket the last slot that was leased stays where it is,
+//! and the next one follows it at the new distance. So nothing is forgotten, and limits that
+//! alternate on one key (pods in the middle of a reload, a rollout) admit together at most what a
+//! bucket of the larger burst and the larger rate would.
 
 use std::time::Duration;
 
@@ -74,8 +74,8 @@ pub struct State {
     /// [`Pace::requests`] of the limit that wrote the state; 0 if that is not known, since version
     /// 0.2 did not store it. Then it counts as the asking limit's.
     pub requests: u32,
-    /// Tokens owed beyond what the bucket holds: they were lent under a larger limit. They are paid
-    /// while the bucket is full.
+    /// Tokens owed beyond what the bucket holds: they were leased under a larger limit. They are
+    /// paid while the bucket is full.
     pub beyond: u32,
     /// [`Pace::tokens_max`] of the bucket that could not hold them. A larger one takes them back.
     pub capacity: u32,
@@ -106,7 +106,7 @@ pub struct Pace {
     pub requests: u64,
     /// The most tokens that may be available at once; 0 if none ever is.
     pub tokens_max: u64,
-    /// The largest debt: that of an empty bucket, or with the last slot lent.
+    /// The largest debt: that of an empty bucket, or with the last slot leased.
     pub debt_max: u64,
     /// Room for tokens at a debt of 0: whole ticks, and parts of a tick, of which `requests` make
     /// one.
@@ -135,7 +135,7 @@ pub struct Move {
 /// The result of a step; a script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
-    /// Tokens lent.
+    /// Tokens leased.
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
@@ -200,7 +200,7 @@ impl Pace {
         if let Some(state) = state.filter(|_| lends_nothing && owed.converted) {
             return self.credit_of_another(state, now_unix_us, by.back);
         }
-        // What comes back pays first what no bucket of this size would have lent.
+        // What comes back pays first what no bucket of this size would have leased.
         let beyond = owed.beyond.saturating_sub(by.back);
         let before = self.credited(owed.debt, by.back.saturating_sub(owed.beyond));
         let left = self.left(before);
@@ -244,8 +244,8 @@ impl Pace {
     }
 
     /// The largest debt that is not the mistake of a clock. A leaky bucket's last slot may have
-    /// been lent under a limit with a longer `max_delay`, and a smaller token bucket may owe a part
-    /// of a token above its own.
+    /// been leased under a limit with a longer `max_delay`, and a smaller token bucket may owe a
+    /// part of a token above its own.
     pub fn longest(&self) -> u64 {
         let delay = fit(MAX_DELAY_MAX.as_nanos()) / self.tick_ns;
         let most = if self.is_slotted() { self.room.0.max(delay) } else { self.debt_max };
@@ -357,8 +357,8 @@ impl Pace {
         Owed { debt, beyond: owed - held, capacity: self.tokens_max, converted }
     }
 
-    /// The debt after the last slot that was lent at another rate, which may lie further ahead than
-    /// this limit lends slots.
+    /// The debt after the last slot that was leased at another rate, which may lie further ahead
+    /// than this limit lends slots.
     fn after_slots(&self, requests: u64, ahead_ns: u64) -> u64 {
         if ahead_ns == 0 {
             return 0;

@@ -45,11 +45,11 @@ pub struct State {
 /// The state of a pool after a step; a script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The epoch of the tokens held and of those lent by the step; 0 if there are none.
+    /// The epoch of the tokens held and of those leased by the step; 0 if there are none.
     pub epoch: u64,
     /// Tokens held.
     pub tokens: u32,
-    /// Whole milliseconds until the tokens, held or lent, end; 0 if there are none.
+    /// Whole milliseconds until the tokens, held or leased, end; 0 if there are none.
     pub lasts_ms: u64,
 }
 
@@ -91,7 +91,7 @@ pub fn step(state: Option<State>, now_us: u64, ask: &Ask) -> (State, Grant) {
     (state, grant(ask, tokens, held))
 }
 
-/// The reply to the pod for a step that lent `tokens` and left `held`.
+/// The reply to the pod for a step that leased `tokens` and left `held`.
 pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
     let lasts = Duration::from_millis(held.lasts_ms);
     Grant {

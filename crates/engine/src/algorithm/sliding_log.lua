@@ -37,7 +37,7 @@ end
 
 local newest = tonumber(redis.call('LINDEX', key, -1) or 0)
 if not newest then return redis.error_reply('FOREIGN ' .. key .. ' holds no log of ratelease') end
--- More than a window ahead: the clock was set back, and nothing would be lent until it caught up.
+-- More than a window ahead: the clock was set back, and nothing would be leased until it caught up.
 local gone = size
 if newest <= now + window then gone = before(now - window + 1) end
 local at = now

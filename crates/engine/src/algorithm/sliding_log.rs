@@ -1,5 +1,5 @@
-//! A log of the time of every token lent: in any period of a window's length at most the limit is
-//! lent, exactly.
+//! A log of the time of every token leased: in any period of a window's length at most the limit is
+//! leased, exactly.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(super) static COUNTING: Counting = Counting {
 
 static SCRIPT: Script = Script::new(include_str!("sliding_log.lua"));
 
-/// What the store keeps for one key: when each token was lent, in microseconds since the Unix
+/// What the store keeps for one key: when each token was leased, in microseconds since the Unix
 /// epoch, oldest first. At most [`ENTRIES_MAX`] entries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
@@ -40,7 +40,7 @@ pub struct State {
 /// The result of an ask; the script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Logged {
-    /// Tokens lent.
+    /// Tokens leased.
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
@@ -136,7 +136,7 @@ fn limit_of(terms: Limit) -> u32 {
 // === impl State ===
 
 impl State {
-    /// The time of the last token lent.
+    /// The time of the last token leased.
     pub fn newest(&self) -> Option<u64> {
         self.times.back().copied()
     }
@@ -152,7 +152,7 @@ impl State {
     }
 
     /// Drops the entries that are older than a window's length. Drops all entries if the newest
-    /// lies more than a window ahead: the clock was set back, and nothing would be lent until it
+    /// lies more than a window ahead: the clock was set back, and nothing would be leased until it
     /// caught up.
     fn forget(&mut self, now_unix_us: u64, window_us: u64) {
         if self.newest().is_some_and(|newest| newest > now_unix_us.saturating_add(window_us)) {

@@ -3,7 +3,7 @@
 --   KEYS[1]  the key
 --   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, microseconds in a part
 --            of the window (1, or 1000000 where it is longer than a day),
---            and, only if tokens are returned: their number, and the window they were lent in
+--            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, window, its count, the count before
 --

@@ -30,12 +30,12 @@ const RESERVED_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
-/// The budget covers the places of entries, used or not, the links that find them, and this struct
+/// The budget covers the indexes of entries, used or not, the links that find them, and this struct
 /// with its locks, but not what the allocator rounds up. What entries hold on the heap
 /// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests
 /// in progress and not to keys.
 ///
-/// A full table reuses the place of an idle entry for a new key. Entries of the *reserved* region
+/// A full table reuses the index of an idle entry for a new key. Entries of the *reserved* region
 /// are never evicted in this way: they are few, and keys that fill the table cannot displace them.
 pub struct Table<V> {
     partitions: Box<[Mutex<Partition<V>>]>,
@@ -70,9 +70,9 @@ pub struct Link(u16);
 /// The region of the table that an entry belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
-    /// With all the others, until its place is needed.
+    /// With all the others, until its index is needed.
     Evictable,
-    /// Among the few that keep their place until they are removed.
+    /// Among the few that keep their index until they are removed.
     Reserved,
 }
 
@@ -142,17 +142,17 @@ impl<V: Entry> Table<V> {
         self.heap.reserve(room, self.heap.max)?;
         let found = partition.find(hashed);
         let admitted = match found {
-            Some(place) => Ok((place, None)),
+            Some(index) => Ok((index, None)),
             None if region == Region::Reserved || partition.len() < partition.len_max() => {
                 partition.insert(hashed, make)
             }
             None => partition.replace(hashed, now, make),
         };
-        let Ok((place, evicted)) = admitted else {
+        let Ok((index, evicted)) = admitted else {
             self.heap.correct(room, 0);
             return Err(TableFull);
         };
-        let entry = partition.value_mut(place);
+        let entry = partition.value_mut(index);
         let counted = if found.is_some() { entry.heap() } else { 0 };
         let visited = self.visit(entry, counted + room, visit);
         drop(partition);
@@ -169,8 +169,8 @@ impl<V: Entry> Table<V> {
         let hashed = Hashed { key, hash: self.hash(key) };
         for partition in [self.partition(hashed), &self.reserved] {
             let mut partition = partition.lock();
-            if let Some(place) = partition.find(hashed) {
-                let entry = partition.value_mut(place);
+            if let Some(index) = partition.find(hashed) {
+                let entry = partition.value_mut(index);
                 return Some(self.visit(entry, entry.heap(), visit));
             }
         }
@@ -289,7 +289,7 @@ impl Heap {
 // One partition of the table: entries are stored in chunks and found by chains of links.
 //
 // Nothing is ever moved to grow: chunks are added until the partition is full, and there are as
-// many chains as places. So the memory of a partition matches its entries, to the chunk, and a
+// many chains as indexes. So the memory of a partition matches its entries, to the chunk, and a
 // resize never holds two copies.
 
 /// Number of entries that are allocated together. It is small, since the last chunk of each
@@ -308,7 +308,7 @@ const SCAN_MAX: usize = 64;
 /// Entries under one lock.
 ///
 /// ```text
-///   heads   [ 3 | 0 | 1 | … ]     0 ends a chain; n is the place n - 1, and is kept in the entry
+///   heads   [ 3 | 0 | 1 | … ]     0 ends a chain; n is the index n - 1, and is kept in the entry
 ///             │       │
 ///   chunks  [ a → 0 | b → 0 | c → 2 | … ]     c, then b: one bucket
 ///                       ▲ hand: the next eviction looks from here on
@@ -328,14 +328,14 @@ struct Item<V> {
     value: V,
 }
 
-/// The place of a new entry, and the entry that was evicted for it.
+/// The index of a new entry, and the entry that was evicted for it.
 type Inserted<V> = (usize, Option<(Key, V)>);
 
 // === impl Partition ===
 
 impl<V: Entry> Partition<V> {
     /// A partition that never allocates more than `bytes`, including itself and its lock; one entry
-    /// must fit. `seed` places keys, so that chosen keys cannot be directed to chosen chains.
+    /// must fit. `seed` distributes keys, so that chosen keys cannot be directed to chosen chains.
     fn new(bytes: usize, seed: RandomState) -> Self {
         let chunk = CHUNK * Self::entry_bytes();
         let frame = size_of::<Vec<Item<V>>>();
@@ -345,18 +345,18 @@ impl<V: Entry> Partition<V> {
         Self { heads: Vec::new(), chunks: Vec::new(), len: 0, len_max, hand: 0, seed }
     }
 
-    /// Bytes of an entry: its place, and the head of a chain.
+    /// Bytes of an entry: its index, and the head of a chain.
     const fn entry_bytes() -> usize {
         size_of::<Item<V>>() + size_of::<Link>()
     }
 
     /// Bytes allocated at present, the partition itself and its lock included.
     fn bytes(&self) -> usize {
-        let places: usize = self.chunks.iter().map(Vec::capacity).sum();
+        let indexes: usize = self.chunks.iter().map(Vec::capacity).sum();
         size_of::<Mutex<Self>>()
             + self.heads.capacity() * size_of::<Link>()
             + self.chunks.capacity() * size_of::<Vec<Item<V>>>()
-            + places * size_of::<Item<V>>()
+            + indexes * size_of::<Item<V>>()
     }
 
     fn len(&self) -> usize {
@@ -367,24 +367,24 @@ impl<V: Entry> Partition<V> {
         self.len_max
     }
 
-    /// The place of a key.
+    /// The index of a key.
     fn find(&self, Hashed { key, hash }: Hashed) -> Option<usize> {
         let mut link = *self.heads.get(self.bucket(hash))?;
-        while let Some(place) = place_of(link) {
-            let item = self.item(place);
+        while let Some(index) = index_of(link) {
+            let item = self.item(index);
             if item.key == key {
-                return Some(place);
+                return Some(index);
             }
             link = item.value.chain_link();
         }
         None
     }
 
-    fn value_mut(&mut self, place: usize) -> &mut V {
-        &mut self.item_mut(place).value
+    fn value_mut(&mut self, index: usize) -> &mut V {
+        &mut self.item_mut(index).value
     }
 
-    /// Puts a key that is not in the partition on a free place.
+    /// Puts a key that is not in the partition at a free index.
     fn insert(
         &mut self,
         Hashed { key, hash }: Hashed,
@@ -394,41 +394,41 @@ impl<V: Entry> Partition<V> {
             return Err(TableFull);
         }
         self.reserve().map_err(|_| TableFull)?;
-        let place = self.len;
+        let index = self.len;
         let mut value = make();
-        value.set_chain_link(self.swap_head(hash, link_to(place)));
+        value.set_chain_link(self.swap_head(hash, link_to(index)));
         let Some(chunk) = self.chunks.last_mut() else { return Err(TableFull) };
         chunk.push(Item { key, value });
         self.len += 1;
-        Ok((place, None))
+        Ok((index, None))
     }
 
-    /// Puts a key that is not in the partition on the place of an idle entry.
+    /// Puts a key that is not in the partition at the index of an idle entry.
     fn replace(
         &mut self,
         Hashed { key, hash }: Hashed,
         now: Time,
         make: impl FnOnce() -> V,
     ) -> Result<Inserted<V>, TableFull> {
-        let place = self.find_victim(now).ok_or(TableFull)?;
+        let index = self.find_victim(now).ok_or(TableFull)?;
         let mut value = make();
-        let Item { key: old, value: leaving } = self.item(place);
+        let Item { key: old, value: leaving } = self.item(index);
         let old = *old;
         let next = leaving.chain_link();
-        self.relink(old, link_to(place), next);
-        value.set_chain_link(self.swap_head(hash, link_to(place)));
-        let item = std::mem::replace(self.item_mut(place), Item { key, value });
-        Ok((place, Some((item.key, item.value))))
+        self.relink(old, link_to(index), next);
+        value.set_chain_link(self.swap_head(hash, link_to(index)));
+        let item = std::mem::replace(self.item_mut(index), Item { key, value });
+        Ok((index, Some((item.key, item.value))))
     }
 
     /// Calls `keep` once on every entry and removes those for which it returns `false`.
     fn retain(&mut self, mut keep: impl FnMut(Key, &mut V) -> bool) {
-        // From the end: the entry that moves to the place of a removed one has been visited
+        // From the end: the entry that moves to the index of a removed one has been visited
         // already.
-        for place in (0..self.len).rev() {
-            let Item { key, value } = self.item_mut(place);
+        for index in (0..self.len).rev() {
+            let Item { key, value } = self.item_mut(index);
             if !keep(*key, value) {
-                self.remove(place);
+                self.remove(index);
             }
         }
     }
@@ -440,42 +440,42 @@ impl<V: Entry> Partition<V> {
         let mut best: Option<((bool, Reverse<Duration>), usize)> = None;
         let mut idle = 0;
         for _ in 0..SCAN_MAX.min(self.len) {
-            let place = if self.hand < self.len { self.hand } else { 0 };
-            self.hand = place + 1;
-            let entry = &self.item(place).value;
+            let index = if self.hand < self.len { self.hand } else { 0 };
+            self.hand = index + 1;
+            let entry = &self.item(index).value;
             if entry.is_busy() {
                 continue;
             }
             let rank = (entry.is_live(now), Reverse(entry.idle_for(now)));
             if best.is_none_or(|(least, _)| rank < least) {
-                best = Some((rank, place));
+                best = Some((rank, index));
             }
             idle += 1;
             if idle == IDLE_SAMPLE {
                 break;
             }
         }
-        best.map(|(_, place)| place)
+        best.map(|(_, index)| index)
     }
 
-    /// Removes an entry. The last entry moves to the place that is freed.
-    fn remove(&mut self, place: usize) {
-        let Item { key, value } = self.item(place);
+    /// Removes an entry. The last entry moves to the index that is freed.
+    fn remove(&mut self, index: usize) {
+        let Item { key, value } = self.item(index);
         let key = *key;
         let next = value.chain_link();
-        self.relink(key, link_to(place), next);
+        self.relink(key, link_to(index), next);
         let last = self.len - 1;
         let moved = self.item(last).key;
-        if place != last {
-            self.relink(moved, link_to(last), link_to(place));
+        if index != last {
+            self.relink(moved, link_to(last), link_to(index));
         }
         let popped = self.chunks.last_mut().and_then(Vec::pop);
         self.len = last;
         if self.chunks.last().is_some_and(Vec::is_empty) {
             self.chunks.pop();
         }
-        if let Some(item) = popped.filter(|_| place != last) {
-            *self.item_mut(place) = item;
+        if let Some(item) = popped.filter(|_| index != last) {
+            *self.item_mut(index) = item;
         }
     }
 
@@ -502,10 +502,10 @@ impl<V: Entry> Partition<V> {
             self.heads[bucket] = to;
             return;
         }
-        while let Some(place) = place_of(link) {
-            link = self.item(place).value.chain_link();
+        while let Some(index) = index_of(link) {
+            link = self.item(index).value.chain_link();
             if link == from {
-                self.item_mut(place).value.set_chain_link(to);
+                self.item_mut(index).value.set_chain_link(to);
                 return;
             }
         }
@@ -525,22 +525,22 @@ impl<V: Entry> Partition<V> {
         ((low * self.heads.len() as u64) >> 32) as usize
     }
 
-    fn item(&self, place: usize) -> &Item<V> {
-        &self.chunks[place / CHUNK][place % CHUNK]
+    fn item(&self, index: usize) -> &Item<V> {
+        &self.chunks[index / CHUNK][index % CHUNK]
     }
 
-    fn item_mut(&mut self, place: usize) -> &mut Item<V> {
-        &mut self.chunks[place / CHUNK][place % CHUNK]
+    fn item_mut(&mut self, index: usize) -> &mut Item<V> {
+        &mut self.chunks[index / CHUNK][index % CHUNK]
     }
 }
 
-/// Converts a place to a link. It fits, since there are at most [`PARTITION_MAX`] places.
-#[allow(clippy::cast_possible_truncation, reason = "a partition has at most PARTITION_MAX places")]
-fn link_to(place: usize) -> Link {
-    Link(place as u16 + 1)
+/// Converts an index to a link. It fits, since there are at most [`PARTITION_MAX`] indexes.
+#[allow(clippy::cast_possible_truncation, reason = "a partition has at most PARTITION_MAX indexes")]
+fn link_to(index: usize) -> Link {
+    Link(index as u16 + 1)
 }
 
-fn place_of(link: Link) -> Option<usize> {
+fn index_of(link: Link) -> Option<usize> {
     usize::from(link.0).checked_sub(1)
 }
 

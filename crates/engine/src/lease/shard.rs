@@ -503,7 +503,7 @@ pub struct ShardCounters {
     pub returns: u64,
     /// Asks of both kinds that the store did not answer, or answered with an error.
     pub failures: u64,
-    /// Tokens lent.
+    /// Tokens leased.
     pub tokens_granted: u64,
     /// Unspent tokens that the store has taken back, or would have taken back if their lease had
     /// not ended.

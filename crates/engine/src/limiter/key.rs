@@ -86,7 +86,7 @@ impl KeyState {
         state
     }
 
-    /// Binds the key to the rule and limit of `charge`. Tokens lent under another limit go back.
+    /// Binds the key to the rule and limit of `charge`. Tokens leased under another limit go back.
     pub(super) fn bind_rule(
         &mut self,
         charge: &Charge<'_>,
@@ -262,7 +262,7 @@ impl KeyState {
         self.rule.as_deref().and_then(Rule::domain)
     }
 
-    /// The rule that the key's tokens were lent under; `None` for an override.
+    /// The rule that the key's tokens were leased under; `None` for an override.
     pub(super) fn rule(&self) -> Option<&Arc<Rule>> {
         self.rule.as_ref()
     }
@@ -401,7 +401,7 @@ impl QuotaSnapshot {
 /// at all keys, so that one key cannot keep the others out. Further ones do not wait.
 pub(super) const WAITING_MAX: usize = 16 * 1024;
 
-/// Bytes that a waiting request takes: the place of a waiter in a deque that may be half empty and
+/// Bytes that a waiting request takes: the item of a waiter in a deque that may be half empty and
 /// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
 /// wakers and three counters).
 const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
@@ -486,7 +486,7 @@ impl Waiters {
     ///
     /// There is no room.
     fn push(&mut self, pending: PendingCharge) -> Result<ReplyReceiver, StoreError> {
-        self.make_place();
+        self.make_room();
         if self.len() >= WAITING_MAX {
             return Err(StoreError::NoRoom);
         }
@@ -497,7 +497,7 @@ impl Waiters {
 
     /// Where the queue is full or would grow, first drops the requests that gave up: so they take
     /// no more room than those that wait, and below the ceiling each is looked at a few times only.
-    fn make_place(&mut self) {
+    fn make_room(&mut self) {
         let capacity = self.waiters.capacity();
         if self.len() < capacity.min(WAITING_MAX) {
             return;
@@ -687,7 +687,7 @@ impl Flags {
 
 // === State that only few keys have at a time, in an optional box beside the key's buffer ===
 
-/// Bytes counted for each waiting request: its place in the queue, and the box that contains the
+/// Bytes counted for each waiting request: its item in the queue, and the box that contains the
 /// queue.
 pub(super) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
 
@@ -714,7 +714,7 @@ struct ColdState {
     suspended_until: Time,
     /// A lease of the next window, which has not begun yet.
     next_window: Option<Box<Refill>>,
-    /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
+    /// The limit that the tokens were leased under, if it is neither the rule's nor an override's.
     limit: Option<Box<Limit>>,
 }
 
@@ -754,7 +754,7 @@ impl Cold for ColdState {
 // counts from the reply, so that no token is spent too early, and its end from before the ask, so
 // that none is spent too late.
 
-/// The next window is lent in this last part (1 / 10) of the present one.
+/// The next window is leased in this last part (1 / 10) of the present one.
 const LAST_PART: u32 = 10;
 
 /// A key that waits for its next window is not checked within this time before the window begins,
@@ -786,7 +786,7 @@ impl KeyState {
             return;
         }
         let key = charge.key();
-        let at = UNUSED + (1.0 - UNUSED) * self.place(key, context);
+        let at = UNUSED + (1.0 - UNUSED) * self.position(key, context);
         if rest <= (limit.window() / LAST_PART).mul_f64(at) {
             self.ask_for_next_window(key, context, asks);
         }
@@ -856,11 +856,11 @@ impl KeyState {
         let begins = self.buffer.cold()?.next_window.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
         let soon = begins.since(context.now) <= LOOK_WITHIN;
-        soon.then(|| begins + spread.mul_f64(self.place(key, context)))
+        soon.then(|| begins + spread.mul_f64(self.position(key, context)))
     }
 
-    /// This pod's place among all pods that hold the key, from 0 to 1; different in each window.
-    fn place(&self, key: Key, context: &PodContext<'_>) -> f64 {
+    /// This pod's position among all pods that hold the key, from 0 to 1; different in each window.
+    fn position(&self, key: Key, context: &PodContext<'_>) -> f64 {
         fraction(mixed(key.bits() ^ mixed(context.pod ^ self.buffer.epoch())))
     }
 
@@ -1070,8 +1070,8 @@ fn slides(limit: Limit) -> bool {
     counting.is_windowed && counting.token == Token::Steady
 }
 
-// The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
-// own, from which pods take smaller leases.
+// The pools of a split key (`shards`): tokens that the key's own count has leased, on slots of
+// their own, from which pods take smaller leases.
 //
 // The own count always holds the whole limit, so the number of pools does not change the bound. A
 // pod takes from one pool; if that is empty, the pod asks the own count, and occasionally for so
@@ -1111,7 +1111,7 @@ impl KeyState {
         size.for_pool(others, policy.pools)
     }
 
-    /// Applies a pool's grant. Notes whether the pool lent less than was asked for.
+    /// Applies a pool's grant. Notes whether the pool leased less than was asked for.
     fn take_from_pool(
         &mut self,
         reply: &Reply,
@@ -1541,7 +1541,7 @@ impl KeyState {
         starts
     }
 
-    /// Notes that the key has no place in the queue of watched keys.
+    /// Notes that the key is not in the queue of watched keys.
     pub(super) fn unwatch(&mut self) {
         self.flags.set(Flags::WATCHED, false);
     }
@@ -1554,7 +1554,7 @@ impl KeyState {
 /// it is probed twice a second, as an unavailable shard is.
 const SUSPENDED_FOR: Duration = Duration::from_millis(500);
 
-/// Where to find the limit that a key's tokens were lent under.
+/// Where to find the limit that a key's tokens were leased under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LimitSource {
     /// In the key's rule.
@@ -1568,7 +1568,7 @@ enum LimitSource {
 }
 
 impl KeyState {
-    /// The limit that the tokens were lent under.
+    /// The limit that the tokens were leased under.
     fn limit(&self) -> Limit {
         let limit = match self.limit_source {
             LimitSource::Rule => self.limit_of_rule(),

@@ -1,4 +1,4 @@
-//! How a key's tokens are lent: how its limit and its rule determine asks, grants and returns.
+//! How a key's tokens are leased: how its limit and its rule determine asks, grants and returns.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -39,7 +39,7 @@ const FRESH_OFF: Duration = Duration::from_nanos(1);
 /// The resolution of timers.
 const TIMER: Duration = Duration::from_millis(1);
 
-/// How a key's tokens are lent.
+/// How a key's tokens are leased.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeasePolicy {
     pub(super) limit: Limit,
@@ -55,8 +55,8 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
     returning(&reply.ask, grant.tokens, grant.epoch)
 }
 
-/// The ask that returns tokens lent by `ask`. There is none for slots, which pass whether they are
-/// used or not.
+/// The ask that returns tokens leased by `ask`. There is none for slots, which pass whether they
+/// are used or not.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let spaced = counting(ask.limit).token == Token::Slot;
     let back = Some(Return { tokens, epoch: Some(epoch) });
@@ -88,7 +88,7 @@ impl LeasePolicy {
         Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
     }
 
-    /// The ask that returns `lease` to the key's own count, even if a pool lent it.
+    /// The ask that returns `lease` to the key's own count, even if a pool leased it.
     pub(super) fn returning(&self, key: Key, lease: LeasedTokens) -> Option<Ask> {
         returning(&self.blank_ask(key), lease.tokens, lease.epoch)
     }

@@ -496,20 +496,20 @@ impl Slots {
 
 /// The masters in use, each at its previous position if it had one.
 fn arrange(mut named: Vec<&Address>, before: Option<&Slots>) -> Vec<Option<Address>> {
-    let mut places = before.map_or_else(Vec::new, |before| before.masters.clone());
-    for place in &mut places {
-        match place.as_ref().and_then(|old| named.iter().position(|new| *new == old)) {
+    let mut masters = before.map_or_else(Vec::new, |before| before.masters.clone());
+    for master in &mut masters {
+        match master.as_ref().and_then(|old| named.iter().position(|new| *new == old)) {
             Some(at) => drop(named.remove(at)),
-            None => *place = None,
+            None => *master = None,
         }
     }
     for new in named {
-        match places.iter_mut().find(|place| place.is_none()) {
-            Some(place) => *place = Some(new.clone()),
-            None => places.push(Some(new.clone())),
+        match masters.iter_mut().find(|master| master.is_none()) {
+            Some(master) => *master = Some(new.clone()),
+            None => masters.push(Some(new.clone())),
         }
     }
-    places
+    masters
 }
 
 /// Reads `[first, last, [host, port, …], replicas…]`.

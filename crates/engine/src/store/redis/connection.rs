@@ -340,7 +340,7 @@ struct Opened {
     limit: Arc<ReplyLimit>,
     address: Address,
     _driver: Driver,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The task that transfers the bytes of a connection. Dropping this ends both.
@@ -355,7 +355,7 @@ enum Peer {
 }
 
 /// The largest number of commands on one connection that wait to be written; further ones wait for
-/// a place. It is the number that the lease client sends to a shard at once.
+/// a permit. It is the number that the lease client sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
 
 /// What to check when a server ends a connection in plaintext before its first reply: one that
@@ -371,12 +371,12 @@ async fn open(
     stages: Option<&Stages>,
     within: Duration,
 ) -> Result<Opened, Fault> {
-    let place = context.place(address)?;
+    let permit = context.permit(address)?;
     let deadline = context.clock.instant(context.clock.now() + within);
     let opening = async {
         let auth = peer.auth(context).await?;
         let stream = connect(context, address, deadline).await?;
-        let opened = Opened::over(stream, address.clone(), stages, place).await?;
+        let opened = Opened::over(stream, address.clone(), stages, permit).await?;
         let database = peer.database(&context.settings);
         let logged_in = log_in(&opened, &auth, database).await;
         logged_in.map_err(|fault| match (fault.kind, address) {
@@ -465,7 +465,7 @@ impl Opened {
         stream: BoxedStream,
         address: Address,
         stages: Option<&Stages>,
-        place: Option<OwnedSemaphorePermit>,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Self, Fault> {
         let limit = Arc::new(ReplyLimit::default());
         // Without credentials, a database and its own name, redis-rs sends nothing: `login` does.
@@ -487,7 +487,7 @@ impl Opened {
             }
         });
         let _driver = Driver(driver.abort_handle());
-        Ok(Self { connection, limit, address, _driver, _place: place })
+        Ok(Self { connection, limit, address, _driver, _permit: permit })
     }
 
     /// Sends one command and returns its reply; an error reply is a fault.

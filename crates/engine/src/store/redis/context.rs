@@ -92,12 +92,12 @@ impl StoreContext {
     /// A permit for one more connection to `node`, valid until the returned value is dropped.
     /// Configured addresses have one or two of their own each, so that these nodes, which know the
     /// cluster, stay reachable however many nodes a server names.
-    pub(super) fn place(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
+    pub(super) fn permit(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
         if self.is_configured(node) {
             return Ok(None);
         }
-        let place = Arc::clone(&self.connections).try_acquire_owned();
-        place.map(Some).map_err(|_| {
+        let permit = Arc::clone(&self.connections).try_acquire_owned();
+        permit.map(Some).map_err(|_| {
             let most = self.settings.connections_max;
             let text = format!("{most} connections to Redis are open; allow more open files");
             Fault::new(Kind::Lost, text)

@@ -517,9 +517,9 @@ impl Threads {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        let place = Arc::clone(&self.0).acquire_owned().await.map_err(io::Error::other)?;
+        let permit = Arc::clone(&self.0).acquire_owned().await.map_err(io::Error::other)?;
         let working = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             work()
         });
         working.await.map_err(io::Error::other)
