@@ -29,14 +29,13 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
-//! checks invariants at run time. [`rng`], [`stripe`] and [`time`] provide random numbers, thread
-//! numbers and the clock, and [`backoff`] the waits between attempts. [`counter`], [`buckets`],
-//! [`striped`], [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and
-//! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
-//! its reply, [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in
-//! Redis. [`verdict`] is the answer, [`observer`] the trait that records it, [`buffer`] the local
-//! tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
+//! [`invariant`] checks invariants at run time. [`rng`] and [`time`] provide random numbers and the
+//! clock, and [`backoff`] the waits between attempts. [`counter`], [`buckets`], [`striped`],
+//! [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
+//! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
+//! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
+//! [`verdict`] is the answer, [`observer`] the trait that records it, [`buffer`] the local tokens,
+//! [`lease`] the lease client that asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +55,6 @@ pub mod secret;
 pub mod sketch;
 pub mod span_context;
 pub mod store;
-pub mod stripe;
 pub mod striped;
 pub mod time;
 pub mod verdict;

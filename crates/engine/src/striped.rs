@@ -1,11 +1,10 @@
 //! Counters that cores do not share: each thread adds to its own stripe, and readers sum the
 //! stripes.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::thread::available_parallelism;
-
-use crate::stripe;
 
 /// The largest number of stripes. Threads beyond that share stripes, which costs time but loses no
 /// count.
@@ -40,7 +39,7 @@ impl<const N: usize> Striped<N> {
     #[inline]
     pub fn mine(&self) -> &Stripe<N> {
         // The length is a power of two, so this is the remainder.
-        let stripe = &self.stripes[stripe::mine() & (self.stripes.len() - 1)];
+        let stripe = &self.stripes[mine() & (self.stripes.len() - 1)];
         stripe.get_or_init(|| Box::new(Stripe(std::array::from_fn(|_| AtomicU64::new(0)))))
     }
 
@@ -73,6 +72,32 @@ impl<const N: usize> Stripe<N> {
     }
 }
 
+// === Threads have numbers, so that they write to separate cache lines ===
+
+/// The next thread's number.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+const UNKNOWN: usize = usize::MAX;
+
+thread_local! {
+    static MINE: Cell<usize> = const { Cell::new(UNKNOWN) };
+}
+
+/// The number of this thread; its remainder selects a stripe. Threads are numbered from 0 in the
+/// order of their first call, so that up to as many threads as there are stripes share none.
+#[inline]
+pub fn mine() -> usize {
+    let mine = MINE.get();
+    if mine == UNKNOWN { number() } else { mine }
+}
+
+#[cold]
+fn number() -> usize {
+    let mine = NEXT.fetch_add(1, Ordering::Relaxed);
+    MINE.set(mine);
+    mine
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,5 +122,13 @@ mod tests {
         (0..10).for_each(|_| counters.mine().add(0, 1));
         assert_eq!(counters.stripes.iter().filter(|stripe| stripe.get().is_some()).count(), 1);
         assert_eq!(counters.sums(), [10]);
+    }
+
+    #[test]
+    fn a_thread_keeps_its_number_and_no_other_has_it() {
+        let numbers = || [mine(), mine()];
+        let [one, other] = [(); 2].map(|()| std::thread::spawn(numbers).join().unwrap());
+        assert_eq!((one[0], other[0]), (one[1], other[1]));
+        assert_ne!(one, other);
     }
 }

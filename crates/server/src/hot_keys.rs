@@ -34,7 +34,7 @@ use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::{Code, OVERRIDE};
-use ratelease_engine::{rng, stripe};
+use ratelease_engine::{rng, striped};
 use ratelease_rules::Rule;
 use ratelease_rules::display_safety::alters_display;
 use ratelease_rules::key::Key;
@@ -247,7 +247,7 @@ impl Shared {
     /// Locks this thread's stripe, or the next free one: a request never waits for a reader, nor
     /// for a thread that shares its stripe and was descheduled.
     fn free_stripe(&self) -> Option<MutexGuard<'_, Periods>> {
-        let from = stripe::mine() % STRIPES;
+        let from = striped::mine() % STRIPES;
         let (before, from_mine) = self.stripes.split_at(from);
         from_mine.iter().chain(before).find_map(|stripe| stripe.0.try_lock())
     }

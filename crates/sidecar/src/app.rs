@@ -15,7 +15,7 @@ use ratelease_cli::settings::{EffectiveSetting, RulesSource, Xds};
 use ratelease_engine::lease::ShardCounters;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::store::Store;
-use ratelease_engine::stripe;
+use ratelease_engine::striped;
 use ratelease_engine::time::Clock;
 pub use ratelease_listener::runtime_builder;
 use ratelease_listener::{Cores, OpenConnections};
@@ -663,7 +663,7 @@ fn run_thread(name: String) -> io::Result<(Handle, Running)> {
     let (end, ended) = oneshot::channel();
     let (started, starts) = mpsc::channel();
     thread::Builder::new().name(name).spawn(move || {
-        stripe::mine();
+        striped::mine();
         drop(started);
         // Nothing is ever sent: it resolves once the sender is dropped.
         let _: Result<Infallible, _> = runtime.block_on(ended);
