@@ -128,7 +128,7 @@ impl<A: Cold> Buffer<A> {
             return Take::Taken(lease);
         }
         // A leaky bucket's slot that a denied request does not take serves the next request.
-        let charge_denied = charge_denied && !matches!(kind, LeaseKind::Spaced { .. });
+        let charge_denied = charge_denied && !kind.is_spaced();
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
         let is_known = self.is_sure && (self.overdrawn || !charge_denied);
         if is_known && now < self.fresh_until() && hits > self.largest_charge(kind, now) {
@@ -200,7 +200,7 @@ impl<A: Cold> Buffer<A> {
     /// if there is no live lease to add them to: then only the store can take them. For a live
     /// leaky bucket, whose past slots cannot come back, and for 0 hits there is nothing to add.
     pub fn refund(&mut self, hits: u64, limit: u64, kind: LeaseKind, now: Time) -> bool {
-        if !self.is_live(now) || hits == 0 || matches!(kind, LeaseKind::Spaced { .. }) {
+        if !self.is_live(now) || hits == 0 || kind.is_spaced() {
             return self.is_live(now);
         }
         let spent = limit.saturating_sub(self.remaining(now));
@@ -211,7 +211,7 @@ impl<A: Cold> Buffer<A> {
 
     /// Whether [`Buffer::refund`] would take `hits`.
     pub fn takes_refund(&self, hits: u64, kind: LeaseKind, now: Time) -> bool {
-        let nothing = hits == 0 || matches!(kind, LeaseKind::Spaced { .. });
+        let nothing = hits == 0 || kind.is_spaced();
         self.is_live(now) && (nothing || self.leases.has_lease(now))
     }
 
@@ -435,6 +435,15 @@ struct LeasePair {
     older: LeasedTokens,
 }
 
+// === impl LeaseKind ===
+
+impl LeaseKind {
+    /// Whether they are slots.
+    pub const fn is_spaced(self) -> bool {
+        matches!(self, Self::Spaced { .. })
+    }
+}
+
 // === impl LeasePair ===
 
 impl LeasePair {
@@ -446,7 +455,7 @@ impl LeasePair {
     fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         self.prune(kind, now);
         // The slots of two leases do not follow each other, so a charge has all of one lease.
-        if let LeaseKind::Spaced { .. } = kind {
+        if kind.is_spaced() {
             let mut leases = [&mut self.older, &mut self.newest].into_iter();
             let lease = leases.find(|lease| lease.tokens >= hits)?;
             return Some(lease.split(hits, kind));
@@ -483,7 +492,7 @@ impl LeasePair {
             LeasedTokens { tokens: 0, .. } => first,
             // There is one lease too many. Slots cannot be joined, so those in the middle are
             // dropped.
-            older if matches!(kind, LeaseKind::Spaced { .. }) => in_order(older, first).0,
+            older if kind.is_spaced() => in_order(older, first).0,
             older => older.merged(first),
         };
         (self.older, self.newest) = (older, last);
@@ -667,9 +676,9 @@ impl<A: Cold> PackedLeases<A> {
 
     /// Takes `hits` tokens, or none. The returned lease can be put back.
     fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
-        if self.has_older() || is_spaced(kind) {
+        if self.has_older() || kind.is_spaced() {
             let spent = self.edit(kind, |leases| leases.spend(hits, kind, now))?;
-            let starts = if is_spaced(kind) { spent.starts } else { Time::default() };
+            let starts = if kind.is_spaced() { spent.starts } else { Time::default() };
             return Some(LeasedTokens { starts, ..spent });
         }
         let live = self.live(now);
@@ -688,7 +697,7 @@ impl<A: Cold> PackedLeases<A> {
     /// Adds what the store leased with its reply of time `now`.
     fn refill(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
         let mut leases = self.unpacked(kind);
-        if !is_spaced(kind) {
+        if !kind.is_spaced() {
             leases.newest.starts = Time::default(); // so that its window ends as the store says now
         }
         leases.insert(lease, kind, now);
@@ -746,7 +755,7 @@ impl<A: Cold> PackedLeases<A> {
     fn join(&mut self, kind: LeaseKind) {
         if self.has_older() {
             let LeasePair { newest, older } = self.unpacked(kind);
-            let newest = if is_spaced(kind) { older } else { older.merged(newest) };
+            let newest = if kind.is_spaced() { older } else { older.merged(newest) };
             self.pack(LeasePair { newest, older: LeasedTokens::default() }, kind);
         }
     }
@@ -819,7 +828,7 @@ impl<A: Cold> PackedLeases<A> {
         let LeasePair { newest, older } = leases;
         self.tokens = saturate_u32(newest.tokens);
         self.ends = CompactDuration::floor(newest.ends.since(self.replied_at));
-        self.epoch_or_start = if is_spaced(kind) { newest.starts.nanos() } else { newest.epoch };
+        self.epoch_or_start = if kind.is_spaced() { newest.starts.nanos() } else { newest.epoch };
         self.set_older(older);
     }
 
@@ -831,10 +840,6 @@ impl<A: Cold> PackedLeases<A> {
             self.trim();
         }
     }
-}
-
-fn is_spaced(kind: LeaseKind) -> bool {
-    matches!(kind, LeaseKind::Spaced { .. })
 }
 
 #[cfg(test)]

@@ -218,7 +218,7 @@ impl KeyState {
         }
         let policy = self.policy(context);
         let soon = self.demand.uses_soon(policy.limit.window());
-        let ahead = soon && policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. });
+        let ahead = soon && policy.is_leased_by_number();
         // An empty bucket has a token again once the reply about it is no longer fresh.
         let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
         let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
@@ -904,8 +904,7 @@ impl KeyState {
         let waiting = self.buffer.cold().map(|cold| &cold.waiting);
         // Slots that are held pass while a charge waits for more, so a charge gets all its slots at
         // once.
-        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
-        let held = if spaced { 0 } else { self.buffer.tokens(context.now) };
+        let held = if policy.kind.is_spaced() { 0 } else { self.buffer.tokens(context.now) };
         let charges = || {
             waiting
                 .into_iter()
@@ -924,7 +923,7 @@ impl KeyState {
         let want = match needy {
             None if self.has_waiting() => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
-            _ if policy.is_leased() && !spaced => {
+            _ if policy.is_leased_by_number() => {
                 let fill = if pool.is_none() { self.fill(&policy, &size, key, context) } else { 0 };
                 size.tokens().max(need).saturating_add(fill)
             }
@@ -1035,7 +1034,7 @@ impl KeyState {
     fn holds_above_allowance(&self, context: &PodContext<'_>) -> bool {
         let policy = self.policy(context);
         let tokens = self.buffer.tokens(context.now);
-        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
+        let spaced = policy.kind.is_spaced();
         let allowance = || self.lease_size(&policy, 0, context).unspent_allowance();
         self.has_next_window(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
@@ -1138,12 +1137,7 @@ impl KeyState {
             starts: Time::default(),
             ends,
         };
-        let is_useful = match kind {
-            LeaseKind::Spaced { .. } => false,
-            LeaseKind::Windowed | LeaseKind::Timed => {
-                !windowed || grant.epoch == self.buffer.epoch()
-            }
-        };
+        let is_useful = !kind.is_spaced() && (!windowed || grant.epoch == self.buffer.epoch());
         if is_useful && limit == reply.ask.limit {
             self.buffer.put_back(lease, kind, context.now);
             self.serve(context);
@@ -1200,11 +1194,7 @@ impl KeyState {
 /// Whether leases of this `size` come from pools: there are more pods than pools, and much is left.
 fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
     let pods = size.pods > f64::from(policy.pools.get());
-    pods && policy.pools.get() > 1 && is_leased_by_number(policy) && size.tokens() >= LEASE_MIN
-}
-
-fn is_leased_by_number(policy: &LeasePolicy) -> bool {
-    policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. })
+    pods && policy.pools.get() > 1 && policy.is_leased_by_number() && size.tokens() >= LEASE_MIN
 }
 
 // How a key handles the store's replies: tokens for waiting requests, and the state of its key.

@@ -97,6 +97,11 @@ impl LeasePolicy {
         self.leasing != Leasing::Off
     }
 
+    /// Whether leases are numbers of tokens, rather than slots.
+    pub(super) fn is_leased_by_number(&self) -> bool {
+        self.is_leased() && !self.kind.is_spaced()
+    }
+
     pub(super) fn terms(&self) -> LeaseTerms {
         match self.leasing {
             Leasing::On(terms) => terms,
