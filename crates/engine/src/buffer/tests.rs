@@ -328,7 +328,7 @@ mod packed {
     /// The parts of a payment that matter later.
     fn observed(lease: Option<LeasedTokens>, kind: LeaseKind) -> Option<(u64, u64, Time)> {
         let of =
-            |lease: LeasedTokens| if is_spaced(kind) { lease.starts.nanos() } else { lease.epoch };
+            |lease: LeasedTokens| if kind.is_spaced() { lease.starts.nanos() } else { lease.epoch };
         lease.map(|lease| (lease.tokens, of(lease), lease.ends))
     }
 

@@ -42,8 +42,8 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
-    /// What a limit allows.
-    words: fn(Limit) -> String,
+    /// What a limit of these requests and this window allows.
+    words: fn(&str, &str, Limit) -> String,
 }
 
 const FIXED_WINDOW: Row = Row {
@@ -53,9 +53,8 @@ const FIXED_WINDOW: Row = Row {
     option: None,
     is_leased: true,
     no_pools: None,
-    words: |limit| {
+    words: |requests, window, limit| {
         let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
-        let (requests, window) = (requests_of(limit), window_of(limit));
         format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
     },
 };
@@ -63,14 +62,12 @@ const FIXED_WINDOW: Row = Row {
 const TOKEN_BUCKET: Row = Row {
     name: "token_bucket",
     identity: 1,
-    requests_max: (u32::MAX, ""),
     option: Some("burst"),
-    is_leased: true,
-    no_pools: None,
-    words: |limit| {
-        let (requests, window, burst) = (requests_of(limit), window_of(limit), limit.capacity());
+    words: |requests, window, limit| {
+        let burst = limit.capacity();
         format!("{requests} in each {window}, refilled steadily, at most {burst} at once")
     },
+    ..FIXED_WINDOW
 };
 
 const SLIDING_WINDOW: Row = Row {
@@ -78,37 +75,31 @@ const SLIDING_WINDOW: Row = Row {
     identity: 2,
     // Two counts and the window fit into one number in Redis.
     requests_max: (999_999_999, "which counts to nine digits; token_bucket takes more"),
-    option: None,
-    is_leased: true,
-    no_pools: None,
-    words: |limit| {
-        let (requests, window) = (requests_of(limit), window_of(limit));
+    words: |requests, window, _| {
         format!("{requests} in any {window}, estimated from this window and the last")
     },
+    ..FIXED_WINDOW
 };
 
 const SLIDING_LOG: Row = Row {
     name: "sliding_log",
     identity: 3,
     requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
-    option: None,
     is_leased: false,
-    no_pools: None,
-    words: |limit| format!("{} in any {}, exactly", requests_of(limit), window_of(limit)),
+    words: |requests, window, _| format!("{requests} in any {window}, exactly"),
+    ..FIXED_WINDOW
 };
 
 const LEAKY_BUCKET: Row = Row {
     name: "leaky_bucket",
     identity: 4,
-    requests_max: (u32::MAX, ""),
     option: Some("max_delay"),
-    is_leased: true,
     no_pools: Some("is one queue and cannot be split"),
-    words: |limit| {
-        let (requests, window) = (requests_of(limit), window_of(limit));
+    words: |requests, window, limit| {
         let delay = limit.algorithm.max_delay();
         format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
     },
+    ..FIXED_WINDOW
 };
 
 /// The maximum of `max_delay`: callers have given up long before.
@@ -219,24 +210,16 @@ impl Algorithm {
 
     /// Describes a limit of this algorithm.
     pub(crate) fn words(self, limit: Limit) -> String {
-        (self.row().words)(limit)
-    }
-}
-
-/// `1 request`, `100 requests`
-fn requests_of(limit: Limit) -> String {
-    match limit.requests_per_unit {
-        1 => "1 request".to_owned(),
-        requests => format!("{requests} requests"),
-    }
-}
-
-/// `minute`, `5 minutes`
-fn window_of(limit: Limit) -> String {
-    let unit = limit.unit.name().to_ascii_lowercase();
-    match limit.unit_multiplier.get() {
-        1 => unit,
-        units => format!("{units} {unit}s"),
+        let requests = match limit.requests_per_unit {
+            1 => "1 request".to_owned(),
+            requests => format!("{requests} requests"),
+        };
+        let unit = limit.unit.name().to_ascii_lowercase();
+        let window = match limit.unit_multiplier.get() {
+            1 => unit,
+            units => format!("{units} {unit}s"),
+        };
+        (self.row().words)(&requests, &window, limit)
     }
 }
 
