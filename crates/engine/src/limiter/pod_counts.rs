@@ -1,7 +1,7 @@
 //! The number of pods, by domain: it determines what a pod may hold before it has observed which
 //! pods draw on a key, and its part of a limit when the store is unavailable.
 //!
-//! PodCounts of one domain count each other by heartbeats in the store. A pod counts in a domain
+//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain
 //! while it has used the domain's keys within [`USED_FOR`].
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ pub(super) struct PodCounts {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// PodCounts of all domains.
+    /// Pods of all domains.
     all: RecentCounts,
     by_domain: HashMap<Box<str>, Count>,
     /// Index of the domain whose heartbeat comes first in the next round.
