@@ -2,30 +2,17 @@
 
 use std::collections::VecDeque;
 use std::mem::size_of;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Rule, Rules};
-use tokio::sync::watch;
 
 use crate::buffer::table::Entry;
-use crate::store::{Ask, Heartbeat};
+use crate::store::Ask;
 use crate::time::Time;
 
-use super::pod_counts::Due;
 use super::{Limiter, Shared};
 use crate::limiter::key::KeyState;
-
-/// Time between two rounds of heartbeats.
-const ROUND_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The same while the pod is quiet.
-const QUIET_INTERVAL: Duration = Duration::from_secs(4);
-
-/// Number of rounds without a request that waited for the store, after which a pod is quiet.
-const QUIET_AFTER: u32 = 10;
 
 /// The shortest time between two checks of keys that may be idle. Keys that become due within it
 /// are checked together.
@@ -47,39 +34,12 @@ const SWEEP_BATCH: usize = 4096;
 /// Bytes for each key that waits to be checked.
 pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 
-/// The longest time for a round of heartbeats: a heartbeat without a reply by then is sent again
-/// with the next round.
-const ROUND_MAX: Duration = Duration::from_secs(1);
-
-/// A pod that has sent no heartbeat for this number of rounds counts as dead.
-const HEARTBEAT_LASTS: u32 = 3;
-
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
     /// runs this, or three tasks that run one of its parts each: [`Limiter::run_heartbeats`],
     /// [`Limiter::run_eviction`] and [`Limiter::run_idle_returns`].
     pub async fn run(&self) {
         tokio::join!(self.run_heartbeats(), self.run_eviction(), self.run_idle_returns());
-    }
-
-    /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet,
-    /// and whenever a further domain is first used; never returns.
-    pub async fn run_heartbeats(&self) {
-        let Shared { clock, pods, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
-        loop {
-            let is_quiet = quiet_rounds.fetch_add(1, Ordering::Relaxed) >= QUIET_AFTER;
-            let due = pods.due(clock.now());
-            // Where domains take turns, a heartbeat has to last until the next turn.
-            let is_slow = is_quiet && due.rounds == 1;
-            let interval = if is_slow { QUIET_INTERVAL } else { ROUND_INTERVAL };
-            // Read before the heartbeats are sent, so that a slow one puts off no round.
-            let next = clock.next_multiple(interval);
-            self.send_heartbeats(due, interval).await;
-            tokio::select! {
-                () = tokio::time::sleep_until(next) => rounds.send_replace(()),
-                () = heartbeat_due.notified() => {}
-            }
-        }
     }
 
     /// Evicts expired keys with each round of heartbeats; never returns.
@@ -89,12 +49,6 @@ impl Limiter {
         while rounds.changed().await.is_ok() {
             self.evict_expired().await;
         }
-    }
-
-    /// Changes about once a second, and every four seconds while the pod is quiet. What is done
-    /// beside it needs no timer, and the pod wakes less often.
-    pub fn rounds(&self) -> watch::Receiver<()> {
-        self.shared.rounds.subscribe()
     }
 
     /// Gives back what idle keys hold above their allowance; never returns. Sleeps while no key is
@@ -112,33 +66,6 @@ impl Limiter {
             self.shared.return_idle();
             not_before = clock.now() + IDLE_CHECK_INTERVAL;
         }
-    }
-
-    /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
-    /// pods. The next round comes after this `interval`.
-    async fn send_heartbeats(&self, due: Due, interval: Duration) {
-        let Self { shared } = self;
-        let Due { domains, rounds } = due;
-        let beats = domains.into_iter().map(|domain| async move {
-            let rounds = if domain.is_some() { rounds } else { 1 };
-            let beat = shared.beat(domain.as_deref(), interval * rounds, false);
-            if let Ok(pods) = shared.lease_client.beat(beat).await {
-                shared.pods.note(&domain, pods);
-            }
-        });
-        // A heartbeat that hangs must not delay the next round.
-        let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
-        shared.lease_client.set_pods(shared.pods.of(None));
-    }
-
-    /// Tells the store that this pod leaves.
-    async fn leave(&self) {
-        let Self { shared } = self;
-        let Due { domains, .. } = shared.pods.due(shared.clock.now());
-        let leave = |domain: Option<Box<str>>| {
-            shared.lease_client.beat(shared.beat(domain.as_deref(), ROUND_INTERVAL, true))
-        };
-        join_all(domains.into_iter().map(leave)).await;
     }
 
     /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
@@ -197,23 +124,6 @@ impl Limiter {
 }
 
 impl Shared {
-    /// A heartbeat of this pod in a domain, or in all, where the next one comes after `interval`.
-    fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Heartbeat {
-        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
-        Heartbeat { pod: self.options.pod, lasts: interval * HEARTBEAT_LASTS, leaves, domain }
-    }
-
-    /// Notes that a request for a key of `domain` waits for the store, so that the pod is not
-    /// quiet. If it was, its number of pods may be some seconds old, and of a new domain nothing is
-    /// known: then a heartbeat is sent at once.
-    pub(super) fn note_active(&self, domain: Option<&str>, now: Time) {
-        let was_quiet = self.quiet_rounds.swap(0, Ordering::Relaxed) > QUIET_AFTER;
-        let is_new = domain.is_some_and(|domain| self.pods.note_used(domain, now));
-        if was_quiet || is_new {
-            self.heartbeat_due.notify_one();
-        }
-    }
-
     /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not
     /// watched: it keeps what it holds until its next lease, or until what it holds ends.
     pub(super) fn watch(&self, key: Key, due: Time) {

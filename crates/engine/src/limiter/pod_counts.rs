@@ -1,23 +1,29 @@
-//! The number of pods, by domain: it determines what a pod may hold before it has observed which
-//! pods draw on a key, and its part of a limit when the store is unavailable.
+//! The number of pods, by domain, and the heartbeats that count them. The number determines what a
+//! pod may hold before it has observed which pods draw on a key, and its part of a limit when the
+//! store is unavailable.
 //!
-//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain
-//! while it has used the domain's keys within [`USED_FOR`].
+//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while it
+//! has used the domain's keys within [`USED_FOR`].
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::RwLock;
+use tokio::sync::watch;
 
+use super::{Limiter, Shared};
+use crate::store::Heartbeat;
 use crate::time::Time;
 
 /// The largest number of domains that are counted separately; pods of further domains are counted
 /// together.
-pub(super) const DOMAINS_MAX: usize = 1024;
+const DOMAINS_MAX: usize = 1024;
 
 /// The largest number of heartbeats that a pod sends in one round: with more domains than that,
 /// they take turns.
-pub(super) const HEARTBEATS_MAX: usize = 32;
+const HEARTBEATS_MAX: usize = 32;
 
 /// A domain that was not asked for in this time no longer counts as used.
 const USED_FOR: Duration = Duration::from_secs(600);
@@ -51,11 +57,11 @@ struct Count {
 
 /// Heartbeats of one round.
 #[derive(Debug)]
-pub(super) struct Due {
+struct Due {
     /// The domains of the heartbeats; `None` is for the pods of all domains.
-    pub(super) domains: Vec<Option<Box<str>>>,
+    domains: Vec<Option<Box<str>>>,
     /// Number of rounds until each domain has had one heartbeat.
-    pub(super) rounds: u32,
+    rounds: u32,
 }
 
 /// The numbers of live pods that the last heartbeats reported.
@@ -85,7 +91,7 @@ impl PodCounts {
 
     /// Notes that keys of a domain are asked for. Returns whether the domain is new here, so that
     /// its pods have to be counted.
-    pub(super) fn note_used(&self, domain: &str, now: Time) -> bool {
+    fn note_used(&self, domain: &str, now: Time) -> bool {
         let known = |counts: &Counts| {
             let count = counts.by_domain.get(domain)?;
             Some(count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR / 2))
@@ -103,7 +109,7 @@ impl PodCounts {
     }
 
     /// The domains whose heartbeats are due in this round, and always `None` for all domains.
-    pub(super) fn due(&self, now: Time) -> Due {
+    fn due(&self, now: Time) -> Due {
         let mut counts = self.counts.write();
         let is_used =
             |count: &Count| count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR);
@@ -125,7 +131,7 @@ impl PodCounts {
     }
 
     /// Records the count that a heartbeat returned.
-    pub(super) fn note(&self, domain: &Option<Box<str>>, pods: u32) {
+    fn note(&self, domain: &Option<Box<str>>, pods: u32) {
         let mut counts = self.counts.write();
         match domain {
             None => counts.all.note(pods),
@@ -178,6 +184,98 @@ impl RecentCounts {
     /// The number of pods assumed to be alive; `None` before any heartbeat was answered.
     fn count(&self) -> Option<u32> {
         self.0.into_iter().max().filter(|pods| *pods > 0)
+    }
+}
+
+// === Heartbeats, by which the store counts the pods ===
+
+/// Time between two rounds of heartbeats.
+const ROUND_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same while the pod is quiet.
+const QUIET_INTERVAL: Duration = Duration::from_secs(4);
+
+/// Number of rounds without a request that waited for the store, after which a pod is quiet.
+const QUIET_AFTER: u32 = 10;
+
+/// The longest time for a round of heartbeats: a heartbeat without a reply by then is sent again
+/// with the next round.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// A pod that has sent no heartbeat for this number of rounds counts as dead.
+const HEARTBEAT_LASTS: u32 = 3;
+
+impl Limiter {
+    /// Sends heartbeats to the store every second, or every four seconds while the pod is quiet,
+    /// and whenever a further domain is first used; never returns.
+    pub async fn run_heartbeats(&self) {
+        let Shared { clock, pods, quiet_rounds, heartbeat_due, rounds, .. } = &*self.shared;
+        loop {
+            let is_quiet = quiet_rounds.fetch_add(1, Ordering::Relaxed) >= QUIET_AFTER;
+            let due = pods.due(clock.now());
+            // Where domains take turns, a heartbeat has to last until the next turn.
+            let is_slow = is_quiet && due.rounds == 1;
+            let interval = if is_slow { QUIET_INTERVAL } else { ROUND_INTERVAL };
+            // Read before the heartbeats are sent, so that a slow one puts off no round.
+            let next = clock.next_multiple(interval);
+            self.send_heartbeats(due, interval).await;
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => rounds.send_replace(()),
+                () = heartbeat_due.notified() => {}
+            }
+        }
+    }
+
+    /// Changes about once a second, and every four seconds while the pod is quiet. What is done
+    /// beside it needs no timer, and the pod wakes less often.
+    pub fn rounds(&self) -> watch::Receiver<()> {
+        self.shared.rounds.subscribe()
+    }
+
+    /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
+    /// pods. The next round comes after this `interval`.
+    async fn send_heartbeats(&self, due: Due, interval: Duration) {
+        let Self { shared } = self;
+        let Due { domains, rounds } = due;
+        let beats = domains.into_iter().map(|domain| async move {
+            let rounds = if domain.is_some() { rounds } else { 1 };
+            let beat = shared.beat(domain.as_deref(), interval * rounds, false);
+            if let Ok(pods) = shared.lease_client.beat(beat).await {
+                shared.pods.note(&domain, pods);
+            }
+        });
+        // A heartbeat that hangs must not delay the next round.
+        let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
+        shared.lease_client.set_pods(shared.pods.of(None));
+    }
+
+    /// Tells the store that this pod leaves.
+    pub(super) async fn leave(&self) {
+        let Self { shared } = self;
+        let Due { domains, .. } = shared.pods.due(shared.clock.now());
+        let leave = |domain: Option<Box<str>>| {
+            shared.lease_client.beat(shared.beat(domain.as_deref(), ROUND_INTERVAL, true))
+        };
+        join_all(domains.into_iter().map(leave)).await;
+    }
+}
+
+impl Shared {
+    /// A heartbeat of this pod in a domain, or in all, where the next one comes after `interval`.
+    fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Heartbeat {
+        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
+        Heartbeat { pod: self.options.pod, lasts: interval * HEARTBEAT_LASTS, leaves, domain }
+    }
+
+    /// Notes that a request for a key of `domain` waits for the store, so that the pod is not
+    /// quiet. If it was, its number of pods may be some seconds old, and of a new domain nothing is
+    /// known: then a heartbeat is sent at once.
+    pub(super) fn note_active(&self, domain: Option<&str>, now: Time) {
+        let was_quiet = self.quiet_rounds.swap(0, Ordering::Relaxed) > QUIET_AFTER;
+        let is_new = domain.is_some_and(|domain| self.pods.note_used(domain, now));
+        if was_quiet || is_new {
+            self.heartbeat_due.notify_one();
+        }
     }
 }
 
