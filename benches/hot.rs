@@ -5,9 +5,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
+use ratelease_engine::verdict::{
+    AppliedLimit, Code, Counted, Decision, DecisionSource, Status, Verdict,
+};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};

@@ -5,9 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
-use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_engine::verdict::{
+    AppliedLimit, Counted, Decision, DecisionSource, Modes, Status, Verdict,
+};
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};

@@ -8,6 +8,8 @@ use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
 use serde_json::{Map, Value, json};
 
+use crate::time::Time;
+
 /// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
 
@@ -87,6 +89,19 @@ pub struct AppliedLimit<'r> {
     pub limit: Limit,
     /// The rule, or `None` for an override.
     pub rule: Option<&'r Arc<Rule>>,
+}
+
+/// A request that was decided, for what records decisions.
+#[derive(Debug, Clone, Copy)]
+pub struct Decision<'a, 'q, 'r> {
+    /// The request.
+    pub request: &'a Request<'q>,
+    /// The verdict on it.
+    pub verdict: &'a Verdict<'r>,
+    /// Time from the decoded request to the verdict, including waits for leases and slots.
+    pub took: Duration,
+    /// When the verdict was made.
+    pub now: Time,
 }
 
 /// Settings that change how answers are made.

@@ -21,11 +21,9 @@ mod health;
 mod preface;
 mod rate_limit_service;
 pub mod serve;
-mod waiting;
 pub(crate) mod wire;
 mod write_coalescing;
 
-pub use call::answer_at_once;
 use http::HeaderMap;
 use tonic::Status;
 use tonic::codec::{CompressionEncoding, EnabledCompressionEncodings};

@@ -30,10 +30,9 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 use ratelease_cli::settings;
-use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{Code, OVERRIDE};
+use ratelease_engine::verdict::{Code, Decision, OVERRIDE};
 use ratelease_engine::{rng, stripe};
 use ratelease_rules::Rule;
 use ratelease_rules::display_safety::alters_display;
@@ -203,10 +202,9 @@ impl HotKeys {
         shared.read(|period| rules.add(&period.requested, &period.denied));
         rules.hottest(n, shared.options.sample)
     }
-}
 
-impl Observer for HotKeys {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a decision, if it is sampled.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Some(shared) = self.shared.as_deref() else { return };
         if is_due(shared.options.sample) {
             shared.note(decision);

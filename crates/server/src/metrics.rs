@@ -21,10 +21,9 @@ use family::Labels;
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use ratelease_engine::latency::Latency;
-use ratelease_engine::limiter::{LimitedHits, limits};
-use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::limiter::Resolved;
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{Code, Counted, DecisionSource, OVERRIDE, Status};
+use ratelease_engine::verdict::{Code, Counted, Decision, DecisionSource, OVERRIDE, Status};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Allowance, FailureMode, Level, LevelMatch, Rule, Rules};
 
@@ -130,10 +129,9 @@ impl Meters {
         };
         self.shared.calls.mine().add(calls::ERRORS + reason, 1);
     }
-}
 
-impl Observer for Meters {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, took, .. } = *decision;
         let shared = &*self.shared;
         shared.took.note(took);
@@ -149,14 +147,15 @@ impl Observer for Meters {
 
     /// Counts the hits of a call that the store gave no verdict on, as total hits only: the
     /// reference implementation counts them before it asks the store.
-    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         let shared = &*self.shared;
-        for (descriptor, limited) in request.descriptors.iter().zip(limits(rules, request)) {
-            let Some(LimitedHits { applied, hits }) = limited.filter(|_| !descriptor.refund) else {
+        for (descriptor, resolved) in request.descriptors.iter().zip(resolved) {
+            let Resolved::Charged(charge) = resolved else { continue };
+            if charge.refund {
                 continue;
-            };
-            let hits = Hits { total: hits, ..Hits::default() };
-            let Some(rule) = applied.rule else {
+            }
+            let hits = Hits { total: charge.hits, ..Hits::default() };
+            let Some(rule) = charge.applied.rule else {
                 shared.overrides_of(request.domain).note_hits(hits);
                 continue;
             };

@@ -5,8 +5,8 @@
 //! allocates nothing for a request of the common kind.
 
 use http::HeaderMap;
-use ratelease_engine::observer::{Decision, Observer};
-use ratelease_rules::Rules;
+use ratelease_engine::limiter::Resolved;
+use ratelease_engine::verdict::Decision;
 use ratelease_rules::request::Request;
 
 use crate::hot_keys::HotKeys;
@@ -77,10 +77,9 @@ impl Observers {
             meters.note_error(error);
         }
     }
-}
 
-impl Observer for Observers {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Records a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(meters) = &self.meters {
             meters.note(decision);
         }
@@ -88,9 +87,10 @@ impl Observer for Observers {
         self.samples.note(decision);
     }
 
-    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    /// Records a request for which the store gave no verdict, and what it would have charged.
+    pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         if let Some(meters) = &self.meters {
-            meters.note_unanswered(rules, request);
+            meters.note_unanswered(request, resolved);
         }
     }
 }

@@ -26,7 +26,7 @@ pub enum RequestError {
     Invalid(InvalidRequest),
     /// The store failed, and a verdict needs it.
     #[error("{0}")]
-    Store(StoreError),
+    Store(#[from] StoreError),
     /// The maximum number of calls is waiting already.
     #[error("too many calls are waiting; raise MAX_IN_FLIGHT if the CPU is idle")]
     Overloaded,

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::metrics::counter::{Count, Counter};
 use parking_lot::Mutex;
-use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::rng;
 use ratelease_engine::time::Clock;
-use ratelease_engine::verdict::Status;
+use ratelease_engine::verdict::{Decision, Status};
 use ratelease_rules::request::Descriptor;
 use tracing::info;
 
@@ -67,10 +66,9 @@ impl Samples {
         let dropped = |shared: &Arc<Shared>| shared.dropped.load(Ordering::Relaxed);
         vec![(Counter::DecisionSamplesLeftOut, self.shared.as_ref().map_or(0, dropped))]
     }
-}
 
-impl Observer for Samples {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Logs a decision, if it is sampled.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(shared) = &self.shared
             && rng::chance(shared.share)
         {

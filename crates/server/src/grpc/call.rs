@@ -1,6 +1,9 @@
-//! One call on a connection: answered in place if it is plain and need not wait. A plain call that
-//! has to wait gets a task of its own; any other call is handed on to tonic.
+//! One call on a connection. A plain one is answered by [`PlainCall::answer`], beneath tonic; any
+//! other is handed on to tonic.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,16 +13,18 @@ use h2::server::SendResponse;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{Method, Request, Uri};
 use ratelease_engine::time::Time;
-use tonic::Code;
+use ratelease_rules::request::Request as RateLimitRequest;
+use tokio::time::timeout;
+use tonic::{Code, Status};
 
 use super::answer::{GRPC, send_message, send_status};
 use super::deadline::{self, Deadline};
 use super::fallback::{FallbackCall, Message};
 use super::rate_limit_service::SHOULD_RATE_LIMIT;
-use super::waiting::WaitingCall;
+use super::wire::DecodeError;
 use super::{PREFIX_BYTES, headers, status_of, wire};
 use crate::request_error::RequestError;
-use crate::service::{DecisionService, Peer};
+use crate::service::{Caller, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use crate::transport::Transport;
 use ratelease_listener::TurnHandle;
@@ -29,6 +34,13 @@ use ratelease_listener::TurnHandle;
 /// long as a hundred calls.
 const DESCRIPTOR_COST: usize = 128;
 
+/// What the calls of a connection share.
+pub(super) struct CallContext {
+    pub(super) service: DecisionService,
+    pub(super) peer: Peer,
+    pub(super) turn: TurnHandle,
+}
+
 /// A call that has just begun.
 pub(super) struct Call {
     pub(super) request: Request<RecvStream>,
@@ -37,95 +49,38 @@ pub(super) struct Call {
     pub(super) started: Option<Time>,
 }
 
-/// The result of an attempt to answer a call.
-pub(super) enum Step {
-    /// The call has ended.
-    Done,
-    /// No part of the message has arrived.
-    AwaitsMessage(Call),
-    /// The call takes longer.
-    HandedOn(HandedOn),
-}
-
-/// A call that takes longer.
-pub(super) enum HandedOn {
-    /// It is plain, and waits for a lease, or is to be refused.
-    Waiting(WaitingCall),
+/// What a call is, by what has arrived of it.
+pub(super) enum Kind {
+    /// It is plain, and its message is complete.
+    Plain(PlainCall),
     /// It is for tonic: it is not plain, or its message is not complete.
     Fallback(Box<FallbackCall>),
+    /// No part of the message has arrived.
+    Unknown(Call),
+    /// The client has reset it.
+    Reset,
 }
 
-/// What has arrived of a call's message.
-enum Received {
-    Complete(Bytes),
-    Partial(Bytes),
-    Nothing,
-    /// The client has reset the call.
-    Reset,
+/// A plain call: one message that is complete and not compressed.
+pub(super) struct PlainCall {
+    /// The message, without gRPC's prefix.
+    message: Bytes,
+    respond: SendResponse<Bytes>,
+    span: Option<Span>,
+    /// How long its caller still waits for the answer, if it says so.
+    patience: Option<Duration>,
+    /// Maximum time until its answer.
+    limit: Duration,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// Answers the call if that is possible without waiting; else returns it.
-    pub(super) fn answer(
-        mut self,
-        service: &DecisionService,
-        peer: &Peer,
-        turn: &TurnHandle,
-        cx: &mut Context<'_>,
-    ) -> Step {
-        let for_tonic = |call: Self, read| Step::HandedOn(call.into_fallback(service, peer, read));
+    /// Reads what has arrived of the call.
+    pub(super) fn read(mut self, context: &CallContext, cx: &mut Context<'_>) -> Kind {
         if !self.is_plain() {
-            return for_tonic(self, None);
+            return self.into_fallback(context, Bytes::new());
         }
-        let read = match self.read(cx) {
-            Received::Complete(read) if read.is_empty() => return for_tonic(self, None),
-            Received::Complete(read) => read,
-            Received::Partial(read) => return for_tonic(self, Some(read)),
-            Received::Nothing => return Step::AwaitsMessage(self),
-            Received::Reset => return Step::Done,
-        };
-        let mut answer = BytesMut::new();
-        let mut descriptors = 0;
-        let span = service.begin(Transport::Grpc, self.request.headers());
-        let mut answered =
-            || answer_frame(service, &read, &mut answer, span.as_ref(), &mut descriptors);
-        let answered = match &span {
-            None => answered(),
-            Some(span) => span.within(answered),
-        };
-        turn.note_work(descriptors.saturating_sub(1) * DESCRIPTOR_COST);
-        let code = match answered {
-            None => {
-                let Some(message) = plain_message(&read) else {
-                    // tonic's route begins another span for the call.
-                    span.inspect(Span::discard);
-                    return for_tonic(self, Some(read));
-                };
-                let message = read.slice_ref(message);
-                let waiting = self.into_waiting_call(service, message, span);
-                return Step::HandedOn(HandedOn::Waiting(waiting));
-            }
-            Some(Ok(())) => {
-                send_message(&mut self.respond, answer.freeze());
-                Code::Ok
-            }
-            Some(Err(error)) => {
-                let status = status_of(&error);
-                let code = status.code();
-                send_status(&mut self.respond, status);
-                code
-            }
-        };
-        if let Some(span) = span {
-            span.end(Outcome::Grpc(code.into()));
-        }
-        Step::Done
-    }
-
-    /// Takes what has arrived of the message. Some clients end it with an empty frame.
-    fn read(&mut self, cx: &mut Context<'_>) -> Received {
         let body = self.request.body_mut();
         let mut read = Bytes::new();
         loop {
@@ -134,16 +89,34 @@ impl Call {
                     // An error means that the stream is over, which the next poll reports.
                     let _ = body.flow_control().release_capacity(more.len());
                     read = concat(read, more);
+                    // Some clients end the message with an empty frame.
                     if body.is_end_stream() {
-                        return Received::Complete(read);
+                        return self.complete(context, read);
                     }
                 }
-                Poll::Ready(None) => return Received::Complete(read),
-                Poll::Ready(Some(Err(_))) => return Received::Reset,
-                Poll::Pending if read.is_empty() => return Received::Nothing,
-                Poll::Pending => return Received::Partial(read),
+                Poll::Ready(None) => return self.complete(context, read),
+                Poll::Ready(Some(Err(_))) => return Kind::Reset,
+                Poll::Pending if read.is_empty() => return Kind::Unknown(self),
+                Poll::Pending => return self.into_fallback(context, read),
             }
         }
+    }
+
+    /// The call, of which all has arrived: `frame`.
+    fn complete(self, context: &CallContext, frame: Bytes) -> Kind {
+        let Some(message) = plain_message(&frame) else {
+            return self.into_fallback(context, frame);
+        };
+        let headers = self.request.headers();
+        let waited = self.started.map_or(Duration::ZERO, |at| context.service.now().since(at));
+        let timeout = deadline::timeout(headers);
+        Kind::Plain(PlainCall {
+            message: frame.slice_ref(message),
+            span: context.service.begin(Transport::Grpc, headers),
+            patience: timeout.map(|timeout| timeout.saturating_sub(waited)),
+            limit: deadline::time_left(timeout, waited),
+            respond: self.respond,
+        })
     }
 
     /// The same call, whose message has not arrived by `now`, without what takes more memory than
@@ -170,73 +143,105 @@ impl Call {
             && !request.headers().contains_key(CONTENT_ENCODING)
     }
 
-    /// The same call, which has to wait. Its `message` is complete, and without gRPC's prefix.
-    fn into_waiting_call(
-        self,
-        service: &DecisionService,
-        message: Bytes,
-        span: Option<Span>,
-    ) -> WaitingCall {
-        let (now, headers) = (service.now(), self.request.headers());
-        let limit = deadline::time_left(headers, self.waited(now));
-        let deadline = Deadline::of(headers, self.started.unwrap_or(now));
-        WaitingCall { message, respond: self.respond, span, deadline, limit }
-    }
-
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
-    pub(super) fn into_fallback(
-        self,
-        service: &DecisionService,
-        peer: &Peer,
-        read: Option<Bytes>,
-    ) -> HandedOn {
+    pub(super) fn into_fallback(self, context: &CallContext, read: Bytes) -> Kind {
         // From here on the message and the wait for a place may take a while.
-        let now = service.now();
+        let now = context.service.now();
         let waited = self.waited(now);
         let Self { mut request, respond, started } = self;
-        if let Some(deadline) = Deadline::of(request.headers(), started.unwrap_or(now)) {
+        let timeout = deadline::timeout(request.headers());
+        if let Some(timeout) = timeout {
+            let deadline = Deadline(started.unwrap_or(now) + timeout);
             request.extensions_mut().insert(deadline);
         }
-        let reservation = service.reserve_body(Transport::Grpc, peer);
+        let reservation = context.service.reserve_body(Transport::Grpc, &context.peer);
         request.extensions_mut().insert(reservation.clone());
         let request = request.map(|body| Message::new(read, body, reservation));
-        HandedOn::Fallback(Box::new(FallbackCall { request, respond, waited }))
+        let limit = deadline::time_left(timeout, waited);
+        Kind::Fallback(Box::new(FallbackCall { request, respond, limit }))
     }
 }
 
-/// Answers `frame`, a gRPC frame, and appends the answer to `answer`, as a frame. Allocates nothing
-/// else for a request of one or two descriptors. Returns `None` for a call that is not plain, or
-/// has to wait.
-///
-/// # Errors
-///
-/// Returns the error if the request has no verdict, and waiting would not change that.
-pub fn answer_at_once(
-    service: &DecisionService,
-    frame: &[u8],
-    answer: &mut BytesMut,
-) -> Option<Result<(), RequestError>> {
-    answer_frame(service, frame, answer, None, &mut 0)
+// === impl PlainCall ===
+
+impl PlainCall {
+    /// Answers the call, when this is polled first if it need not wait. Nothing is sent to a client
+    /// that is gone or has reset the call.
+    pub(super) async fn answer(self, context: Arc<CallContext>) {
+        let Self { message, mut respond, span, patience, limit } = self;
+        let decided = decide(&context, &message, patience, span.as_ref());
+        let mut decided = pin!(context.service.catch_panic(Transport::Grpc, decided));
+        let mut decide = |cx: &mut Context<'_>| match &span {
+            None => decided.as_mut().poll(cx),
+            Some(span) => span.within(|| decided.as_mut().poll(cx)),
+        };
+        let decided = match poll_fn(|cx| Poll::Ready(decide(cx))).await {
+            Poll::Ready(decided) => Ok(decided),
+            Poll::Pending => tokio::select! {
+                decided = timeout(limit, poll_fn(decide)) => decided,
+                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            },
+        };
+        let answered = match decided {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(panicked)) => Err(status_of(&panicked)),
+            Err(_) => Err(deadline::expired()),
+        };
+        let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        match answered {
+            Ok(frame) => send_message(&mut respond, frame.freeze()),
+            Err(status) => send_status(&mut respond, status),
+        }
+        if let Some(span) = &span {
+            span.end(Outcome::Grpc(code.into()));
+        }
+    }
 }
 
-/// Like [`answer_at_once`]; records the decision in `span`, and the number of descriptors of the
-/// request in `descriptors`.
-fn answer_frame(
-    service: &DecisionService,
-    frame: &[u8],
-    answer: &mut BytesMut,
+/// Decides the request in `message`, and returns the answer as a gRPC frame.
+async fn decide(
+    context: &CallContext,
+    message: &[u8],
+    patience: Option<Duration>,
     span: Option<&Span>,
-    descriptors: &mut usize,
-) -> Option<Result<(), RequestError>> {
-    let request = wire::read(plain_message(frame)?).ok()?;
-    *descriptors = request.descriptors.len();
-    service.answer_at_once(&request, |made| {
-        wire::frame(made, answer);
+) -> Result<BytesMut, Status> {
+    let CallContext { service, peer, turn } = context;
+    let request = wire::read(message).map_err(|fault| unreadable(fault, service))?;
+    turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
+    answer(service, peer, patience, &request, span).await
+}
+
+/// Returns the answer to `request` of `peer` as a gRPC frame, and records it in `span`.
+pub(super) async fn answer(
+    service: &DecisionService,
+    peer: &Peer,
+    patience: Option<Duration>,
+    request: &RateLimitRequest<'_>,
+    span: Option<&Span>,
+) -> Result<BytesMut, Status> {
+    let caller = Caller { transport: Transport::Grpc, peer, patience };
+    let framed = service.answer(&caller, request, |answer| {
         if let Some(span) = span {
-            span.note(&request, &made.verdict);
+            span.note(request, &answer.verdict);
         }
-    })
+        let mut frame = BytesMut::new();
+        wire::frame(answer, &mut frame);
+        frame
+    });
+    framed.await.map_err(|error| status_of(&error))
+}
+
+/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
+pub(super) fn unreadable(fault: DecodeError, service: &DecisionService) -> Status {
+    match fault {
+        DecodeError::Malformed(fault) => Status::internal(fault.to_string()),
+        DecodeError::Invalid(fault) => {
+            let error = RequestError::Invalid(fault);
+            service.note_error(&error);
+            status_of(&error)
+        }
+    }
 }
 
 fn concat(first: Bytes, second: Bytes) -> Bytes {

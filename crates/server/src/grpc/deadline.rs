@@ -22,7 +22,7 @@ pub(super) struct Deadline(pub(super) Time);
 
 /// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
 /// is worth more than an error about a header.
-fn timeout(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, digits) = headers.get(HEADER)?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -39,25 +39,15 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// How long a call with these headers may still take until its answer begins, if it has `waited`
+/// How long a call with this timeout may still take until its answer begins, if it has `waited`
 /// already.
-pub(super) fn time_left(headers: &HeaderMap, waited: Duration) -> Duration {
-    let limit = timeout(headers).unwrap_or(CALL_MAX).min(CALL_MAX);
-    limit.saturating_sub(waited)
+pub(super) fn time_left(timeout: Option<Duration>, waited: Duration) -> Duration {
+    timeout.unwrap_or(CALL_MAX).min(CALL_MAX).saturating_sub(waited)
 }
 
 /// The status of a call that took longer.
 pub(super) fn expired() -> Status {
     Status::deadline_exceeded("Timeout expired")
-}
-
-// === impl Deadline ===
-
-impl Deadline {
-    /// The deadline of a call with these headers that began at `began`.
-    pub(super) fn of(headers: &HeaderMap, began: Time) -> Option<Self> {
-        timeout(headers).map(|timeout| Self(began + timeout))
-    }
 }
 
 #[cfg(test)]
@@ -116,15 +106,15 @@ mod tests {
     #[test]
     fn the_longest_timeout_ends_with_the_clock() {
         let headers = headers(b"99999999H").unwrap();
-        let late = Deadline::of(&headers, Time::from_nanos(7));
-        assert_eq!(late, Some(Deadline(Time::from_nanos(u64::MAX))));
+        let late = Time::from_nanos(7) + timeout(&headers).unwrap();
+        assert_eq!(late, Time::from_nanos(u64::MAX));
     }
 
     proptest! {
         #[test]
         fn no_value_panics(value in prop::collection::vec(any::<u8>(), 0..16)) {
             if let Some(headers) = headers(&value) {
-                let _ = Deadline::of(&headers, Time::from_nanos(u64::MAX / 2));
+                let _ = timeout(&headers).map(|it| Time::from_nanos(u64::MAX / 2) + it);
             }
         }
 

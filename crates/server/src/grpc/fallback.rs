@@ -39,8 +39,8 @@ const COMPRESSED_BYTES_MAX: usize = 4 << 10;
 pub(super) struct FallbackCall {
     pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,
-    /// How long it has waited already, of the time that its client gives it.
-    pub(super) waited: Duration,
+    /// Maximum time until its answer begins.
+    pub(super) limit: Duration,
 }
 
 /// The message of a call, as far as it has arrived.
@@ -57,8 +57,7 @@ pub(super) async fn serve(
     incomplete: Option<IncompleteRequest>,
     mut routes: Routes,
 ) {
-    let FallbackCall { request, mut respond, waited } = call;
-    let limit = deadline::time_left(request.headers(), waited);
+    let FallbackCall { request, mut respond, limit } = call;
     let answered = async {
         if let Some(response) = rejection(&request) {
             return response;
@@ -191,8 +190,8 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
 
 impl Message {
     /// Creates a message of which `read` has arrived. It is counted on `reservation`.
-    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, reservation: BodyReservation) -> Self {
-        Self { read: read.unwrap_or_default(), rest, reservation }
+    pub(super) fn new(read: Bytes, rest: RecvStream, reservation: BodyReservation) -> Self {
+        Self { read, rest, reservation }
     }
 
     /// Whether the whole message has arrived.

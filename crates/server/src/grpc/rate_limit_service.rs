@@ -11,11 +11,11 @@ use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Code, Request as GrpcRequest, Response, Status, Status as GrpcStatus};
 
+use super::call::{answer, unreadable};
 use super::deadline::Deadline;
-use super::wire::{DecodeError, SERVICE_NAME};
-use super::{MESSAGE_BYTES_MAX, status_of, wire};
-use crate::request_error::RequestError;
-use crate::service::{Answer, BodyReservation, DecisionService, Peer};
+use super::wire::SERVICE_NAME;
+use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, status_of, wire};
+use crate::service::{BodyReservation, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use crate::transport::Transport;
 
@@ -109,35 +109,12 @@ impl UnaryService<Bytes> for RateLimitService {
             let grown = if is_compressed { reservation.grow(message.len()) } else { Ok(()) };
             grown.and_then(|()| reservation.complete()).map_err(|error| status_of(&error))?;
             let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
-            let made = |answer: &Answer<'_>| {
-                if let Some(span) = &span {
-                    span.note(&decoded, &answer.verdict);
-                }
-                wire::message(answer)
-            };
-            // A call that need not wait needs no permit.
-            let answered = match service.answer_at_once(&decoded, made) {
-                Some(answered) => answered,
-                None => {
-                    let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
-                    let passed = service.run(Transport::Grpc, reservation.peer(), answer).await;
-                    passed.and_then(|answer| answer)
-                }
-            };
-            Ok(Response::new(answered.map_err(|error| status_of(&error))?))
+            let patience = deadline.map(|deadline| deadline.since(service.now()));
+            let peer = reservation.peer();
+            let mut frame = answer(&service, peer, patience, &decoded, span.as_ref()).await?;
+            frame.advance(PREFIX_BYTES); // tonic writes its own
+            Ok(Response::new(frame))
         })
-    }
-}
-
-/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
-pub(super) fn unreadable(fault: DecodeError, service: &DecisionService) -> GrpcStatus {
-    match fault {
-        DecodeError::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
-        DecodeError::Invalid(fault) => {
-            let error = RequestError::Invalid(fault);
-            service.note_error(&error);
-            status_of(&error)
-        }
     }
 }
 

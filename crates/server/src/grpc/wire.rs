@@ -28,8 +28,3 @@ pub fn read(message: &[u8]) -> Result<Request<'_>, DecodeError> {
 pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
     encode::framed(answer, bytes);
 }
-
-/// `answer` as a message without a prefix.
-pub(super) fn message(answer: &Answer<'_>) -> BytesMut {
-    encode::message(answer)
-}

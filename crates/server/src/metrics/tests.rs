@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ratelease_engine::limiter::resolve;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{Counted, DecisionSource, Modes, Status, Verdict};
-use ratelease_rules::key::Key;
+use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry};
 use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
 use smallvec::smallvec;
@@ -57,14 +58,15 @@ fn note_descriptor(
     over: bool,
 ) {
     let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
-    let [limited] = limits(rules, &request)[..] else { unreachable!() };
+    let resolved = resolve(rules, &request, &KeyHasher::new(""));
     let (key, how) = (Key::for_test(1), DecisionSource::Local);
-    let status = match limited {
-        Some(LimitedHits { applied, hits }) => {
-            Status::counted(applied, Counted { key, hits, fitted: 0, over, how }, remaining, None)
+    let status = match &resolved[0] {
+        Resolved::Charged(charge) => {
+            let counted = Counted { key, hits: charge.hits, fitted: 0, over, how };
+            Status::counted(charge.applied, counted, remaining, None)
         }
-        None if remaining > 0 => Status::UNLIMITED,
-        None => Status::FREE,
+        Resolved::Unlimited => Status::UNLIMITED,
+        Resolved::Free => Status::FREE,
     };
     let verdict = Verdict::new(&request, smallvec![status], Modes::default());
     let took = Duration::from_micros(30);
@@ -254,7 +256,7 @@ fn hits_of_unanswered_calls_count_only_in_total() {
         of("any", limit, false),
     ];
     let request = Request { domain: "d", descriptors, hits_addend: 0 };
-    meters.note_unanswered(&rules, &request);
+    meters.note_unanswered(&request, &resolve(&rules, &request, &KeyHasher::new("")));
     let families = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     let expected = [("d detailed_a", 3), ("d override", 3), ("d plain", 3)];

@@ -22,13 +22,6 @@ pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
     bytes.extend_from_slice(sink.written());
 }
 
-/// Returns `answer` without a prefix.
-pub(super) fn message(answer: &Answer<'_>) -> BytesMut {
-    let mut sink = ReverseEncoder::new();
-    response(&mut sink, answer);
-    BytesMut::from(sink.written())
-}
-
 fn response(sink: &mut ReverseEncoder, answer: &Answer<'_>) {
     let Answer { verdict, headers } = answer;
     if let Some(metadata) = &verdict.metadata {

@@ -23,6 +23,13 @@ fn rule(name: &str) -> Arc<Rule> {
     Arc::clone(loaded.rules.iter().next().unwrap())
 }
 
+/// `answer` without the prefix of a frame.
+fn message(answer: &Answer<'_>) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    framed(answer, &mut bytes);
+    bytes.split_off(5)
+}
+
 fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
     let unit_multiplier = NonZeroU32::new(units).unwrap();
     let limit = Limit { unit_multiplier, ..Limit::fixed_window(10, Unit::Minute) };
