@@ -22,10 +22,10 @@ use ratelease_server::grpc;
 use ratelease_server::hot_keys::{self, HotKeys};
 use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
+use ratelease_server::request::Transport;
 use ratelease_server::samples::{SampleValues, Samples};
 use ratelease_server::service::{Caller, DecisionService, Peer};
 use ratelease_server::trace::Tracer;
-use ratelease_server::transport::Transport;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

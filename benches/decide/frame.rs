@@ -9,8 +9,8 @@ use criterion::{Criterion, criterion_group};
 use ratelease_engine::store::StoreError;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc;
+use ratelease_server::request::Transport;
 use ratelease_server::service::{Answer, Caller, DecisionService, Peer};
-use ratelease_server::transport::Transport;
 
 use super::{Bench, TURN, compile, deep, users};
 

@@ -8,8 +8,8 @@ use std::io;
 
 use bytes::BytesMut;
 use ratelease_server::grpc;
+use ratelease_server::request::Transport;
 use ratelease_server::service::{Caller, DecisionService, Peer};
-use ratelease_server::transport::Transport;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -15,9 +15,8 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`transport`]
-//! names the protocols, and [`request_error`] the reasons why a call gets no verdict;
-//! [`current_rules`] are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`request`]
+//! names the protocols, and the reasons why a call gets no verdict; [`current_rules`] are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the
 //! hottest keys, [`samples`] logs some decisions, [`trace`] makes spans of some requests, and
 //! [`observe`] passes each decision to all of them. [`service`] checks and decides a request, for
 //! [`grpc`] here and for decisions over HTTP in the sidecar.
@@ -29,8 +28,7 @@ pub mod grpc;
 pub mod hot_keys;
 pub mod metrics;
 pub mod observe;
-pub mod request_error;
+pub mod request;
 pub mod samples;
 pub mod service;
 pub mod trace;
-pub mod transport;

@@ -27,14 +27,13 @@ use ratelease_engine::verdict::{Code, Counted, Decision, DecisionSource, OVERRID
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Allowance, FailureMode, Level, LevelMatch, Rule, Rules};
 
-use crate::request_error::RequestError;
+use crate::request::RequestError;
 
 pub use report::{Calls, RuleTotals};
 
 pub mod counter;
 pub mod family;
 mod report;
-pub mod text;
 
 /// Default maximum number of series of one kind: rules, and separately the values of rules that ask
 /// for series by value. Each kind at its maximum takes some 5 MB in a pod of two cores.

@@ -12,10 +12,10 @@ use ratelease_rules::request::Request;
 use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
 use crate::metrics::counter::Count;
-use crate::request_error::RequestError;
+use crate::request::RequestError;
+use crate::request::Transport;
 use crate::samples::Samples;
 use crate::trace::{Span, Tracer};
-use crate::transport::Transport;
 
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]

@@ -35,8 +35,8 @@ use ratelease_rules::request::Request;
 use tracing::error;
 
 use crate::metrics::counter::{Count, Counter};
+use crate::request::Transport;
 use crate::samples::rule_of;
-use crate::transport::Transport;
 
 /// Begins spans. A cheap handle: clones share all state; the default traces nothing.
 #[derive(Debug, Clone, Default)]

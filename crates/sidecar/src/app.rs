@@ -20,8 +20,7 @@ use ratelease_engine::time::Clock;
 pub use ratelease_listener::runtime_builder;
 use ratelease_listener::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve;
-use ratelease_server::grpc::serve::{ConnectionAge, HealthHandle};
+use ratelease_server::grpc::{self, ConnectionAge, HealthHandle};
 use ratelease_server::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
 use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
 use ratelease_server::metrics::{Calls, Meters, RuleTotals};
@@ -73,7 +72,7 @@ const CONNECT_MAX: Duration = Duration::from_millis(150);
 
 /// All parts, built and bound, not yet serving.
 pub struct App {
-    grpc: serve::Listener,
+    grpc: grpc::Listener,
     http: TcpListener,
     debug: TcpListener,
     /// The listener and the routes of its page.
@@ -185,7 +184,7 @@ impl App {
     async fn start(self) -> io::Result<Serving> {
         let (stop_grpc, grpc_stop) = watch::channel(false);
         let (stop_http, http_stop) = watch::channel(false);
-        let (health_service, health_handle) = serve::health();
+        let (health_service, health_handle) = grpc::health();
         let background = self.spawn_background(&health_handle);
         let App { health, limiter, service, open, threads, supervisor, .. } = self;
         wait_for_parts(&*self.store, &self.published).await;
@@ -213,7 +212,7 @@ impl App {
         let http = server(routes, open.http, RequestOrder::Concurrent);
         http_servers.serve("the HTTP port", self.http, http)?;
         let open = open.grpc;
-        let parts = serve::ServerParts {
+        let parts = grpc::ServerParts {
             service,
             health: health_service,
             age: self.age,
@@ -222,7 +221,7 @@ impl App {
             tls: self.tls.as_ref().map(CertificateWatch::acceptor),
         };
         let stop = async move { wait_until_set(&mut { grpc_stop }).await };
-        let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
+        let grpc = tokio::spawn(grpc::serve(self.grpc, parts, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
         let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;

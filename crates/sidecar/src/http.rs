@@ -29,12 +29,11 @@ use ratelease_listener::{
 use ratelease_otlp::origin::system_time;
 use ratelease_rules::request::json as request_json;
 use ratelease_rules::request::scoped::{FieldFault, ScopedRequest};
-use ratelease_server::request_error::RequestError;
+use ratelease_server::request::{RequestError, Route, Transport};
 use ratelease_server::service::{
     Answer, BodyReservation, Caller, DecisionService, HTTP_CALLS_MAX, PartialMessage, Peer,
 };
 use ratelease_server::trace::{Outcome, Span};
-use ratelease_server::transport::{Route, Transport};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;

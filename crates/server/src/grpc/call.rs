@@ -10,24 +10,21 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{Method, Request, Uri};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use ratelease_engine::time::Time;
 use ratelease_rules::request::Request as RateLimitRequest;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::answer::{GRPC, send_message, send_status};
-use super::deadline::{self, Deadline};
-use super::fallback::{FallbackCall, Message};
-use super::rate_limit_service::SHOULD_RATE_LIMIT;
+use super::fallback::{FallbackCall, Message, SHOULD_RATE_LIMIT};
 use super::wire::DecodeError;
-use super::{PREFIX_BYTES, headers, status_of, wire};
-use crate::request_error::RequestError;
+use super::{PREFIX_BYTES, status_of, wire};
+use crate::request::RequestError;
+use crate::request::Transport;
 use crate::service::{Caller, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
-use crate::transport::Transport;
-use ratelease_listener::TurnHandle;
+use ratelease_listener::{FIELDS_MAX, TurnHandle};
 
 /// What a further descriptor of a request costs of its connection's turn, in bytes that take as
 /// long to read. A call of Envoy has one descriptor or a few; one of 256 would otherwise take as
@@ -109,12 +106,12 @@ impl Call {
         };
         let headers = self.request.headers();
         let waited = self.started.map_or(Duration::ZERO, |at| context.service.now().since(at));
-        let timeout = deadline::timeout(headers);
+        let timeout = timeout_of(headers);
         Kind::Plain(PlainCall {
             message: frame.slice_ref(message),
             span: context.service.begin(Transport::Grpc, headers),
             patience: timeout.map(|timeout| timeout.saturating_sub(waited)),
-            limit: deadline::time_left(timeout, waited),
+            limit: time_left(timeout, waited),
             respond: self.respond,
         })
     }
@@ -122,8 +119,8 @@ impl Call {
     /// The same call, whose message has not arrived by `now`, without what takes more memory than
     /// the rest of it.
     pub(super) fn into_waiting(mut self, now: Time) -> Self {
-        if headers::are_large(self.request.headers()) {
-            headers::keep_those_read(self.request.headers_mut());
+        if are_large(self.request.headers()) {
+            keep_those_read(self.request.headers_mut());
         }
         // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
         *self.request.uri_mut() = Uri::from_static(SHOULD_RATE_LIMIT);
@@ -150,7 +147,7 @@ impl Call {
         let now = context.service.now();
         let waited = self.waited(now);
         let Self { mut request, respond, started } = self;
-        let timeout = deadline::timeout(request.headers());
+        let timeout = timeout_of(request.headers());
         if let Some(timeout) = timeout {
             let deadline = Deadline(started.unwrap_or(now) + timeout);
             request.extensions_mut().insert(deadline);
@@ -158,7 +155,7 @@ impl Call {
         let reservation = context.service.reserve_body(Transport::Grpc, &context.peer);
         request.extensions_mut().insert(reservation.clone());
         let request = request.map(|body| Message::new(read, body, reservation));
-        let limit = deadline::time_left(timeout, waited);
+        let limit = time_left(timeout, waited);
         Kind::Fallback(Box::new(FallbackCall { request, respond, limit }))
     }
 }
@@ -186,7 +183,7 @@ impl PlainCall {
         let answered = match decided {
             Ok(Ok(answered)) => answered,
             Ok(Err(panicked)) => Err(status_of(&panicked)),
-            Err(_) => Err(deadline::expired()),
+            Err(_) => Err(expired()),
         };
         let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
         match answered {
@@ -259,4 +256,229 @@ fn plain_message(frame: &[u8]) -> Option<&[u8]> {
     };
     let length = u32::from_be_bytes(*length);
     (usize::try_from(length) == Ok(message.len())).then_some(message)
+}
+
+// === The time that a caller waits ===
+//
+// How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
+// HTTP/2, Requests). Envoy sends the timeout of its filter in this header.
+
+const TIMEOUT_HEADER: &str = "grpc-timeout";
+
+/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
+const CALL_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of digits in the specification.
+const DIGITS_MAX: usize = 8;
+
+/// The time at which the caller of a call gives up. An extension of the call's request, if its
+/// headers have a timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Deadline(pub(super) Time);
+
+/// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
+/// is worth more than an error about a header.
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let (unit, digits) = headers.get(TIMEOUT_HEADER)?.as_bytes().split_last()?;
+    if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let amount = digits.iter().fold(0, |amount, digit| 10 * amount + u64::from(digit - b'0'));
+    match unit {
+        b'H' => Some(Duration::from_secs(amount * 3600)),
+        b'M' => Some(Duration::from_secs(amount * 60)),
+        b'S' => Some(Duration::from_secs(amount)),
+        b'm' => Some(Duration::from_millis(amount)),
+        b'u' => Some(Duration::from_micros(amount)),
+        b'n' => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+/// How long a call with this timeout may still take until its answer begins, if it has `waited`
+/// already.
+fn time_left(timeout: Option<Duration>, waited: Duration) -> Duration {
+    timeout.unwrap_or(CALL_MAX).min(CALL_MAX).saturating_sub(waited)
+}
+
+/// The status of a call that took longer.
+pub(super) fn expired() -> Status {
+    Status::deadline_exceeded("Timeout expired")
+}
+
+// === The headers of a call: their maximum number, and which of them are kept while it lasts ===
+
+/// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
+/// which tracers propagate their contexts.
+const NAMES_READ: [&str; 8] = [
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "te",
+    "traceparent",
+    "tracestate",
+    "b3",
+    "baggage",
+];
+const PREFIXES_READ: [&str; 2] = ["grpc-", "x-b3-"];
+
+/// Header fields, and bytes of their values, that a call may keep while its message has not
+/// arrived. A gRPC client sends six fields, plus those that tracers add.
+const SMALL_FIELDS_MAX: usize = 16;
+const SMALL_VALUE_BYTES_MAX: usize = 1024;
+
+/// Whether the headers take more memory than the rest of a call.
+fn are_large(headers: &HeaderMap) -> bool {
+    headers.len() > SMALL_FIELDS_MAX
+        || headers.values().map(|value| value.len()).sum::<usize>() > SMALL_VALUE_BYTES_MAX
+}
+
+/// Whether a call has more than [`FIELDS_MAX`].
+pub(super) fn are_too_many(headers: &HeaderMap) -> bool {
+    headers.len() > FIELDS_MAX
+}
+
+/// Answers as `h2` does when the headers have too many bytes.
+pub(super) fn refuse(respond: &mut SendResponse<Bytes>) {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    // An error means that the client is gone, or has reset the call.
+    let _ = respond.send_response(response, true);
+}
+
+/// Drops the headers that are not read any more, and their memory: the call may last.
+pub(super) fn keep_those_read(headers: &mut HeaderMap) {
+    let is_read = |name: &str| {
+        NAMES_READ.contains(&name) || PREFIXES_READ.iter().any(|prefix| name.starts_with(prefix))
+    };
+    // Copied into a new map: a map that was drained keeps its capacity.
+    *headers = headers
+        .iter()
+        .filter(|(name, _)| is_read(name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+}
+
+// === The answer to a plain call, on its stream of `h2` ===
+
+/// The content type of a plain call and of its answer.
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
+/// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or
+/// has reset the call.
+fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    let Ok(mut stream) = respond.send_response(response, false) else { return };
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(&GRPC_STATUS, OK);
+    if stream.send_data(message, false).is_ok() {
+        let _ = stream.send_trailers(trailers);
+    }
+}
+
+/// Sends `status` without a message, as [`send_message`] does.
+fn send_status(respond: &mut SendResponse<Bytes>, status: Status) {
+    let (head, _) = status.into_http::<()>().into_parts();
+    let _ = respond.send_response(Response::from_parts(head, ()), true);
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(value: &[u8]) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert(TIMEOUT_HEADER, HeaderValue::from_bytes(value).ok()?);
+        Some(headers)
+    }
+
+    fn read(text: &str) -> Option<Duration> {
+        timeout_of(&headers(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_timeout_has_one_to_eight_digits_and_a_unit() {
+        assert_eq!(read("20m"), Some(Duration::from_millis(20)));
+        assert_eq!(read("0m"), Some(Duration::ZERO));
+        assert_eq!(read("00000007S"), Some(Duration::from_secs(7)));
+        assert_eq!(read("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(read("15u"), Some(Duration::from_micros(15)));
+        assert_eq!(read("1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+    }
+
+    #[test]
+    fn anything_else_is_no_timeout() {
+        for bad in [
+            "",
+            "m",
+            "20",
+            "123456789S",
+            "-1S",
+            "+1S",
+            "1x",
+            "1ms",
+            "1 m",
+            " 1m",
+            "1.5S",
+            "0x1m",
+            "1s",
+            "1h",
+        ] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+        assert_eq!(timeout_of(&headers("1\u{b5}".as_bytes()).unwrap()), None);
+        assert_eq!(
+            timeout_of(&headers("\u{661}m".as_bytes()).unwrap()),
+            None,
+            "not an ASCII digit"
+        );
+        assert_eq!(timeout_of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_longest_timeout_ends_with_the_clock() {
+        let headers = headers(b"99999999H").unwrap();
+        let late = Time::from_nanos(7) + timeout_of(&headers).unwrap();
+        assert_eq!(late, Time::from_nanos(u64::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_panics(value in prop::collection::vec(any::<u8>(), 0..16)) {
+            if let Some(headers) = headers(&value) {
+                let _ = timeout_of(&headers).map(|it| Time::from_nanos(u64::MAX / 2) + it);
+            }
+        }
+
+        #[test]
+        fn every_amount_of_the_specification_is_read(amount in 0_u32..100_000_000) {
+            let read = read(&format!("{amount}u"));
+            prop_assert_eq!(read, Some(Duration::from_micros(amount.into())));
+        }
+    }
+
+    #[test]
+    fn headers_that_are_read_are_kept_in_little_memory() {
+        let mut headers = HeaderMap::new();
+        for n in 0..300 {
+            let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_static("v"));
+        }
+        assert!(are_too_many(&headers));
+        for name in ["content-type", "grpc-timeout", "traceparent", "x-b3-traceid"] {
+            headers.append(name, HeaderValue::from_static("kept"));
+        }
+        keep_those_read(&mut headers);
+        assert_eq!(headers.len(), 4);
+        assert!(headers.values().all(|value| value == "kept"));
+        assert!(headers.capacity() < 64);
+        assert!(!are_too_many(&headers));
+    }
 }

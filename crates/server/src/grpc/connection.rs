@@ -5,12 +5,13 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, Reason};
@@ -22,13 +23,10 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::service::Routes;
 
-use super::call::{Call, CallContext, Kind};
-use super::fallback::{self, FallbackCall};
-use super::h2_waker::H2Waker;
-use super::headers;
-use super::preface::{self, NonHttp2Clients};
-use super::rate_limit_service::SHOULD_RATE_LIMIT;
+use super::call::{self, Call, CallContext, Kind};
+use super::fallback::{self, FallbackCall, SHOULD_RATE_LIMIT};
 use super::write_coalescing::{CoalescingIo, WriteHold};
+use super::{NonHttp2Clients, read_preface};
 use crate::service::{DecisionService, Peer};
 use ratelease_listener::{ConnectionHandle, IncompleteRequest, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
@@ -96,7 +94,7 @@ pub(super) async fn serve<I>(
     // What is only of the beginning is boxed, so that it takes no memory while the connection
     // lives.
     let preface = tokio::select! {
-        preface = Box::pin(preface::read(&mut io, &context.non_http2)) => preface,
+        preface = Box::pin(read_preface(&mut io, &context.non_http2)) => preface,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.close_requested() => None,
@@ -248,8 +246,8 @@ impl Calls {
         mut respond: SendResponse<Bytes>,
         h2: &mut Context<'_>,
     ) {
-        if headers::are_too_many(request.headers()) {
-            return headers::refuse(&mut respond);
+        if call::are_too_many(request.headers()) {
+            return call::refuse(&mut respond);
         }
         let call = Call { request, respond, started: None };
         match call.read(&self.context, h2) {
@@ -344,7 +342,7 @@ fn prepare_fallback(
     mut call: FallbackCall,
     handle: &ConnectionHandle,
 ) -> Option<(FallbackCall, Option<IncompleteRequest>)> {
-    headers::keep_those_read(call.request.headers_mut());
+    call::keep_those_read(call.request.headers_mut());
     call.request.extensions_mut().insert(handle.clone());
     if call.request.body().is_complete() {
         return Some((call, None));
@@ -402,6 +400,59 @@ async fn reached_age(age: Option<Duration>) {
     match age {
         Some(age) => sleep(age).await,
         None => pending().await,
+    }
+}
+
+// === The waker that `h2` gets of the task of a connection ===
+//
+// `h2` wakes the task whenever it is given an answer, so that the task writes it. A task that
+// answers calls itself polls `h2` afterwards in any case: with its own waker it would run twice
+// for each call.
+
+/// Wakes the task of a connection while the task is attached.
+#[derive(Debug)]
+struct H2Waker {
+    task: Arc<AttachedTask>,
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct AttachedTask(AtomicWaker);
+
+// === impl H2Waker ===
+
+impl H2Waker {
+    fn new() -> Self {
+        let task = Arc::new(AttachedTask::default());
+        Self { waker: Waker::from(Arc::clone(&task)), task }
+    }
+
+    /// The waker to poll `h2` with.
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Attaches the task of `cx`, which is then to poll `h2`: events before that poll are seen by
+    /// it, and those after it wake the task.
+    fn attach(&self, cx: &Context<'_>) {
+        self.task.0.register(cx.waker());
+    }
+
+    /// Detaches the task, which is going to attach itself and to poll `h2` again before it waits.
+    fn detach(&self) {
+        drop(self.task.0.take());
+    }
+}
+
+// === impl AttachedTask ===
+
+impl Wake for AttachedTask {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
     }
 }
 

@@ -317,7 +317,7 @@ fn counters_that_overflow_do_not_panic() {
     // Adding up the totals must not overflow.
     assert_eq!((meters.calls().over_limit, meters.by_how()[0].1), (4, 4));
     assert_eq!(meters.by_rule(9).len(), 3);
-    assert!(text::write(&meters.families(None)).contains("key1=\"dark\""));
+    assert!(family::text(&meters.families(None)).contains("key1=\"dark\""));
 }
 
 /// Records many values that would each have a series of their own in the reference implementation.
@@ -333,7 +333,7 @@ fn series_by_value_are_bounded() {
         let status = std::fs::read_to_string("/proc/self/statm").unwrap();
         status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     };
-    let lines = |meters: &Meters| text::write(&meters.families(None)).lines().count();
+    let lines = |meters: &Meters| family::text(&meters.families(None)).lines().count();
     let note = |number: u64| {
         note(&meters, &rules, &[("detailed", &format!("user-{number}"))], 9, false);
     };

@@ -12,9 +12,9 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
+use ratelease_server::metrics::Meters;
 use ratelease_server::metrics::counter::Counter;
-use ratelease_server::metrics::family::{Family, Kind, Labels, Value};
-use ratelease_server::metrics::{Meters, text};
+use ratelease_server::metrics::family::{self, Family, Kind, Labels, Value};
 
 use super::render;
 use super::status::Status;
@@ -41,8 +41,8 @@ pub fn routes(path: &str, sources: MetricsSources) -> Router {
 }
 
 async fn show(State(sources): State<MetricsSources>) -> impl IntoResponse {
-    let page = render(move || text::write(&sources.families())).await;
-    page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
+    let page = render(move || family::text(&sources.families())).await;
+    page.map(|page| ([(CONTENT_TYPE, family::CONTENT_TYPE)], page))
 }
 
 // === impl MetricsSources ===

@@ -40,7 +40,7 @@ use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
 use ratelease_otlp::origin::Origin;
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::{ConnectionAge, Listener};
+use ratelease_server::grpc::{ConnectionAge, Listener};
 use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::{self as counting, Meters};
 use ratelease_server::observe::Observers;
