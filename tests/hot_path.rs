@@ -2,6 +2,7 @@
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
-use ratelease_cli::settings::{Identity, Otlp, OtlpCompression, OtlpProtocol, Tracing};
+use ratelease_cli::settings::{self, Identity, Otlp, OtlpCompression, OtlpProtocol, Tracing};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
@@ -19,11 +20,11 @@ use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc;
-use ratelease_server::hot_keys::{self, HotKeys};
+use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
 use ratelease_server::request::Transport;
-use ratelease_server::samples::{SampleValues, Samples};
+use ratelease_server::samples::Samples;
 use ratelease_server::service::{Caller, DecisionService, Peer};
 use ratelease_server::trace::Tracer;
 
@@ -54,8 +55,10 @@ fn service() -> DecisionService {
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
-    let hot_keys = HotKeys::new(hot_keys::Options::default(), limiter.clock());
-    let observers = Observers::default().with_meters(Meters::default()).with_hot_keys(hot_keys);
+    let sample = NonZeroU32::new(4).unwrap();
+    let hot_keys = HotKeys::new(settings::HotKeys { sample, values: false }, limiter.clock());
+    let meters = Some(Meters::default());
+    let observers = Observers { meters, hot_keys, ..Observers::default() };
     DecisionService::new(limiter, published, None, 64).observed_by(observers)
 }
 
@@ -112,9 +115,9 @@ fn rare() -> Observers {
     let (name, namespace, instance) = Default::default();
     let origin = Origin::new(Identity { name, namespace, instance, attributes: Vec::new() });
     let tracer = Tracer::new(&origin, Some(Tracing { rate: f32::MIN_POSITIVE, otlp }), clock);
-    let samples = Samples::new(f32::MIN_POSITIVE, SampleValues::Omitted, clock);
-    let meters = Meters::default();
-    Observers::default().with_meters(meters).with_tracer(tracer).with_samples(samples)
+    let samples = Samples::new(f32::MIN_POSITIVE, false, clock);
+    let meters = Some(Meters::default());
+    Observers { meters, tracer, samples, hot_keys: HotKeys::default() }
 }
 
 async fn allocates_nothing(service: DecisionService) {

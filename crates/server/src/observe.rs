@@ -20,46 +20,19 @@ use crate::trace::{Span, Tracer};
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
-    meters: Option<Meters>,
+    /// Counts decisions.
+    pub meters: Option<Meters>,
     /// Counts the hottest keys.
-    hot_keys: HotKeys,
+    pub hot_keys: HotKeys,
     /// Logs a sample of the decisions.
-    samples: Samples,
+    pub samples: Samples,
     /// Begins spans; the servers record the decision in them.
-    tracer: Tracer,
+    pub tracer: Tracer,
 }
 
 // === impl Observers ===
 
 impl Observers {
-    /// Returns these observers with `meters`, which count decisions.
-    #[must_use]
-    pub fn with_meters(mut self, meters: Meters) -> Self {
-        self.meters = Some(meters);
-        self
-    }
-
-    /// Returns these observers with `hot_keys`, which counts keys.
-    #[must_use]
-    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
-        self.hot_keys = hot_keys;
-        self
-    }
-
-    /// Returns these observers with `samples`, which log some of the decisions.
-    #[must_use]
-    pub fn with_samples(mut self, samples: Samples) -> Self {
-        self.samples = samples;
-        self
-    }
-
-    /// Returns these observers with `tracer`, which traces some of the requests.
-    #[must_use]
-    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
-        self.tracer = tracer;
-        self
-    }
-
     /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
     pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {

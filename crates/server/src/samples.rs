@@ -27,19 +27,11 @@ pub struct Samples {
     shared: Option<Arc<Shared>>,
 }
 
-/// Whether samples show the values of descriptors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SampleValues {
-    /// Values are left out.
-    Omitted,
-    /// Values are shown, truncated.
-    Shown,
-}
-
 #[derive(Debug)]
 struct Shared {
     share: f32,
-    shown: SampleValues,
+    /// Whether the values of descriptors are shown.
+    shows_values: bool,
     clock: Clock,
     /// The present second, since the clock was started, and the number of lines in it so far.
     current_second: Mutex<(u64, u32)>,
@@ -52,11 +44,17 @@ struct Values<'a, 'q>(&'a Descriptor<'q>);
 // === impl Samples ===
 
 impl Samples {
-    /// Creates samples of a `share` of the decisions, 0 to 1.
-    pub fn new(share: f32, values: SampleValues, clock: Clock) -> Self {
+    /// Creates samples of a `share` of the decisions, 0 to 1. If `shows_values`, they show the
+    /// values of descriptors, truncated.
+    pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
         let shared = (share > 0.0).then(|| {
-            let (current_second, dropped) = Default::default();
-            Arc::new(Shared { share, shown: values, clock, current_second, dropped })
+            Arc::new(Shared {
+                share,
+                shows_values,
+                clock,
+                current_second: Mutex::default(),
+                dropped: AtomicU64::new(0),
+            })
         });
         Self { shared }
     }
@@ -100,7 +98,6 @@ impl Shared {
         status: &Status<'_>,
     ) {
         let counted = status.counted;
-        let shows_values = self.shown == SampleValues::Shown;
         info!(
             target: TARGET,
             domain = decision.request.domain,
@@ -112,7 +109,7 @@ impl Shared {
             hits = counted.map(|it| it.hits),
             how = counted.map(|it| it.how.name()),
             took_us = u64::try_from(decision.took.as_micros()).unwrap_or(u64::MAX),
-            values = shows_values.then(|| tracing::field::display(Values(descriptor))),
+            values = self.shows_values.then(|| tracing::field::display(Values(descriptor))),
             "decided",
         );
     }
@@ -174,7 +171,7 @@ mod tests {
 
     #[test]
     fn lines_above_the_limit_of_a_second_are_dropped() {
-        let samples = Samples::new(1.0, SampleValues::Omitted, Clock::start());
+        let samples = Samples::new(1.0, false, Clock::start());
         let shared = samples.shared.as_deref().expect("a share");
         let begun = shared.clock.now().nanos() / 1_000_000_000;
         let lines = 3 * LINES_PER_SECOND_MAX;

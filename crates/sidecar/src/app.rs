@@ -401,12 +401,7 @@ struct StatsSources {
 impl StatsSources {
     /// Observers that record each decision: these sources, `samples` and `tracer`.
     fn observers(&self, samples: Samples, tracer: Tracer) -> Observers {
-        let observers = Observers::default().with_samples(samples).with_tracer(tracer);
-        let observers = observers.with_hot_keys(self.hot_keys.clone());
-        match &self.meters {
-            Some(meters) => observers.with_meters(meters.clone()),
-            None => observers,
-        }
+        Observers { meters: self.meters.clone(), hot_keys: self.hot_keys.clone(), samples, tracer }
     }
 }
 

@@ -9,7 +9,7 @@ use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 
 use super::family::{Family, Kind, Labels, Value};
-use super::{Decisions, HitSums, RuleMeter, RuleSums, SOURCES};
+use super::{Decisions, Hits, RuleMeter, RuleSums, SOURCES};
 use super::{HitSeries, ZeroSeries};
 use super::{Meters, Shared, calls};
 
@@ -43,7 +43,7 @@ pub struct RuleTotals {
 }
 
 /// Selects the value of one series of the reference implementation.
-type OfHits = fn(&HitSums) -> u64;
+type OfHits = fn(&Hits) -> u64;
 
 const REFERENCE_HITS: [(&str, &str, OfHits); 5] = [
     ("ratelimit_service_rate_limit_total_hits", "Hits of the rule.", |hits| hits.total),
@@ -189,15 +189,12 @@ impl Meters {
         let meters = || meters.iter().map(AsRef::as_ref);
         for meter in meters().chain(overrides.iter()) {
             let sums = meter.sums().decisions;
-            let zeros = match zero_series.contains(&meter.path) {
-                true => Zeros::Reported,
-                false => Zeros::Omitted,
-            };
-            push(&mut family, (&meter.domain, &meter.path), &sums, zeros);
+            let with_zeros = zero_series.contains(&meter.path);
+            push(&mut family, (&meter.domain, &meter.path), &sums, with_zeros);
         }
         for rule in zero_series.rules_without_meter(meters()) {
             let domain = rule.path_parts().next().unwrap_or_default();
-            push(&mut family, (domain, &rule.path), &Default::default(), Zeros::Reported);
+            push(&mut family, (domain, &rule.path), &Decisions::default(), true);
         }
         let counts = calls.sums();
         for (how, count) in [("none", calls::UNMATCHED), ("unlimited", calls::UNLIMITED)] {
@@ -251,21 +248,13 @@ impl Meters {
     }
 }
 
-/// Whether series at 0 are reported.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Zeros {
-    Omitted,
-    /// Except for those of failure modes: they last long enough to be seen if they matter.
-    Reported,
-}
-
-/// Adds the decisions of one rule.
-fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, zeros: Zeros) {
+/// Adds the decisions of one rule; `with_zeros` even if there are none, except for those of failure
+/// modes: they last long enough to be seen if they matter.
+fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, with_zeros: bool) {
     for (how, [ok, over]) in SOURCES.iter().zip(sums) {
-        let with_zeros = zeros == Zeros::Reported
-            && matches!(how, DecisionSource::Local | DecisionSource::Leased);
+        let is_usual = matches!(how, DecisionSource::Local | DecisionSource::Leased);
         for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
-            if count > 0 || with_zeros {
+            if count > 0 || with_zeros && is_usual {
                 family.push(decided(of, verdict, how.name()), Value::Count(count));
             }
         }
@@ -296,7 +285,7 @@ fn errors(counts: &[u64]) -> [u64; 2] {
 impl RuleTotals {
     fn of((path, sums): (&str, RuleSums)) -> Self {
         let [ok, over_limit] = sums.by_verdict();
-        let HitSums { near, shadow, .. } = sums.hits;
+        let Hits { near, shadow, .. } = sums.hits;
         Self { rule: path.to_owned(), ok, over_limit, near_limit: near, shadow }
     }
 }

@@ -459,7 +459,7 @@ mod hits {
             reset_after: None,
             counted: Some(counted),
         };
-        let Hits { total, within, over, near } = Hits::of(&status, &counted, 0.8);
+        let Hits { total, within, over, near, .. } = Hits::of(&status, &counted, 0.8);
         (total, within, over, near)
     }
 
@@ -533,23 +533,23 @@ mod series {
     #[test]
     fn every_way_to_decide_has_counters_of_its_own() {
         let meter = RuleMeter::folded();
-        let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
-        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits, Shadow::Off));
-        let over = Hits { total: 5, within: 0, over: 3, near: 2 };
-        meter.note(DecisionSource::Leased, Code::OverLimit, over, Shadow::Off);
-        meter.note(DecisionSource::Leased, Code::Ok, over, Shadow::On);
+        let hits = Hits { total: 2, within: 2, over: 0, near: 1, shadow: 0 };
+        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits));
+        let over = Hits { total: 5, within: 0, over: 3, near: 2, shadow: 0 };
+        meter.note(DecisionSource::Leased, Code::OverLimit, over);
+        meter.note(DecisionSource::Leased, Code::Ok, Hits { shadow: 3, ..over });
         let sums = meter.sums();
         assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0], [1, 0]]);
         assert_eq!(sums.by_verdict(), [7, 1]);
-        let expected = HitSums { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
+        let expected = Hits { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
         assert_eq!(sums.hits, expected);
     }
 }
 
 mod registry {
     use super::super::Hits;
+    use super::super::Keys;
     use super::super::*;
-    use super::super::{Keys, Shadow};
     use ratelease_engine::verdict::{Code, DecisionSource};
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
@@ -557,7 +557,7 @@ mod registry {
     }
 
     fn note(meter: &RuleMeter) {
-        meter.note(DecisionSource::Local, Code::Ok, Hits::default(), Shadow::Off);
+        meter.note(DecisionSource::Local, Code::Ok, Hits::default());
     }
 
     #[test]

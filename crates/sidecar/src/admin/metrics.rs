@@ -225,15 +225,9 @@ fn shards(shards: &[ShardSnapshot]) -> [Family; 4] {
 /// Returns `counts` as metrics, except those that are reported by shard.
 fn of_counts(counts: &BTreeMap<Counter, u64>) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
-    for (counter, value) in counts.iter().filter(|(counter, _)| !counter.is_by_shard()) {
+    for (counter, value) in counts {
         let value = Value::Count(*value);
-        let Some(metric) = counter.metric() else {
-            let name = counter.name();
-            let kind = Kind::Counter;
-            let help = format!("As `{name}` of the status page.");
-            families.push(Family::single(format!("ratelease_{name}_total"), kind, help, value));
-            continue;
-        };
+        let Some(metric) = counter.metric() else { continue };
         let labels: Labels =
             metric.label.iter().map(|(label, of)| (*label, (*of).into())).collect();
         let known = families.iter().position(|family| family.name == metric.name);
