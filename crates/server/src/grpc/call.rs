@@ -17,11 +17,10 @@ use ratelease_rules::request::Request as RateLimitRequest;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::fallback::{FallbackCall, Message, SHOULD_RATE_LIMIT};
+use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
 use super::wire::DecodeError;
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::request::RequestError;
-use crate::request::Transport;
+use crate::request::{RequestError, Transport};
 use crate::service::{Caller, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
 use ratelease_listener::{FIELDS_MAX, TurnHandle};
@@ -40,10 +39,10 @@ pub(super) struct CallContext {
 
 /// A call that has just begun.
 pub(super) struct Call {
-    pub(super) request: Request<RecvStream>,
-    pub(super) respond: SendResponse<Bytes>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
     /// When it began, if that was a while ago.
-    pub(super) started: Option<Time>,
+    started: Option<Time>,
 }
 
 /// What a call is, by what has arrived of it.
@@ -54,8 +53,8 @@ pub(super) enum Kind {
     Fallback(Box<FallbackCall>),
     /// No part of the message has arrived.
     Unknown(Call),
-    /// The client has reset it.
-    Reset,
+    /// It has been refused, or its client has reset it.
+    Ended,
 }
 
 /// A plain call: one message that is complete and not compressed.
@@ -73,8 +72,16 @@ pub(super) struct PlainCall {
 // === impl Call ===
 
 impl Call {
+    pub(super) fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
+        Self { request, respond, started: None }
+    }
+
     /// Reads what has arrived of the call.
     pub(super) fn read(mut self, context: &CallContext, cx: &mut Context<'_>) -> Kind {
+        if self.request.headers().len() > FIELDS_MAX {
+            refuse(&mut self.respond);
+            return Kind::Ended;
+        }
         if !self.is_plain() {
             return self.into_fallback(context, Bytes::new());
         }
@@ -92,7 +99,7 @@ impl Call {
                     }
                 }
                 Poll::Ready(None) => return self.complete(context, read),
-                Poll::Ready(Some(Err(_))) => return Kind::Reset,
+                Poll::Ready(Some(Err(_))) => return Kind::Ended,
                 Poll::Pending if read.is_empty() => return Kind::Unknown(self),
                 Poll::Pending => return self.into_fallback(context, read),
             }
@@ -146,17 +153,13 @@ impl Call {
         // From here on the message and the wait for a place may take a while.
         let now = context.service.now();
         let waited = self.waited(now);
-        let Self { mut request, respond, started } = self;
+        let Self { request, respond, started } = self;
         let timeout = timeout_of(request.headers());
-        if let Some(timeout) = timeout {
-            let deadline = Deadline(started.unwrap_or(now) + timeout);
-            request.extensions_mut().insert(deadline);
-        }
-        let reservation = context.service.reserve_body(Transport::Grpc, &context.peer);
-        request.extensions_mut().insert(reservation.clone());
-        let request = request.map(|body| Message::new(read, body, reservation));
+        let deadline = timeout.map(|timeout| started.unwrap_or(now) + timeout);
         let limit = time_left(timeout, waited);
-        Kind::Fallback(Box::new(FallbackCall { request, respond, limit }))
+        let reservation = context.service.reserve_body(Transport::Grpc, &context.peer);
+        let call = FallbackCall::new(request, respond, read, reservation, deadline, limit);
+        Kind::Fallback(Box::new(call))
     }
 }
 
@@ -271,11 +274,6 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of digits in the specification.
 const DIGITS_MAX: usize = 8;
 
-/// The time at which the caller of a call gives up. An extension of the call's request, if its
-/// headers have a timeout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Deadline(pub(super) Time);
-
 /// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
 /// is worth more than an error about a header.
 fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
@@ -333,13 +331,8 @@ fn are_large(headers: &HeaderMap) -> bool {
         || headers.values().map(|value| value.len()).sum::<usize>() > SMALL_VALUE_BYTES_MAX
 }
 
-/// Whether a call has more than [`FIELDS_MAX`].
-pub(super) fn are_too_many(headers: &HeaderMap) -> bool {
-    headers.len() > FIELDS_MAX
-}
-
-/// Answers as `h2` does when the headers have too many bytes.
-pub(super) fn refuse(respond: &mut SendResponse<Bytes>) {
+/// Answers a call with more than [`FIELDS_MAX`] as `h2` does when the headers have too many bytes.
+fn refuse(respond: &mut SendResponse<Bytes>) {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
     // An error means that the client is gone, or has reset the call.
@@ -471,7 +464,6 @@ mod tests {
             let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
             headers.append(name, HeaderValue::from_static("v"));
         }
-        assert!(are_too_many(&headers));
         for name in ["content-type", "grpc-timeout", "traceparent", "x-b3-traceid"] {
             headers.append(name, HeaderValue::from_static("kept"));
         }
@@ -479,6 +471,5 @@ mod tests {
         assert_eq!(headers.len(), 4);
         assert!(headers.values().all(|value| value == "kept"));
         assert!(headers.capacity() < 64);
-        assert!(!are_too_many(&headers));
     }
 }

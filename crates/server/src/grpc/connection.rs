@@ -14,7 +14,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong, Reason};
+use h2::{Ping, PingPong};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -23,12 +23,12 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::service::Routes;
 
-use super::call::{self, Call, CallContext, Kind};
-use super::fallback::{self, FallbackCall, SHOULD_RATE_LIMIT};
+use super::call::{Call, CallContext, Kind};
+use super::fallback::FallbackCall;
 use super::write_coalescing::{CoalescingIo, WriteHold};
 use super::{NonHttp2Clients, read_preface};
 use crate::service::{DecisionService, Peer};
-use ratelease_listener::{ConnectionHandle, IncompleteRequest, PREFACE};
+use ratelease_listener::{ConnectionHandle, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
 /// Maximum number of concurrent calls on one connection. A connection's calls are read and each
@@ -243,14 +243,10 @@ impl Calls {
     fn begin(
         &mut self,
         request: Request<RecvStream>,
-        mut respond: SendResponse<Bytes>,
+        respond: SendResponse<Bytes>,
         h2: &mut Context<'_>,
     ) {
-        if call::are_too_many(request.headers()) {
-            return call::refuse(&mut respond);
-        }
-        let call = Call { request, respond, started: None };
-        match call.read(&self.context, h2) {
+        match Call::new(request, respond).read(&self.context, h2) {
             Kind::Unknown(call) => {
                 self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
@@ -287,15 +283,14 @@ impl Calls {
                 }
             }
             Kind::Fallback(call) => self.answer_by_tonic(*call),
-            Kind::Unknown(_) | Kind::Reset => {}
+            Kind::Unknown(_) | Kind::Ended => {}
         }
     }
 
     /// Has tonic answer `call`. Drops it if there are too many others.
     fn answer_by_tonic(&mut self, call: FallbackCall) {
-        let Some((call, incomplete)) = prepare_fallback(call, &self.handle) else { return };
-        let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-        let mut served = Box::pin(fallback::serve(call, incomplete, self.routes.clone()));
+        let is_for_verdict = call.is_for_verdict();
+        let mut served = Box::pin(call.answer(&self.handle, self.routes.clone()));
         if served.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             return;
         }
@@ -333,27 +328,6 @@ fn poll_once(
     }
     ANSWER.set(Some(polled));
     None
-}
-
-/// Drops the headers of `call` that are not read any more, and reserves a slot for it if its
-/// message is incomplete. Returns `None` if there is no slot: the call is reset, and its client
-/// may try again, since nothing was done.
-fn prepare_fallback(
-    mut call: FallbackCall,
-    handle: &ConnectionHandle,
-) -> Option<(FallbackCall, Option<IncompleteRequest>)> {
-    call::keep_those_read(call.request.headers_mut());
-    call.request.extensions_mut().insert(handle.clone());
-    if call.request.body().is_complete() {
-        return Some((call, None));
-    }
-    match handle.register_incomplete() {
-        Some(incomplete) => Some((call, Some(incomplete))),
-        None => {
-            call.respond.send_reset(Reason::REFUSED_STREAM);
-            None
-        }
-    }
 }
 
 /// An error ends the connection: it comes from the client or the network.

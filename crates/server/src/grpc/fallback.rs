@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use h2::server::SendResponse;
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::Full;
+use ratelease_engine::time::Time;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
@@ -24,7 +25,7 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::call::{Deadline, answer, expired, unreadable};
+use super::call::{answer, expired, keep_those_read, unreadable};
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed, message_encodings};
 use super::{status_of, wire};
@@ -32,7 +33,7 @@ use crate::request::RequestError;
 use crate::request::Transport;
 use crate::service::{BodyReservation, DecisionService, PartialMessage, Peer};
 use crate::trace::{Outcome, Span};
-use ratelease_listener::IncompleteRequest;
+use ratelease_listener::{ConnectionHandle, IncompleteRequest};
 
 /// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
@@ -45,53 +46,21 @@ const COMPRESSED_BYTES_MAX: usize = 4 << 10;
 
 /// A call for tonic: its message is not plain, not complete, or absent.
 pub(super) struct FallbackCall {
-    pub(super) request: Request<Message>,
-    pub(super) respond: SendResponse<Bytes>,
+    request: Request<Message>,
+    respond: SendResponse<Bytes>,
     /// Maximum time until its answer begins.
-    pub(super) limit: Duration,
+    limit: Duration,
 }
 
+/// When the caller of a call gives up, if it says so: an extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Option<Time>);
+
 /// The message of a call, as far as it has arrived.
-pub(super) struct Message {
+struct Message {
     read: Bytes,
     rest: RecvStream,
     reservation: BodyReservation,
-}
-
-/// Serves `call`, until its client cancels it. Until the message is complete the call takes little
-/// memory: tonic is involved only after that. `incomplete` counts the call until then.
-pub(super) async fn serve(
-    call: FallbackCall,
-    incomplete: Option<IncompleteRequest>,
-    mut routes: Routes,
-) {
-    let FallbackCall { request, mut respond, limit } = call;
-    let answered = async {
-        if let Some(response) = rejection(&request) {
-            return response;
-        }
-        let (head, message) = request.into_parts();
-        let is_compressed = is_compressed(&head.headers);
-        let body = match message.message(is_compressed).await {
-            Ok(message) => TonicBody::new(Full::new(message)),
-            Err(status) => return status.into_http(),
-        };
-        drop(incomplete);
-        let answered = routes.call(Request::from_parts(head, body));
-        let answered = match is_compressed {
-            true => decompressed_in_turn(answered).await,
-            false => answered.await,
-        };
-        match answered {
-            Ok(response) => normalize_status(response),
-            Err(never) => match never {},
-        }
-    };
-    let answered = tokio::select! {
-        answered = timeout(limit, answered) => answered,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-    };
-    send(answered.unwrap_or_else(|_| expired().into_http()), respond).await;
 }
 
 /// Decompression of a message takes up to some milliseconds, during which its thread does nothing
@@ -171,7 +140,7 @@ async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
                 let _ = stream.send_trailers(trailers);
                 return;
             }
-            Some(Err(_)) => return stream.send_reset(h2::Reason::INTERNAL_ERROR),
+            Some(Err(_)) => return stream.send_reset(Reason::INTERNAL_ERROR),
             None => {
                 let _ = stream.send_data(Bytes::new(), true);
                 return;
@@ -194,19 +163,85 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
     Some(())
 }
 
+// === impl FallbackCall ===
+
+impl FallbackCall {
+    /// Creates the call from what has been `read` of its message, which is counted on
+    /// `reservation`. Its caller gives up at `deadline`, and its answer begins within `limit`.
+    pub(super) fn new(
+        mut request: Request<RecvStream>,
+        respond: SendResponse<Bytes>,
+        read: Bytes,
+        reservation: BodyReservation,
+        deadline: Option<Time>,
+        limit: Duration,
+    ) -> Self {
+        request.extensions_mut().insert(reservation.clone());
+        request.extensions_mut().insert(Deadline(deadline));
+        let request = request.map(|rest| Message { read, rest, reservation });
+        Self { request, respond, limit }
+    }
+
+    pub(super) fn is_for_verdict(&self) -> bool {
+        self.request.uri().path() == SHOULD_RATE_LIMIT
+    }
+
+    /// Answers the call, until its client cancels it. Until the message is complete the call takes
+    /// little memory, and a slot of its connection: tonic is involved only after that. If there is
+    /// no slot, the call is reset, and its client may try again, since nothing was done.
+    pub(super) fn answer(
+        mut self,
+        handle: &ConnectionHandle,
+        routes: Routes,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        keep_those_read(self.request.headers_mut());
+        self.request.extensions_mut().insert(handle.clone());
+        let is_complete = self.request.body().rest.is_end_stream();
+        let incomplete = if is_complete { None } else { handle.register_incomplete() };
+        async move {
+            let Self { request, mut respond, limit } = self;
+            if !is_complete && incomplete.is_none() {
+                return respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            let answered = tokio::select! {
+                answered = timeout(limit, by_tonic(request, incomplete, routes)) => answered,
+                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            };
+            send(answered.unwrap_or_else(|_| expired().into_http()), respond).await;
+        }
+    }
+}
+
+/// `incomplete` counts the call until its message is complete.
+async fn by_tonic(
+    request: Request<Message>,
+    incomplete: Option<IncompleteRequest>,
+    mut routes: Routes,
+) -> Response<TonicBody> {
+    if let Some(response) = rejection(&request) {
+        return response;
+    }
+    let (head, message) = request.into_parts();
+    let is_compressed = is_compressed(&head.headers);
+    let body = match message.message(is_compressed).await {
+        Ok(message) => TonicBody::new(Full::new(message)),
+        Err(status) => return status.into_http(),
+    };
+    drop(incomplete);
+    let answered = routes.call(Request::from_parts(head, body));
+    let answered = match is_compressed {
+        true => decompressed_in_turn(answered).await,
+        false => answered.await,
+    };
+    match answered {
+        Ok(response) => normalize_status(response),
+        Err(never) => match never {},
+    }
+}
+
 // === impl Message ===
 
 impl Message {
-    /// Creates a message of which `read` has arrived. It is counted on `reservation`.
-    pub(super) fn new(read: Bytes, rest: RecvStream, reservation: BodyReservation) -> Self {
-        Self { read, rest, reservation }
-    }
-
-    /// Whether the whole message has arrived.
-    pub(super) fn is_complete(&self) -> bool {
-        self.rest.is_end_stream()
-    }
-
     /// Returns the whole message, or a beginning of it that is longer than the maximum.
     ///
     /// # Errors
@@ -340,7 +375,7 @@ impl UnaryService<Bytes> for RateLimitService {
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let Self { service, span, is_compressed } = self.clone();
         Box::pin(async move {
-            let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
+            let deadline = request.extensions().get().and_then(|Deadline(deadline)| *deadline);
             let reservation =
                 request.extensions().get::<BodyReservation>().cloned().unwrap_or_else(|| {
                     // For a call that came through a connection not made by this crate.

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::current_rules::CurrentRules;
-use crate::grpc::fallback::RateLimitService;
+use crate::grpc::fallback::{RateLimitService, SHOULD_RATE_LIMIT};
 
 /// Capacity of a pipe in bytes: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;
