@@ -22,9 +22,8 @@ use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc;
 use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::Meters;
-use ratelease_server::observe::Observers;
+use ratelease_server::observe::{Observers, Samples};
 use ratelease_server::request::Transport;
-use ratelease_server::samples::Samples;
 use ratelease_server::service::{Caller, DecisionService, Peer};
 use ratelease_server::trace::Tracer;
 

@@ -29,14 +29,13 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
-//! checks invariants at run time. [`rng`], [`stripe`] and [`time`] provide random numbers, thread
+//! Each module names only modules that come before it here. [`invariant`] checks invariants at run time. [`rng`], [`stripe`] and [`time`] provide random numbers, thread
 //! numbers and the clock, and [`backoff`] the waits between attempts. [`counter`], [`buckets`],
 //! [`striped`], [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and
 //! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
 //! its reply, [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in
-//! Redis. [`verdict`] is the answer, [`buffer`] the local
-//! tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
+//! Redis. [`verdict`] is the answer, [`buffer`] the local tokens, [`lease`] the lease client that
+//! asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 

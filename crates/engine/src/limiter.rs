@@ -598,8 +598,8 @@ fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> 
     };
     let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
     let Attempt { fitted, how, quota, .. } = attempt;
-    let (key, hits, over) = (charge.key(), charge.hits, attempt.is_over());
-    let counted = Counted { key, hits, fitted, over, how };
+    let counted =
+        Counted { key: charge.key(), hits: charge.hits, fitted, over: attempt.is_over(), how };
     Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
 }
 

@@ -174,7 +174,8 @@ async fn serve_all<L: Accept + 'static>(
     stop: impl Future<Output = ()>,
 ) {
     let serve = move |io: Connection<L::Io>, mut end: watch::Receiver<bool>| {
-        let (context, tls) = (context.clone(), tls.clone());
+        let context = context.clone();
+        let tls = tls.clone();
         async move {
             let io = match tls {
                 None => io.map(|io| Box::new(io) as BoxedIo),

@@ -150,7 +150,8 @@ impl HotKeys {
     /// The `n` hottest keys of all rules.
     pub fn top(&self, n: usize) -> HottestKeys {
         let Some(shared) = self.shared.as_deref() else { return HottestKeys::default() };
-        let (mut requested, mut denied) = (MergedKeys::default(), MergedKeys::default());
+        let mut requested = MergedKeys::default();
+        let mut denied = MergedKeys::default();
         shared.read(|period| {
             requested.add_all(&period.requested);
             denied.add_all(&period.denied);

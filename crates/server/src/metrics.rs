@@ -359,9 +359,8 @@ impl<V> Table<V> {
             self.taken.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        let (hash, orders) = (hash.get(), (Ordering::AcqRel, Ordering::Acquire));
-        match entry.hash.compare_exchange(FREE, hash, orders.0, orders.1) {
-            Ok(_) => Some(hash),
+        match entry.hash.compare_exchange(FREE, hash.get(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(hash.get()),
             Err(other) => {
                 self.taken.fetch_sub(1, Ordering::Relaxed);
                 Some(other)

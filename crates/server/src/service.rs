@@ -23,8 +23,7 @@ use tracing::{Level, debug, info, warn};
 use crate::current_rules::CurrentRules;
 use crate::metrics::counter::{Count, Counter};
 use crate::observe::Observers;
-use crate::request::Transport;
-use crate::request::{InvalidRequest, RequestError};
+use crate::request::{InvalidRequest, RequestError, Transport};
 use crate::trace::Span;
 
 pub use body_budget::{BodyReservation, PartialMessage, Peer};
@@ -315,7 +314,8 @@ fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
 /// has one, its name. Envoy inserts the name unchanged; here it is escaped.
 fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
     let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
-        let (requests, window) = (applied.limit.requests_per_unit, applied.limit.window_seconds());
+        let requests = applied.limit.requests_per_unit;
+        let window = applied.limit.window_seconds();
         match applied.rule.map(|rule| &*rule.name).filter(|name| !name.is_empty()) {
             Some(name) => format!("{requests};w={window};name={}", quoted(name)),
             None => format!("{requests};w={window}"),

@@ -29,8 +29,7 @@ use super::call::{answer, expired, keep_those_read, unreadable};
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed, message_encodings};
 use super::{status_of, wire};
-use crate::request::RequestError;
-use crate::request::Transport;
+use crate::request::{RequestError, Transport};
 use crate::service::{BodyReservation, DecisionService, PartialMessage, Peer};
 use crate::trace::{Outcome, Span};
 use ratelease_listener::{ConnectionHandle, IncompleteRequest};
@@ -336,9 +335,11 @@ impl Service<Request<TonicBody>> for RateLimitService {
         }
         let service = self.service.clone();
         let span = service.begin(Transport::Grpc, request.headers());
-        let (service_of_call, span_of_call) = (service.clone(), span.clone());
-        let is_compressed = is_compressed(request.headers());
-        let handler = Self { service: service_of_call, span: span_of_call, is_compressed };
+        let handler = Self {
+            service: service.clone(),
+            span: span.clone(),
+            is_compressed: is_compressed(request.headers()),
+        };
         let answered = async move {
             let encodings = answer_encodings(request.headers());
             let mut grpc = Grpc::new(Codec)

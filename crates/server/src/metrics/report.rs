@@ -71,7 +71,8 @@ impl Meters {
     /// once a second for as long as the process runs.
     pub fn calls(&self) -> Calls {
         let Shared { took, calls, .. } = &*self.shared;
-        let (counts, took) = (calls.sums(), took.fine());
+        let counts = calls.sums();
+        let took = took.fine();
         let over_limit = counts[calls::OVER];
         let errors = counts[calls::ERRORS..].iter().sum();
         Calls { ok: took.count().saturating_sub(over_limit), over_limit, errors, took }
@@ -225,7 +226,6 @@ impl Meters {
     fn series(&self) -> [Family; 2] {
         let Shared { calls, rules, values, .. } = &*self.shared;
         let counts = calls.sums();
-        let (by_rule, by_value) = ("ratelease_decisions", "ratelimit_service_rate_limit");
         let mut held = Family::new(
             "ratelease_series",
             Kind::Gauge,
@@ -237,8 +237,8 @@ impl Meters {
             "Decisions that were counted as folded, since METRICS_SERIES_MAX were counted apart.",
         );
         for (metric, len, counter) in [
-            (by_rule, rules.len(), calls::FOLDED_RULES),
-            (by_value, values.len(), calls::FOLDED_VALUES),
+            ("ratelease_decisions", rules.len(), calls::FOLDED_RULES),
+            ("ratelimit_service_rate_limit", values.len(), calls::FOLDED_VALUES),
         ] {
             let labels: Labels = vec![("metric", metric.into())];
             held.push(labels.clone(), Value::Count(len as u64));

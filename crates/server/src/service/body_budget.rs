@@ -127,15 +127,18 @@ impl Default for Peer {
 impl BodyBudget {
     /// Creates a budget of `bytes_max` bytes.
     pub(super) fn new(bytes_max: usize) -> Self {
-        let (refused, state) = (AtomicU64::new(0), Mutex::default());
-        Self { shared: Arc::new(Shared { bytes_max, refused, state }) }
+        let shared = Shared { bytes_max, refused: AtomicU64::new(0), state: Mutex::default() };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Registers a message that `peer` has begun.
     pub(super) fn reserve(&self, peer: &Peer) -> BodyReservation {
-        let (budget, peer) = (self.clone(), peer.clone());
-        let (revocation, stage) = (Arc::default(), Mutex::new(Stage::New));
-        BodyReservation(Arc::new(Message { budget, peer, revocation, stage }))
+        BodyReservation(Arc::new(Message {
+            budget: self.clone(),
+            peer: peer.clone(),
+            revocation: Arc::default(),
+            stage: Mutex::new(Stage::New),
+        }))
     }
 
     /// Number of messages that got no reservation, or lost it.
@@ -300,7 +303,8 @@ impl State {
     /// Removes the oldest message of `peer`.
     fn revoke_oldest(&mut self, peer: u64) -> Option<Arc<Revocation>> {
         let (number, message) = self.peers.get(&peer)?.messages.first_key_value()?;
-        let (number, revocation) = (*number, Arc::clone(&message.revocation));
+        let number = *number;
+        let revocation = Arc::clone(&message.revocation);
         revocation.is_revoked.store(true, Ordering::Release);
         self.remove(peer, number);
         Some(revocation)
