@@ -5,12 +5,15 @@ pub(crate) mod parts;
 
 use std::cell::{Cell, LazyCell};
 use std::hint::black_box;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group};
 use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreError;
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::key::KeyHasher;
@@ -211,12 +214,18 @@ impl Bench {
             self.runtime.block_on(tokio::task::yield_now());
             NOW.set(self.limiter.clock().now());
         }
-        let decided = self.limiter.decide_at_once(&self.rules, request, NOW.get());
-        let decided = decided.unwrap_or_else(|| {
-            let decided = self.runtime.block_on(self.limiter.decide(&self.rules, request));
-            decided.expect("the store is here")
-        });
-        black_box(decided);
+        let admit = || Ok::<_, StoreError>(());
+        let decided = pin!(self.limiter.decide(&self.rules, request, NOW.get(), None, admit));
+        let decided = self.when_polled(decided);
+        black_box(decided.expect("the store is here"));
+    }
+
+    /// Polls `future` in place, as a connection does. If it waits, the runtime runs meanwhile.
+    fn when_polled<F: Future>(&self, mut future: Pin<&mut F>) -> F::Output {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => output,
+            Poll::Pending => self.runtime.block_on(future),
+        }
     }
 
     /// The time of `threads` threads for `each` decisions per thread.

@@ -5,13 +5,15 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease_engine::observer::{Decision, Observer};
+use ratelease_cli::settings;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
+use ratelease_engine::verdict::{
+    AppliedLimit, Code, Counted, Decision, DecisionSource, Status, Verdict,
+};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};
-use ratelease_server::hot_keys::{HotKeys, Options, Texts};
+use ratelease_server::hot_keys::HotKeys;
 use smallvec::smallvec;
 
 criterion_group!(benches, note);
@@ -20,16 +22,16 @@ criterion_group!(benches, note);
 const KEYS: [usize; 3] = [1, 100, 100_000];
 
 fn note(criterion: &mut Criterion) {
-    let options = |sample, texts| Options { sample, texts };
+    let options = |sample, values| settings::HotKeys { sample, values };
     let every = NonZeroU32::MIN;
-    let Options { sample, .. } = Options::default();
+    let sample = NonZeroU32::new(4).expect("the default of HOT_KEYS_SAMPLE");
     let mut group = criterion.benchmark_group("hot/note");
     group.throughput(Throughput::Elements(1));
     for (name, options) in [
         ("off", None),
-        ("sampled", Some(options(sample, Texts::Omitted))),
-        ("sampled_values", Some(options(sample, Texts::Kept))),
-        ("every", Some(options(every, Texts::Omitted))),
+        ("sampled", Some(options(sample, false))),
+        ("sampled_values", Some(options(sample, true))),
+        ("every", Some(options(every, false))),
     ] {
         let make = |options| HotKeys::new(options, Clock::start());
         let hot = options.map(make).unwrap_or_default();

@@ -5,13 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
-use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_engine::verdict::{
+    AppliedLimit, Counted, Decision, DecisionSource, Modes, Status, Verdict,
+};
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
-use ratelease_server::metrics::{Meters, text};
+use ratelease_server::metrics::{Meters, family};
 use smallvec::smallvec;
 
 criterion_group!(benches, by_rule, by_threads, told);
@@ -82,7 +83,7 @@ fn told(c: &mut Criterion) {
         group.bench_function(format!("calls/{count}"), |b| b.iter(|| meters.calls()));
         group.bench_function(format!("by_how/{count}"), |b| b.iter(|| meters.by_how()));
         group.bench_function(format!("by_rule/{count}"), |b| b.iter(|| meters.by_rule(200)));
-        let scrape = || text::write(&meters.families(Some(&rules)));
+        let scrape = || family::text(&meters.families(Some(&rules)));
         println!("a scrape of {count} rules: {} bytes", scrape().len());
         group.bench_function(format!("scrape/{count}"), |b| b.iter(scrape));
     }

@@ -1,13 +1,16 @@
 //! A decision of a connection, from frame to frame, and the protocol's part of it.
 
 use std::hint::black_box;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
+use ratelease_engine::store::StoreError;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc;
-use ratelease_server::service::{Answer, DecisionService};
+use ratelease_server::request::Transport;
+use ratelease_server::service::{Answer, Caller, DecisionService, Peer};
 
 use super::{Bench, TURN, compile, deep, users};
 
@@ -30,18 +33,18 @@ fn frame(criterion: &mut Criterion) {
     });
     encode(criterion, &bench, &frames[0]);
     let mut bytes = BytesMut::with_capacity(1024);
+    let peer = Peer::new();
+    let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
     let mut answer = |at: usize| {
         bytes.clear();
         if at.is_multiple_of(TURN) {
             bench.runtime.block_on(tokio::task::yield_now());
         }
-        // The lease is used up now and then.
         let frame = black_box(&frames[at % frames.len()]);
-        while grpc::answer_at_once(&service, frame, &mut bytes).is_none() {
-            let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
-            let answered = bench.runtime.block_on(service.answer(&request, |_| ()));
-            answered.expect("the store is here");
-        }
+        let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
+        let answered = service.answer(&caller, &request, |made| grpc::frame(made, &mut bytes));
+        // The lease is used up now and then.
+        bench.when_polled(pin!(answered)).expect("the store is here");
     };
     criterion.bench_function("frame/decode, decide, encode", |bencher| {
         let mut at = 0_usize;
@@ -54,7 +57,9 @@ fn frame(criterion: &mut Criterion) {
 
 fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
     let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
-    let verdict = bench.runtime.block_on(bench.limiter.decide(&bench.rules, &request));
+    let (now, admit) = (bench.limiter.clock().now(), || Ok::<_, StoreError>(()));
+    let verdict =
+        bench.runtime.block_on(bench.limiter.decide(&bench.rules, &request, now, None, admit));
     let answer = Answer { verdict: verdict.expect("the store is here"), headers: Vec::new() };
     let mut bytes = BytesMut::with_capacity(1024);
     criterion.bench_function("frame/encode", |bencher| {

@@ -1,14 +1,16 @@
 //! The decisions of the floor that decides: those of a pod on the embedded store, with the rules of
 //! `scripts/bench`, metrics and hot keys.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use ratelease_cli::settings;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::hot_keys::{self, HotKeys};
+use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::Meters;
 use ratelease_server::observe::Observers;
 use ratelease_server::service::DecisionService;
@@ -24,8 +26,12 @@ pub(crate) fn service() -> DecisionService {
     let loaded = rules::load(&[source], rules::Options::default()).expect("rules without a fault");
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
-    let observers = Observers::default()
-        .with_meters(Meters::default())
-        .with_hot_keys(HotKeys::new(hot_keys::Options::default(), clock));
+    const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
+    let hot_keys = settings::HotKeys { sample: SAMPLE, values: false };
+    let observers = Observers {
+        meters: Some(Meters::default()),
+        hot_keys: HotKeys::new(hot_keys, clock),
+        ..Observers::default()
+    };
     DecisionService::new(limiter, published, None, 4096).observed_by(observers)
 }

@@ -8,7 +8,8 @@ use std::io;
 
 use bytes::BytesMut;
 use ratelease_server::grpc;
-use ratelease_server::service::DecisionService;
+use ratelease_server::request::Transport;
+use ratelease_server::service::{Caller, DecisionService, Peer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -131,11 +132,11 @@ impl Bytes {
         let mut answer = BytesMut::new();
         if let Some(service) = service {
             let framed = self.arrived.get(payload..head.end).unwrap_or_default();
-            if grpc::answer_at_once(service, framed, &mut answer).is_none()
-                && let Ok(request) = grpc::read(framed.get(PREFIX_BYTES..).unwrap_or_default())
-            {
-                // It waits for a lease, and all that came after it waits with it.
-                let made = service.answer(&request, |made| grpc::frame(&made, &mut answer));
+            if let Ok(request) = grpc::read(framed.get(PREFIX_BYTES..).unwrap_or_default()) {
+                let peer = Peer::new();
+                let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
+                // If it waits for a lease, all that came after it waits with it.
+                let made = service.answer(&caller, &request, |made| grpc::frame(made, &mut answer));
                 let _ = made.await;
             }
         }

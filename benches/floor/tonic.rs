@@ -1,4 +1,4 @@
-//! A server on tonic, with the settings of `crates/server/src/grpc/serve.rs`, and Envoy's generated
+//! A server on tonic, with the settings of `crates/server/src/grpc.rs`, and Envoy's generated
 //! service.
 
 use std::io;

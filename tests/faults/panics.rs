@@ -13,7 +13,7 @@ use ratelease_engine::time::Clock;
 use ratelease_listener::{Cores, OpenConnections};
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
+use ratelease_server::grpc::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::service::DecisionService;
 use ratelease_sidecar::rule_source::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease_sidecar::supervise::Supervisor;
@@ -75,12 +75,12 @@ async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let store = Arc::new(Cursed { inner: MemoryStore::system(), armed });
     let limiter = Limiter::new(store, Clock::start(), options);
     let service = DecisionService::new(limiter, published, None, 1000);
-    let (health, _) = serve::health();
+    let (health, _) = grpc::health();
     let (age, open) = (ConnectionAge::default(), OpenConnections::default());
     let parts = ServerParts { service, health, age, open, cores: Cores::current(), tls: None };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
-    tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
+    tokio::spawn(grpc::serve(Listener::Tcp(listener), parts, std::future::pending()));
     Connection::open(addr).await
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreError;
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes, Verdict};
@@ -69,7 +70,8 @@ fn a_pod_with_leases_answers_as_the_contract_says() {
             let request = request(call);
             let decided = runtime.block_on(async {
                 pod.wait_until(now).await;
-                pod.limiter.decide(&made.rules, &request).await
+                let (now, admit) = (pod.limiter.clock().now(), || Ok::<_, StoreError>(()));
+                pod.limiter.decide(&made.rules, &request, now, None, admit).await
             });
             answer(&decided.unwrap(), &request)
         };

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
+use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry, Request};
@@ -84,30 +86,31 @@ impl Callers {
             return;
         }
         self.ledger.note_begun(&mut call);
-        if at_once && self.is_answered_at_once(&call, pod, &rules) {
-            return;
+        let mut answered =
+            Box::pin(self.answer(call, pod, rules, cancels.then_some(cancels_after)));
+        let mut cx = Context::from_waker(Waker::noop());
+        if !at_once || answered.as_mut().poll(&mut cx).is_pending() {
+            pod.requests.spawn(answered);
         }
-        self.spawn(call, pod, rules, cancels.then_some(cancels_after));
         pod.forget_ended(&self.world);
     }
 
-    /// The server's first step: returns whether the answer takes no waiting.
-    fn is_answered_at_once(&self, call: &Call, pod: &Pod, rules: &Rules) -> bool {
-        let answer = pod.limiter.decide_at_once(rules, &request(call), call.begun_at);
-        answer.is_some_and(|answer| {
-            self.ledger.answer(call, Ok(answer), &pod.network);
-            true
-        })
-    }
-
-    /// The server's second step: the answer may wait for the store.
-    fn spawn(&self, call: Call, pod: &mut Pod, rules: Arc<Rules>, cancels: Option<Duration>) {
+    /// Decides `call`, which may wait for the store.
+    fn answer(
+        &self,
+        call: Call,
+        pod: &Pod,
+        rules: Arc<Rules>,
+        cancels: Option<Duration>,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let (world, ledger) = (Arc::clone(&self.world), Arc::clone(&self.ledger));
         let (limiter, network) = (pod.limiter.clone(), Arc::clone(&pod.network));
-        pod.requests.spawn(async move {
+        async move {
             let request = request(&call);
             let longest = cancels.unwrap_or(call.patience + GRACE);
-            let decision = limiter.decide_within(&rules, &request, world.plan.demand.caller);
+            let caller = world.plan.demand.caller;
+            let admit = || Ok::<_, StoreError>(());
+            let decision = limiter.decide(&rules, &request, call.begun_at, caller, admit);
             let decided = tokio::time::timeout(longest, decision).await;
             if world.plan.tamper == Some(Tamper::AnswersLate) {
                 tokio::time::sleep(call.patience + Duration::from_millis(1)).await;
@@ -118,7 +121,7 @@ impl Callers {
                 Err(_) if cancels.is_some() => ledger.cancel(&call),
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
-        });
+        }
     }
 
     fn descriptors(&mut self) -> Vec<Charge> {

@@ -107,8 +107,7 @@ pub struct Demand {
     pub refunds_percent: u64,
     /// Percentage of callers that give up before the answer.
     pub cancels_percent: u64,
-    /// Percentage of callers that try [`ratelease_engine::limiter::Limiter::decide_at_once`] first,
-    /// as the servers do.
+    /// Percentage of requests that get a task only once they wait, as in the server.
     pub at_once_percent: u64,
     /// Percentage of these that read the clock up to [`Demand::STALE_MS`] before.
     pub stale_percent: u64,

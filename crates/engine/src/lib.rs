@@ -9,8 +9,8 @@
 //! ```
 //!
 //! It may use the rules, an async runtime and a Redis client. It knows nothing of gRPC, HTTP,
-//! settings, metrics or OpenTelemetry: decisions go to an [`observer`], counts are read by the
-//! caller, and events are logged with `tracing`.
+//! settings, metrics or OpenTelemetry: counts are read by the caller, and events are logged with
+//! `tracing`.
 //!
 //! It is used by the sidecar, which serves it, and by the tools, which run it over logs and test
 //! cases.
@@ -34,8 +34,8 @@
 //! [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
 //! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
 //! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
-//! [`verdict`] is the answer, [`observer`] the trait that records it, [`buffer`] the local tokens,
-//! [`lease`] the lease client that asks the store, and [`limiter`] decides.
+//! [`verdict`] is the answer, [`buffer`] the local tokens, [`lease`] the lease client that asks the
+//! store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 
@@ -49,7 +49,6 @@ pub mod invariant;
 pub mod latency;
 pub mod lease;
 pub mod limiter;
-pub mod observer;
 pub mod rng;
 pub mod secret;
 pub mod sketch;

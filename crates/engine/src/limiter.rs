@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
-use ratelease_rules::request::{Descriptor, Few, Request};
+use ratelease_rules::request::{Few, Request};
 use ratelease_rules::{FailureMode, Limit, Rules, STORES_MAX, StoreId};
 use smallvec::smallvec;
 use tokio::sync::{Notify, watch};
@@ -39,7 +39,7 @@ use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
 use crate::{buffer, verdict};
 
-pub use self::resolve::{Charge, LimitedHits, Resolved, limits, resolve};
+pub use self::resolve::{Charge, Resolved, resolve};
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
@@ -111,50 +111,56 @@ impl Limiter {
         Self { shared }
     }
 
-    /// Decides `request` under `rules`. It waits `wait_min` at most, to which a leaky bucket may
-    /// add its `max_delay`, until the request's slot begins.
+    /// Decides `request` at `now` under `rules`.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local information comes first, so that a denial found here sends
     /// no ask; all missing leases are asked for together. Where the store does not answer in time,
     /// the rule's failure mode decides.
     ///
-    /// # Errors
-    ///
-    /// The store could not answer, the failure mode is `error`, and the replies that did arrive
-    /// deny nothing. Then nothing is charged.
-    pub async fn decide<'r>(
-        &self,
-        rules: &'r Rules,
-        request: &Request<'_>,
-    ) -> Result<Verdict<'r>, StoreError> {
-        self.decide_within(rules, request, None).await
-    }
-
-    /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`. The store
-    /// may take that long, less a margin for the answer's way back, at least `wait_min` and at most
-    /// `wait_max`.
+    /// A request that need not wait is decided when the future is polled first, without an
+    /// allocation if it has at most two descriptors of four entries. Before any other waits,
+    /// `admit` is called, and what it returns is kept until the wait is over; if it refuses,
+    /// nothing is charged, but an ask for the missing tokens may be on its way. The store may take
+    /// as long as the caller waits for the answer, `patience`, less a margin for the answer's way
+    /// back, at least `wait_min` and at most `wait_max`. A leaky bucket may add its `max_delay`,
+    /// until the request's slot begins. If the future is dropped, nothing is charged.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::decide`].
-    pub async fn decide_within<'r>(
+    /// `admit` refused; or the store could not answer, the failure mode is `error`, and the
+    /// replies that did arrive deny nothing. Then nothing is charged.
+    pub async fn decide<'r, P, E: From<StoreError>>(
         &self,
         rules: &'r Rules,
         request: &Request<'_>,
-        caller: Option<Duration>,
-    ) -> Result<Verdict<'r>, StoreError> {
-        let resolved = resolve(rules, request, &self.shared.options.hasher);
-        let now = self.shared.clock.now();
+        now: Time,
+        patience: Option<Duration>,
+        admit: impl FnOnce() -> Result<P, E>,
+    ) -> Result<Verdict<'r>, E> {
+        let resolved = self.resolve(rules, request);
         let mut transaction = Transaction::new(&self.shared, &resolved);
         transaction.take_local(now);
-        if transaction.is_short() && !transaction.is_denied() {
-            transaction.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
+        let asks = transaction.is_short() && !transaction.is_denied();
+        if !asks && transaction.slot_after(now).is_none() {
+            return Ok(transaction.conclude(request, now));
+        }
+        let _admitted = admit()?;
+        // Read again: an ask that seemed to be sent before its thread was paused would seem late.
+        let now = self.shared.clock.now();
+        if asks {
+            let deadline = now + self.shared.options.wait_for(patience);
+            transaction.take_leased(now, deadline).await?;
         }
         if let Some(slot) = transaction.slot_after(now) {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
         Ok(transaction.conclude(request, self.shared.clock.now()))
+    }
+
+    /// What each descriptor of `request` charges under `rules`, in order.
+    pub fn resolve<'r>(&self, rules: &'r Rules, request: &Request<'_>) -> Few<Resolved<'r>> {
+        resolve(rules, request, &self.shared.options.hasher)
     }
 
     /// Number of pods of each domain that this pod has used, by the store's last reply.
@@ -165,26 +171,6 @@ impl Limiter {
     /// Assumes these numbers of pods for each domain until the store says how many there are.
     pub fn expect_pods(&self, pods: &[(Box<str>, u32)]) {
         self.shared.pods.expect(pods);
-    }
-
-    /// As [`Limiter::decide`] at `now`, if no wait is needed. `None` if one is: then nothing is
-    /// charged, but an ask for the missing tokens may be on its way already, and the caller has to
-    /// call `decide`. Allocates nothing for requests of two descriptors of four entries.
-    pub fn decide_at_once<'r>(
-        &self,
-        rules: &'r Rules,
-        request: &Request<'_>,
-        now: Time,
-    ) -> Option<Verdict<'r>> {
-        if let [descriptor] = &*request.descriptors {
-            return self.shared.decide_one(rules, request, descriptor, now);
-        }
-        let resolved = resolve(rules, request, &self.shared.options.hasher);
-        let mut transaction = Transaction::new(&self.shared, &resolved);
-        transaction.take_local(now);
-        let waits = (transaction.is_short() && !transaction.is_denied())
-            || transaction.slot_after(now).is_some();
-        (!waits).then(|| transaction.conclude(request, now))
     }
 
     /// The clock that the limiter uses.
@@ -458,7 +444,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Makes the verdict. If it denies, what was taken for the other descriptors goes back;
     /// otherwise refunds are applied, and what was taken is spent.
-    fn conclude(mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
+    fn conclude(&mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
         let mut verdict = Verdict::new(request, self.statuses(), modes);
         if verdict.code == Code::OverLimit {
@@ -612,8 +598,8 @@ fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> 
     };
     let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
     let Attempt { fitted, how, quota, .. } = attempt;
-    let (key, hits, over) = (charge.key(), charge.hits, attempt.is_over());
-    let counted = Counted { key, hits, fitted, over, how };
+    let counted =
+        Counted { key: charge.key(), hits: charge.hits, fitted, over: attempt.is_over(), how };
     Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
 }
 
@@ -748,47 +734,6 @@ impl Shared {
     }
 }
 
-// Decides requests of one descriptor, as most requests are: by the same steps as for several,
-// without the lists that those need.
-
-impl Shared {
-    /// As [`Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
-    /// that nothing is charged.
-    fn decide_one<'r>(
-        &self,
-        rules: &'r Rules,
-        request: &Request<'_>,
-        descriptor: &Descriptor<'_>,
-        now: Time,
-    ) -> Option<Verdict<'r>> {
-        let resolved = resolve::resolve_one(rules, request, descriptor, &self.options.hasher);
-        let attempt = match &resolved {
-            Resolved::Free | Resolved::Unlimited => None,
-            Resolved::Charged(charge) => {
-                let mut attempt = match self.attempt(charge, now) {
-                    Ok(attempt) => attempt,
-                    // The refund has to be sent, and its reply awaited.
-                    Err(TableFull) if charge.refund => return None,
-                    Err(TableFull) => Attempt::shed(charge),
-                };
-                if !attempt.is_settled() {
-                    return None;
-                }
-                if attempt.slot_after(now).is_some() {
-                    self.undo(charge, &mut attempt); // the slot has to be waited for
-                    return None;
-                }
-                if charge.refund {
-                    self.refund(charge, now); // nothing else can deny the request
-                }
-                Some(attempt)
-            }
-        };
-        let statuses = smallvec![status(&resolved, attempt.as_ref())];
-        Some(Verdict::new(request, statuses, self.options.modes))
-    }
-}
-
 // Overflow keys: the requests of keys that the table has no room for share one buffer with the
 // other such keys of their rule.
 //
@@ -874,9 +819,10 @@ pub struct Options {
 // === impl Options ===
 
 impl Options {
-    /// How long a request may wait if its caller waits for `caller`.
-    fn wait_for(&self, caller: Option<Duration>) -> Duration {
-        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
+    /// How long a request may wait if its caller waits for `patience`.
+    fn wait_for(&self, patience: Option<Duration>) -> Duration {
+        let until =
+            patience.map(|patience| patience.saturating_sub(ANSWER_MARGIN).min(self.wait_max));
         until.unwrap_or_default().max(self.wait_min)
     }
 }

@@ -9,6 +9,7 @@ use ratelease_rules::{FailureMode, Limit, Rule};
 use serde_json::{Map, Value, json};
 
 use crate::algorithm::counting;
+use crate::time::Time;
 
 /// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
@@ -91,6 +92,19 @@ pub struct AppliedLimit<'r> {
     pub rule: Option<&'r Arc<Rule>>,
 }
 
+/// A request that was decided, for what records decisions.
+#[derive(Debug, Clone, Copy)]
+pub struct Decision<'a, 'q, 'r> {
+    /// The request.
+    pub request: &'a Request<'q>,
+    /// The verdict on it.
+    pub verdict: &'a Verdict<'r>,
+    /// Time from the decoded request to the verdict, including waits for leases and slots.
+    pub took: Duration,
+    /// When the verdict was made.
+    pub now: Time,
+}
+
 /// Settings that change how answers are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Modes {
@@ -137,7 +151,9 @@ pub fn code(statuses: &[Status<'_>], modes: Modes) -> Code {
 /// each is over. The global quota mode also counts descriptors without a limit as quotas that pass,
 /// as the reference implementation does; unlimited ones count for neither.
 fn denies(statuses: &[Status<'_>], modes: Modes) -> bool {
-    let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
+    let mut quotas = 0;
+    let mut quotas_over = 0;
+    let mut denied = false;
     for status in statuses.iter().filter(|status| !status.is_unlimited()) {
         if status.is_quota(modes) {
             quotas += 1;
@@ -245,6 +261,11 @@ impl<'r> Status<'r> {
         self.code == Code::OverLimit
     }
 
+    /// The path of its rule, or a word for it: [`OVERRIDE`], or `none` if no limit applies.
+    pub fn rule_path(&self) -> &'r str {
+        self.limit.map_or("none", |applied| applied.rule_path())
+    }
+
     /// Whether its rule allows everything.
     pub fn is_unlimited(&self) -> bool {
         self.limit.is_none() && self.remaining == u32::MAX
@@ -308,7 +329,8 @@ fn descriptor(descriptor: &Descriptor<'_>) -> Value {
         descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
     let mut fields = json!({ "entries": entries });
     if let Some(limit) = descriptor.limit {
-        let (requests, unit) = (limit.requests_per_unit, limit.unit.name());
+        let requests = limit.requests_per_unit;
+        let unit = limit.unit.name();
         fields["limit"] = format!("requests_per_unit:{requests} unit:{unit}").into();
     }
     if let Some(hits) = descriptor.hits_addend {

@@ -118,7 +118,8 @@ impl CurrentRules {
 
     /// Resolves once there are rules, or a load has ended without any.
     pub async fn first(&self) {
-        let (mut changes, mut loads) = (self.changes(), self.loads());
+        let mut changes = self.changes();
+        let mut loads = self.loads();
         while self.awaits_first() {
             // An error means that the process ends. The rules of a snapshot are no load.
             tokio::select! {

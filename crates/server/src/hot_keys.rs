@@ -29,11 +29,10 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
-use ratelease_cli::settings;
-use ratelease_engine::observer::{Decision, Observer};
+use ratelease_cli::settings::HotKeys as Options;
 use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{Code, OVERRIDE};
+use ratelease_engine::verdict::{Code, Decision, OVERRIDE};
 use ratelease_engine::{rng, striped};
 use ratelease_rules::Rule;
 use ratelease_rules::display_safety::alters_display;
@@ -43,7 +42,7 @@ use ratelease_rules::request::Descriptor;
 /// After this time counts become the previous ones, and after twice this time they are dropped.
 pub const PERIOD: Duration = Duration::from_secs(60);
 
-/// Maximum number of bytes kept of an entry's text, with [`Options::texts`].
+/// Maximum number of bytes kept of an entry's text, with [`Options::values`].
 pub const TEXT_BYTES_MAX: usize = 128;
 
 /// Number of separate sets of sketches; threads beyond this number share them.
@@ -53,24 +52,6 @@ const STRIPES: usize = 8;
 #[derive(Clone, Default)]
 pub struct HotKeys {
     shared: Option<Arc<Shared>>,
-}
-
-/// How keys are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// One decision in this many is counted, on average.
-    pub sample: NonZeroU32,
-    /// Whether the text of the entries is kept beside the key's hash.
-    pub texts: Texts,
-}
-
-/// Whether the text of a key's entries is kept beside its hash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Texts {
-    /// Only hashes are kept.
-    Omitted,
-    /// The texts are kept too, truncated.
-    Kept,
 }
 
 /// The hottest keys, hottest first.
@@ -95,7 +76,7 @@ pub struct HotKey {
     /// 1.
     pub share: f64,
     /// The entries as `key=value, key=value`, truncated and with control characters escaped; `None`
-    /// without [`Options::texts`].
+    /// without [`Options::values`].
     pub values: Option<String>,
 }
 
@@ -148,29 +129,12 @@ struct Period {
     denied: TopKeys,
 }
 
-// === impl Options ===
-
-/// Costs a few nanoseconds for each decision; keeps hashes only.
-impl From<settings::HotKeys> for Options {
-    fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
-        let texts = if values { Texts::Kept } else { Texts::Omitted };
-        Self { sample, texts }
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
-        Self { sample: SAMPLE, texts: Texts::Omitted }
-    }
-}
-
 // === impl HotKeys ===
 
 impl HotKeys {
     /// Counts by `clock`, which must be the clock of [`Decision::now`].
     pub fn new(options: Options, clock: Clock) -> Self {
-        let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Periods::new(options.texts))));
+        let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Periods::new(options.values))));
         let hasher = RandomState::default();
         Self { shared: Some(Arc::new(Shared { options, clock, hasher, stripes })) }
     }
@@ -178,7 +142,7 @@ impl HotKeys {
     /// Upper bound of the memory in bytes: 1.3 MiB, and 7.2 MiB with texts. This assumes eight
     /// threads and [`RULES_MAX`] rules that are requested and denied; a rule's sketch is made when
     /// a stripe first needs it.
-    pub const fn bytes_max(texts: Texts) -> usize {
+    pub const fn bytes_max(texts: bool) -> usize {
         // Requests and denials, in each of two periods.
         STRIPES * (size_of::<Stripe>() + 4 * TopKeys::bytes_max(texts))
     }
@@ -186,7 +150,8 @@ impl HotKeys {
     /// The `n` hottest keys of all rules.
     pub fn top(&self, n: usize) -> HottestKeys {
         let Some(shared) = self.shared.as_deref() else { return HottestKeys::default() };
-        let (mut requested, mut denied) = (MergedKeys::default(), MergedKeys::default());
+        let mut requested = MergedKeys::default();
+        let mut denied = MergedKeys::default();
         shared.read(|period| {
             requested.add_all(&period.requested);
             denied.add_all(&period.denied);
@@ -203,10 +168,9 @@ impl HotKeys {
         shared.read(|period| rules.add(&period.requested, &period.denied));
         rules.hottest(n, shared.options.sample)
     }
-}
 
-impl Observer for HotKeys {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a decision, if it is sampled.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Some(shared) = self.shared.as_deref() else { return };
         if is_due(shared.options.sample) {
             shared.note(decision);
@@ -267,7 +231,7 @@ impl Shared {
 // === impl Periods ===
 
 impl Periods {
-    fn new(texts: Texts) -> Self {
+    fn new(texts: bool) -> Self {
         Self { number: 0, current: Period::new(texts), previous: Period::new(texts) }
     }
 
@@ -291,7 +255,7 @@ impl Periods {
 // === impl Period ===
 
 impl Period {
-    fn new(texts: Texts) -> Self {
+    fn new(texts: bool) -> Self {
         Self { requested: TopKeys::new(texts), denied: TopKeys::new(texts) }
     }
 
@@ -348,19 +312,19 @@ struct TopKeys {
     rules: Box<[Option<Arc<Rule>>]>,
     by_rule: RuleSketches,
     /// Whether texts are kept.
-    texts: Texts,
+    texts: bool,
 }
 
 // === impl TopKeys ===
 
 impl TopKeys {
     /// Upper bound of the memory of one value in bytes, except for a few words.
-    const fn bytes_max(texts: Texts) -> usize {
+    const fn bytes_max(texts: bool) -> usize {
         let rules = SETS * WAYS * size_of::<Option<Arc<Rule>>>();
         Keys::bytes_max(SETS, texts) + rules + RuleSketches::bytes_max(texts)
     }
 
-    fn new(texts: Texts) -> Self {
+    fn new(texts: bool) -> Self {
         let all = Keys::new(SETS, texts);
         let rules = vec![None; all.len()].into();
         Self { all, rules, by_rule: RuleSketches::default(), texts }
@@ -412,15 +376,14 @@ struct Keys {
 
 impl Keys {
     /// Upper bound of the heap memory in bytes for this many sets.
-    const fn bytes_max(sets: usize, texts: Texts) -> usize {
-        let text =
-            if matches!(texts, Texts::Kept) { size_of::<String>() + TEXT_BYTES_MAX } else { 0 };
+    const fn bytes_max(sets: usize, texts: bool) -> usize {
+        let text = if texts { size_of::<String>() + TEXT_BYTES_MAX } else { 0 };
         Sketch::bytes(sets) + sets * WAYS * text
     }
 
-    fn new(sets: usize, texts: Texts) -> Self {
+    fn new(sets: usize, texts: bool) -> Self {
         let sketch = Sketch::new(sets);
-        let count = if texts == Texts::Kept { sketch.len() } else { 0 };
+        let count = if texts { sketch.len() } else { 0 };
         // Allocated at full capacity: a request allocates nothing.
         let texts = (0..count).map(|_| String::with_capacity(TEXT_BYTES_MAX)).collect();
         Self { sketch, texts }
@@ -673,13 +636,13 @@ struct RuleSketch {
 
 impl RuleSketches {
     /// Upper bound of the heap memory in bytes, except for a few words.
-    const fn bytes_max(texts: Texts) -> usize {
+    const fn bytes_max(texts: bool) -> usize {
         RULES_MAX
             * (size_of::<RuleRank>() + size_of::<RuleSketch>() + Keys::bytes_max(RULE_SETS, texts))
     }
 
     /// Counts the key in `counted` among those of its rule.
-    fn note(&mut self, counted: &CountedKey<'_, '_>, texts: Texts) {
+    fn note(&mut self, counted: &CountedKey<'_, '_>, texts: bool) {
         let Some(at) = self.find(counted.rule_hash).or_else(|| self.claim(counted, texts)) else {
             return;
         };
@@ -708,7 +671,7 @@ impl RuleSketches {
 
     /// Assigns a sketch to a rule that has none.
     #[inline(never)]
-    fn claim(&mut self, counted: &CountedKey<'_, '_>, texts: Texts) -> Option<usize> {
+    fn claim(&mut self, counted: &CountedKey<'_, '_>, texts: bool) -> Option<usize> {
         let CountedKey { rule, rule_hash, .. } = *counted;
         let at = if self.ranks.len() < RULES_MAX {
             self.ranks.push(RuleRank { rule_hash, rank: 1 });

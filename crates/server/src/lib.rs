@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! Envoy ─▶ listener ─▶ grpc ─▶ service ─▶ engine: limiter ─▶ verdict ─▶ grpc ─▶ Envoy
-//!                               └─▶ observe ─▶ metrics, hot_keys, samples, trace
+//!                               └─▶ observe ─▶ metrics, hot_keys, trace
 //! ```
 //!
 //! It is a separate crate because everything here may run for each request: it is compiled for
@@ -15,12 +15,11 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`transport`]
-//! names the protocols, and [`request_error`] the reasons why a call gets no verdict;
-//! [`current_rules`] are the rules in force. [`metrics`] counts all decisions, [`hot_keys`] the
-//! hottest keys, [`samples`] logs some decisions, [`trace`] makes spans of some requests, and
-//! [`observe`] passes each decision to all of them. [`service`] checks and decides a request, for
-//! [`grpc`] here and for decisions over HTTP in the sidecar.
+//! Each module names only modules that come before it here. [`request`] names the protocols, and the
+//! reasons why a call gets no verdict; [`current_rules`] are the rules in force. [`metrics`] counts
+//! all decisions, [`hot_keys`] the hottest keys, [`trace`] makes spans of some requests, and
+//! [`observe`] passes each decision to all of them and logs some. [`service`] checks and decides a
+//! request, for [`grpc`] here and for decisions over HTTP in the sidecar.
 
 #![forbid(unsafe_code)]
 
@@ -29,8 +28,6 @@ pub mod grpc;
 pub mod hot_keys;
 pub mod metrics;
 pub mod observe;
-pub mod request_error;
-pub mod samples;
+pub mod request;
 pub mod service;
 pub mod trace;
-pub mod transport;

@@ -21,21 +21,19 @@ use family::Labels;
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 use ratelease_engine::latency::Latency;
-use ratelease_engine::limiter::{LimitedHits, limits};
-use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::limiter::Resolved;
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{Code, Counted, DecisionSource, OVERRIDE, Status};
+use ratelease_engine::verdict::{Code, Counted, Decision, DecisionSource, OVERRIDE, Status};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Allowance, FailureMode, Level, LevelMatch, Rule, Rules};
 
-use crate::request_error::RequestError;
+use crate::request::RequestError;
 
 pub use report::{Calls, RuleTotals};
 
 pub mod counter;
 pub mod family;
 mod report;
-pub mod text;
 
 /// Default maximum number of series of one kind: rules, and separately the values of rules that ask
 /// for series by value. Each kind at its maximum takes some 5 MB in a pod of two cores.
@@ -130,10 +128,9 @@ impl Meters {
         };
         self.shared.calls.mine().add(calls::ERRORS + reason, 1);
     }
-}
 
-impl Observer for Meters {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, took, .. } = *decision;
         let shared = &*self.shared;
         shared.took.note(took);
@@ -149,21 +146,22 @@ impl Observer for Meters {
 
     /// Counts the hits of a call that the store gave no verdict on, as total hits only: the
     /// reference implementation counts them before it asks the store.
-    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         let shared = &*self.shared;
-        for (descriptor, limited) in request.descriptors.iter().zip(limits(rules, request)) {
-            let Some(LimitedHits { applied, hits }) = limited.filter(|_| !descriptor.refund) else {
+        for (descriptor, resolved) in request.descriptors.iter().zip(resolved) {
+            let Resolved::Charged(charge) = resolved else { continue };
+            if charge.refund {
                 continue;
-            };
-            let hits = Hits { total: hits, ..Hits::default() };
-            let Some(rule) = applied.rule else {
+            }
+            let hits = Hits { total: charge.hits, ..Hits::default() };
+            let Some(rule) = charge.applied.rule else {
                 shared.overrides_of(request.domain).note_hits(hits);
                 continue;
             };
             let meter = shared.meter_of(rule, request.domain, descriptor);
             meter.note_hits(hits);
             if meter.is_split() {
-                shared.values_of(rule, request, descriptor).note(hits, Shadow::Off);
+                shared.values_of(rule, request, descriptor).note(hits);
             }
         }
     }
@@ -200,9 +198,7 @@ impl Shared {
         };
         match applied.rule {
             Some(rule) => self.note_rule(rule, request, descriptor, status, &counted, hits),
-            None => {
-                self.overrides_of(request.domain).note(counted.how, status.code, hits, Shadow::Off);
-            }
+            None => self.overrides_of(request.domain).note(counted.how, status.code, hits),
         }
     }
 
@@ -217,11 +213,11 @@ impl Shared {
         hits: Hits,
     ) {
         let meter = self.meter_of(rule, request.domain, descriptor);
-        meter.note(counted.how, status.code, hits, Shadow::of(rule));
+        meter.note(counted.how, status.code, hits);
         if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
         } else if meter.is_split() {
-            self.values_of(rule, request, descriptor).note(hits, Shadow::of(rule));
+            self.values_of(rule, request, descriptor).note(hits);
         }
     }
 
@@ -363,9 +359,8 @@ impl<V> Table<V> {
             self.taken.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        let (hash, orders) = (hash.get(), (Ordering::AcqRel, Ordering::Acquire));
-        match entry.hash.compare_exchange(FREE, hash, orders.0, orders.1) {
-            Ok(_) => Some(hash),
+        match entry.hash.compare_exchange(FREE, hash.get(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Some(hash.get()),
             Err(other) => {
                 self.taken.fetch_sub(1, Ordering::Relaxed);
                 Some(other)
@@ -412,7 +407,7 @@ fn bounded(value: &str) -> Cow<'_, str> {
 // Classifies the hits of a decision as the reference implementation does
 // (`src/limiter/base_limiter.go` at f2fb157). Pure.
 
-/// The hits of one descriptor, by class.
+/// Hits by class: those of one descriptor, or sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Hits {
     /// All hits.
@@ -423,6 +418,8 @@ struct Hits {
     over: u64,
     /// Hits between the near limit and the limit, whether or not their charge was allowed.
     near: u64,
+    /// Those of `over` whose rule only counts, and allows what is over its limit.
+    shadow: u64,
 }
 
 // === impl Hits ===
@@ -444,11 +441,43 @@ impl Hits {
             let before = limit - left;
             let over = hits.saturating_sub(left);
             let near = if left > 0 && over > 0 { limit - threshold.max(before) } else { 0 };
-            return Self { total: hits, within: 0, over, near };
+            let in_shadow = applied.rule.is_some_and(|rule| rule.flags.shadow_mode);
+            let shadow = if in_shadow { over } else { 0 };
+            return Self { total: hits, within: 0, over, near, shadow };
         }
         let after = limit - left;
         let near = after.saturating_sub(threshold).min(hits);
-        Self { total: hits, within: hits, over: 0, near }
+        Self { total: hits, within: hits, over: 0, near, shadow: 0 }
+    }
+
+    /// Adds the hits to their counters. Total hits have no counter of their own: they are those
+    /// within, those over, and those of a denied charge that still fitted, which are few.
+    #[inline]
+    fn count(self, add: impl Fn(usize, u64)) {
+        let Self { total, within, over, near, shadow } = self;
+        let fitted = total.saturating_sub(within).saturating_sub(over);
+        for (at, more) in [within, over, near, shadow, fitted].into_iter().enumerate() {
+            if more > 0 {
+                add(at, more);
+            }
+        }
+    }
+
+    /// The hits that `counters` have counted.
+    fn counted(counters: &[u64]) -> Self {
+        let [within, over, near, shadow, fitted] = *counters else { return Self::default() };
+        let total = within.wrapping_add(over).wrapping_add(fitted);
+        Self { total, within, over, near, shadow }
+    }
+
+    /// Clients choose the number of hits: the sum wraps around, since an overflow must not end the
+    /// scrape.
+    fn add(&mut self, other: &Self) {
+        self.total = self.total.wrapping_add(other.total);
+        self.within = self.within.wrapping_add(other.within);
+        self.over = self.over.wrapping_add(other.over);
+        self.near = self.near.wrapping_add(other.near);
+        self.shadow = self.shadow.wrapping_add(other.shadow);
     }
 }
 
@@ -482,13 +511,6 @@ const SOURCES: [DecisionSource; 6] = [
 const DECISION_COUNTERS: usize = 2 * SOURCES.len();
 const HIT_COUNTERS: usize = 5;
 
-/// Whether a rule only counts, and allows what is over its limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shadow {
-    Off,
-    On,
-}
-
 /// The counters of one rule.
 #[derive(Debug)]
 struct RuleMeter {
@@ -520,30 +542,11 @@ struct Keys {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct RuleSums {
     decisions: Decisions,
-    hits: HitSums,
+    hits: Hits,
 }
 
 /// Indexed like [`SOURCES`]: allowed, and over the limit.
 type Decisions = [[u64; 2]; SOURCES.len()];
-
-/// The counts that the reference implementation has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct HitSums {
-    total: u64,
-    within: u64,
-    over: u64,
-    near: u64,
-    shadow: u64,
-}
-
-// === impl Shadow ===
-
-impl Shadow {
-    /// The shadow mode of `rule`.
-    fn of(rule: &Rule) -> Self {
-        if rule.flags.shadow_mode { Self::On } else { Self::Off }
-    }
-}
 
 // === impl RuleMeter ===
 
@@ -560,16 +563,16 @@ impl RuleMeter {
 
     /// Records a decision. `code` is the verdict after shadow mode.
     #[inline]
-    fn note(&self, how: DecisionSource, code: Code, hits: Hits, shadow: Shadow) {
+    fn note(&self, how: DecisionSource, code: Code, hits: Hits) {
         let stripe = self.counters.mine();
         stripe.add(2 * index(how) + usize::from(code == Code::OverLimit), 1);
-        note_hits(hits, shadow, |at, more| stripe.add(DECISION_COUNTERS + at, more));
+        hits.count(|at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     /// Records the hits of a charge without a decision.
     fn note_hits(&self, hits: Hits) {
         let stripe = self.counters.mine();
-        note_hits(hits, Shadow::Off, |at, more| stripe.add(DECISION_COUNTERS + at, more));
+        hits.count(|at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     fn set_split(&self, is_split: bool) {
@@ -583,7 +586,7 @@ impl RuleMeter {
     fn sums(&self) -> RuleSums {
         let sums = self.counters.sums();
         let (decisions, hits) = sums.split_at(DECISION_COUNTERS);
-        let mut sums_of_rule = RuleSums { hits: HitSums::of(hits), ..RuleSums::default() };
+        let mut sums_of_rule = RuleSums { hits: Hits::counted(hits), ..RuleSums::default() };
         for (pair, counts) in sums_of_rule.decisions.iter_mut().zip(decisions.chunks_exact(2)) {
             pair.copy_from_slice(counts);
         }
@@ -599,33 +602,19 @@ impl ValueMeter {
     }
 
     #[inline]
-    fn note(&self, hits: Hits, shadow: Shadow) {
+    fn note(&self, hits: Hits) {
         let stripe = self.counters.mine();
-        note_hits(hits, shadow, |at, more| stripe.add(at, more));
+        hits.count(|at, more| stripe.add(at, more));
     }
 
-    fn sums(&self) -> HitSums {
-        HitSums::of(&self.counters.sums())
+    fn sums(&self) -> Hits {
+        Hits::counted(&self.counters.sums())
     }
 }
 
 /// Whether hits of `rule` are reported by the values on the requests. Deeper levels have no label.
 fn is_split(rule: &Rule) -> bool {
     rule.varies_at(0) || rule.varies_at(1)
-}
-
-/// Total hits have no counter of their own: they are those within, those over, and those of a
-/// denied charge that still fitted, which are few.
-#[inline]
-fn note_hits(hits: Hits, shadow: Shadow, add: impl Fn(usize, u64)) {
-    let Hits { total, within, over, near } = hits;
-    let fitted = total.saturating_sub(within).saturating_sub(over);
-    let shadow = if shadow == Shadow::On { over } else { 0 };
-    for (at, more) in [within, over, near, shadow, fitted].into_iter().enumerate() {
-        if more > 0 {
-            add(at, more);
-        }
-    }
 }
 
 /// A failure mode of `error` gives no verdict.
@@ -699,26 +688,6 @@ impl RuleSums {
         let pairs = self.decisions.as_flattened_mut().iter_mut();
         pairs.zip(other.decisions.as_flattened()).for_each(|(sum, more)| *sum += more);
         self.hits.add(&other.hits);
-    }
-}
-
-// === impl HitSums ===
-
-impl HitSums {
-    fn of(counters: &[u64]) -> Self {
-        let [within, over, near, shadow, fitted] = *counters else { return Self::default() };
-        let total = within.wrapping_add(over).wrapping_add(fitted);
-        Self { total, within, over, near, shadow }
-    }
-
-    /// Clients choose the number of hits: the sum wraps around, since an overflow must not end the
-    /// scrape.
-    fn add(&mut self, other: &Self) {
-        self.total = self.total.wrapping_add(other.total);
-        self.within = self.within.wrapping_add(other.within);
-        self.over = self.over.wrapping_add(other.over);
-        self.near = self.near.wrapping_add(other.near);
-        self.shadow = self.shadow.wrapping_add(other.shadow);
     }
 }
 
@@ -910,7 +879,7 @@ type HitSeries = BTreeMap<Keys, ReportedHits>;
 /// The totals of one of these series.
 #[derive(Debug, Clone, Copy, Default)]
 struct ReportedHits {
-    sums: HitSums,
+    sums: Hits,
     /// Whether the series is reported even if its value is 0.
     even_at_zero: bool,
 }

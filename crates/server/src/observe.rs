@@ -1,65 +1,44 @@
-//! Passes each decision to the observers that record it: `metrics`, `hot_keys` and `telemetry`.
-//! `service` calls it.
+//! Passes each decision to what records it: `metrics`, `hot_keys` and `trace`, and logs a sample of
+//! the decisions. `service` calls it.
 //!
 //! Runs in the path of every request: takes no lock, touches no counter that all cores share, and
 //! allocates nothing for a request of the common kind.
 
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use http::HeaderMap;
-use ratelease_engine::observer::{Decision, Observer};
-use ratelease_rules::Rules;
-use ratelease_rules::request::Request;
+use parking_lot::Mutex;
+use ratelease_engine::limiter::Resolved;
+use ratelease_engine::rng;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::{Decision, Status};
+use ratelease_rules::request::{Descriptor, Request};
+use tracing::info;
 
 use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
-use crate::metrics::counter::Count;
-use crate::request_error::RequestError;
-use crate::samples::Samples;
+use crate::metrics::counter::{Count, Counter};
+use crate::request::{RequestError, Transport};
 use crate::trace::{Span, Tracer};
-use crate::transport::Transport;
 
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
-    meters: Option<Meters>,
+    /// Counts decisions.
+    pub meters: Option<Meters>,
     /// Counts the hottest keys.
-    hot_keys: HotKeys,
+    pub hot_keys: HotKeys,
     /// Logs a sample of the decisions.
-    samples: Samples,
+    pub samples: Samples,
     /// Begins spans; the servers record the decision in them.
-    tracer: Tracer,
+    pub tracer: Tracer,
 }
 
 // === impl Observers ===
 
 impl Observers {
-    /// Returns these observers with `meters`, which count decisions.
-    #[must_use]
-    pub fn with_meters(mut self, meters: Meters) -> Self {
-        self.meters = Some(meters);
-        self
-    }
-
-    /// Returns these observers with `hot_keys`, which counts keys.
-    #[must_use]
-    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
-        self.hot_keys = hot_keys;
-        self
-    }
-
-    /// Returns these observers with `samples`, which log some of the decisions.
-    #[must_use]
-    pub fn with_samples(mut self, samples: Samples) -> Self {
-        self.samples = samples;
-        self
-    }
-
-    /// Returns these observers with `tracer`, which traces some of the requests.
-    #[must_use]
-    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
-        self.tracer = tracer;
-        self
-    }
-
     /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
     pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
@@ -77,10 +56,9 @@ impl Observers {
             meters.note_error(error);
         }
     }
-}
 
-impl Observer for Observers {
-    fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Records a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(meters) = &self.meters {
             meters.note(decision);
         }
@@ -88,9 +66,180 @@ impl Observer for Observers {
         self.samples.note(decision);
     }
 
-    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    /// Records a request for which the store gave no verdict, and what it would have charged.
+    pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         if let Some(meters) = &self.meters {
-            meters.note_unanswered(rules, request);
+            meters.note_unanswered(request, resolved);
         }
+    }
+}
+
+// === Decision samples: a share of the decisions as structured lines ===
+
+/// The log target of samples; they are logged at any level, since they were asked for.
+pub const TARGET: &str = "ratelease::decision";
+
+/// Maximum number of sample lines a second; further ones are dropped and counted.
+const LINES_PER_SECOND_MAX: u32 = 1000;
+
+/// Maximum number of bytes of a descriptor in a line, if values may be shown.
+const VALUES_BYTES_MAX: usize = 512;
+
+/// Logs a share of the decisions. A cheap handle: clones share all state; the default logs none.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    shared: Option<Arc<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    share: f32,
+    /// Whether the values of descriptors are shown.
+    shows_values: bool,
+    clock: Clock,
+    /// The present second, since the clock was started, and the number of lines in it so far.
+    current_second: Mutex<(u64, u32)>,
+    dropped: AtomicU64,
+}
+
+/// The entries of a descriptor as `key=value`, truncated.
+struct Values<'a, 'q>(&'a Descriptor<'q>);
+
+// === impl Samples ===
+
+impl Samples {
+    /// Creates samples of a `share` of the decisions, 0 to 1. If `shows_values`, they show the
+    /// values of descriptors, truncated.
+    pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
+        let shared = (share > 0.0).then(|| {
+            Arc::new(Shared {
+                share,
+                shows_values,
+                clock,
+                current_second: Mutex::default(),
+                dropped: AtomicU64::new(0),
+            })
+        });
+        Self { shared }
+    }
+
+    /// Event counts since the process began.
+    pub fn counts(&self) -> Vec<Count> {
+        let dropped = |shared: &Arc<Shared>| shared.dropped.load(Ordering::Relaxed);
+        vec![(Counter::DecisionSamplesLeftOut, self.shared.as_ref().map_or(0, dropped))]
+    }
+
+    /// Logs a decision, if it is sampled.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(shared) = &self.shared
+            && rng::chance(shared.share)
+        {
+            shared.log(decision);
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Logs a line for each descriptor.
+    #[cold]
+    fn log(&self, decision: &Decision<'_, '_, '_>) {
+        let Decision { request, verdict, .. } = decision;
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+            if self.admit() {
+                self.log_descriptor(decision, descriptor, status);
+            } else {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn log_descriptor(
+        &self,
+        decision: &Decision<'_, '_, '_>,
+        descriptor: &Descriptor<'_>,
+        status: &Status<'_>,
+    ) {
+        let counted = status.counted;
+        info!(
+            target: TARGET,
+            domain = decision.request.domain,
+            rule = status.rule_path(),
+            key = counted.map(|it| tracing::field::display(it.key)),
+            verdict = status.code.name(),
+            request = decision.verdict.code.name(),
+            remaining = status.remaining,
+            hits = counted.map(|it| it.hits),
+            how = counted.map(|it| it.how.name()),
+            took_us = u64::try_from(decision.took.as_micros()).unwrap_or(u64::MAX),
+            values = self.shows_values.then(|| tracing::field::display(Values(descriptor))),
+            "decided",
+        );
+    }
+
+    fn admit(&self) -> bool {
+        let second = self.clock.now().nanos() / 1_000_000_000;
+        let mut current_second = self.current_second.lock();
+        if current_second.0 != second {
+            *current_second = (second, 0);
+        }
+        current_second.1 += 1;
+        current_second.1 <= LINES_PER_SECOND_MAX
+    }
+}
+
+// === impl Values ===
+
+impl fmt::Display for Values<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut left = VALUES_BYTES_MAX;
+        for (at, entry) in self.0.entries.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            for text in [comma, entry.key, "=", entry.value] {
+                let end = text.floor_char_boundary(left.min(text.len()));
+                f.write_str(&text[..end])?;
+                if end < text.len() {
+                    return f.write_str("…");
+                }
+                left -= end;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelease_rules::request::Entry;
+
+    #[test]
+    fn values_are_shown_as_pairs_and_truncated_between_characters() {
+        let long = "é".repeat(400);
+        let shown = |values: [&str; 2]| {
+            let entries = values.map(|value| Entry { key: "k", value });
+            let entries = entries.into_iter().collect();
+            Values(&Descriptor { entries, ..Descriptor::default() }).to_string()
+        };
+        assert_eq!(shown(["a", "b c"]), "k=a,k=b c");
+        let cut = shown([&long, "never seen"]);
+        assert!(cut.len() <= VALUES_BYTES_MAX + "…".len(), "{}", cut.len());
+        assert_eq!(cut, format!("k={}…", "é".repeat(255)));
+    }
+
+    #[test]
+    fn lines_above_the_limit_of_a_second_are_dropped() {
+        let samples = Samples::new(1.0, false, Clock::start());
+        let shared = samples.shared.as_deref().expect("a share");
+        let begun = shared.clock.now().nanos() / 1_000_000_000;
+        let lines = 3 * LINES_PER_SECOND_MAX;
+        let admitted = (0..lines).filter(|_| shared.admit()).count();
+        let seconds = shared.clock.now().nanos() / 1_000_000_000 - begun + 1;
+        assert!(
+            admitted as u64 <= seconds * u64::from(LINES_PER_SECOND_MAX),
+            "{admitted} in {seconds} s"
+        );
+        assert!(admitted >= LINES_PER_SECOND_MAX as usize);
     }
 }

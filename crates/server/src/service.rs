@@ -5,32 +5,28 @@
 //! names: it bounds the calls that wait and the memory of incomplete messages for each of them.
 
 use std::fmt::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use body_budget::BodyBudget;
-use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use http::HeaderMap;
 use ratelease_cli::settings::Headers;
 use ratelease_engine::limiter::Limiter;
-use ratelease_engine::observer::{Decision, Observer};
-use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{AppliedLimit, Code, OVERRIDE, Status, Verdict};
-use ratelease_rules::Rules;
+use ratelease_engine::verdict::{AppliedLimit, Code, Decision, OVERRIDE, Status, Verdict};
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug, info, warn};
 
 use crate::current_rules::CurrentRules;
 use crate::metrics::counter::{Count, Counter};
 use crate::observe::Observers;
-use crate::request_error::{InvalidRequest, RequestError};
+use crate::request::{InvalidRequest, RequestError, Transport};
 use crate::trace::Span;
-use crate::transport::Transport;
 
-pub use body_budget::{BodyReservation, Peer};
+pub use body_budget::{BodyReservation, PartialMessage, Peer};
 
 mod body_budget;
 
@@ -53,17 +49,29 @@ pub struct DecisionService {
     limiter: Limiter,
     rules_in_force: Arc<CurrentRules>,
     headers: Option<Arc<Headers>>,
-    grpc: TransportLimits,
-    http: TransportLimits,
+    grpc: Arc<TransportLimits>,
+    http: Arc<TransportLimits>,
     observers: Observers,
 }
 
 /// Limits on the calls of one protocol. Each has its own, so that neither protocol can shut out the
 /// other.
-#[derive(Clone)]
 struct TransportLimits {
     concurrency: ConcurrencyLimit,
     body_budget: BodyBudget,
+    panics: AtomicU64,
+}
+
+/// Who asks for a decision.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'a> {
+    /// How the request came in.
+    pub transport: Transport,
+    /// Its connection.
+    pub peer: &'a Peer,
+    /// How long the caller waits for the answer, if it says so. It bounds how long the store may
+    /// take.
+    pub patience: Option<Duration>,
 }
 
 /// A verdict and its response headers.
@@ -86,19 +94,19 @@ impl DecisionService {
         headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
-        let http_max = calls_max.min(HTTP_CALLS_MAX);
+        let limits = |calls_max, setting, bytes_max| {
+            Arc::new(TransportLimits {
+                concurrency: ConcurrencyLimit::new(calls_max, setting),
+                body_budget: BodyBudget::new(bytes_max),
+                panics: AtomicU64::new(0),
+            })
+        };
         Self {
             limiter,
             rules_in_force,
             headers: headers.map(Arc::new),
-            grpc: TransportLimits {
-                concurrency: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
-                body_budget: BodyBudget::new(GRPC_BYTES_MAX),
-            },
-            http: TransportLimits {
-                concurrency: ConcurrencyLimit::new(http_max, "over HTTP"),
-                body_budget: BodyBudget::new(HTTP_BYTES_MAX),
-            },
+            grpc: limits(calls_max, "MAX_IN_FLIGHT", GRPC_BYTES_MAX),
+            http: limits(calls_max.min(HTTP_CALLS_MAX), "over HTTP", HTTP_BYTES_MAX),
             observers: Observers::default(),
         }
     }
@@ -115,35 +123,25 @@ impl DecisionService {
         self.observers.begin(transport, headers)
     }
 
-    /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
-    /// bounded by [`DecisionService::reserve_body`].
-    ///
-    /// # Errors
-    ///
-    /// Returns [`RequestError::Overloaded`] if too many calls wait (`call` was not polled), or
-    /// [`RequestError::Panicked`] if the call panicked.
-    pub async fn run<T>(
-        &self,
-        transport: Transport,
-        peer: &Peer,
-        call: impl Future<Output = T>,
-    ) -> Result<T, RequestError> {
-        let passed = self.limits(transport).concurrency.run(peer, call).await;
-        passed.inspect_err(|error| self.observers.note_error(error))
-    }
-
     /// Runs a call from its headers to its answer and catches its panics.
     ///
     /// # Errors
     ///
     /// Returns [`RequestError::Panicked`] if the call panicked.
-    pub async fn catch_panic<T>(
-        &self,
+    pub fn catch_panic<'c, T>(
+        &'c self,
         transport: Transport,
-        call: impl Future<Output = T>,
-    ) -> Result<T, RequestError> {
-        let contained = self.limits(transport).concurrency.catch_panic(call).await;
-        contained.inspect_err(|error| self.observers.note_error(error))
+        call: impl Future<Output = T> + 'c,
+    ) -> impl Future<Output = Result<T, RequestError>> + 'c {
+        // State that the call shares with others is behind locks and atomics that a panic leaves
+        // usable; state that the call owns is dropped, which releases it.
+        AssertUnwindSafe(call).catch_unwind().map(move |result| {
+            result.map_err(|_| {
+                self.limits(transport).panics.fetch_add(1, Ordering::Relaxed);
+                self.observers.note_error(&RequestError::Panicked);
+                RequestError::Panicked
+            })
+        })
     }
 
     /// Returns the reservation on which the bytes of an incomplete message are counted.
@@ -158,13 +156,19 @@ impl DecisionService {
 
     /// Event counts since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
-        let Self { grpc, http, .. } = self;
-        let sum = |of: fn(&TransportLimits) -> u64| of(grpc) + of(http);
+        let sum = |of: fn(&TransportLimits) -> u64| of(&self.grpc) + of(&self.http);
+        let shed = |limits: &TransportLimits| limits.concurrency.shed.load(Ordering::Relaxed);
         vec![
-            (Counter::CallsUnderWay, sum(|it| it.concurrency.waiting())),
-            (Counter::MessageBytes, sum(|it| it.body_budget.bytes())),
-            (Counter::Shed, sum(|it| it.concurrency.shed() + it.body_budget.refused())),
-            (Counter::RequestPanics, sum(|it| it.concurrency.panics())),
+            (
+                Counter::CallsUnderWay,
+                sum(|limits| limits.concurrency.waiting.load(Ordering::Relaxed) as u64),
+            ),
+            (Counter::MessageBytes, sum(|limits| limits.body_budget.bytes())),
+            (
+                Counter::Shed,
+                shed(&self.grpc) + shed(&self.http) + sum(|limits| limits.body_budget.refused()),
+            ),
+            (Counter::RequestPanics, sum(|limits| limits.panics.load(Ordering::Relaxed))),
         ]
     }
 
@@ -175,70 +179,41 @@ impl DecisionService {
         }
     }
 
-    /// The present time, by the clock that [`DecisionService::answer_by`] uses.
+    /// The present time, by the clock of the decisions.
     pub fn now(&self) -> Time {
         self.limiter.clock().now()
     }
 
-    /// Returns what `make` makes of the answer to `request`. The answer is computed under one
-    /// version of the rules.
+    /// Decides `request`, whose message is complete, and returns what `make` makes of the answer,
+    /// which is computed under one version of the rules.
+    ///
+    /// A request that need not wait is answered when the future is polled first: it allocates
+    /// nothing if it is of the common kind, touches no state that calls on other cores touch, and
+    /// is answered even when too many calls wait. If the future is dropped, nothing is charged.
     ///
     /// # Errors
     ///
-    /// Fails if the request is invalid or the store could not answer.
+    /// Fails if the request is invalid, if it has to wait and too many calls wait, or if the store
+    /// could not answer.
     pub async fn answer<T>(
         &self,
-        request: &Request<'_>,
-        make: impl FnOnce(Answer<'_>) -> T,
-    ) -> Result<T, RequestError> {
-        self.answer_by(None, request, make).await
-    }
-
-    /// Like [`DecisionService::answer`], for a caller that gives up at `deadline`: the time left
-    /// until then bounds how long the store may take.
-    ///
-    /// # Errors
-    ///
-    /// As [`DecisionService::answer`].
-    pub async fn answer_by<T>(
-        &self,
-        deadline: Option<Time>,
-        request: &Request<'_>,
-        make: impl FnOnce(Answer<'_>) -> T,
-    ) -> Result<T, RequestError> {
-        let start = self.now();
-        let caller = deadline.map(|deadline| deadline.since(start));
-        let answered = async {
-            check(request)?;
-            let rules = self.rules_in_force.current().ok_or_else(|| self.without_rules())?;
-            let decided = self.limiter.decide_within(&rules, request, caller).await;
-            let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
-            Ok(make(self.finish(request, verdict, start)))
-        };
-        let answered = answered.await;
-        answered.inspect_err(|error| self.observers.note_error(error))
-    }
-
-    /// Like [`DecisionService::answer`], for a call over gRPC that need not wait, and so does not
-    /// count as a waiting call. `None` if it has to wait or is to be refused: then nothing has been
-    /// charged, though an ask for tokens may be on its way, and [`DecisionService::run`] decides.
-    pub fn answer_at_once<T>(
-        &self,
+        caller: &Caller<'_>,
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>) -> T,
-    ) -> Option<Result<T, RequestError>> {
-        let passed = self.grpc.concurrency.catch_panic_sync(|| {
-            check(request).ok()?;
+    ) -> Result<T, RequestError> {
+        let answered = async {
+            check(request)?;
             let rules = self.rules_in_force.borrow();
-            let start = self.limiter.clock().now();
-            let rules = rules.as_deref()?;
-            let verdict = self.limiter.decide_at_once(rules, request, start)?;
-            Some(Ok(make(&self.finish(request, verdict, start))))
-        });
-        if let Some(Err(error)) = &passed {
-            self.observers.note_error(error);
-        }
-        passed
+            let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
+            let start = self.now();
+            let admit = || self.limits(caller.transport).concurrency.admit(caller.peer);
+            let decided = self.limiter.decide(rules, request, start, caller.patience, admit).await;
+            if let Err(RequestError::Store(_)) = decided {
+                self.observers.note_unanswered(request, &self.limiter.resolve(rules, request));
+            }
+            Ok(make(&self.finish(request, decided?, start)))
+        };
+        answered.await.inspect_err(|error| self.observers.note_error(error))
     }
 
     #[cold]
@@ -247,12 +222,6 @@ impl DecisionService {
             true => RequestError::AwaitsRules,
             false => RequestError::NoRules,
         }
-    }
-
-    #[cold]
-    fn unanswered(&self, rules: &Rules, request: &Request<'_>, error: StoreError) -> RequestError {
-        self.observers.note_unanswered(rules, request);
-        RequestError::Store(error)
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
@@ -345,7 +314,8 @@ fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
 /// has one, its name. Envoy inserts the name unchanged; here it is escaped.
 fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
     let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
-        let (requests, window) = (applied.limit.requests_per_unit, applied.limit.window_seconds());
+        let requests = applied.limit.requests_per_unit;
+        let window = applied.limit.window_seconds();
         match applied.rule.map(|rule| &*rule.name).filter(|name| !name.is_empty()) {
             Some(name) => format!("{requests};w={window};name={}", quoted(name)),
             None => format!("{requests};w={window}"),
@@ -437,72 +407,7 @@ impl Item<'_> {
     }
 }
 
-// The part of an incomplete message that has arrived.
-
-/// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
-const PART_BYTES_MAX: usize = 16 * 1024;
-
-/// Minimum size in bytes of a part: a message that arrives byte by byte has few parts.
-const PART_BYTES_MIN: usize = 64;
-
-/// The beginning of a message, in parts. Bytes are copied into the parts, since the buffer they
-/// were read into is shared with other data. A part never moves: one growing buffer leaves holes of
-/// every size behind, which took as much memory again as the messages themselves.
-#[derive(Debug)]
-pub struct PartialMessage<'h> {
-    reservation: &'h BodyReservation,
-    parts: Vec<BytesMut>,
-    bytes: usize,
-}
-
-impl<'h> PartialMessage<'h> {
-    /// Creates an empty message that is counted on `reservation`.
-    pub fn new(reservation: &'h BodyReservation) -> Self {
-        Self { reservation, parts: Vec::new(), bytes: 0 }
-    }
-
-    /// Number of bytes that have arrived.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Counts and keeps the next bytes.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`RequestError::NoRoom`] if there is no room for them.
-    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
-        self.reservation.grow(bytes.len())?;
-        while !bytes.is_empty() {
-            let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
-            if room == 0 {
-                // As large as all parts so far, so that their number stays small.
-                let capacity = bytes.len().max(self.bytes).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
-                self.parts.push(BytesMut::with_capacity(capacity));
-                continue;
-            }
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            if let Some(part) = self.parts.last_mut() {
-                part.extend_from_slice(now);
-            }
-            self.bytes += now.len();
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    /// Returns everything that has arrived, in one piece.
-    pub fn into_bytes(mut self) -> Bytes {
-        if self.parts.len() <= 1 {
-            return self.parts.pop().unwrap_or_default().freeze();
-        }
-        let mut joined = BytesMut::with_capacity(self.bytes);
-        self.parts.into_iter().for_each(|part| joined.extend_from_slice(&part));
-        joined.freeze()
-    }
-}
-
-// Limits the number of calls that wait at once, and confines a panic to the call that panics.
+// Limits the number of calls that wait at once.
 //
 // A call takes a permit once its message is complete; the memory of incomplete messages is bounded
 // separately (`body_budget.rs`). The calls that can accumulate here wait for a lease or a slot.
@@ -517,28 +422,21 @@ const RESERVED_DIVISOR: usize = 4;
 /// Number of waiting calls below which a connection may take one of the reserved permits.
 const FEW_CALLS: usize = 8;
 
-/// Counts the calls that wait, and refuses those above the maximum. A cheap handle: clones share
-/// all state.
-#[derive(Debug, Clone)]
-struct ConcurrencyLimit {
-    shared: Arc<Shared>,
-}
-
+/// Counts the calls that wait, and refuses those above the maximum.
 #[derive(Debug)]
-struct Shared {
+struct ConcurrencyLimit {
     calls_max: usize,
     /// The setting that the maximum comes from, for the log.
     setting: &'static str,
     waiting: AtomicUsize,
     shed: AtomicU64,
-    panics: AtomicU64,
     /// Set while overloaded, so that each overload is logged once.
     is_overloaded: AtomicBool,
 }
 
 /// Lets one call wait, until it is dropped.
 struct Permit<'a> {
-    shared: &'a Shared,
+    limit: &'a ConcurrencyLimit,
     peer: &'a Peer,
 }
 
@@ -547,75 +445,28 @@ struct Permit<'a> {
 impl ConcurrencyLimit {
     /// Creates a limit of `calls_max` calls at once, a number that `setting` sets.
     fn new(calls_max: usize, setting: &'static str) -> Self {
-        let shared = Shared {
+        Self {
             calls_max,
             setting,
             waiting: AtomicUsize::new(0),
             shed: AtomicU64::new(0),
-            panics: AtomicU64::new(0),
             is_overloaded: AtomicBool::new(false),
-        };
-        Self { shared: Arc::new(shared) }
+        }
     }
 
-    /// Runs `call` of `peer`, unless too many wait: then drops it without polling it.
-    async fn run<T>(&self, peer: &Peer, call: impl Future<Output = T>) -> Result<T, RequestError> {
-        let _permit = self.shared.acquire(peer)?;
-        self.catch_panic(call).await
-    }
-
-    /// Runs `call`, and returns an error if it panics.
-    async fn catch_panic<T>(&self, call: impl Future<Output = T>) -> Result<T, RequestError> {
-        // State that the call shares with others is behind locks and atomics that a panic leaves
-        // usable; state that the call owns is dropped, which releases it.
-        let result = AssertUnwindSafe(call).catch_unwind().await;
-        result.map_err(|_| self.panicked())
-    }
-
-    /// Like [`ConcurrencyLimit::catch_panic`], for a call that never waits and takes no permit: it
-    /// touches no state that calls on other cores touch, and it runs even when too many calls wait.
-    fn catch_panic_sync<T>(
-        &self,
-        call: impl FnOnce() -> Option<Result<T, RequestError>>,
-    ) -> Option<Result<T, RequestError>> {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Some(Err(self.panicked())))
-    }
-
-    fn panicked(&self) -> RequestError {
-        self.shared.panics.fetch_add(1, Ordering::Relaxed);
-        RequestError::Panicked
-    }
-
-    /// Number of calls that wait.
-    fn waiting(&self) -> u64 {
-        self.shared.waiting.load(Ordering::Relaxed) as u64
-    }
-
-    /// Number of calls that were refused.
-    fn shed(&self) -> u64 {
-        self.shared.shed.load(Ordering::Relaxed)
-    }
-
-    /// Number of calls that panicked.
-    fn panics(&self) -> u64 {
-        self.shared.panics.load(Ordering::Relaxed)
-    }
-}
-
-// === impl Shared ===
-
-impl Shared {
-    fn acquire<'a>(&'a self, peer: &'a Peer) -> Result<Permit<'a>, RequestError> {
+    /// Lets a call of `peer` wait, unless too many do.
+    fn admit<'a>(&'a self, peer: &'a Peer) -> Result<Permit<'a>, RequestError> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let of_peer = peer.waiting().fetch_add(1, Ordering::Relaxed);
-        let permit = Permit { shared: self, peer };
+        let permit = Permit { limit: self, peer };
         let reserved = if of_peer < FEW_CALLS { 0 } else { self.calls_max / RESERVED_DIVISOR };
         if before + reserved >= self.calls_max {
             self.shed.fetch_add(1, Ordering::Relaxed);
             if !self.is_overloaded.swap(true, Ordering::Relaxed) {
-                let setting = self.setting;
-                let max = self.calls_max;
-                warn!("calls are refused: {before} are waiting, of at most {max} ({setting})");
+                let Self { calls_max, setting, .. } = self;
+                warn!(
+                    "calls are refused: {before} are waiting, of at most {calls_max} ({setting})"
+                );
             }
             return Err(RequestError::Overloaded);
         }
@@ -637,7 +488,7 @@ impl Shared {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.peer.waiting().fetch_sub(1, Ordering::Relaxed);
-        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.limit.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

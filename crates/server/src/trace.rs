@@ -35,8 +35,7 @@ use ratelease_rules::request::Request;
 use tracing::error;
 
 use crate::metrics::counter::{Count, Counter};
-use crate::samples::rule_of;
-use crate::transport::Transport;
+use crate::request::Transport;
 
 /// Begins spans. A cheap handle: clones share all state; the default traces nothing.
 #[derive(Debug, Clone, Default)]
@@ -133,7 +132,8 @@ impl Shared {
                 (builder, Outcome::Grpc(1))
             }
             Transport::Http(route) => {
-                let (method, path) = (route.method(), route.path());
+                let method = route.method();
+                let path = route.path();
                 let builder = SpanBuilder::from_name(format!("{method} {path}")).with_attributes([
                     KeyValue::new("http.request.method", method),
                     KeyValue::new("http.route", path),
@@ -183,8 +183,9 @@ fn below(parent: SpanContext, is_remote: bool, state: TraceState) -> Context {
 
 /// A sampled span, as the SDK names it.
 fn context_of(span: SpanContext, is_remote: bool, state: TraceState) -> RemoteContext {
-    let (trace, span) = (TraceId::from_bytes(span.trace), SpanId::from_bytes(span.span));
-    RemoteContext::new(trace, span, TraceFlags::SAMPLED, is_remote, state)
+    let trace = TraceId::from_bytes(span.trace);
+    let id = SpanId::from_bytes(span.span);
+    RemoteContext::new(trace, id, TraceFlags::SAMPLED, is_remote, state)
 }
 
 // The parent span of a request, from its headers.
@@ -238,8 +239,8 @@ impl Parent {
 
     fn of_w3c(headers: &HeaderMap) -> Option<Self> {
         let mut sent = headers.get_all(TRACEPARENT).iter();
-        let (first, second) = (sent.next()?, sent.next());
-        if second.is_some() { None } else { Self::parse(first.as_bytes()) }
+        let first = sent.next()?;
+        if sent.next().is_some() { None } else { Self::parse(first.as_bytes()) }
     }
 
     /// Parses `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`. Later versions may have more
@@ -427,8 +428,10 @@ struct Open {
 impl Span {
     fn new(span: SdkSpan, start: Start, given_up: Outcome) -> Self {
         let context = span.span_context();
-        let (trace, id) = (context.trace_id().to_bytes(), context.span_id().to_bytes());
-        let context = SpanContext { trace, span: id };
+        let context = SpanContext {
+            trace: context.trace_id().to_bytes(),
+            span: context.span_id().to_bytes(),
+        };
         Self(Arc::new(Open { span: Mutex::new(span), context, start, given_up }))
     }
 
@@ -454,7 +457,7 @@ impl Span {
             number("ratelease.descriptors", request.descriptors.len()),
         ];
         if let Some(status) = verdict.tightest.and_then(|at| verdict.statuses.get(at)) {
-            noted.push(KeyValue::new("ratelease.rule", rule_of(status).to_owned()));
+            noted.push(KeyValue::new("ratelease.rule", status.rule_path().to_owned()));
             noted.push(number("ratelease.remaining", status.remaining));
             if let Some(counted) = status.counted {
                 noted.push(KeyValue::new("ratelease.how", counted.how.name()));

@@ -20,13 +20,11 @@ use ratelease_engine::time::Clock;
 pub use ratelease_listener::runtime_builder;
 use ratelease_listener::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve;
-use ratelease_server::grpc::serve::{ConnectionAge, HealthHandle};
+use ratelease_server::grpc::{self, ConnectionAge, HealthHandle};
 use ratelease_server::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
 use ratelease_server::metrics::counter::{Count, Counter, ListenerName};
 use ratelease_server::metrics::{Calls, Meters, RuleTotals};
-use ratelease_server::observe::Observers;
-use ratelease_server::samples::Samples;
+use ratelease_server::observe::{Observers, Samples};
 use ratelease_server::service::DecisionService;
 use ratelease_server::trace::Tracer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -73,7 +71,7 @@ const CONNECT_MAX: Duration = Duration::from_millis(150);
 
 /// All parts, built and bound, not yet serving.
 pub struct App {
-    grpc: serve::Listener,
+    grpc: grpc::Listener,
     http: TcpListener,
     debug: TcpListener,
     /// The listener and the routes of its page.
@@ -185,7 +183,7 @@ impl App {
     async fn start(self) -> io::Result<Serving> {
         let (stop_grpc, grpc_stop) = watch::channel(false);
         let (stop_http, http_stop) = watch::channel(false);
-        let (health_service, health_handle) = serve::health();
+        let (health_service, health_handle) = grpc::health();
         let background = self.spawn_background(&health_handle);
         let App { health, limiter, service, open, threads, supervisor, .. } = self;
         wait_for_parts(&*self.store, &self.published).await;
@@ -213,7 +211,7 @@ impl App {
         let http = server(routes, open.http, RequestOrder::Concurrent);
         http_servers.serve("the HTTP port", self.http, http)?;
         let open = open.grpc;
-        let parts = serve::ServerParts {
+        let parts = grpc::ServerParts {
             service,
             health: health_service,
             age: self.age,
@@ -222,7 +220,7 @@ impl App {
             tls: self.tls.as_ref().map(CertificateWatch::acceptor),
         };
         let stop = async move { wait_until_set(&mut { grpc_stop }).await };
-        let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
+        let grpc = tokio::spawn(grpc::serve(self.grpc, parts, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
         let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
@@ -402,12 +400,7 @@ struct StatsSources {
 impl StatsSources {
     /// Observers that record each decision: these sources, `samples` and `tracer`.
     fn observers(&self, samples: Samples, tracer: Tracer) -> Observers {
-        let observers = Observers::default().with_samples(samples).with_tracer(tracer);
-        let observers = observers.with_hot_keys(self.hot_keys.clone());
-        match &self.meters {
-            Some(meters) => observers.with_meters(meters.clone()),
-            None => observers,
-        }
+        Observers { meters: self.meters.clone(), hot_keys: self.hot_keys.clone(), samples, tracer }
     }
 }
 

@@ -29,12 +29,11 @@ use ratelease_listener::{
 use ratelease_otlp::origin::system_time;
 use ratelease_rules::request::json as request_json;
 use ratelease_rules::request::scoped::{FieldFault, ScopedRequest};
-use ratelease_server::request_error::RequestError;
+use ratelease_server::request::{RequestError, Route, Transport};
 use ratelease_server::service::{
-    Answer, BodyReservation, DecisionService, HTTP_CALLS_MAX, PartialMessage, Peer,
+    Answer, BodyReservation, Caller, DecisionService, HTTP_CALLS_MAX, PartialMessage, Peer,
 };
 use ratelease_server::trace::{Outcome, Span};
-use ratelease_server::transport::{Route, Transport};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
@@ -302,14 +301,8 @@ impl Decider {
                 }
             }
         };
-        // A call that need not wait needs no permit.
-        let answered = match self.service.answer_at_once(&request, respond) {
-            Some(answered) => answered,
-            None => {
-                let answer = self.service.answer(&request, |answer| respond(&answer));
-                self.service.run(Transport::Http(self.route), peer, answer).await?
-            }
-        };
+        let caller = Caller { transport: Transport::Http(self.route), peer, patience: None };
+        let answered = self.service.answer(&caller, &request, respond).await;
         answered.map_err(|error| self.undecided(error))
     }
 

@@ -19,7 +19,7 @@ use ratelease_cli::settings::{LogFormat, LogLevel, Logging};
 use ratelease_engine::span_context;
 use ratelease_engine::time::Clock;
 use ratelease_rules::display_safety::alters_display;
-use ratelease_server::samples;
+use ratelease_server::observe;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -56,7 +56,7 @@ pub fn init(logging: &Logging, clock: Clock) -> Result<LogWriter, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
     let report_lost = |lines| warn!(lines, "log lines were lost: the log was not read in time");
-    let limiter = LogLimiter::new(logging.lines_per_second, samples::TARGET, clock);
+    let limiter = LogLimiter::new(logging.lines_per_second, observe::TARGET, clock);
     let suppressed = limiter.clone();
     let each_second = move || suppressed.report();
     let log =
@@ -116,7 +116,7 @@ fn filter(level: LogLevel) -> Targets {
     Targets::new()
         .with_default(theirs)
         .with_target("ratelease", ours)
-        .with_target(samples::TARGET, ours.max(LevelFilter::INFO))
+        .with_target(observe::TARGET, ours.max(LevelFilter::INFO))
 }
 
 // Formats events as lines.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store, StoreError};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Code;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
@@ -96,7 +96,9 @@ impl Fleet {
         let rules = Arc::clone(&self.rules);
         let (key, value) = (key.to_owned(), value.to_owned());
         async move {
-            match limiter.decide(&rules, &request(&key, &value)).await.map(|verdict| verdict.code) {
+            let (request, now) = (request(&key, &value), limiter.clock().now());
+            let admit = || Ok::<_, StoreError>(());
+            match limiter.decide(&rules, &request, now, None, admit).await.map(|it| it.code) {
                 Ok(Code::Ok) => Said::Admitted,
                 Ok(Code::OverLimit) => Said::Denied,
                 Err(_) => Said::Failed,

@@ -12,7 +12,7 @@ use ratelease_engine::time::Clock;
 use ratelease_listener::{Cores, OpenConnections};
 use ratelease_rules::{self as rules, Source};
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
+use ratelease_server::grpc::{self, ConnectionAge, Listener, ServerParts};
 use ratelease_server::metrics::counter::Counter;
 use ratelease_server::service::DecisionService;
 use ratelease_sidecar::admin::Health;
@@ -80,13 +80,13 @@ impl Doors {
         let store = Arc::new(Cursed(MemoryStore::system()));
         let limiter = Limiter::new(store, Clock::start(), options);
         let service = DecisionService::new(limiter, Arc::clone(&published), None, 1_000);
-        let (health, _) = serve::health();
+        let (health, _) = grpc::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
         let (cores, open_http) = (Cores::current(), open.clone());
         let parts = ServerParts { service: service.clone(), health, age, open, cores, tls: None };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
-        tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
+        tokio::spawn(grpc::serve(Listener::Tcp(listener), parts, std::future::pending()));
         let routes = pages::routes(
             service.clone(),
             Health::new(published, HealthyWith::Nothing),

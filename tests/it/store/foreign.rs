@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ratelease_engine::counter::{Counter, RedisCounter, RedisFailure};
 use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreError;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Code;
@@ -48,7 +49,9 @@ async fn passes(pod: &Limiter, rules: &Rules, key: &str) -> bool {
     let entries = smallvec![Entry { key, value: "x" }];
     let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];
     let request = Request { domain: "d", descriptors, hits_addend: 0 };
-    pod.decide(rules, &request).await.unwrap().code == Code::Ok
+    let admit = || Ok::<_, StoreError>(());
+    let decided = pod.decide(rules, &request, pod.clock().now(), None, admit).await;
+    decided.unwrap().code == Code::Ok
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -174,7 +174,7 @@ impl Rig {
 
     /// Tokens of `a` that the store has left and no pod holds.
     async fn left(&self, limit: u32) -> u64 {
-        let verdict = self.pod().decide(&self.rules, &look("a")).await.unwrap();
+        let verdict = self.pod().decided(&self.rules, &look("a")).await.unwrap();
         assert_eq!(verdict.statuses[0].limit.as_ref().unwrap().limit.requests_per_unit, limit);
         u64::from(verdict.statuses[0].remaining)
     }
@@ -227,15 +227,26 @@ fn refund(key: &str, hits: u64) -> Request<'_> {
 async fn passed_of(pod: &Limiter, rules: &Rules, key: &str, requests: u32) -> u32 {
     let mut passed = 0;
     for _ in 0..requests {
-        let verdict = pod.decide(rules, &request(&[key])).await.unwrap();
+        let verdict = pod.decided(rules, &request(&[key])).await.unwrap();
         passed += u32::from(verdict.code == Code::Ok);
     }
     passed
 }
 
+impl Limiter {
+    /// The verdict for a caller without a deadline, which may wait.
+    pub(crate) async fn decided<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+    ) -> Result<Verdict<'r>, StoreError> {
+        self.decide(rules, request, self.clock().now(), None, || Ok(())).await
+    }
+}
+
 /// Decides, and returns whether it passed and what remained of the first descriptor.
 async fn decide(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> (bool, u32) {
-    let verdict = pod.decide(rules, request).await.unwrap();
+    let verdict = pod.decided(rules, request).await.unwrap();
     (verdict.code == Code::Ok, verdict.statuses[0].remaining)
 }
 
@@ -272,7 +283,7 @@ async fn a_denial_by_one_rule_spends_nothing_on_the_others() {
         let rig = Rig::new(&per_hour(20, 10));
         let pod = rig.pod();
         for hit in 0..15 {
-            let verdict = pod.decide(&rig.rules, &request(&keys)).await.unwrap();
+            let verdict = pod.decided(&rig.rules, &request(&keys)).await.unwrap();
             let a = verdict.statuses[keys.iter().position(|key| *key == "a").unwrap()];
             let remaining = if hit < 10 { 19 - hit } else { 10 };
             assert_eq!((a.code, a.remaining), (Code::Ok, remaining), "{keys:?}, hit {hit}");
@@ -359,7 +370,7 @@ async fn replaced_and_unlimited_rules_are_not_counted() {
     );
     let pod = rig.pod();
     for hit in 0..3 {
-        let verdict = pod.decide(&rig.rules, &request(&["a", "b", "c"])).await.unwrap();
+        let verdict = pod.decided(&rig.rules, &request(&["a", "b", "c"])).await.unwrap();
         assert_eq!(verdict.code == Code::Ok, hit < 2);
         let limited: Vec<_> = verdict.statuses.iter().map(|s| s.limit.is_some()).collect();
         assert_eq!(limited, [false, true, false]);

@@ -1,131 +1,90 @@
-//! One call on a connection: answered in place if it is plain and need not wait. A plain call that
-//! has to wait gets a task of its own; any other call is handed on to tonic.
+//! One call on a connection. A plain one is answered by [`PlainCall::answer`], beneath tonic; any
+//! other is handed on to tonic.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::SendResponse;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use http::{Method, Request, Uri};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use ratelease_engine::time::Time;
-use tonic::Code;
+use ratelease_rules::request::Request as RateLimitRequest;
+use tokio::time::timeout;
+use tonic::{Code, Status};
 
-use super::answer::{GRPC, send_message, send_status};
-use super::deadline::{self, Deadline};
-use super::fallback::{FallbackCall, Message};
-use super::rate_limit_service::SHOULD_RATE_LIMIT;
-use super::waiting::WaitingCall;
-use super::{PREFIX_BYTES, headers, status_of, wire};
-use crate::request_error::RequestError;
-use crate::service::{DecisionService, Peer};
+use super::fallback::{FallbackCall, SHOULD_RATE_LIMIT};
+use super::wire::DecodeError;
+use super::{PREFIX_BYTES, status_of, wire};
+use crate::request::{RequestError, Transport};
+use crate::service::{Caller, DecisionService, Peer};
 use crate::trace::{Outcome, Span};
-use crate::transport::Transport;
-use ratelease_listener::TurnHandle;
+use ratelease_listener::{FIELDS_MAX, TurnHandle};
 
 /// What a further descriptor of a request costs of its connection's turn, in bytes that take as
 /// long to read. A call of Envoy has one descriptor or a few; one of 256 would otherwise take as
 /// long as a hundred calls.
 const DESCRIPTOR_COST: usize = 128;
 
+/// What the calls of a connection share.
+pub(super) struct CallContext {
+    pub(super) service: DecisionService,
+    pub(super) peer: Peer,
+    pub(super) turn: TurnHandle,
+}
+
 /// A call that has just begun.
 pub(super) struct Call {
-    pub(super) request: Request<RecvStream>,
-    pub(super) respond: SendResponse<Bytes>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
     /// When it began, if that was a while ago.
-    pub(super) started: Option<Time>,
+    started: Option<Time>,
 }
 
-/// The result of an attempt to answer a call.
-pub(super) enum Step {
-    /// The call has ended.
-    Done,
-    /// No part of the message has arrived.
-    AwaitsMessage(Call),
-    /// The call takes longer.
-    HandedOn(HandedOn),
-}
-
-/// A call that takes longer.
-pub(super) enum HandedOn {
-    /// It is plain, and waits for a lease, or is to be refused.
-    Waiting(WaitingCall),
+/// What a call is, by what has arrived of it.
+pub(super) enum Kind {
+    /// It is plain, and its message is complete.
+    Plain(PlainCall),
     /// It is for tonic: it is not plain, or its message is not complete.
     Fallback(Box<FallbackCall>),
+    /// No part of the message has arrived.
+    Unknown(Call),
+    /// It has been refused, or its client has reset it.
+    Ended,
 }
 
-/// What has arrived of a call's message.
-enum Received {
-    Complete(Bytes),
-    Partial(Bytes),
-    Nothing,
-    /// The client has reset the call.
-    Reset,
+/// A plain call: one message that is complete and not compressed.
+pub(super) struct PlainCall {
+    /// The message, without gRPC's prefix.
+    message: Bytes,
+    respond: SendResponse<Bytes>,
+    span: Option<Span>,
+    /// How long its caller still waits for the answer, if it says so.
+    patience: Option<Duration>,
+    /// Maximum time until its answer.
+    limit: Duration,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// Answers the call if that is possible without waiting; else returns it.
-    pub(super) fn answer(
-        mut self,
-        service: &DecisionService,
-        peer: &Peer,
-        turn: &TurnHandle,
-        cx: &mut Context<'_>,
-    ) -> Step {
-        let for_tonic = |call: Self, read| Step::HandedOn(call.into_fallback(service, peer, read));
-        if !self.is_plain() {
-            return for_tonic(self, None);
-        }
-        let read = match self.read(cx) {
-            Received::Complete(read) if read.is_empty() => return for_tonic(self, None),
-            Received::Complete(read) => read,
-            Received::Partial(read) => return for_tonic(self, Some(read)),
-            Received::Nothing => return Step::AwaitsMessage(self),
-            Received::Reset => return Step::Done,
-        };
-        let mut answer = BytesMut::new();
-        let mut descriptors = 0;
-        let span = service.begin(Transport::Grpc, self.request.headers());
-        let mut answered =
-            || answer_frame(service, &read, &mut answer, span.as_ref(), &mut descriptors);
-        let answered = match &span {
-            None => answered(),
-            Some(span) => span.within(answered),
-        };
-        turn.note_work(descriptors.saturating_sub(1) * DESCRIPTOR_COST);
-        let code = match answered {
-            None => {
-                let Some(message) = plain_message(&read) else {
-                    // tonic's route begins another span for the call.
-                    span.inspect(Span::discard);
-                    return for_tonic(self, Some(read));
-                };
-                let message = read.slice_ref(message);
-                let waiting = self.into_waiting_call(service, message, span);
-                return Step::HandedOn(HandedOn::Waiting(waiting));
-            }
-            Some(Ok(())) => {
-                send_message(&mut self.respond, answer.freeze());
-                Code::Ok
-            }
-            Some(Err(error)) => {
-                let status = status_of(&error);
-                let code = status.code();
-                send_status(&mut self.respond, status);
-                code
-            }
-        };
-        if let Some(span) = span {
-            span.end(Outcome::Grpc(code.into()));
-        }
-        Step::Done
+    pub(super) fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>) -> Self {
+        Self { request, respond, started: None }
     }
 
-    /// Takes what has arrived of the message. Some clients end it with an empty frame.
-    fn read(&mut self, cx: &mut Context<'_>) -> Received {
+    /// Reads what has arrived of the call.
+    pub(super) fn read(mut self, context: &CallContext, cx: &mut Context<'_>) -> Kind {
+        if self.request.headers().len() > FIELDS_MAX {
+            refuse(&mut self.respond);
+            return Kind::Ended;
+        }
+        if !self.is_plain() {
+            return self.into_fallback(context, Bytes::new());
+        }
         let body = self.request.body_mut();
         let mut read = Bytes::new();
         loop {
@@ -134,23 +93,41 @@ impl Call {
                     // An error means that the stream is over, which the next poll reports.
                     let _ = body.flow_control().release_capacity(more.len());
                     read = concat(read, more);
+                    // Some clients end the message with an empty frame.
                     if body.is_end_stream() {
-                        return Received::Complete(read);
+                        return self.complete(context, read);
                     }
                 }
-                Poll::Ready(None) => return Received::Complete(read),
-                Poll::Ready(Some(Err(_))) => return Received::Reset,
-                Poll::Pending if read.is_empty() => return Received::Nothing,
-                Poll::Pending => return Received::Partial(read),
+                Poll::Ready(None) => return self.complete(context, read),
+                Poll::Ready(Some(Err(_))) => return Kind::Ended,
+                Poll::Pending if read.is_empty() => return Kind::Unknown(self),
+                Poll::Pending => return self.into_fallback(context, read),
             }
         }
+    }
+
+    /// The call, of which all has arrived: `frame`.
+    fn complete(self, context: &CallContext, frame: Bytes) -> Kind {
+        let Some(message) = plain_message(&frame) else {
+            return self.into_fallback(context, frame);
+        };
+        let headers = self.request.headers();
+        let waited = self.started.map_or(Duration::ZERO, |at| context.service.now().since(at));
+        let timeout = timeout_of(headers);
+        Kind::Plain(PlainCall {
+            message: frame.slice_ref(message),
+            span: context.service.begin(Transport::Grpc, headers),
+            patience: timeout.map(|timeout| timeout.saturating_sub(waited)),
+            limit: time_left(timeout, waited),
+            respond: self.respond,
+        })
     }
 
     /// The same call, whose message has not arrived by `now`, without what takes more memory than
     /// the rest of it.
     pub(super) fn into_waiting(mut self, now: Time) -> Self {
-        if headers::are_large(self.request.headers()) {
-            headers::keep_those_read(self.request.headers_mut());
+        if are_large(self.request.headers()) {
+            keep_those_read(self.request.headers_mut());
         }
         // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
         *self.request.uri_mut() = Uri::from_static(SHOULD_RATE_LIMIT);
@@ -170,73 +147,101 @@ impl Call {
             && !request.headers().contains_key(CONTENT_ENCODING)
     }
 
-    /// The same call, which has to wait. Its `message` is complete, and without gRPC's prefix.
-    fn into_waiting_call(
-        self,
-        service: &DecisionService,
-        message: Bytes,
-        span: Option<Span>,
-    ) -> WaitingCall {
-        let (now, headers) = (service.now(), self.request.headers());
-        let limit = deadline::time_left(headers, self.waited(now));
-        let deadline = Deadline::of(headers, self.started.unwrap_or(now));
-        WaitingCall { message, respond: self.respond, span, deadline, limit }
-    }
-
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
-    pub(super) fn into_fallback(
-        self,
-        service: &DecisionService,
-        peer: &Peer,
-        read: Option<Bytes>,
-    ) -> HandedOn {
+    pub(super) fn into_fallback(self, context: &CallContext, read: Bytes) -> Kind {
         // From here on the message and the wait for a place may take a while.
-        let now = service.now();
+        let now = context.service.now();
         let waited = self.waited(now);
-        let Self { mut request, respond, started } = self;
-        if let Some(deadline) = Deadline::of(request.headers(), started.unwrap_or(now)) {
-            request.extensions_mut().insert(deadline);
-        }
-        let reservation = service.reserve_body(Transport::Grpc, peer);
-        request.extensions_mut().insert(reservation.clone());
-        let request = request.map(|body| Message::new(read, body, reservation));
-        HandedOn::Fallback(Box::new(FallbackCall { request, respond, waited }))
+        let Self { request, respond, started } = self;
+        let timeout = timeout_of(request.headers());
+        let deadline = timeout.map(|timeout| started.unwrap_or(now) + timeout);
+        let limit = time_left(timeout, waited);
+        let reservation = context.service.reserve_body(Transport::Grpc, &context.peer);
+        let call = FallbackCall::new(request, respond, read, reservation, deadline, limit);
+        Kind::Fallback(Box::new(call))
     }
 }
 
-/// Answers `frame`, a gRPC frame, and appends the answer to `answer`, as a frame. Allocates nothing
-/// else for a request of one or two descriptors. Returns `None` for a call that is not plain, or
-/// has to wait.
-///
-/// # Errors
-///
-/// Returns the error if the request has no verdict, and waiting would not change that.
-pub fn answer_at_once(
-    service: &DecisionService,
-    frame: &[u8],
-    answer: &mut BytesMut,
-) -> Option<Result<(), RequestError>> {
-    answer_frame(service, frame, answer, None, &mut 0)
+// === impl PlainCall ===
+
+impl PlainCall {
+    /// Answers the call, when this is polled first if it need not wait. Nothing is sent to a client
+    /// that is gone or has reset the call.
+    pub(super) async fn answer(self, context: Arc<CallContext>) {
+        let Self { message, mut respond, span, patience, limit } = self;
+        let decided = decide(&context, &message, patience, span.as_ref());
+        let mut decided = pin!(context.service.catch_panic(Transport::Grpc, decided));
+        let mut decide = |cx: &mut Context<'_>| match &span {
+            None => decided.as_mut().poll(cx),
+            Some(span) => span.within(|| decided.as_mut().poll(cx)),
+        };
+        let decided = match poll_fn(|cx| Poll::Ready(decide(cx))).await {
+            Poll::Ready(decided) => Ok(decided),
+            Poll::Pending => tokio::select! {
+                decided = timeout(limit, poll_fn(decide)) => decided,
+                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            },
+        };
+        let answered = match decided {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(panicked)) => Err(status_of(&panicked)),
+            Err(_) => Err(expired()),
+        };
+        let code = answered.as_ref().map_or_else(Status::code, |_| Code::Ok);
+        match answered {
+            Ok(frame) => send_message(&mut respond, frame.freeze()),
+            Err(status) => send_status(&mut respond, status),
+        }
+        if let Some(span) = &span {
+            span.end(Outcome::Grpc(code.into()));
+        }
+    }
 }
 
-/// Like [`answer_at_once`]; records the decision in `span`, and the number of descriptors of the
-/// request in `descriptors`.
-fn answer_frame(
-    service: &DecisionService,
-    frame: &[u8],
-    answer: &mut BytesMut,
+/// Decides the request in `message`, and returns the answer as a gRPC frame.
+async fn decide(
+    context: &CallContext,
+    message: &[u8],
+    patience: Option<Duration>,
     span: Option<&Span>,
-    descriptors: &mut usize,
-) -> Option<Result<(), RequestError>> {
-    let request = wire::read(plain_message(frame)?).ok()?;
-    *descriptors = request.descriptors.len();
-    service.answer_at_once(&request, |made| {
-        wire::frame(made, answer);
+) -> Result<BytesMut, Status> {
+    let CallContext { service, peer, turn } = context;
+    let request = wire::read(message).map_err(|fault| unreadable(fault, service))?;
+    turn.note_work(request.descriptors.len().saturating_sub(1) * DESCRIPTOR_COST);
+    answer(service, peer, patience, &request, span).await
+}
+
+/// Returns the answer to `request` of `peer` as a gRPC frame, and records it in `span`.
+pub(super) async fn answer(
+    service: &DecisionService,
+    peer: &Peer,
+    patience: Option<Duration>,
+    request: &RateLimitRequest<'_>,
+    span: Option<&Span>,
+) -> Result<BytesMut, Status> {
+    let caller = Caller { transport: Transport::Grpc, peer, patience };
+    let framed = service.answer(&caller, request, |answer| {
         if let Some(span) = span {
-            span.note(&request, &made.verdict);
+            span.note(request, &answer.verdict);
         }
-    })
+        let mut frame = BytesMut::new();
+        wire::frame(answer, &mut frame);
+        frame
+    });
+    framed.await.map_err(|error| status_of(&error))
+}
+
+/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
+pub(super) fn unreadable(fault: DecodeError, service: &DecisionService) -> Status {
+    match fault {
+        DecodeError::Malformed(fault) => Status::internal(fault.to_string()),
+        DecodeError::Invalid(fault) => {
+            let error = RequestError::Invalid(fault);
+            service.note_error(&error);
+            status_of(&error)
+        }
+    }
 }
 
 fn concat(first: Bytes, second: Bytes) -> Bytes {
@@ -254,4 +259,217 @@ fn plain_message(frame: &[u8]) -> Option<&[u8]> {
     };
     let length = u32::from_be_bytes(*length);
     (usize::try_from(length) == Ok(message.len())).then_some(message)
+}
+
+// === The time that a caller waits ===
+//
+// How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
+// HTTP/2, Requests). Envoy sends the timeout of its filter in this header.
+
+const TIMEOUT_HEADER: &str = "grpc-timeout";
+
+/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
+const CALL_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of digits in the specification.
+const DIGITS_MAX: usize = 8;
+
+/// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
+/// is worth more than an error about a header.
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let (unit, digits) = headers.get(TIMEOUT_HEADER)?.as_bytes().split_last()?;
+    if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let amount = digits.iter().fold(0, |amount, digit| 10 * amount + u64::from(digit - b'0'));
+    match unit {
+        b'H' => Some(Duration::from_secs(amount * 3600)),
+        b'M' => Some(Duration::from_secs(amount * 60)),
+        b'S' => Some(Duration::from_secs(amount)),
+        b'm' => Some(Duration::from_millis(amount)),
+        b'u' => Some(Duration::from_micros(amount)),
+        b'n' => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+/// How long a call with this timeout may still take until its answer begins, if it has `waited`
+/// already.
+fn time_left(timeout: Option<Duration>, waited: Duration) -> Duration {
+    timeout.unwrap_or(CALL_MAX).min(CALL_MAX).saturating_sub(waited)
+}
+
+/// The status of a call that took longer.
+pub(super) fn expired() -> Status {
+    Status::deadline_exceeded("Timeout expired")
+}
+
+// === The headers of a call: their maximum number, and which of them are kept while it lasts ===
+
+/// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
+/// which tracers propagate their contexts.
+const NAMES_READ: [&str; 8] = [
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "te",
+    "traceparent",
+    "tracestate",
+    "b3",
+    "baggage",
+];
+const PREFIXES_READ: [&str; 2] = ["grpc-", "x-b3-"];
+
+/// Header fields, and bytes of their values, that a call may keep while its message has not
+/// arrived. A gRPC client sends six fields, plus those that tracers add.
+const SMALL_FIELDS_MAX: usize = 16;
+const SMALL_VALUE_BYTES_MAX: usize = 1024;
+
+/// Whether the headers take more memory than the rest of a call.
+fn are_large(headers: &HeaderMap) -> bool {
+    headers.len() > SMALL_FIELDS_MAX
+        || headers.values().map(|value| value.len()).sum::<usize>() > SMALL_VALUE_BYTES_MAX
+}
+
+/// Answers a call with more than [`FIELDS_MAX`] as `h2` does when the headers have too many bytes.
+fn refuse(respond: &mut SendResponse<Bytes>) {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    // An error means that the client is gone, or has reset the call.
+    let _ = respond.send_response(response, true);
+}
+
+/// Drops the headers that are not read any more, and their memory: the call may last.
+pub(super) fn keep_those_read(headers: &mut HeaderMap) {
+    let is_read = |name: &str| {
+        NAMES_READ.contains(&name) || PREFIXES_READ.iter().any(|prefix| name.starts_with(prefix))
+    };
+    // Copied into a new map: a map that was drained keeps its capacity.
+    *headers = headers
+        .iter()
+        .filter(|(name, _)| is_read(name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+}
+
+// === The answer to a plain call, on its stream of `h2` ===
+
+/// The content type of a plain call and of its answer.
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+static GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
+/// Sends `message`, a gRPC frame, with the status OK. Nothing is sent to a client that is gone or
+/// has reset the call.
+fn send_message(respond: &mut SendResponse<Bytes>, message: Bytes) {
+    let mut response = Response::new(());
+    response.headers_mut().insert(CONTENT_TYPE, GRPC);
+    let Ok(mut stream) = respond.send_response(response, false) else { return };
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(&GRPC_STATUS, OK);
+    if stream.send_data(message, false).is_ok() {
+        let _ = stream.send_trailers(trailers);
+    }
+}
+
+/// Sends `status` without a message, as [`send_message`] does.
+fn send_status(respond: &mut SendResponse<Bytes>, status: Status) {
+    let (head, _) = status.into_http::<()>().into_parts();
+    let _ = respond.send_response(Response::from_parts(head, ()), true);
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(value: &[u8]) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert(TIMEOUT_HEADER, HeaderValue::from_bytes(value).ok()?);
+        Some(headers)
+    }
+
+    fn read(text: &str) -> Option<Duration> {
+        timeout_of(&headers(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_timeout_has_one_to_eight_digits_and_a_unit() {
+        assert_eq!(read("20m"), Some(Duration::from_millis(20)));
+        assert_eq!(read("0m"), Some(Duration::ZERO));
+        assert_eq!(read("00000007S"), Some(Duration::from_secs(7)));
+        assert_eq!(read("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(read("15u"), Some(Duration::from_micros(15)));
+        assert_eq!(read("1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+    }
+
+    #[test]
+    fn anything_else_is_no_timeout() {
+        for bad in [
+            "",
+            "m",
+            "20",
+            "123456789S",
+            "-1S",
+            "+1S",
+            "1x",
+            "1ms",
+            "1 m",
+            " 1m",
+            "1.5S",
+            "0x1m",
+            "1s",
+            "1h",
+        ] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+        assert_eq!(timeout_of(&headers("1\u{b5}".as_bytes()).unwrap()), None);
+        assert_eq!(
+            timeout_of(&headers("\u{661}m".as_bytes()).unwrap()),
+            None,
+            "not an ASCII digit"
+        );
+        assert_eq!(timeout_of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_longest_timeout_ends_with_the_clock() {
+        let headers = headers(b"99999999H").unwrap();
+        let late = Time::from_nanos(7) + timeout_of(&headers).unwrap();
+        assert_eq!(late, Time::from_nanos(u64::MAX));
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_panics(value in prop::collection::vec(any::<u8>(), 0..16)) {
+            if let Some(headers) = headers(&value) {
+                let _ = timeout_of(&headers).map(|it| Time::from_nanos(u64::MAX / 2) + it);
+            }
+        }
+
+        #[test]
+        fn every_amount_of_the_specification_is_read(amount in 0_u32..100_000_000) {
+            let read = read(&format!("{amount}u"));
+            prop_assert_eq!(read, Some(Duration::from_micros(amount.into())));
+        }
+    }
+
+    #[test]
+    fn headers_that_are_read_are_kept_in_little_memory() {
+        let mut headers = HeaderMap::new();
+        for n in 0..300 {
+            let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_static("v"));
+        }
+        for name in ["content-type", "grpc-timeout", "traceparent", "x-b3-traceid"] {
+            headers.append(name, HeaderValue::from_static("kept"));
+        }
+        keep_those_read(&mut headers);
+        assert_eq!(headers.len(), 4);
+        assert!(headers.values().all(|value| value == "kept"));
+        assert!(headers.capacity() < 64);
+    }
 }

@@ -1,35 +1,34 @@
 //! One HTTP/2 connection, directly on `h2`. Plain calls are answered in the connection's task, in
 //! batches of reads and writes; each other call gets a task, on the same thread.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::task::AtomicWaker;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong, Reason};
+use h2::{Ping, PingPong};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::ReusableBoxFuture;
 use tonic::service::Routes;
 
-use super::call::{Call, HandedOn, Step};
-use super::fallback;
+use super::call::{Call, CallContext, Kind};
 use super::fallback::FallbackCall;
-use super::h2_waker::H2Waker;
-use super::headers;
-use super::preface::{self, NonHttp2Clients};
-use super::rate_limit_service::SHOULD_RATE_LIMIT;
-use super::waiting::WaitingCall;
 use super::write_coalescing::{CoalescingIo, WriteHold};
+use super::{NonHttp2Clients, read_preface};
 use crate::service::{DecisionService, Peer};
-use ratelease_listener::{ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
+use ratelease_listener::{ConnectionHandle, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
 /// Maximum number of concurrent calls on one connection. A connection's calls are read and each
@@ -95,7 +94,7 @@ pub(super) async fn serve<I>(
     // What is only of the beginning is boxed, so that it takes no memory while the connection
     // lives.
     let preface = tokio::select! {
-        preface = Box::pin(preface::read(&mut io, &context.non_http2)) => preface,
+        preface = Box::pin(read_preface(&mut io, &context.non_http2)) => preface,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.close_requested() => None,
@@ -103,10 +102,9 @@ pub(super) async fn serve<I>(
     if preface.is_none() {
         return;
     }
-    let (hold, turn) = (WriteHold::default(), io.require_turns());
-    let io = CoalescingIo::new(io, hold.clone(), PREFACE);
-    let (waker, awaiting_message) = (H2Waker::new(), VecDeque::new());
-    let mut reader = CallReader { waker, hold, turn, awaiting_message };
+    let hold = WriteHold::default();
+    let mut calls = Calls::new(&context, &mut io, hold.clone());
+    let io = CoalescingIo::new(io, hold, PREFACE);
     let Ok(mut connection) = Box::pin(builder().handshake(io)).await else { return };
     let mut events = Events::new();
     events.push(Box::pin(async {
@@ -123,39 +121,20 @@ pub(super) async fn serve<I>(
         Event::End
     }));
     events.push(Box::pin(silent(&handle)));
-    let peer = Peer::new();
-    let caller = (&context.service, &peer);
-    let mut tasks = Tasks::default();
     loop {
         tokio::select! {
-            // `next` is polled last: once it is pending, the turn is over and the task has to wait.
-            // If another branch were ready after it, the loop would begin a further turn at once.
+            // The calls are polled last: once they are pending, the turn is over and the task has
+            // to wait. If another branch were ready after it, the loop would begin a further turn
+            // at once.
             biased;
-            Some(_) = tasks.calls.join_next(), if !tasks.calls.is_empty() => {}
-            Some(_) = tasks.others.join_next(), if !tasks.others.is_empty() => {}
             Some(event) = events.next() => match event {
                 Event::Silent => events.push(Box::pin(unanswered(connection.ping_pong()))),
                 Event::Leave => connection.graceful_shutdown(),
                 Event::End => return,
             },
-            next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
-                Some(HandedOn::Waiting(call)) => {
-                    tasks.wait_for(call, &context.service, &peer).await;
-                }
-                Some(HandedOn::Fallback(call)) => {
-                    tasks.begin(*call, &handle, context.routes.clone()).await;
-                }
-                None => return,
-            },
+            () = poll_fn(|cx| calls.poll(&mut connection, cx)) => return,
         }
     }
-}
-
-/// The calls of a connection that take longer: those for a verdict, and others.
-#[derive(Default)]
-struct Tasks {
-    calls: JoinSet<()>,
-    others: JoinSet<()>,
 }
 
 /// What happens to a connection besides its calls.
@@ -171,59 +150,54 @@ enum Event {
 /// The events to come. Only those that have been woken are polled, and calls wake none of them.
 type Events<'a> = FuturesUnordered<BoxFuture<'a, Event>>;
 
-/// State of the reads and writes of a connection, batch by batch.
-struct CallReader {
+/// The calls of a connection, which are read and answered batch by batch.
+struct Calls {
+    context: Arc<CallContext>,
+    routes: Routes,
+    handle: ConnectionHandle,
     waker: H2Waker,
     hold: WriteHold,
-    turn: TurnHandle,
     /// Calls of which only the headers have been read. The message may still arrive, for example
     /// after the headers of other calls.
     awaiting_message: VecDeque<Call>,
+    /// The calls for a verdict that take longer.
+    waiting: JoinSet<()>,
+    /// Other calls that take longer.
+    others: JoinSet<()>,
 }
 
-// === impl Tasks ===
+// === impl Calls ===
 
-impl Tasks {
-    /// Serves `call`, in a task only if it waits: while leases are late, thousands of calls may
-    /// come that are refused at once, and a task takes more memory than its call.
-    async fn wait_for(&mut self, call: WaitingCall, service: &DecisionService, peer: &Peer) {
-        let mut served = Box::pin(call.serve(service.clone(), peer.clone()));
-        if futures_util::poll!(&mut served).is_pending() {
-            self.calls.spawn(served);
+impl Calls {
+    fn new<I>(
+        context: &ConnectionContext,
+        io: &mut ratelease_listener::Connection<I>,
+        hold: WriteHold,
+    ) -> Self {
+        let service = context.service.clone();
+        let turn = io.require_turns();
+        Self {
+            context: Arc::new(CallContext { service, peer: Peer::new(), turn }),
+            routes: context.routes.clone(),
+            handle: io.handle(),
+            waker: H2Waker::new(),
+            hold,
+            awaiting_message: VecDeque::new(),
+            waiting: JoinSet::new(),
+            others: JoinSet::new(),
         }
     }
 
-    /// Serves `call`, in a task only if it is not done when it is polled first. Drops it if there
-    /// are too many others.
-    async fn begin(&mut self, call: FallbackCall, handle: &ConnectionHandle, routes: Routes) {
-        let Some((call, incomplete)) = prepare_fallback(call, handle) else { return };
-        let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-        let mut served = Box::pin(fallback::serve(call, incomplete, routes));
-        if futures_util::poll!(&mut served).is_ready() {
-            return;
-        }
-        if is_for_verdict {
-            self.calls.spawn(served);
-        } else if self.others.len() < OTHERS_MAX {
-            self.others.spawn(served);
-        }
-    }
-}
-
-// === impl CallReader ===
-
-impl CallReader {
-    /// Answers calls until one takes longer, and returns it; `None` at the connection's end.
-    /// Answers are held back while there are calls that have been read already.
+    /// Answers the calls that have arrived; ready at the connection's end. Answers are held back
+    /// while there are calls that have been read already.
     ///
     /// The loop is bounded: a client that waits for its answers has no more calls than streams, and
     /// the amount read before other connections get their turn is limited (`turn` of the listener).
-    fn next<I>(
+    fn poll<I>(
         &mut self,
         connection: &mut Connection<CoalescingIo<I>, Bytes>,
-        caller: (&DecisionService, &Peer),
         cx: &mut Context<'_>,
-    ) -> Poll<Option<HandedOn>>
+    ) -> Poll<()>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
@@ -243,96 +217,117 @@ impl CallReader {
             let accepted = match connection.poll_accept(h2) {
                 Poll::Ready(accepted) => accepted,
                 Poll::Pending if is_answered => {
-                    self.turn.note_handled();
+                    self.context.turn.note_handled();
+                    for tasks in [&mut self.waiting, &mut self.others] {
+                        while let Poll::Ready(Some(_)) = tasks.poll_join_next(cx) {}
+                    }
                     return Poll::Pending;
                 }
                 Poll::Pending => {
-                    if let Some(call) = self.answer_awaiting_message(caller, h2) {
-                        return Poll::Ready(Some(call));
-                    }
+                    self.answer_awaiting_message(h2);
                     is_answered = true;
                     continue;
                 }
             };
             self.waker.detach();
             let Some((request, respond)) = accepted_call(accepted) else {
-                return Poll::Ready(None);
+                return Poll::Ready(());
             };
-            let is_last = u32::from(respond.stream_id()) == self.turn.newest_stream();
-            if let Some(call) = self.answer(request, respond, caller, h2) {
-                return Poll::Ready(Some(call));
-            }
+            let is_last = u32::from(respond.stream_id()) == self.context.turn.newest_stream();
+            self.begin(request, respond, h2);
             is_answered = is_last && self.awaiting_message.is_empty();
         }
     }
 
-    /// Answers a call, or keeps it until its message arrives; returns one that takes longer.
-    fn answer(
+    /// Begins a call that has just been accepted.
+    fn begin(
         &mut self,
         request: Request<RecvStream>,
-        mut respond: SendResponse<Bytes>,
-        (service, peer): (&DecisionService, &Peer),
+        respond: SendResponse<Bytes>,
         h2: &mut Context<'_>,
-    ) -> Option<HandedOn> {
-        if headers::are_too_many(request.headers()) {
-            headers::refuse(&mut respond);
-            return None;
-        }
-        let call = Call { request, respond, started: None };
-        match call.answer(service, peer, &self.turn, h2) {
-            Step::Done => {}
-            Step::AwaitsMessage(call) => {
-                self.awaiting_message.push_back(call.into_waiting(service.now()));
+    ) {
+        match Call::new(request, respond).read(&self.context, h2) {
+            Kind::Unknown(call) => {
+                self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
-            Step::HandedOn(call) => return Some(call),
+            known => self.answer(known),
         }
-        None
     }
 
-    /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
+    /// Looks again at the calls whose messages had not arrived. A call goes to tonic if its
     /// message has not arrived after [`MESSAGE_WAIT`].
-    fn answer_awaiting_message(
-        &mut self,
-        (service, peer): (&DecisionService, &Peer),
-        h2: &mut Context<'_>,
-    ) -> Option<HandedOn> {
+    fn answer_awaiting_message(&mut self, h2: &mut Context<'_>) {
         if self.awaiting_message.is_empty() {
-            return None; // as for nearly all batches: the clock is not read
+            return; // as for nearly all batches: the clock is not read
         }
-        let now = service.now();
+        let now = self.context.service.now();
         for _ in 0..self.awaiting_message.len() {
-            match self.awaiting_message.pop_front()?.answer(service, peer, &self.turn, h2) {
-                Step::Done => {}
-                Step::HandedOn(call) => return Some(call),
-                Step::AwaitsMessage(call) if call.waited(now) >= MESSAGE_WAIT => {
-                    return Some(call.into_fallback(service, peer, None));
+            let Some(call) = self.awaiting_message.pop_front() else { return };
+            match call.read(&self.context, h2) {
+                Kind::Unknown(call) if call.waited(now) >= MESSAGE_WAIT => {
+                    self.answer(call.into_fallback(&self.context, Bytes::new()));
                 }
-                Step::AwaitsMessage(call) => self.awaiting_message.push_back(call),
+                Kind::Unknown(call) => self.awaiting_message.push_back(call),
+                known => self.answer(known),
             }
         }
-        None
+    }
+
+    /// Answers a call here if it need not wait, else in a task: while leases are late, thousands
+    /// of calls may come that are refused at once, and a task takes more memory than its call.
+    fn answer(&mut self, call: Kind) {
+        match call {
+            Kind::Plain(call) => {
+                if let Some(answer) = poll_once(call.answer(Arc::clone(&self.context))) {
+                    self.waiting.spawn(answer);
+                }
+            }
+            Kind::Fallback(call) => self.answer_by_tonic(*call),
+            Kind::Unknown(_) | Kind::Ended => {}
+        }
+    }
+
+    /// Has tonic answer `call`. Drops it if there are too many others.
+    fn answer_by_tonic(&mut self, call: FallbackCall) {
+        let is_for_verdict = call.is_for_verdict();
+        let mut served = Box::pin(call.answer(&self.handle, self.routes.clone()));
+        if served.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return;
+        }
+        if is_for_verdict {
+            self.waiting.spawn(served);
+            return;
+        }
+        while self.others.try_join_next().is_some() {}
+        if self.others.len() < OTHERS_MAX {
+            self.others.spawn(served);
+        }
     }
 }
 
-/// Drops the headers of `call` that are not read any more, and reserves a place for it if its
-/// message is incomplete. Returns `None` if there is no place: the call is reset, and its client
-/// may try again, since nothing was done.
-fn prepare_fallback(
-    mut call: FallbackCall,
-    handle: &ConnectionHandle,
-) -> Option<(FallbackCall, Option<IncompleteRequest>)> {
-    headers::keep_those_read(call.request.headers_mut());
-    call.request.extensions_mut().insert(handle.clone());
-    if call.request.body().is_complete() {
-        return Some((call, None));
-    }
-    match handle.register_incomplete() {
-        Some(incomplete) => Some((call, Some(incomplete))),
-        None => {
-            call.respond.send_reset(Reason::REFUSED_STREAM);
-            None
+thread_local! {
+    /// The memory in which the answers of this thread's connections are polled first, one after
+    /// the other.
+    static ANSWER: Cell<Option<ReusableBoxFuture<'static, ()>>> = const { Cell::new(None) };
+}
+
+/// Polls `answer` once, without an allocation unless it has to wait: then returns it.
+fn poll_once(
+    answer: impl Future<Output = ()> + Send + 'static,
+) -> Option<ReusableBoxFuture<'static, ()>> {
+    let mut polled = match ANSWER.take() {
+        Some(mut polled) => {
+            polled.set(answer);
+            polled
         }
+        None => ReusableBoxFuture::new(answer),
+    };
+    // The task that it gets polls it again: no waker is needed before.
+    if polled.poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        return Some(polled);
     }
+    ANSWER.set(Some(polled));
+    None
 }
 
 /// An error ends the connection: it comes from the client or the network.
@@ -379,6 +374,59 @@ async fn reached_age(age: Option<Duration>) {
     match age {
         Some(age) => sleep(age).await,
         None => pending().await,
+    }
+}
+
+// === The waker that `h2` gets of the task of a connection ===
+//
+// `h2` wakes the task whenever it is given an answer, so that the task writes it. A task that
+// answers calls itself polls `h2` afterwards in any case: with its own waker it would run twice
+// for each call.
+
+/// Wakes the task of a connection while the task is attached.
+#[derive(Debug)]
+struct H2Waker {
+    task: Arc<AttachedTask>,
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct AttachedTask(AtomicWaker);
+
+// === impl H2Waker ===
+
+impl H2Waker {
+    fn new() -> Self {
+        let task = Arc::new(AttachedTask::default());
+        Self { waker: Waker::from(Arc::clone(&task)), task }
+    }
+
+    /// The waker to poll `h2` with.
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Attaches the task of `cx`, which is then to poll `h2`: events before that poll are seen by
+    /// it, and those after it wake the task.
+    fn attach(&self, cx: &Context<'_>) {
+        self.task.0.register(cx.waker());
+    }
+
+    /// Detaches the task, which is going to attach itself and to poll `h2` again before it waits.
+    fn detach(&self) {
+        drop(self.task.0.take());
+    }
+}
+
+// === impl AttachedTask ===
+
+impl Wake for AttachedTask {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
     }
 }
 

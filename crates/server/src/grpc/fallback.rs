@@ -1,30 +1,38 @@
 //! Serves every call that is not plain, or whose message is not complete: tonic's routes, over a
 //! stream of `h2`.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use h2::server::SendResponse;
-use h2::{RecvStream, SendStream};
+use h2::{Reason, RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::Full;
+use ratelease_engine::time::Time;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
+use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::BoxFuture;
+use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
+use super::call::{answer, expired, keep_those_read, unreadable};
 use super::health::HEALTHCHECK;
-use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, is_compressed, status_of};
-use crate::request_error::RequestError;
-use crate::service::{BodyReservation, PartialMessage};
-use ratelease_listener::IncompleteRequest;
+use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, answer_encodings, is_compressed, message_encodings};
+use super::{status_of, wire};
+use crate::request::{RequestError, Transport};
+use crate::service::{BodyReservation, DecisionService, PartialMessage, Peer};
+use crate::trace::{Outcome, Span};
+use ratelease_listener::{ConnectionHandle, IncompleteRequest};
 
 /// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
 /// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
@@ -37,54 +45,21 @@ const COMPRESSED_BYTES_MAX: usize = 4 << 10;
 
 /// A call for tonic: its message is not plain, not complete, or absent.
 pub(super) struct FallbackCall {
-    pub(super) request: Request<Message>,
-    pub(super) respond: SendResponse<Bytes>,
-    /// How long it has waited already, of the time that its client gives it.
-    pub(super) waited: Duration,
+    request: Request<Message>,
+    respond: SendResponse<Bytes>,
+    /// Maximum time until its answer begins.
+    limit: Duration,
 }
 
+/// When the caller of a call gives up, if it says so: an extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Option<Time>);
+
 /// The message of a call, as far as it has arrived.
-pub(super) struct Message {
+struct Message {
     read: Bytes,
     rest: RecvStream,
     reservation: BodyReservation,
-}
-
-/// Serves `call`, until its client cancels it. Until the message is complete the call takes little
-/// memory: tonic is involved only after that. `incomplete` counts the call until then.
-pub(super) async fn serve(
-    call: FallbackCall,
-    incomplete: Option<IncompleteRequest>,
-    mut routes: Routes,
-) {
-    let FallbackCall { request, mut respond, waited } = call;
-    let limit = deadline::time_left(request.headers(), waited);
-    let answered = async {
-        if let Some(response) = rejection(&request) {
-            return response;
-        }
-        let (head, message) = request.into_parts();
-        let is_compressed = is_compressed(&head.headers);
-        let body = match message.message(is_compressed).await {
-            Ok(message) => TonicBody::new(Full::new(message)),
-            Err(status) => return status.into_http(),
-        };
-        drop(incomplete);
-        let answered = routes.call(Request::from_parts(head, body));
-        let answered = match is_compressed {
-            true => decompressed_in_turn(answered).await,
-            false => answered.await,
-        };
-        match answered {
-            Ok(response) => normalize_status(response),
-            Err(never) => match never {},
-        }
-    };
-    let answered = tokio::select! {
-        answered = timeout(limit, answered) => answered,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-    };
-    send(answered.unwrap_or_else(|_| deadline::expired().into_http()), respond).await;
 }
 
 /// Decompression of a message takes up to some milliseconds, during which its thread does nothing
@@ -164,7 +139,7 @@ async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
                 let _ = stream.send_trailers(trailers);
                 return;
             }
-            Some(Err(_)) => return stream.send_reset(h2::Reason::INTERNAL_ERROR),
+            Some(Err(_)) => return stream.send_reset(Reason::INTERNAL_ERROR),
             None => {
                 let _ = stream.send_data(Bytes::new(), true);
                 return;
@@ -187,19 +162,85 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
     Some(())
 }
 
+// === impl FallbackCall ===
+
+impl FallbackCall {
+    /// Creates the call from what has been `read` of its message, which is counted on
+    /// `reservation`. Its caller gives up at `deadline`, and its answer begins within `limit`.
+    pub(super) fn new(
+        mut request: Request<RecvStream>,
+        respond: SendResponse<Bytes>,
+        read: Bytes,
+        reservation: BodyReservation,
+        deadline: Option<Time>,
+        limit: Duration,
+    ) -> Self {
+        request.extensions_mut().insert(reservation.clone());
+        request.extensions_mut().insert(Deadline(deadline));
+        let request = request.map(|rest| Message { read, rest, reservation });
+        Self { request, respond, limit }
+    }
+
+    pub(super) fn is_for_verdict(&self) -> bool {
+        self.request.uri().path() == SHOULD_RATE_LIMIT
+    }
+
+    /// Answers the call, until its client cancels it. Until the message is complete the call takes
+    /// little memory, and a slot of its connection: tonic is involved only after that. If there is
+    /// no slot, the call is reset, and its client may try again, since nothing was done.
+    pub(super) fn answer(
+        mut self,
+        handle: &ConnectionHandle,
+        routes: Routes,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        keep_those_read(self.request.headers_mut());
+        self.request.extensions_mut().insert(handle.clone());
+        let is_complete = self.request.body().rest.is_end_stream();
+        let incomplete = if is_complete { None } else { handle.register_incomplete() };
+        async move {
+            let Self { request, mut respond, limit } = self;
+            if !is_complete && incomplete.is_none() {
+                return respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            let answered = tokio::select! {
+                answered = timeout(limit, by_tonic(request, incomplete, routes)) => answered,
+                _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            };
+            send(answered.unwrap_or_else(|_| expired().into_http()), respond).await;
+        }
+    }
+}
+
+/// `incomplete` counts the call until its message is complete.
+async fn by_tonic(
+    request: Request<Message>,
+    incomplete: Option<IncompleteRequest>,
+    mut routes: Routes,
+) -> Response<TonicBody> {
+    if let Some(response) = rejection(&request) {
+        return response;
+    }
+    let (head, message) = request.into_parts();
+    let is_compressed = is_compressed(&head.headers);
+    let body = match message.message(is_compressed).await {
+        Ok(message) => TonicBody::new(Full::new(message)),
+        Err(status) => return status.into_http(),
+    };
+    drop(incomplete);
+    let answered = routes.call(Request::from_parts(head, body));
+    let answered = match is_compressed {
+        true => decompressed_in_turn(answered).await,
+        false => answered.await,
+    };
+    match answered {
+        Ok(response) => normalize_status(response),
+        Err(never) => match never {},
+    }
+}
+
 // === impl Message ===
 
 impl Message {
-    /// Creates a message of which `read` has arrived. It is counted on `reservation`.
-    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, reservation: BodyReservation) -> Self {
-        Self { read: read.unwrap_or_default(), rest, reservation }
-    }
-
-    /// Whether the whole message has arrived.
-    pub(super) fn is_complete(&self) -> bool {
-        self.rest.is_end_stream()
-    }
-
     /// Returns the whole message, or a beginning of it that is longer than the maximum.
     ///
     /// # Errors
@@ -248,5 +289,173 @@ impl Message {
                 Err(status_of(&RequestError::NoRoom))
             }
         }
+    }
+}
+
+// === `ShouldRateLimit` as tonic routes to it ===
+
+/// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
+#[derive(Clone)]
+pub(super) struct RateLimitService {
+    service: DecisionService,
+    /// The span of the call that this clone serves, if it is traced.
+    span: Option<Span>,
+    /// Whether the message of that call may be compressed.
+    is_compressed: bool,
+}
+
+/// The path of the only method of the service.
+pub(super) const SHOULD_RATE_LIMIT: &str =
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+// === impl RateLimitService ===
+
+impl RateLimitService {
+    pub(super) fn new(service: DecisionService) -> Self {
+        Self { service, span: None, is_compressed: false }
+    }
+}
+
+impl NamedService for RateLimitService {
+    const NAME: &'static str = wire::SERVICE_NAME;
+}
+
+impl Service<Request<TonicBody>> for RateLimitService {
+    type Response = Response<TonicBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<TonicBody>) -> Self::Future {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
+            return Box::pin(async { Ok(Status::unimplemented("").into_http()) });
+        }
+        let service = self.service.clone();
+        let span = service.begin(Transport::Grpc, request.headers());
+        let handler = Self {
+            service: service.clone(),
+            span: span.clone(),
+            is_compressed: is_compressed(request.headers()),
+        };
+        let answered = async move {
+            let encodings = answer_encodings(request.headers());
+            let mut grpc = Grpc::new(Codec)
+                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None)
+                .apply_compression_config(message_encodings(), encodings);
+            let answered = service.catch_panic(Transport::Grpc, grpc.unary(handler, request)).await;
+            Ok(answered.unwrap_or_else(|error| status_of(&error).into_http()))
+        };
+        match span {
+            None => Box::pin(answered),
+            Some(span) => Box::pin(traced(span, answered)),
+        }
+    }
+}
+
+/// Ends `span` with the status of the answer.
+async fn traced(
+    span: Span,
+    answered: impl Future<Output = Result<Response<TonicBody>, Infallible>>,
+) -> Result<Response<TonicBody>, Infallible> {
+    let response = span.around(answered).await?;
+    // Only a response without a message has its status in the headers.
+    let status = Status::from_header_map(response.headers());
+    let code = status.map_or(Code::Ok, |status| status.code());
+    span.end(Outcome::Grpc(code.into()));
+    Ok(response)
+}
+
+impl UnaryService<Bytes> for RateLimitService {
+    type Response = BytesMut;
+    type Future = BoxFuture<tonic::Response<BytesMut>, Status>;
+
+    /// The message is complete: from here on the call counts as waiting.
+    fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
+        let Self { service, span, is_compressed } = self.clone();
+        Box::pin(async move {
+            let deadline = request.extensions().get().and_then(|Deadline(deadline)| *deadline);
+            let reservation =
+                request.extensions().get::<BodyReservation>().cloned().unwrap_or_else(|| {
+                    // For a call that came through a connection not made by this crate.
+                    service.reserve_body(Transport::Grpc, &Peer::new())
+                });
+            let message = request.into_inner();
+            // Its sender paid for fewer bytes than it takes.
+            let grown = if is_compressed { reservation.grow(message.len()) } else { Ok(()) };
+            grown.and_then(|()| reservation.complete()).map_err(|error| status_of(&error))?;
+            let decoded = wire::read(&message).map_err(|fault| unreadable(fault, &service))?;
+            let patience = deadline.map(|deadline| deadline.since(service.now()));
+            let peer = reservation.peer();
+            let mut frame = answer(&service, peer, patience, &decoded, span.as_ref()).await?;
+            frame.advance(PREFIX_BYTES); // tonic writes its own
+            Ok(tonic::Response::new(frame))
+        })
+    }
+}
+
+// tonic's codec for requests and answers: messages are bytes, which `decode.rs` reads and
+// `encode.rs` has written.
+
+/// Passes messages through unchanged.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Codec;
+
+/// Decodes the only message of a call.
+#[derive(Debug, Default)]
+pub(super) struct SingleMessageDecoder {
+    has_read: bool,
+}
+
+/// Capacity that tonic reserves for a message before its length is known, and its threshold for
+/// yielding to other tasks. tonic's default would reserve 8 KiB, twice for each call that waits.
+fn buffers() -> BufferSettings {
+    BufferSettings::new(512, 32 * 1024)
+}
+
+impl tonic::codec::Codec for Codec {
+    type Encode = BytesMut;
+    type Decode = Bytes;
+    type Encoder = Codec;
+    type Decoder = SingleMessageDecoder;
+
+    fn encoder(&mut self) -> Codec {
+        Codec
+    }
+
+    fn decoder(&mut self) -> SingleMessageDecoder {
+        SingleMessageDecoder::default()
+    }
+}
+
+impl Encoder for Codec {
+    type Item = BytesMut;
+    type Error = Status;
+
+    fn encode(&mut self, message: BytesMut, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(message);
+        Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
+    }
+}
+
+impl Decoder for SingleMessageDecoder {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        if std::mem::replace(&mut self.has_read, true) {
+            return Err(Status::unimplemented("more than one message in a call that takes one"));
+        }
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
     }
 }

@@ -20,7 +20,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::rate_limit_service::Codec;
+use super::fallback::Codec;
 use super::{MESSAGE_BYTES_MAX, message_encodings};
 use ratelease_listener::{ConnectionHandle, LongLivedStream};
 

@@ -27,9 +27,9 @@ fn rules() -> Rules {
     rules::load(&[source], rules::Options::default()).unwrap().rules
 }
 
-fn hot_keys(sample: u32, texts: Texts) -> HotKeys {
+fn hot_keys(sample: u32, values: bool) -> HotKeys {
     let sample = NonZeroU32::new(sample).unwrap();
-    HotKeys::new(Options { sample, texts }, Clock::start())
+    HotKeys::new(Options { sample, values }, Clock::start())
 }
 
 fn request<'a>(entries: &[(&'a str, &'a str)]) -> Request<'a> {
@@ -117,7 +117,7 @@ fn the_true_top_ten_of_zipf_traffic_are_found_and_their_counts_within_the_bounds
     let (hasher, rules) = (KeyHasher::new("zipf"), rules());
     let rule = rules.by_path("d.user").unwrap();
     let keys: Vec<_> = (0..KEYS as u64).map(|n| hasher.key("d", n, std::iter::empty())).collect();
-    let options = Options::default();
+    let options = Options { sample: NonZeroU32::new(4).unwrap(), values: false };
     let hot = HotKeys::new(options, Clock::start());
     let stream = zipf(SEED);
     let parts: Vec<_> = stream.chunks(stream.len().div_ceil(THREADS)).collect();
@@ -165,7 +165,7 @@ fn bytes_of(hot: &HotKeys) -> usize {
 
 #[test]
 fn keys_are_listed_by_requests_and_by_denials() {
-    let (hot, rules) = (hot_keys(1, Texts::Omitted), rules());
+    let (hot, rules) = (hot_keys(1, false), rules());
     let rule = rules.by_path("d.user").unwrap();
     let (often, seldom) = (Key::for_test(1), Key::for_test(2));
     let request = request(&[("user", "secret")]);
@@ -185,7 +185,7 @@ fn uncounted_descriptors_are_not_listed_and_nothing_is_when_disabled() {
     let request = request(&[("user", "a")]);
     let mut free = verdict(None, Key::for_test(1), true);
     free.statuses[0].counted = None;
-    let hot = hot_keys(1, Texts::Kept);
+    let hot = hot_keys(1, true);
     at(&request, &free, 0, &hot);
     assert_eq!(hot.top(10), HottestKeys::default());
     let off = HotKeys::default();
@@ -195,7 +195,7 @@ fn uncounted_descriptors_are_not_listed_and_nothing_is_when_disabled() {
 
 #[test]
 fn counts_cover_one_to_two_minutes() {
-    let hot = hot_keys(1, Texts::Omitted);
+    let hot = hot_keys(1, false);
     let request = request(&[("user", "a")]);
     let keys = [1, 2, 3].map(Key::for_test);
     let count = |key: Key| {
@@ -226,7 +226,7 @@ fn texts_are_truncated_and_control_characters_escaped() {
         (&[("user", &long)], &*format!("user={}", "x".repeat(123))),
         (&[("user", &wide)], &*format!("user={}", "é".repeat(61))),
     ] {
-        let hot = hot_keys(1, Texts::Kept);
+        let hot = hot_keys(1, true);
         let request = request(entries);
         let rule = match rules.find("d", &request.descriptors[0].entries) {
             Lookup::Rule(rule) => Some(rule),
@@ -241,7 +241,7 @@ fn texts_are_truncated_and_control_characters_escaped() {
 
 #[test]
 fn a_locked_stripe_delays_no_request() {
-    let hot = hot_keys(1, Texts::Omitted);
+    let hot = hot_keys(1, false);
     let stripes = &hot.shared.as_ref().unwrap().stripes;
     let request = request(&[("user", "a")]);
     let note = || at(&request, &verdict(None, Key::for_test(1), false), 0, &hot);

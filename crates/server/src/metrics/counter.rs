@@ -1,10 +1,10 @@
 //! What the process counts about itself, for the status page and as metrics. Each part reports its
 //! own counters; `docs/metrics.md` says what each means.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use ratelease_engine::counter as engine;
-use ratelease_rules::FailureMode;
 
 use super::family::Kind;
 use ratelease_listener::tls::HandshakeFailure;
@@ -91,19 +91,14 @@ pub type Count = (Counter, u64);
 /// How a counter is shown as a metric.
 pub struct Metric {
     /// The name of the family.
-    pub name: &'static str,
+    pub name: String,
     /// How the value behaves.
     pub kind: Kind,
     /// The label of the series, if the family has several.
     pub label: Option<(&'static str, &'static str)>,
     /// The meaning.
-    pub help: &'static str,
+    pub help: Cow<'static, str>,
 }
-
-const ANSWERED: &str = "Charges that this failure mode answered, since the store did not.";
-
-const XDS_RESPONSES: &str = "ratelease_xds_responses_total";
-const XDS_RESPONSES_HELP: &str = "Responses of the xDS server, by outcome.";
 
 // === impl Counter ===
 
@@ -146,187 +141,122 @@ impl Counter {
         }
     }
 
-    /// The metric of the counter. `None` for one that is called `ratelease_<name>_total` and
-    /// described by its name.
-    pub const fn metric(self) -> Option<Metric> {
+    /// The metric of the counter; `None` for one that is reported by shard instead. It is called
+    /// `ratelease_<name>`, with the suffix of counters, unless it says otherwise.
+    pub fn metric(self) -> Option<Metric> {
         let metric = match self {
-            Self::Engine(counter) => return of_engine(counter),
-            Self::Handshakes
-            | Self::HandshakesFailed(_)
-            | Self::CertificatesReplaced
-            | Self::CertificatesRefused
-            | Self::CertificateNotAfter => return self.of_tls(),
-            Self::XdsConnected
-            | Self::XdsStreams
-            | Self::XdsFailures
-            | Self::XdsAccepted
-            | Self::XdsRefused => return self.of_xds(),
-            Self::SnapshotsWritten | Self::SnapshotFailures => return None,
-            Self::TaskRestarts => counter(
-                "ratelease_task_restarts_total",
-                "Background tasks that were started again.",
-            ),
-            Self::TasksReady => {
-                gauge("ratelease_tasks_ready", "Tasks that another thread has woken.")
+            Self::Engine(counter) => return self.of_engine(counter),
+            Self::TaskRestarts => self.counter("Background tasks that were started again."),
+            Self::TasksReady => self.gauge("Tasks that another thread has woken."),
+            Self::LoaderPanics => self.counter("Loads of rules that panicked."),
+            Self::Connections(listener) => self
+                .gauge("Open connections, by listener.")
+                .named("ratelease_connections")
+                .labelled("listener", listener.name()),
+            Self::ConnectionsRefused => self.counter("Connections beyond what open files allow."),
+            Self::ConnectionsEvicted => {
+                self.counter("Idle connections that were closed to make room for others.")
             }
-            Self::LoaderPanics => {
-                counter("ratelease_loader_panics_total", "Loads of rules that panicked.")
+            Self::ConnectionsThrottled => self
+                .counter("Connections that were closed because their client did more than it may."),
+            Self::CallsUnderWay => self.gauge("Calls that wait."),
+            Self::MessageBytes => self.gauge("Memory that unfinished messages take."),
+            Self::Shed => self.counter("Calls refused above MAX_IN_FLIGHT, or without room."),
+            Self::RequestPanics => self.counter("Calls that panicked."),
+            Self::SnapshotsWritten | Self::SnapshotFailures => self.of_status_page(),
+            Self::LogLinesLost => self.counter("Log lines that were not read in time."),
+            Self::DecisionSamplesLeftOut => {
+                self.counter("Decision samples above what the log takes in a second.")
             }
-            Self::Connections(listener) => {
-                gauge("ratelease_connections", "Open connections, by listener.")
-                    .labelled("listener", listener.name())
+            Self::SpansSent => self.counter("Spans that the collector took."),
+            Self::SpansDropped => self.counter("Spans that found the queue full."),
+            Self::SpansFailed => self.counter("Spans that the collector did not take."),
+            Self::Handshakes => {
+                self.counter("TLS handshakes of the gRPC port that were completed.")
             }
-            Self::ConnectionsRefused => counter(
-                "ratelease_connections_refused_total",
-                "Connections beyond what open files allow.",
-            ),
-            Self::ConnectionsEvicted => counter(
-                "ratelease_connections_evicted_total",
-                "Idle connections that were closed to make room for others.",
-            ),
-            Self::ConnectionsThrottled => counter(
-                "ratelease_connections_calmed_total",
-                "Connections that were closed because their client did more than it may.",
-            ),
-            Self::CallsUnderWay => gauge("ratelease_calls_under_way", "Calls that wait."),
-            Self::MessageBytes => {
-                gauge("ratelease_message_bytes", "Memory that unfinished messages take.")
+            Self::HandshakesFailed(reason) => self
+                .counter("TLS handshakes of the gRPC port that failed, by reason.")
+                .named("ratelease_tls_handshakes_failed_total")
+                .labelled("reason", reason.name()),
+            Self::CertificatesReplaced => {
+                self.counter("Certificates of the gRPC port that took the place of others.")
             }
-            Self::Shed => counter(
-                "ratelease_shed_total",
-                "Calls refused above MAX_IN_FLIGHT, or without room.",
-            ),
-            Self::RequestPanics => {
-                counter("ratelease_request_panics_total", "Calls that panicked.")
-            }
-            Self::LogLinesLost => {
-                counter("ratelease_log_lines_lost_total", "Log lines that were not read in time.")
-            }
-            Self::DecisionSamplesLeftOut => counter(
-                "ratelease_decision_samples_left_out_total",
-                "Decision samples above what the log takes in a second.",
-            ),
-            Self::SpansSent => {
-                counter("ratelease_spans_sent_total", "Spans that the collector took.")
-            }
-            Self::SpansDropped => {
-                counter("ratelease_spans_dropped_total", "Spans that found the queue full.")
-            }
-            Self::SpansFailed => {
-                counter("ratelease_spans_failed_total", "Spans that the collector did not take.")
-            }
-        };
-        Some(metric)
-    }
-
-    /// The metric of a counter of TLS on the gRPC port.
-    const fn of_tls(self) -> Option<Metric> {
-        let metric = match self {
-            Self::Handshakes => counter(
-                "ratelease_tls_handshakes_total",
-                "TLS handshakes of the gRPC port that were completed.",
-            ),
-            Self::HandshakesFailed(reason) => counter(
-                "ratelease_tls_handshakes_failed_total",
-                "TLS handshakes of the gRPC port that failed, by reason.",
-            )
-            .labelled("reason", reason.name()),
-            Self::CertificatesReplaced => counter(
-                "ratelease_tls_certificates_replaced_total",
-                "Certificates of the gRPC port that took the place of others.",
-            ),
-            Self::CertificatesRefused => counter(
-                "ratelease_tls_certificates_refused_total",
+            Self::CertificatesRefused => self.counter(
                 "Certificates of the gRPC port that could not be used when their files changed.",
             ),
-            Self::CertificateNotAfter => gauge(
-                "ratelease_tls_certificate_not_after_seconds",
-                "Until when the certificate of the gRPC port is valid, since the Unix epoch.",
-            ),
-            _ => return None,
+            Self::CertificateNotAfter => self
+                .gauge(
+                    "Until when the certificate of the gRPC port is valid, since the Unix epoch.",
+                )
+                .named("ratelease_tls_certificate_not_after_seconds"),
+            Self::XdsConnected => self.gauge("1 while there is a stream to the xDS server."),
+            Self::XdsStreams => self.counter("Streams to the xDS server that were opened."),
+            Self::XdsFailures => {
+                self.counter("Streams to the xDS server that ended, and attempts that failed.")
+            }
+            Self::XdsAccepted => self.xds_responses("accepted"),
+            Self::XdsRefused => self.xds_responses("refused"),
         };
         Some(metric)
     }
 
-    /// The metric of a counter of the xDS stream.
-    const fn of_xds(self) -> Option<Metric> {
-        let metric = match self {
-            Self::XdsConnected => {
-                gauge("ratelease_xds_connected", "1 while there is a stream to the xDS server.")
+    fn of_engine(self, of: engine::Counter) -> Option<Metric> {
+        use engine::Counter;
+        let metric = match of {
+            Counter::BreakerOpened => return None,
+            Counter::Redis(_) => self.of_status_page(),
+            Counter::Keys => self.gauge("Keys held.").named("ratelease_buffer_keys"),
+            Counter::BufferBytes => self.gauge("Memory that keys take."),
+            Counter::BufferBudgetBytes => self.gauge("Memory that keys may take."),
+            Counter::BufferWaitingBytes => {
+                self.gauge("Memory beside that, of what few keys have, such as requests that wait.")
             }
-            Self::XdsStreams => counter(
-                "ratelease_xds_streams_total",
-                "Streams to the xDS server that were opened.",
+            Counter::BufferEvictions => {
+                self.counter("Keys that were given up for others; their tokens went back.")
+            }
+            Counter::BufferOverflows => {
+                self.counter("Charges of keys without room, to a count that they share.")
+            }
+            Counter::TokensExpired => self.counter("Tokens that ended with their lease, unspent."),
+            Counter::FailureMode(_) => {
+                self.counter("Charges that this failure mode answered, since the store did not.")
+            }
+            Counter::UnmeteredHits => self
+                .counter("Hits that a failure mode let pass without counting them.")
+                .named("ratelease_unmetered_total")
+                .labelled("mode", "allow"),
+            Counter::AsksRejectedOpen => self.counter("Asks that an open breaker refused."),
+            Counter::AsksShed => self.counter(
+                "Probes and asks ahead that were dropped, since the shard's budget of asks was \
+                 spent.",
             ),
-            Self::XdsFailures => counter(
-                "ratelease_xds_failures_total",
-                "Streams to the xDS server that ended, and attempts that failed.",
+            Counter::HotKeyRelieved => self.counter(
+                "Asks of the hot key of their shard, which is asked for larger leases, less often.",
             ),
-            Self::XdsAccepted => {
-                counter(XDS_RESPONSES, XDS_RESPONSES_HELP).labelled("result", "accepted")
-            }
-            Self::XdsRefused => {
-                counter(XDS_RESPONSES, XDS_RESPONSES_HELP).labelled("result", "refused")
-            }
-            _ => return None,
+            Counter::LeasePanics => self.counter("Exchanges and replies that panicked."),
         };
         Some(metric)
     }
 
-    /// Whether the counter is reported by shard instead.
-    pub const fn is_by_shard(self) -> bool {
-        matches!(self, Self::Engine(engine::Counter::BreakerOpened))
+    fn counter(self, help: impl Into<Cow<'static, str>>) -> Metric {
+        let name = format!("ratelease_{}_total", self.name());
+        Metric { name, kind: Kind::Counter, label: None, help: help.into() }
     }
-}
 
-/// The metric of a counter of the engine.
-const fn of_engine(of: engine::Counter) -> Option<Metric> {
-    use engine::Counter;
-    let metric = match of {
-        Counter::BreakerOpened | Counter::Redis(_) => return None,
-        Counter::Keys => gauge("ratelease_buffer_keys", "Keys held."),
-        Counter::BufferBytes => gauge("ratelease_buffer_bytes", "Memory that keys take."),
-        Counter::BufferBudgetBytes => {
-            gauge("ratelease_buffer_budget_bytes", "Memory that keys may take.")
-        }
-        Counter::BufferWaitingBytes => gauge(
-            "ratelease_buffer_waiting_bytes",
-            "Memory beside that, of what few keys have, such as requests that wait.",
-        ),
-        Counter::BufferEvictions => counter(
-            "ratelease_buffer_evictions_total",
-            "Keys that were given up for others; their tokens went back.",
-        ),
-        Counter::BufferOverflows => counter(
-            "ratelease_buffer_overflows_total",
-            "Charges of keys without room, to a count that they share.",
-        ),
-        Counter::TokensExpired => counter(
-            "ratelease_tokens_expired_total",
-            "Tokens that ended with their lease, unspent.",
-        ),
-        Counter::FailureMode(mode) => counter(answered_by(mode), ANSWERED),
-        Counter::UnmeteredHits => counter(
-            "ratelease_unmetered_total",
-            "Hits that a failure mode let pass without counting them.",
-        )
-        .labelled("mode", "allow"),
-        Counter::AsksRejectedOpen => {
-            counter("ratelease_asks_kept_back_total", "Asks that an open breaker refused.")
-        }
-        Counter::AsksShed => counter(
-            "ratelease_asks_shed_total",
-            "Probes and asks ahead that were dropped, since the shard's budget of asks was spent.",
-        ),
-        Counter::HotKeyRelieved => counter(
-            "ratelease_hot_key_relieved_total",
-            "Asks of the hot key of their shard, which is asked for larger leases, less often.",
-        ),
-        Counter::LeasePanics => {
-            counter("ratelease_lease_panics_total", "Exchanges and replies that panicked.")
-        }
-    };
-    Some(metric)
+    fn gauge(self, help: &'static str) -> Metric {
+        let name = format!("ratelease_{}", self.name());
+        Metric { name, kind: Kind::Gauge, label: None, help: help.into() }
+    }
+
+    fn of_status_page(self) -> Metric {
+        self.counter(format!("As `{}` of the status page.", self.name()))
+    }
+
+    fn xds_responses(self, result: &'static str) -> Metric {
+        self.counter("Responses of the xDS server, by outcome.")
+            .named("ratelease_xds_responses_total")
+            .labelled("result", result)
+    }
 }
 
 /// The name of a count of failed handshakes on the status page.
@@ -339,15 +269,6 @@ const fn failed_by(reason: HandshakeFailure) -> &'static str {
         HandshakeFailure::Incompatible => "tls_handshakes_incompatible",
         HandshakeFailure::Abandoned => "tls_handshakes_abandoned",
         HandshakeFailure::Other => "tls_handshakes_other",
-    }
-}
-
-const fn answered_by(mode: FailureMode) -> &'static str {
-    match mode {
-        FailureMode::Local => "ratelease_failure_mode_local_total",
-        FailureMode::Allow => "ratelease_failure_mode_allow_total",
-        FailureMode::Deny => "ratelease_failure_mode_deny_total",
-        FailureMode::Error => "ratelease_failure_mode_error_total",
     }
 }
 
@@ -385,15 +306,11 @@ impl ListenerName {
 // === impl Metric ===
 
 impl Metric {
-    const fn labelled(self, label: &'static str, value: &'static str) -> Self {
+    fn named(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
+    fn labelled(self, label: &'static str, value: &'static str) -> Self {
         Self { label: Some((label, value)), ..self }
     }
-}
-
-const fn counter(name: &'static str, help: &'static str) -> Metric {
-    Metric { name, kind: Kind::Counter, label: None, help }
-}
-
-const fn gauge(name: &'static str, help: &'static str) -> Metric {
-    Metric { name, kind: Kind::Gauge, label: None, help }
 }

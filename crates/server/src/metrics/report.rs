@@ -9,7 +9,7 @@ use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 
 use super::family::{Family, Kind, Labels, Value};
-use super::{Decisions, HitSums, RuleMeter, RuleSums, SOURCES};
+use super::{Decisions, Hits, RuleMeter, RuleSums, SOURCES};
 use super::{HitSeries, ZeroSeries};
 use super::{Meters, Shared, calls};
 
@@ -43,7 +43,7 @@ pub struct RuleTotals {
 }
 
 /// Selects the value of one series of the reference implementation.
-type OfHits = fn(&HitSums) -> u64;
+type OfHits = fn(&Hits) -> u64;
 
 const REFERENCE_HITS: [(&str, &str, OfHits); 5] = [
     ("ratelimit_service_rate_limit_total_hits", "Hits of the rule.", |hits| hits.total),
@@ -71,7 +71,8 @@ impl Meters {
     /// once a second for as long as the process runs.
     pub fn calls(&self) -> Calls {
         let Shared { took, calls, .. } = &*self.shared;
-        let (counts, took) = (calls.sums(), took.fine());
+        let counts = calls.sums();
+        let took = took.fine();
         let over_limit = counts[calls::OVER];
         let errors = counts[calls::ERRORS..].iter().sum();
         Calls { ok: took.count().saturating_sub(over_limit), over_limit, errors, took }
@@ -189,15 +190,12 @@ impl Meters {
         let meters = || meters.iter().map(AsRef::as_ref);
         for meter in meters().chain(overrides.iter()) {
             let sums = meter.sums().decisions;
-            let zeros = match zero_series.contains(&meter.path) {
-                true => Zeros::Reported,
-                false => Zeros::Omitted,
-            };
-            push(&mut family, (&meter.domain, &meter.path), &sums, zeros);
+            let with_zeros = zero_series.contains(&meter.path);
+            push(&mut family, (&meter.domain, &meter.path), &sums, with_zeros);
         }
         for rule in zero_series.rules_without_meter(meters()) {
             let domain = rule.path_parts().next().unwrap_or_default();
-            push(&mut family, (domain, &rule.path), &Default::default(), Zeros::Reported);
+            push(&mut family, (domain, &rule.path), &Decisions::default(), true);
         }
         let counts = calls.sums();
         for (how, count) in [("none", calls::UNMATCHED), ("unlimited", calls::UNLIMITED)] {
@@ -228,7 +226,6 @@ impl Meters {
     fn series(&self) -> [Family; 2] {
         let Shared { calls, rules, values, .. } = &*self.shared;
         let counts = calls.sums();
-        let (by_rule, by_value) = ("ratelease_decisions", "ratelimit_service_rate_limit");
         let mut held = Family::new(
             "ratelease_series",
             Kind::Gauge,
@@ -240,8 +237,8 @@ impl Meters {
             "Decisions that were counted as folded, since METRICS_SERIES_MAX were counted apart.",
         );
         for (metric, len, counter) in [
-            (by_rule, rules.len(), calls::FOLDED_RULES),
-            (by_value, values.len(), calls::FOLDED_VALUES),
+            ("ratelease_decisions", rules.len(), calls::FOLDED_RULES),
+            ("ratelimit_service_rate_limit", values.len(), calls::FOLDED_VALUES),
         ] {
             let labels: Labels = vec![("metric", metric.into())];
             held.push(labels.clone(), Value::Count(len as u64));
@@ -251,21 +248,13 @@ impl Meters {
     }
 }
 
-/// Whether series at 0 are reported.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Zeros {
-    Omitted,
-    /// Except for those of failure modes: they last long enough to be seen if they matter.
-    Reported,
-}
-
-/// Adds the decisions of one rule.
-fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, zeros: Zeros) {
+/// Adds the decisions of one rule; `with_zeros` even if there are none, except for those of failure
+/// modes: they last long enough to be seen if they matter.
+fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, with_zeros: bool) {
     for (how, [ok, over]) in SOURCES.iter().zip(sums) {
-        let with_zeros = zeros == Zeros::Reported
-            && matches!(how, DecisionSource::Local | DecisionSource::Leased);
+        let is_usual = matches!(how, DecisionSource::Local | DecisionSource::Leased);
         for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
-            if count > 0 || with_zeros {
+            if count > 0 || with_zeros && is_usual {
                 family.push(decided(of, verdict, how.name()), Value::Count(count));
             }
         }
@@ -296,7 +285,7 @@ fn errors(counts: &[u64]) -> [u64; 2] {
 impl RuleTotals {
     fn of((path, sums): (&str, RuleSums)) -> Self {
         let [ok, over_limit] = sums.by_verdict();
-        let HitSums { near, shadow, .. } = sums.hits;
+        let Hits { near, shadow, .. } = sums.hits;
         Self { rule: path.to_owned(), ok, over_limit, near_limit: near, shadow }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use ratelease_engine::limiter::resolve;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{Counted, DecisionSource, Modes, Status, Verdict};
-use ratelease_rules::key::Key;
+use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry};
 use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
 use smallvec::smallvec;
@@ -57,14 +58,15 @@ fn note_descriptor(
     over: bool,
 ) {
     let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
-    let [limited] = limits(rules, &request)[..] else { unreachable!() };
+    let resolved = resolve(rules, &request, &KeyHasher::new(""));
     let (key, how) = (Key::for_test(1), DecisionSource::Local);
-    let status = match limited {
-        Some(LimitedHits { applied, hits }) => {
-            Status::counted(applied, Counted { key, hits, fitted: 0, over, how }, remaining, None)
+    let status = match &resolved[0] {
+        Resolved::Charged(charge) => {
+            let counted = Counted { key, hits: charge.hits, fitted: 0, over, how };
+            Status::counted(charge.applied, counted, remaining, None)
         }
-        None if remaining > 0 => Status::UNLIMITED,
-        None => Status::FREE,
+        Resolved::Unlimited => Status::UNLIMITED,
+        Resolved::Free => Status::FREE,
     };
     let verdict = Verdict::new(&request, smallvec![status], Modes::default());
     let took = Duration::from_micros(30);
@@ -254,7 +256,7 @@ fn hits_of_unanswered_calls_count_only_in_total() {
         of("any", limit, false),
     ];
     let request = Request { domain: "d", descriptors, hits_addend: 0 };
-    meters.note_unanswered(&rules, &request);
+    meters.note_unanswered(&request, &resolve(&rules, &request, &KeyHasher::new("")));
     let families = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     let expected = [("d detailed_a", 3), ("d override", 3), ("d plain", 3)];
@@ -315,7 +317,7 @@ fn counters_that_overflow_do_not_panic() {
     // Adding up the totals must not overflow.
     assert_eq!((meters.calls().over_limit, meters.by_how()[0].1), (4, 4));
     assert_eq!(meters.by_rule(9).len(), 3);
-    assert!(text::write(&meters.families(None)).contains("key1=\"dark\""));
+    assert!(family::text(&meters.families(None)).contains("key1=\"dark\""));
 }
 
 /// Records many values that would each have a series of their own in the reference implementation.
@@ -331,7 +333,7 @@ fn series_by_value_are_bounded() {
         let status = std::fs::read_to_string("/proc/self/statm").unwrap();
         status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     };
-    let lines = |meters: &Meters| text::write(&meters.families(None)).lines().count();
+    let lines = |meters: &Meters| family::text(&meters.families(None)).lines().count();
     let note = |number: u64| {
         note(&meters, &rules, &[("detailed", &format!("user-{number}"))], 9, false);
     };
@@ -457,7 +459,7 @@ mod hits {
             reset_after: None,
             counted: Some(counted),
         };
-        let Hits { total, within, over, near } = Hits::of(&status, &counted, 0.8);
+        let Hits { total, within, over, near, .. } = Hits::of(&status, &counted, 0.8);
         (total, within, over, near)
     }
 
@@ -531,23 +533,23 @@ mod series {
     #[test]
     fn every_way_to_decide_has_counters_of_its_own() {
         let meter = RuleMeter::folded();
-        let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
-        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits, Shadow::Off));
-        let over = Hits { total: 5, within: 0, over: 3, near: 2 };
-        meter.note(DecisionSource::Leased, Code::OverLimit, over, Shadow::Off);
-        meter.note(DecisionSource::Leased, Code::Ok, over, Shadow::On);
+        let hits = Hits { total: 2, within: 2, over: 0, near: 1, shadow: 0 };
+        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits));
+        let over = Hits { total: 5, within: 0, over: 3, near: 2, shadow: 0 };
+        meter.note(DecisionSource::Leased, Code::OverLimit, over);
+        meter.note(DecisionSource::Leased, Code::Ok, Hits { shadow: 3, ..over });
         let sums = meter.sums();
         assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0], [1, 0]]);
         assert_eq!(sums.by_verdict(), [7, 1]);
-        let expected = HitSums { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
+        let expected = Hits { total: 22, within: 12, over: 6, near: 10, shadow: 3 };
         assert_eq!(sums.hits, expected);
     }
 }
 
 mod registry {
     use super::super::Hits;
+    use super::super::Keys;
     use super::super::*;
-    use super::super::{Keys, Shadow};
     use ratelease_engine::verdict::{Code, DecisionSource};
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
@@ -555,7 +557,7 @@ mod registry {
     }
 
     fn note(meter: &RuleMeter) {
-        meter.note(DecisionSource::Local, Code::Ok, Hits::default(), Shadow::Off);
+        meter.note(DecisionSource::Local, Code::Ok, Hits::default());
     }
 
     #[test]

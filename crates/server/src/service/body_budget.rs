@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use bytes::{Bytes, BytesMut};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
@@ -126,15 +127,18 @@ impl Default for Peer {
 impl BodyBudget {
     /// Creates a budget of `bytes_max` bytes.
     pub(super) fn new(bytes_max: usize) -> Self {
-        let (refused, state) = (AtomicU64::new(0), Mutex::default());
-        Self { shared: Arc::new(Shared { bytes_max, refused, state }) }
+        let shared = Shared { bytes_max, refused: AtomicU64::new(0), state: Mutex::default() };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Registers a message that `peer` has begun.
     pub(super) fn reserve(&self, peer: &Peer) -> BodyReservation {
-        let (budget, peer) = (self.clone(), peer.clone());
-        let (revocation, stage) = (Arc::default(), Mutex::new(Stage::New));
-        BodyReservation(Arc::new(Message { budget, peer, revocation, stage }))
+        BodyReservation(Arc::new(Message {
+            budget: self.clone(),
+            peer: peer.clone(),
+            revocation: Arc::default(),
+            stage: Mutex::new(Stage::New),
+        }))
     }
 
     /// Number of messages that got no reservation, or lost it.
@@ -299,7 +303,8 @@ impl State {
     /// Removes the oldest message of `peer`.
     fn revoke_oldest(&mut self, peer: u64) -> Option<Arc<Revocation>> {
         let (number, message) = self.peers.get(&peer)?.messages.first_key_value()?;
-        let (number, revocation) = (*number, Arc::clone(&message.revocation));
+        let number = *number;
+        let revocation = Arc::clone(&message.revocation);
         revocation.is_revoked.store(true, Ordering::Release);
         self.remove(peer, number);
         Some(revocation)
@@ -315,6 +320,71 @@ impl State {
         }
         self.bytes -= bytes;
         Some(bytes)
+    }
+}
+
+// === The part of an incomplete message that has arrived ===
+
+/// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
+const PART_BYTES_MAX: usize = 16 * 1024;
+
+/// Minimum size in bytes of a part: a message that arrives byte by byte has few parts.
+const PART_BYTES_MIN: usize = 64;
+
+/// The beginning of a message, in parts. Bytes are copied into the parts, since the buffer they
+/// were read into is shared with other data. A part never moves: one growing buffer leaves holes of
+/// every size behind, which took as much memory again as the messages themselves.
+#[derive(Debug)]
+pub struct PartialMessage<'h> {
+    reservation: &'h BodyReservation,
+    parts: Vec<BytesMut>,
+    bytes: usize,
+}
+
+impl<'h> PartialMessage<'h> {
+    /// Creates an empty message that is counted on `reservation`.
+    pub fn new(reservation: &'h BodyReservation) -> Self {
+        Self { reservation, parts: Vec::new(), bytes: 0 }
+    }
+
+    /// Number of bytes that have arrived.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts and keeps the next bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`RequestError::NoRoom`] if there is no room for them.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
+        self.reservation.grow(bytes.len())?;
+        while !bytes.is_empty() {
+            let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
+            if room == 0 {
+                // As large as all parts so far, so that their number stays small.
+                let capacity = bytes.len().max(self.bytes).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
+                self.parts.push(BytesMut::with_capacity(capacity));
+                continue;
+            }
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            if let Some(part) = self.parts.last_mut() {
+                part.extend_from_slice(now);
+            }
+            self.bytes += now.len();
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Returns everything that has arrived, in one piece.
+    pub fn into_bytes(mut self) -> Bytes {
+        if self.parts.len() <= 1 {
+            return self.parts.pop().unwrap_or_default().freeze();
+        }
+        let mut joined = BytesMut::with_capacity(self.bytes);
+        self.parts.into_iter().for_each(|part| joined.extend_from_slice(&part));
+        joined.freeze()
     }
 }
 

@@ -169,93 +169,63 @@ fn a_long_list_is_truncated_between_items_and_includes_the_tightest() {
     }
 }
 
-mod partial_message {
-    use proptest::prelude::*;
-
-    use super::super::body_budget::{BodyBudget, Peer};
-    use super::super::*;
-
-    proptest! {
-        #[test]
-        fn parts_are_joined_in_order_and_take_little_more_memory_than_the_message(
-            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40_000), 0..8),
-        ) {
-            let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
-            let mut message = PartialMessage::new(&reservation);
-            for piece in &pieces {
-                message.push(piece).unwrap();
-            }
-            let sent = pieces.concat();
-            prop_assert_eq!(message.bytes(), sent.len());
-            let taken: usize = message.parts.iter().map(BytesMut::capacity).sum();
-            prop_assert!(taken <= sent.len() + PART_BYTES_MAX, "{} bytes", taken);
-            prop_assert_eq!(&message.into_bytes()[..], &sent[..]);
-        }
-    }
-
-    #[test]
-    fn a_message_that_arrives_byte_by_byte_has_few_parts() {
-        let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
-        let mut message = PartialMessage::new(&reservation);
-        for _ in 0..PART_BYTES_MAX {
-            message.push(b"v").unwrap();
-        }
-        assert!(message.parts.len() < 12, "{} parts", message.parts.len());
-        assert_eq!(message.into_bytes().len(), PART_BYTES_MAX);
-    }
-
-    #[test]
-    fn bytes_beyond_the_budget_are_not_kept() {
-        let reservation = BodyBudget::new(64 * 1024).reserve(&Peer::new());
-        let mut message = PartialMessage::new(&reservation);
-        message.push(&[7; 1000]).unwrap();
-        assert_eq!(message.push(&[7; 64 * 1024]), Err(RequestError::NoRoom));
-        assert_eq!(message.bytes(), 1000);
-    }
-}
-
 mod concurrency_limit {
     use futures_util::future::pending;
     use futures_util::poll;
+    use ratelease_engine::store::memory::MemoryStore;
+    use ratelease_engine::time::Clock;
 
     use super::super::*;
+
+    /// Runs `call` of `peer` with a permit.
+    async fn run<T>(
+        limit: &ConcurrencyLimit,
+        peer: &Peer,
+        call: impl Future<Output = T>,
+    ) -> Result<T, RequestError> {
+        let _permit = limit.admit(peer)?;
+        Ok(call.await)
+    }
+
+    fn waiting(limit: &ConcurrencyLimit) -> usize {
+        limit.waiting.load(Ordering::Relaxed)
+    }
 
     #[tokio::test]
     async fn calls_above_the_limit_are_refused_at_once_and_permits_are_released() {
         let (limit, peer) = (ConcurrencyLimit::new(2, "a test"), Peer::new());
         for _ in 0..2 {
-            let mut first = Box::pin(limit.run(&peer, pending::<()>()));
-            let mut second = Box::pin(limit.run(&peer, pending::<()>()));
+            let mut first = Box::pin(run(&limit, &peer, pending::<()>()));
+            let mut second = Box::pin(run(&limit, &peer, pending::<()>()));
             assert!(poll!(&mut first).is_pending());
             assert!(poll!(&mut second).is_pending());
-            assert_eq!(limit.run(&peer, async {}).await, Err(RequestError::Overloaded));
-            assert_eq!(limit.catch_panic_sync(|| Some(Ok(7))), Some(Ok(7)), "it does not wait");
-            assert_eq!(limit.waiting(), 2);
+            assert_eq!(run(&limit, &peer, async {}).await, Err(RequestError::Overloaded));
+            assert_eq!(waiting(&limit), 2);
             drop(first);
-            assert_eq!(limit.run(&peer, async { 7 }).await, Ok(7));
+            assert_eq!(run(&limit, &peer, async { 7 }).await, Ok(7));
         }
-        assert_eq!((limit.waiting(), limit.shed()), (0, 2));
+        assert_eq!((waiting(&limit), limit.shed.load(Ordering::Relaxed)), (0, 2));
         assert_eq!(peer.waiting().load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]
     async fn a_connection_with_many_waiting_calls_leaves_permits_for_others() {
         const CALLS_MAX: usize = 100;
-        let (limit, crowd, other) =
-            (ConcurrencyLimit::new(CALLS_MAX, "a test"), Peer::new(), Peer::new());
+        let limit = ConcurrencyLimit::new(CALLS_MAX, "a test");
+        let (crowd, other) = (Peer::new(), Peer::new());
         let mut calls: Vec<_> =
-            (0..CALLS_MAX).map(|_| Box::pin(limit.run(&crowd, pending::<()>()))).collect();
+            (0..CALLS_MAX).map(|_| Box::pin(run(&limit, &crowd, pending::<()>()))).collect();
         for call in &mut calls {
             let _ = poll!(call);
         }
-        assert_eq!(limit.waiting(), 75, "a quarter is reserved");
+        assert_eq!(waiting(&limit), 75, "a quarter is reserved");
         let mut few: Vec<_> =
-            (0..FEW_CALLS).map(|_| Box::pin(limit.run(&other, pending::<()>()))).collect();
+            (0..FEW_CALLS).map(|_| Box::pin(run(&limit, &other, pending::<()>()))).collect();
         for call in &mut few {
             assert!(poll!(call).is_pending(), "it has a permit");
         }
         assert_eq!(
-            limit.run(&other, async {}).await,
+            run(&limit, &other, async {}).await,
             Err(RequestError::Overloaded),
             "no longer few"
         );
@@ -263,24 +233,33 @@ mod concurrency_limit {
 
     #[tokio::test]
     async fn a_panic_ends_its_own_call_only_and_is_counted() {
-        let (limit, peer) = (ConcurrencyLimit::new(1, "a test"), Peer::new());
+        let limiter = Limiter::new(
+            Arc::new(MemoryStore::system()),
+            Clock::start(),
+            ratelease_engine::limiter::Options::default(),
+        );
+        let service = DecisionService::new(limiter, Arc::default(), None, 1);
+        let peer = Peer::new();
+        let limit = &service.grpc.concurrency;
         for _ in 0..3 {
-            let result = limit.run(&peer, async { panic!("result to") }).await;
-            assert_eq!(result, Err::<(), _>(RequestError::Panicked));
-            assert_eq!(limit.run(&peer, async {}).await, Ok(()));
+            let call = run(limit, &peer, async { panic!("result to") });
+            let result = service.catch_panic(Transport::Grpc, call).await;
+            assert_eq!(result, Err::<Result<(), _>, _>(RequestError::Panicked));
+            assert_eq!(run(limit, &peer, async {}).await, Ok(()));
         }
-        assert_eq!((limit.waiting(), limit.panics()), (0, 3));
+        assert!(service.counts().contains(&(Counter::RequestPanics, 3)));
+        assert_eq!(waiting(limit), 0);
     }
 
     #[tokio::test]
     async fn an_overload_is_over_once_calls_are_few() {
         let (limit, peer) = (ConcurrencyLimit::new(1, "a test"), Peer::new());
-        let mut long = Box::pin(limit.run(&peer, pending::<()>()));
+        let mut long = Box::pin(run(&limit, &peer, pending::<()>()));
         assert!(poll!(&mut long).is_pending());
-        assert!(limit.run(&peer, async {}).await.is_err());
-        assert!(limit.shared.is_overloaded.load(Ordering::Relaxed));
+        assert!(run(&limit, &peer, async {}).await.is_err());
+        assert!(limit.is_overloaded.load(Ordering::Relaxed));
         drop(long);
-        assert!(limit.run(&peer, async {}).await.is_ok());
-        assert!(!limit.shared.is_overloaded.load(Ordering::Relaxed));
+        assert!(run(&limit, &peer, async {}).await.is_ok());
+        assert!(!limit.is_overloaded.load(Ordering::Relaxed));
     }
 }

@@ -12,9 +12,9 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
+use ratelease_server::metrics::Meters;
 use ratelease_server::metrics::counter::Counter;
-use ratelease_server::metrics::family::{Family, Kind, Labels, Value};
-use ratelease_server::metrics::{Meters, text};
+use ratelease_server::metrics::family::{self, Family, Kind, Labels, Value};
 
 use super::render;
 use super::status::Status;
@@ -41,8 +41,8 @@ pub fn routes(path: &str, sources: MetricsSources) -> Router {
 }
 
 async fn show(State(sources): State<MetricsSources>) -> impl IntoResponse {
-    let page = render(move || text::write(&sources.families())).await;
-    page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
+    let page = render(move || family::text(&sources.families())).await;
+    page.map(|page| ([(CONTENT_TYPE, family::CONTENT_TYPE)], page))
 }
 
 // === impl MetricsSources ===
@@ -225,15 +225,9 @@ fn shards(shards: &[ShardSnapshot]) -> [Family; 4] {
 /// Returns `counts` as metrics, except those that are reported by shard.
 fn of_counts(counts: &BTreeMap<Counter, u64>) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
-    for (counter, value) in counts.iter().filter(|(counter, _)| !counter.is_by_shard()) {
+    for (counter, value) in counts {
         let value = Value::Count(*value);
-        let Some(metric) = counter.metric() else {
-            let name = counter.name();
-            let kind = Kind::Counter;
-            let help = format!("As `{name}` of the status page.");
-            families.push(Family::single(format!("ratelease_{name}_total"), kind, help, value));
-            continue;
-        };
+        let Some(metric) = counter.metric() else { continue };
         let labels: Labels =
             metric.label.iter().map(|(label, of)| (*label, (*of).into())).collect();
         let known = families.iter().position(|family| family.name == metric.name);

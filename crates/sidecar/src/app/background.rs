@@ -20,7 +20,7 @@ use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::HealthHandle;
+use ratelease_server::grpc::HealthHandle;
 
 /// Supervised tasks; dropping this ends them.
 pub(super) struct Background {

@@ -40,11 +40,10 @@ use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
 use ratelease_otlp::origin::Origin;
 use ratelease_server::current_rules::CurrentRules;
-use ratelease_server::grpc::serve::{ConnectionAge, Listener};
+use ratelease_server::grpc::{ConnectionAge, Listener};
 use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::{self as counting, Meters};
-use ratelease_server::observe::Observers;
-use ratelease_server::samples::{SampleValues, Samples};
+use ratelease_server::observe::{Observers, Samples};
 use ratelease_server::service::DecisionService;
 use ratelease_server::trace::Traced;
 use ratelease_server::trace::Tracer;
@@ -93,7 +92,7 @@ impl App {
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
         let banner = banner(&bound, &store.describe(), &published)?;
-        let hot_keys = hot_keys.map(|it| HotKeys::new(it.into(), clock)).unwrap_or_default();
+        let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let service = service(&limiter, &published, &listeners, responses, &observers);
@@ -217,8 +216,7 @@ fn health(rules: &RulesSource, published: &Arc<CurrentRules>) -> Health {
 }
 
 fn samples(logging: &Logging, clock: Clock) -> Samples {
-    let values = if logging.values { SampleValues::Shown } else { SampleValues::Omitted };
-    Samples::new(logging.decision_sample_rate, values, clock)
+    Samples::new(logging.decision_sample_rate, logging.values, clock)
 }
 
 fn service(

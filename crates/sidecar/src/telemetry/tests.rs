@@ -33,7 +33,7 @@ fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&LogLimiter)
     }
     let sink = Sink::default();
     let writer = sink.clone();
-    let limiter = LogLimiter::new(logging.lines_per_second, samples::TARGET, Clock::start());
+    let limiter = LogLimiter::new(logging.lines_per_second, observe::TARGET, Clock::start());
     let subscriber = subscriber(logging, ansi, limiter.clone(), move || writer.clone());
     tracing::subscriber::with_default(subscriber, || events(&limiter));
     let bytes = sink.0.lock().clone();
@@ -174,8 +174,8 @@ fn repeated_lines_of_a_call_site_are_suppressed_and_counted() {
 fn a_sample_is_logged_at_any_level() {
     for level in [LogLevel::Error, LogLevel::Warn, LogLevel::Trace] {
         let text = logged(LogFormat::Text, level, false, || {
-            info!(target: samples::TARGET, "S");
-            debug!(target: samples::TARGET, "D");
+            info!(target: observe::TARGET, "S");
+            debug!(target: observe::TARGET, "D");
         });
         assert!(text.contains(" S\n"), "{level:?}: {text}");
         assert_eq!(text.contains(" D\n"), level == LogLevel::Trace, "{level:?}: {text}");

@@ -130,7 +130,7 @@ descriptors:
         let entries = smallvec![Entry { key, value: "v" }];
         let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];
         let request = Request { domain: "d", descriptors, hits_addend: 0 };
-        let _ = pod.decide(&rules, &request).await;
+        let _ = pod.decided(&rules, &request).await;
     };
     decide("healthy").await;
     store.is_stuck.store(true, Ordering::Relaxed);

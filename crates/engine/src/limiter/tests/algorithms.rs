@@ -47,7 +47,7 @@ async fn a_denial_of_a_bucket_gives_the_time_of_the_next_token_and_a_pass_that_o
         Rig::new(&rule("unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 2", 1));
     let pod = rig.pod();
     let reset = async || {
-        let verdict = pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        let verdict = pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
         (verdict.code, verdict.statuses[0].reset_seconds().unwrap())
     };
     assert_eq!(reset().await, (Code::Ok, 10));

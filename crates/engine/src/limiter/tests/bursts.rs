@@ -147,7 +147,11 @@ impl Burst {
             .collect();
         let keys = (0..self.calls).map(|call| usize::try_from(call % self.keys).unwrap());
         let keys: Vec<_> = keys.collect();
-        let decide = |key: &usize| pod.decide_within(&rig.rules, &requests[*key], CALLER);
+        let decide = |key: &usize| {
+            pod.decide(&rig.rules, &requests[*key], rig.clock.now(), CALLER, || {
+                Ok::<_, StoreError>(())
+            })
+        };
         let decided = join_all(keys.iter().map(decide)).await;
         for (key, decided) in keys.into_iter().zip(decided) {
             match decided {
@@ -192,7 +196,7 @@ async fn a_key_with_much_left_admits_all_that_may_wait_and_owes_or_denies_the_ot
         let pod = rig.pod();
         let request = request(&["a"]);
         let calls = WAITING_MAX + 1_000;
-        let decided = join_all((0..calls).map(|_| pod.decide(&rig.rules, &request))).await;
+        let decided = join_all((0..calls).map(|_| pod.decided(&rig.rules, &request))).await;
         let how = |verdict: &Verdict<'_>| (verdict.code, verdict.statuses[0].counted.unwrap().how);
         let decided: Vec<_> = decided.iter().map(|it| how(it.as_ref().unwrap())).collect();
         let of = |wanted| decided.iter().filter(|it| **it == wanted).count();
@@ -255,7 +259,7 @@ async fn what_was_admitted_for_a_request_that_is_denied_is_not_owed() {
     let pod = rig.pod();
     *rig.store.round_trip.lock() = MAX_WAIT * 8;
     let request = request(&["a", "b"]);
-    join_all((0..100).map(|_| pod.decide(&rig.rules, &request))).await;
+    join_all((0..100).map(|_| pod.decided(&rig.rules, &request))).await;
     tokio::time::sleep(MAX_WAIT * 40).await;
     pod.close().await;
     *rig.store.round_trip.lock() = Duration::ZERO;

@@ -66,7 +66,7 @@ impl Demand {
             outcome.offered += 1;
             let (pod, rules) = (pods[pod].clone(), Arc::clone(&rules));
             decisions.spawn(async move {
-                pod.decide(&rules, &request(&["a"])).await.unwrap().code == Code::Ok
+                pod.decided(&rules, &request(&["a"])).await.unwrap().code == Code::Ok
             });
         }
         while let Some(passed) = decisions.join_next().await {

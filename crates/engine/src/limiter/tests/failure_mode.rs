@@ -46,7 +46,7 @@ async fn each_failure_mode_gives_its_answer() {
     let rig = mode(10, "error");
     let pod = rig.pod();
     fail(&rig);
-    assert!(pod.decide(&rig.rules, &request(&["a"])).await.is_err());
+    assert!(pod.decided(&rig.rules, &request(&["a"])).await.is_err());
     assert_eq!(count(&pod, Counter::FailureMode(FailureMode::Error)), 1);
 }
 
@@ -105,7 +105,7 @@ async fn more_keys_than_a_pod_counts_by_itself_give_way_to_each_other() {
         let value = value.to_string();
         let mut request = request(&["a"]);
         request.descriptors[0].entries[0].value = &value;
-        let verdict = pod.decide(&rig.rules, &request).await.unwrap();
+        let verdict = pod.decided(&rig.rules, &request).await.unwrap();
         assert_eq!(verdict.code, Code::Ok, "{value}");
     }
 }
@@ -259,7 +259,7 @@ async fn a_key_whose_ask_was_lost_in_a_panic_is_asked_for_again() {
     let asked = pod.clone();
     let rules = Arc::new(compile(&limits("unit: hour, requests_per_unit: 10", "unlimited: true")));
     let panicked = tokio::spawn(async move {
-        let _ = asked.decide(&rules, &request(&["a"])).await;
+        let _ = asked.decided(&rules, &request(&["a"])).await;
     });
     assert!(panicked.await.is_err());
     rig.store.panics_in_requests.store(false, Ordering::Relaxed);
@@ -316,8 +316,8 @@ async fn a_refund_for_which_there_is_no_room_passes_in_every_failure_mode() {
         let rig = Rig::slow(&per_hour(100, 1).replace("error", mode.name()), MAX_WAIT * 4);
         let pod = rig.pod();
         let (charge, refund) = (charge("a", 1), refund("a", 5));
-        let crowd = join_all((0..WAITING_MAX).map(|_| pod.decide(&rig.rules, &charge)));
-        let (_, refunded) = tokio::join!(crowd, pod.decide(&rig.rules, &refund));
+        let crowd = join_all((0..WAITING_MAX).map(|_| pod.decided(&rig.rules, &charge)));
+        let (_, refunded) = tokio::join!(crowd, pod.decided(&rig.rules, &refund));
         let refunded = refunded.unwrap();
         let how = refunded.statuses[0].counted.as_ref().unwrap().how;
         assert_eq!((refunded.code, how), (Code::Ok, DecisionSource::Shed), "{mode:?}");

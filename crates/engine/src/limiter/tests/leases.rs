@@ -71,7 +71,7 @@ async fn closing_gives_back_a_lease_that_is_still_on_its_way() {
     let pod = rig.pod();
     let early = Duration::from_micros(100);
     let request = request(&["a"]);
-    assert!(tokio::time::timeout(early, pod.decide(&rig.rules, &request)).await.is_err());
+    assert!(tokio::time::timeout(early, pod.decided(&rig.rules, &request)).await.is_err());
     pod.close().await;
     assert_eq!(rig.left(1_000).await, 1_000);
 }
@@ -110,8 +110,8 @@ async fn a_denial_stands_though_the_store_fails_for_another_key() {
     for keys in [["a", "b"], ["b", "a"]] {
         let pod = rig.pod();
         rig.store.fails_for_days.store(true, Ordering::Relaxed);
-        assert!(pod.decide(&rig.rules, &request(&["b"])).await.is_err());
-        let verdict = pod.decide(&rig.rules, &request(&keys)).await.unwrap();
+        assert!(pod.decided(&rig.rules, &request(&["b"])).await.is_err());
+        let verdict = pod.decided(&rig.rules, &request(&keys)).await.unwrap();
         assert_eq!(verdict.code, Code::OverLimit);
         let of_b = &verdict.statuses[keys.iter().position(|key| *key == "b").unwrap()];
         assert_eq!((of_b.code, of_b.remaining, of_b.reset_after), (Code::Ok, 9, None));
@@ -151,7 +151,7 @@ async fn a_store_that_hangs_costs_a_request_its_wait_and_no_more() {
     let pod = rig.pod();
     rig.store.hangs.store(true, Ordering::Relaxed);
     let before = rig.clock.now();
-    assert_eq!(pod.decide(&rig.rules, &request(&["a"])).await, Err(StoreError::TimedOut));
+    assert_eq!(pod.decided(&rig.rules, &request(&["a"])).await, Err(StoreError::TimedOut));
     assert!(rig.clock.now().since(before) <= MAX_WAIT + Duration::from_millis(2));
 }
 
@@ -162,7 +162,7 @@ async fn a_store_that_fails_charges_nothing_and_is_asked_again() {
     assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 4));
     rig.store.fails.store(true, Ordering::Relaxed);
     for _ in 0..3 {
-        assert!(pod.decide(&rig.rules, &request(&["a", "b"])).await.is_err());
+        assert!(pod.decided(&rig.rules, &request(&["a", "b"])).await.is_err());
     }
     rig.store.fails.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(100)).await; // the breaker's wait
@@ -178,7 +178,7 @@ async fn a_cancelled_request_gives_back_what_it_held_and_what_arrives_for_it() {
     for _ in 0..20 {
         let both = request(&["b", "a"]);
         let early = Duration::from_micros(100);
-        let cut = tokio::time::timeout(early, pod.decide(&rig.rules, &both)).await;
+        let cut = tokio::time::timeout(early, pod.decided(&rig.rules, &both)).await;
         if cut.is_ok() {
             break; // the lease that was asked for has arrived
         }
@@ -215,7 +215,7 @@ async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_
     let others: Vec<_> = values.iter().map(|value| other(value)).collect();
     let both = request(&["a", "b"]);
     // It takes from `a` at once and waits for `b`, while all the others come for their keys.
-    let others = join_all(others.iter().map(|request| pod.decide(&rig.rules, request)));
+    let others = join_all(others.iter().map(|request| pod.decided(&rig.rules, request)));
     let (denied, _) = tokio::join!(decide(&pod, &rig.rules, &both), others);
     assert!(!denied.0);
     tokio::time::sleep(Duration::from_millis(10)).await;

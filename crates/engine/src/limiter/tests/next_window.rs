@@ -17,7 +17,7 @@ async fn passed(rig: &Rig, pod: &Limiter, millis: std::ops::Range<u64>) -> u32 {
     let mut passed = 0;
     for at in millis {
         tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(at))).await;
-        let verdict = pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        let verdict = pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
         passed += u32::from(verdict.code == Code::Ok);
     }
     tokio::time::sleep_until(rig.clock.instant(begun + SECOND)).await;
@@ -30,10 +30,15 @@ async fn a_busy_key_has_tokens_when_its_window_begins() {
     let pod = rig.pod();
     passed(&rig, &pod, 0..999).await;
     let asks = rig.asks();
-    let verdict = pod.decide_at_once(&rig.rules, &request(&["a"]), rig.clock.now());
+    let request = request(&["a"]);
+    let at_once = || {
+        let may_not_wait = || Err::<(), _>(StoreError::NoRoom);
+        pod.decide(&rig.rules, &request, rig.clock.now(), None, may_not_wait)
+    };
+    let verdict = at_once().await;
     tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(verdict.is_none() || verdict.unwrap().code == Code::Ok);
-    let verdict = pod.decide_at_once(&rig.rules, &request(&["a"]), rig.clock.now());
+    assert!(verdict.is_err() || verdict.unwrap().code == Code::Ok);
+    let verdict = at_once().await;
     assert_eq!(verdict.expect("no need to wait").code, Code::Ok);
     assert!(rig.asks() <= asks + 1, "at most the one on the edge");
 }
@@ -82,9 +87,9 @@ async fn a_lease_that_waits_for_its_window_delays_the_returns_of_others_by_secon
     // between.
     for at in 0..2_900_u64 {
         tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(100 * at))).await;
-        pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
         if (2_500..2_800).contains(&at) {
-            pod.decide(&rig.rules, &request(&["b"])).await.unwrap();
+            pod.decided(&rig.rules, &request(&["b"])).await.unwrap();
         }
     }
     let all = passed_of(&other, &rig.rules, "b", 1_100).await;
@@ -99,7 +104,7 @@ async fn a_pod_that_closes_gives_back_what_it_has_of_the_next_window() {
     let begun = rig.clock.now();
     for at in 0..990 {
         tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(at))).await;
-        pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
     }
     pod.close().await;
     tokio::time::sleep_until(rig.clock.instant(begun + SECOND + SECOND / 100)).await;
@@ -115,13 +120,13 @@ async fn a_changed_limit_returns_what_was_lent_ahead() {
     let begun = rig.clock.now();
     for at in 0..990 {
         tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(at))).await;
-        pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
     }
     let lowered = rule(50).rules;
     tokio::time::sleep_until(rig.clock.instant(begun + SECOND + SECOND / 100)).await;
     let mut all = 0;
     for _ in 0..500 {
-        let verdict = pod.decide(&lowered, &request(&["a"])).await.unwrap();
+        let verdict = pod.decided(&lowered, &request(&["a"])).await.unwrap();
         all += u32::from(verdict.code == Code::Ok);
     }
     assert_eq!(all, 50);

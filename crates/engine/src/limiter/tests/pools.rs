@@ -52,7 +52,7 @@ async fn a_change_of_shards_keeps_the_bound_and_leaves_nothing_behind() {
         }
         for request_number in 0..2_500 {
             let pod = &pods[request_number % pods.len()];
-            let verdict = pod.decide(&rules, &request(&["a"])).await.unwrap();
+            let verdict = pod.decided(&rules, &request(&["a"])).await.unwrap();
             passed += u32::from(verdict.code == Code::Ok);
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
@@ -70,7 +70,7 @@ async fn a_pool_that_cannot_be_reached_leaves_the_whole_count() {
     pod.shared.pods.set(100);
     let mut passed = 0;
     for _ in 0..1_200 {
-        let verdict = pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        let verdict = pod.decided(&rig.rules, &request(&["a"])).await.unwrap();
         passed += u32::from(verdict.code == Code::Ok);
     }
     assert_eq!(passed, 1_000);

@@ -52,7 +52,7 @@ async fn a_store_that_fails_or_hangs_affects_only_its_own_limits() {
         let broken = if hangs { &rigs.x.store.hangs } else { &rigs.x.store.fails };
         broken.store(true, Ordering::Relaxed);
         for _ in 0..20 {
-            let verdict = pod.decide(&rules, &charge("a", 5)).await.unwrap();
+            let verdict = pod.decided(&rules, &charge("a", 5)).await.unwrap();
             assert_eq!(verdict.code, Code::Ok, "by its failure mode");
         }
         for remaining in (0..9).rev() {
@@ -89,10 +89,10 @@ async fn tokens_that_the_old_store_cannot_take_are_not_given_to_the_new_one() {
     rigs.default.store.fails.store(true, Ordering::Relaxed);
     // Its breaker opens, so that nothing is sent there.
     for _ in 0..20 {
-        let _ = pod.decide(&before, &charge("b", 5)).await;
+        let _ = pod.decided(&before, &charge("b", 5)).await;
     }
     assert_eq!(decide(&rigs.x.pod(), &rigs.x.rules, &charge("a", 10)).await, (true, 0));
-    let verdict = pod.decide(&after, &charge("a", 1)).await;
+    let verdict = pod.decided(&after, &charge("a", 1)).await;
     let passes = verdict.is_ok_and(|verdict| verdict.code == Code::Ok);
     assert!(!passes, "the new store has no token");
     pod.shared.lease_client.wait_for_replies().await;
@@ -138,7 +138,7 @@ async fn admitted_by_minute(rules: &[Rules]) -> Vec<u64> {
                     pod.apply_rules(of_minute).await;
                 }
                 let rules = if step >= hears { of_minute } else { before };
-                let verdict = pod.decide(rules, &charge("a", 1)).await.unwrap();
+                let verdict = pod.decided(rules, &charge("a", 1)).await.unwrap();
                 admitted += u64::from(verdict.code == Code::Ok);
             }
         }

@@ -14,12 +14,8 @@ fn refund_and_charge(refunded: u64, charged: u64) -> Request<'static> {
     Request { domain: "d", descriptors: smallvec![refund, charge], hits_addend: 0 }
 }
 
-/// Decides as the servers do: at once if possible, otherwise with a wait.
-async fn as_doors_do(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
-    match pod.decide_at_once(rules, request, pod.clock().now()) {
-        Some(verdict) => verdict.code,
-        None => pod.decide(rules, request).await.unwrap().code,
-    }
+async fn code(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
+    pod.decided(rules, request).await.unwrap().code
 }
 
 async fn remaining(pod: &Limiter, rules: &Rules, key: &str) -> u32 {
@@ -31,7 +27,7 @@ async fn a_refund_beside_a_key_that_has_to_be_asked_for_is_credited_once() {
     let rig = Rig::new(&limits(HOUR, HOUR));
     let pod = rig.pod();
     decide(&pod, &rig.rules, &charge("a", 50)).await;
-    assert_eq!(as_doors_do(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
+    assert_eq!(code(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
     assert_eq!(remaining(&pod, &rig.rules, "a").await, 55);
 }
 
@@ -45,7 +41,7 @@ async fn a_refund_of_a_request_that_is_denied_is_not_credited() {
             decide(&pod, &rig.rules, &charge("b", 1)).await;
         }
         let before = remaining(&pod, &rig.rules, "a").await;
-        let denied = as_doors_do(&pod, &rig.rules, &refund_and_charge(1, 2)).await;
+        let denied = code(&pod, &rig.rules, &refund_and_charge(1, 2)).await;
         assert_eq!(denied, Code::OverLimit);
         assert_eq!(remaining(&pod, &rig.rules, "a").await, before, "known: {knows_b}");
     }
@@ -60,7 +56,7 @@ async fn refunds_of_the_same_key_in_one_request_are_each_credited_once() {
     request.descriptors.push(request.descriptors[0].clone());
     let charged = Descriptor { hits_addend: Some(3), ..descriptor("a") };
     request.descriptors.push(charged);
-    assert_eq!(as_doors_do(&pod, &rig.rules, &request).await, Code::Ok);
+    assert_eq!(code(&pod, &rig.rules, &request).await, Code::Ok);
     assert_eq!(remaining(&pod, &rig.rules, "a").await, 50 + 5 + 5 - 3);
 }
 
@@ -69,7 +65,7 @@ async fn a_refund_that_no_lease_here_can_take_goes_to_the_store_with_its_request
     let rig = Rig::new(&limits(HOUR, HOUR));
     decide(&rig.pod(), &rig.rules, &charge("a", 50)).await;
     let pod = rig.pod();
-    assert_eq!(as_doors_do(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
+    assert_eq!(code(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
     assert_eq!(remaining(&rig.pod(), &rig.rules, "a").await, 55);
 }
 
@@ -98,7 +94,7 @@ async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
     decide(&pod, &rig.rules, &charge("b", 1)).await;
     tokio::time::sleep(Duration::from_secs(2)).await; // its denial has to be asked for
     *rig.store.days_late.lock() = MAX_WAIT * 2;
-    let verdict = pod.decide(&rig.rules, &request(&["a", "b"])).await.unwrap();
+    let verdict = pod.decided(&rig.rules, &request(&["a", "b"])).await.unwrap();
     assert_eq!(verdict.code, Code::OverLimit);
     tokio::time::sleep(MAX_WAIT * 4).await;
     *rig.store.days_late.lock() = Duration::ZERO;
@@ -119,7 +115,7 @@ async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
 async fn passed_by_itself(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
     let mut passed = 0;
     for _ in 0..requests {
-        let verdict = pod.decide(rules, &request(&["a"])).await.unwrap();
+        let verdict = pod.decided(rules, &request(&["a"])).await.unwrap();
         passed += u32::from(verdict.code == Code::Ok);
     }
     passed
@@ -132,7 +128,7 @@ async fn a_request_that_is_cancelled_leaves_nothing_behind() {
     let pod = rig.pod();
     *rig.store.days_late.lock() = MAX_WAIT * 2;
     let both = request(&["a", "b"]);
-    let decision = pod.decide(&rig.rules, &both);
+    let decision = pod.decided(&rig.rules, &both);
     // The lease of `a` has arrived by now, that of `b` has not.
     let cancelled = tokio::time::timeout(MAX_WAIT / 2, decision).await;
     assert!(cancelled.is_err());

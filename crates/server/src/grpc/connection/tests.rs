@@ -2,6 +2,7 @@
 
 mod deadline;
 mod fairness;
+mod h2_waker;
 mod turns;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::current_rules::CurrentRules;
-use crate::grpc::rate_limit_service;
+use crate::grpc::fallback::{RateLimitService, SHOULD_RATE_LIMIT};
 
 /// Capacity of a pipe in bytes: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;
@@ -40,7 +41,7 @@ fn context_of(rules: CurrentRules, age: Option<Duration>) -> ConnectionContext {
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let service = DecisionService::new(limiter, Arc::new(rules), None, 10);
-    let routes = Routes::new(rate_limit_service::service(service.clone())).prepare();
+    let routes = Routes::new(RateLimitService::new(service.clone())).prepare();
     ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }
 }
 
@@ -155,7 +156,7 @@ async fn a_complete_message_is_no_longer_counted_as_incomplete() {
     // Takes all places but one.
     let mut taken: Vec<_> = std::iter::from_fn(|| handle.register_incomplete()).collect();
     taken.pop();
-    let (health, _standing) = crate::grpc::serve::health();
+    let (health, _standing) = crate::grpc::health();
     let watches = tonic_health::pb::health_server::HealthServer::new(health);
     let context = ConnectionContext { routes: Routes::new(watches).prepare(), ..context(None) };
     let (_end, ended) = watch::channel(false);

@@ -65,7 +65,7 @@ fn each_quiet_rule_beside_a_busy_one_shows_its_true_top_keys() {
     const SEED: u64 = 7;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(5));
+    let (hot, rules) = (hot_keys(1, false), many_rules(5));
     let loud = rule(&rules, 4);
     let hasher = KeyHasher::new("beside");
     let key = |of: &str, n: u32| hasher.key(of, n.into(), std::iter::empty());
@@ -102,7 +102,7 @@ fn each_quiet_rule_beside_a_busy_one_shows_its_true_top_keys() {
 #[test]
 fn millions_of_keys_take_no_more_memory_than_one_per_sketch() {
     let rules = many_rules(3_000);
-    for (texts, blocks) in [(Texts::Omitted, 5_000_000 / 128), (Texts::Kept, 4_000)] {
+    for (texts, blocks) in [(false, 5_000_000 / 128), (true, 4_000)] {
         let (hot, hasher) = (hot_keys(4, texts), KeyHasher::new("many"));
         let long = "x".repeat(300);
         let request = request(&[("user", &long)]);
@@ -130,7 +130,7 @@ fn millions_of_keys_take_no_more_memory_than_one_per_sketch() {
 
 #[test]
 fn sketches_in_every_stripe_stay_within_the_memory_bound() {
-    for (texts, mib_max) in [(Texts::Omitted, 1.25), (Texts::Kept, 7.25)] {
+    for (texts, mib_max) in [(false, 1.25), (true, 7.25)] {
         let (hot, rules) = (hot_keys(1, texts), many_rules(RULES_MAX));
         let stripes = &hot.shared.as_ref().unwrap().stripes;
         let request = request(&[("user", "a")]);
@@ -155,7 +155,7 @@ fn a_busy_rule_that_appears_late_replaces_a_quiet_one() {
     const SEED: u64 = 3;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(RULES_MAX + 1));
+    let (hot, rules) = (hot_keys(1, false), many_rules(RULES_MAX + 1));
     let late = rule(&rules, RULES_MAX);
     for n in 0..RULES_MAX {
         requests(&hot, rule(&rules, n), if n == 5 { 50 } else { 500 }, 0);
@@ -180,7 +180,7 @@ fn rules_that_appear_once_do_not_replace_busy_ones() {
     const SEED: u64 = 5;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(2_000));
+    let (hot, rules) = (hot_keys(1, false), many_rules(2_000));
     let busy = RULES_MAX - 1;
     (0..busy).for_each(|n| requests(&hot, rule(&rules, n), 500, 0));
     (busy..2_000).for_each(|n| requests(&hot, rule(&rules, n), 1, 0));
@@ -194,7 +194,7 @@ fn rules_that_appear_once_do_not_replace_busy_ones() {
 
 #[test]
 fn a_reloaded_rule_keeps_its_sketch_and_overrides_have_one() {
-    let (hot, rules, reloaded) = (hot_keys(1, Texts::Omitted), many_rules(1), many_rules(1));
+    let (hot, rules, reloaded) = (hot_keys(1, false), many_rules(1), many_rules(1));
     let request = request(&[("user", "a")]);
     let key = Key::for_test(1);
     at(&request, &verdict(Some(rule(&rules, 0)), key, true), 0, &hot);
@@ -223,7 +223,7 @@ fn a_reloaded_rule_keeps_its_sketch_and_overrides_have_one() {
 
 #[test]
 fn the_busiest_rules_of_all_stripes_are_listed() {
-    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(STRIPES * RULES_MAX));
+    let (hot, rules) = (hot_keys(1, false), many_rules(STRIPES * RULES_MAX));
     let stripes = &hot.shared.as_ref().unwrap().stripes;
     let request = request(&[("user", "a")]);
     for free in 0..STRIPES {

@@ -113,3 +113,47 @@ fn a_complete_long_message_keeps_its_reservation_and_long_ones_have_half_the_bud
     drop((clone, others));
     assert_eq!(budget.bytes(), 0);
 }
+
+mod partial_message {
+    use proptest::prelude::*;
+
+    use super::super::*;
+
+    proptest! {
+        #[test]
+        fn parts_are_joined_in_order_and_take_little_more_memory_than_the_message(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40_000), 0..8),
+        ) {
+            let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
+            let mut message = PartialMessage::new(&reservation);
+            for piece in &pieces {
+                message.push(piece).unwrap();
+            }
+            let sent = pieces.concat();
+            prop_assert_eq!(message.bytes(), sent.len());
+            let taken: usize = message.parts.iter().map(BytesMut::capacity).sum();
+            prop_assert!(taken <= sent.len() + PART_BYTES_MAX, "{} bytes", taken);
+            prop_assert_eq!(&message.into_bytes()[..], &sent[..]);
+        }
+    }
+
+    #[test]
+    fn a_message_that_arrives_byte_by_byte_has_few_parts() {
+        let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
+        let mut message = PartialMessage::new(&reservation);
+        for _ in 0..PART_BYTES_MAX {
+            message.push(b"v").unwrap();
+        }
+        assert!(message.parts.len() < 12, "{} parts", message.parts.len());
+        assert_eq!(message.into_bytes().len(), PART_BYTES_MAX);
+    }
+
+    #[test]
+    fn bytes_beyond_the_budget_are_not_kept() {
+        let reservation = BodyBudget::new(64 * 1024).reserve(&Peer::new());
+        let mut message = PartialMessage::new(&reservation);
+        message.push(&[7; 1000]).unwrap();
+        assert_eq!(message.push(&[7; 64 * 1024]), Err(RequestError::NoRoom));
+        assert_eq!(message.bytes(), 1000);
+    }
+}

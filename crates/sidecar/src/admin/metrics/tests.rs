@@ -16,7 +16,7 @@ fn every_count_has_a_metric_and_those_of_one_name_are_one_family() {
         (counter::Counter::UnmeteredHits.into(), 7),
     ];
     let shown = of_counts(&counts.into_iter().collect());
-    let text = text::write(&shown);
+    let text = family::text(&shown);
     let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
     let expected = [
         "ratelease_connections{listener=\"grpc\"} 2",

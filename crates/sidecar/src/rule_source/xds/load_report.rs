@@ -202,7 +202,8 @@ fn cluster_stats(domain: &str, hits: &DomainHits, interval: Duration) -> Cluster
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratelease_engine::observer::Observer;
+    use ratelease_engine::limiter::resolve;
+    use ratelease_rules::key::KeyHasher;
     use ratelease_rules::request::{Descriptor, Entry, Request as Call};
     use ratelease_rules::{Options, Source, load};
 
@@ -217,7 +218,7 @@ mod tests {
         let descriptor = Descriptor { entries, ..Descriptor::default() };
         let descriptors = [descriptor].into_iter().collect();
         let call = Call { domain: "shop", descriptors, hits_addend: 1 };
-        meters.note_unanswered(&rules, &call);
+        meters.note_unanswered(&call, &resolve(&rules, &call, &KeyHasher::new("")));
     }
 
     fn asked(domains: &[&str], seconds: i64) -> LoadStatsResponse {

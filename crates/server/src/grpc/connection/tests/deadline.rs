@@ -30,7 +30,7 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
     let service = DecisionService::new(limiter, published, None, 10);
-    let routes = Routes::new(rate_limit_service::service(service.clone())).prepare();
+    let routes = Routes::new(RateLimitService::new(service.clone())).prepare();
     let context =
         ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: None };
     let (near, far) = duplex(1 << 16);

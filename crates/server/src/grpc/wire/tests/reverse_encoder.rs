@@ -1,7 +1,6 @@
 //! Values that are written are read back unchanged, whatever their length.
 
-use super::*;
-use crate::grpc::wire::proto::{Fields, Value};
+use super::super::*;
 
 fn written(write: impl FnOnce(&mut ReverseEncoder)) -> Vec<u8> {
     let mut message = ReverseEncoder::new();

@@ -5,7 +5,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::*;
+use super::super::*;
 
 fn entry() -> impl Strategy<Value = descriptor_pb::rate_limit_descriptor::Entry> {
     (".{0,12}", ".{0,12}")
@@ -64,7 +64,7 @@ fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, DecodeError> {
 /// Whether `bytes` are a request; both readers must agree.
 fn agree(bytes: &[u8]) -> bool {
     let theirs = pb::RateLimitRequest::decode(bytes);
-    let read = request(bytes);
+    let read = read(bytes);
     match &theirs {
         // This decoder may refuse a message before the rest of it is read.
         Err(error) => assert!(read.is_err(), "{read:?}, and prost says {error}"),
@@ -126,7 +126,7 @@ fn as_many_descriptors_and_entries_as_may_be_are_read_and_one_more_is_refused() 
         (many(1, ENTRIES_MAX + 1), InvalidRequest::Entries(0)),
         ([many(3, 1), many(1, 10_000)].concat(), InvalidRequest::Entries(3)),
     ] {
-        assert_eq!(request(&message), Err(DecodeError::Invalid(fault)));
+        assert_eq!(read(&message), Err(DecodeError::Invalid(fault)));
     }
 }
 
@@ -135,13 +135,13 @@ fn as_many_descriptors_and_entries_as_may_be_are_read_and_one_more_is_refused() 
 fn a_message_is_refused_where_it_breaks_a_bound() {
     let tail = vec![0xff; 1 << 20];
     let descriptors = [[0x12, 0].repeat(DESCRIPTORS_MAX + 1), tail.clone()].concat();
-    assert_eq!(request(&descriptors), Err(DecodeError::Invalid(InvalidRequest::Descriptors)));
+    assert_eq!(read(&descriptors), Err(DecodeError::Invalid(InvalidRequest::Descriptors)));
     let mut entries = [0x0a, 0].repeat(ENTRIES_MAX + 1);
     entries.extend(&tail);
     let mut message = vec![0x12];
     prost::encoding::encode_varint(entries.len() as u64, &mut message);
     message.extend(&entries);
-    assert_eq!(request(&message), Err(DecodeError::Invalid(InvalidRequest::Entries(0))));
+    assert_eq!(read(&message), Err(DecodeError::Invalid(InvalidRequest::Entries(0))));
 }
 
 #[test]

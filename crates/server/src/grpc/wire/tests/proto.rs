@@ -1,6 +1,6 @@
 //! Valid fields, and malformed ones.
 
-use super::*;
+use super::super::*;
 
 fn all(message: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
     let mut fields = Fields::of(message);

@@ -1,10 +1,30 @@
-//! Why a call gets no verdict. `service` returns these errors, `grpc` and `http` map them to their
-//! statuses, and `metrics` counts them.
+//! How a request came in, and why it may get no verdict: `service` returns these errors, `grpc` and
+//! `http` map them to their statuses, and `metrics` counts them.
 
 use std::fmt;
 
 use ratelease_engine::store::StoreError;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
+
+/// The protocol by which a request came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// `ShouldRateLimit` over gRPC.
+    Grpc,
+    /// A route over HTTP.
+    Http(Route),
+}
+
+/// A route over HTTP that decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Route {
+    /// A request of gRPC in protobuf's JSON mapping.
+    Json,
+    /// Who calls which endpoint, as an object in JSON.
+    ShouldAllow,
+    /// The same as a query.
+    RateLimit,
+}
 
 /// Why a request has no verdict.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +46,7 @@ pub enum RequestError {
     Invalid(InvalidRequest),
     /// The store failed, and a verdict needs it.
     #[error("{0}")]
-    Store(StoreError),
+    Store(#[from] StoreError),
     /// The maximum number of calls is waiting already.
     #[error("too many calls are waiting; raise MAX_IN_FLIGHT if the CPU is idle")]
     Overloaded,
@@ -47,6 +67,27 @@ pub enum InvalidRequest {
     Entries(usize),
     /// The override of the descriptor at this index has an unknown unit.
     Unit(usize),
+}
+
+// === impl Route ===
+
+impl Route {
+    /// The method; `/json` takes any, of which this is the usual one.
+    pub const fn method(self) -> &'static str {
+        match self {
+            Self::Json | Self::ShouldAllow => "POST",
+            Self::RateLimit => "GET",
+        }
+    }
+
+    /// The path.
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Json => "/json",
+            Self::ShouldAllow => "/shouldAllow",
+            Self::RateLimit => "/api/v1/rate_limit",
+        }
+    }
 }
 
 // === impl InvalidRequest ===

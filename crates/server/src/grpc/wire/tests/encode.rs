@@ -11,7 +11,7 @@ use ratelease_rules::request::Few;
 use ratelease_rules::{Limit, Rule, Unit};
 use serde_json::json;
 
-use super::*;
+use super::super::*;
 
 fn rule(name: &str) -> Arc<Rule> {
     let text = format!(
@@ -21,6 +21,13 @@ fn rule(name: &str) -> Arc<Rule> {
     let source = ratelease_rules::Source { name: "a.yaml".into(), text: text.into() };
     let loaded = ratelease_rules::load(&[source], ratelease_rules::Options::default()).unwrap();
     Arc::clone(loaded.rules.iter().next().unwrap())
+}
+
+/// `answer` without the prefix of a frame.
+fn message(answer: &Answer<'_>) -> BytesMut {
+    let mut bytes = BytesMut::new();
+    frame(answer, &mut bytes);
+    bytes.split_off(5)
 }
 
 fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
@@ -90,10 +97,10 @@ fn a_multiplier_is_skipped_by_who_does_not_know_it() {
 fn a_frame_is_a_flag_a_length_and_the_message() {
     let rule = rule("n");
     let answer = answer(&rule, 1);
-    let mut frame = BytesMut::from(&b"before"[..]);
-    framed(&answer, &mut frame);
+    let mut bytes = BytesMut::from(&b"before"[..]);
+    frame(&answer, &mut bytes);
     let message = message(&answer);
-    assert_eq!(&frame[6..7], [0]);
-    assert_eq!(frame[7..11], u32::try_from(message.len()).unwrap().to_be_bytes());
-    assert_eq!(frame[11..], message);
+    assert_eq!(&bytes[6..7], [0]);
+    assert_eq!(bytes[7..11], u32::try_from(message.len()).unwrap().to_be_bytes());
+    assert_eq!(bytes[11..], message);
 }
