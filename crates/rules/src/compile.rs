@@ -1,10 +1,7 @@
 //! Compiles parsed files to `Rules`. A load succeeds as a whole or reports every fault of every
 //! file.
 
-mod cache;
-mod layout;
 mod limit;
-mod patch;
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -20,14 +17,13 @@ use crate::node::{self, Document};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit};
 use crate::reader::{Parsed, Reader};
 use crate::rule::{Attachment, Level, LevelMatch, Rule};
-use crate::rules::{DomainRules, RuleList, Rules};
-use crate::small_map::TextMap;
+use crate::rules::{DomainRules, Rules};
+use crate::small_map::{SmallMap, TextMap};
 use crate::source::{RuleLocations, Source};
 use crate::store::{DomainStores, StoreId, StoreNames};
 use crate::tree::{Branch, Node, composite};
 use crate::wildcard::SEARCHED_MAX;
 use crate::{file, metadata, text};
-pub use cache::{Compilation, Keeps, RulesCache};
 use limit::CompiledLimit;
 
 /// Options for compiling sources to rules.
@@ -67,7 +63,7 @@ const PATH_BYTES_MAX: usize = 256 << 20;
 ///
 /// # Errors
 /// Every fault of every source, with its place.
-pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
+pub fn load<S: Borrow<Source>>(sources: &[S], options: Options) -> Result<Loaded, Faults> {
     load_within(sources, options, usize::MAX)
 }
 
@@ -75,41 +71,42 @@ pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
 ///
 /// # Errors
 /// As [`load`]; of rules that need more memory, the faults up to there.
-pub fn load_within(sources: &[Source], options: Options, memory: usize) -> Result<Loaded, Faults> {
-    compile(&in_order(sources), options, None, memory).map(|(loaded, _)| loaded)
+pub fn load_within<S: Borrow<Source>>(
+    sources: &[S],
+    options: Options,
+    memory: usize,
+) -> Result<Loaded, Faults> {
+    Ok(compile(sources, options, None, memory)?.0)
 }
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
 /// it.
+///
+/// # Errors
+/// As [`load`].
 pub fn load_with_locations(
     sources: &[Source],
     options: Options,
 ) -> Result<(Loaded, RuleLocations), Faults> {
-    let (loaded, places) =
-        compile(&in_order(sources), options, Some(RuleLocations::default()), usize::MAX)?;
-    Ok((loaded, places.unwrap_or_default()))
+    compile(sources, options, Some(RuleLocations::default()), usize::MAX)
 }
 
-fn in_order(sources: &[Source]) -> Vec<&Source> {
-    let mut sorted: Vec<&Source> = sources.iter().collect();
-    sorted.sort_by(|a, b| a.name.cmp(&b.name));
-    sorted
-}
-
-/// Compiles sources, which are in order of their names.
-fn compile(
-    sorted: &[&Source],
+fn compile<S: Borrow<Source>>(
+    sources: &[S],
     options: Options,
     places: Option<RuleLocations>,
     memory: usize,
-) -> Result<(Loaded, Option<RuleLocations>), Faults> {
+) -> Result<(Loaded, RuleLocations), Faults> {
+    let mut sources: Vec<&Source> = sources.iter().map(Borrow::borrow).collect();
+    sources.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::within(memory);
-    let version = version(sorted, &options);
+    let version = version(&sources, &options);
+    let stores = options.stores.clone();
     let mut compiler = Compiler::new(options, &findings, places);
-    for source in sorted {
+    for source in sources {
         compiler.source(source);
     }
-    let (stores, places) = (compiler.options.stores.clone(), compiler.places.take());
+    let places = compiler.places.take().unwrap_or_default();
     let domains = compiler.finish();
     let memory = findings.memory.used();
     let warnings = findings.finish()?;
@@ -174,10 +171,11 @@ struct Domain {
 // === impl Domain ===
 
 impl Domain {
-    fn finish(self, name: Box<str>, memory: &Memory) -> DomainRules {
-        let Self { branch, rules, store, .. } = self;
-        let (branch, rules) = (branch.finish(memory), RuleList::new(rules, memory));
-        DomainRules { name, branch, rules, store }
+    fn finish(self, memory: &Memory) -> DomainRules {
+        let Self { branch, mut rules, store, .. } = self;
+        rules.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        memory.shrink(&mut rules);
+        DomainRules { branch: branch.finish(memory), rules, store }
     }
 }
 
@@ -229,16 +227,16 @@ impl<'f> Compiler<'f> {
         }
     }
 
-    /// The domains, unless there is a fault.
-    fn finish(self) -> Vec<Arc<DomainRules>> {
+    /// The domains by their names, unless there is a fault.
+    fn finish(self) -> SmallMap<DomainRules> {
         let memory = &self.findings.memory;
         memory.give_back(self.paths.bytes());
         drop(self.paths);
         if self.findings.has_faults() {
-            return Vec::new();
+            return SmallMap::default();
         }
         let domains = self.domains.into_iter();
-        domains.map(|(name, domain)| Arc::new(domain.finish(name, memory))).collect()
+        domains.map(|(name, domain)| (name, domain.finish(memory))).collect()
     }
 
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
@@ -349,7 +347,7 @@ impl<'f> Compiler<'f> {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, rule_path);
             node.children =
-                (!children.is_empty()).then(|| Arc::new(children.finish(&self.findings.memory)));
+                (!children.is_empty()).then(|| Box::new(children.finish(&self.findings.memory)));
         }
         rule_path.levels.pop();
         rule_path.path.truncate(up);
@@ -515,11 +513,6 @@ impl Paths {
     /// What it took besides the paths of rules.
     fn bytes(&self) -> usize {
         table_bytes(self.taken.capacity(), size_of::<ByPath>())
-    }
-
-    /// Whether several rules wanted one path.
-    fn has_repeats(&self) -> bool {
-        !self.wanted.is_empty()
     }
 
     /// Marks the path of `rule` as taken.

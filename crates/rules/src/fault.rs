@@ -65,7 +65,7 @@ struct List {
 const FAULTS_PRINTED_MAX: usize = 100;
 /// Maximum number of faults, and of warnings, that are kept: a broken generator can produce
 /// millions.
-pub(crate) const FINDINGS_KEPT_MAX: usize = 10_000;
+const FINDINGS_KEPT_MAX: usize = 10_000;
 /// Maximum bytes of the faults, and of the warnings, that are kept. They are copied to be shown.
 const FINDINGS_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of names for which a suggestion is searched. A search costs as much as reading a
@@ -221,11 +221,6 @@ impl Findings {
     /// Whether the load will be refused.
     pub(crate) fn has_faults(&self) -> bool {
         self.memory.is_exceeded() || !self.faults.borrow().kept.is_empty()
-    }
-
-    /// Whether there are neither faults nor warnings.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.has_faults() && self.warnings.borrow().kept.is_empty()
     }
 
     /// Returns the faults as an error if there are any, else the warnings; both in order of file

@@ -52,9 +52,7 @@ mod tree;
 mod wildcard;
 pub mod yaml;
 
-pub use compile::{
-    Compilation, Keeps, Loaded, Options, RulesCache, load, load_with_locations, load_within,
-};
+pub use compile::{Loaded, Options, load, load_with_locations, load_within};
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use fault::{Fault, Faults, Place, excerpt, nearest};
 pub use limit::{

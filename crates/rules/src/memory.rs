@@ -85,6 +85,13 @@ impl Memory {
         Some(())
     }
 
+    /// Releases the unused capacity of a vector whose growth was taken.
+    pub(crate) fn shrink<T>(&self, list: &mut Vec<T>) {
+        let before = list.capacity();
+        list.shrink_to_fit();
+        self.give_back((before - list.capacity()) * size_of::<T>());
+    }
+
     /// Takes the growth of a table of this length and capacity, whose entries have `entry` bytes,
     /// and that is to have `more` of them.
     pub(crate) fn take_table(

@@ -22,7 +22,6 @@ pub(crate) struct Document<'s> {
     root: Option<NodeId>,
     cost: usize,
     text_bytes: usize,
-    has_anchors: bool,
 }
 
 /// A scalar, list, map or alias.
@@ -51,7 +50,7 @@ pub(crate) struct NodeId(u32);
 /// Maximum depth of nested lists and maps. 64 levels hold 31 levels of descriptors.
 pub(crate) const DEPTH_MAX: usize = 64;
 /// Maximum number of nodes in one file: about 300 000 rules.
-pub(crate) const NODES_MAX: usize = 3_000_000;
+const NODES_MAX: usize = 3_000_000;
 
 /// Nodes by their number, in pieces: a vector that grows holds two copies of all of them.
 #[derive(Debug, Default)]
@@ -116,10 +115,9 @@ impl<'s> Document<'s> {
             builder.accept(event, span.start)?;
         }
         ahead.free(memory);
-        let Builder { nodes, root, anchors, .. } = builder;
+        let Builder { nodes, root, .. } = builder;
         let cost = nodes.pieces.iter().flatten().map(Node::cost).sum();
-        let (has_anchors, text_bytes) = (!anchors.is_empty(), text.len());
-        Ok(Document { nodes, root, cost, text_bytes, has_anchors, bytes: 0 })
+        Ok(Document { nodes, root, cost, text_bytes: text.len(), bytes: 0 })
     }
 
     /// Frees the memory that it took.
@@ -130,24 +128,6 @@ impl<'s> Document<'s> {
     /// The outermost node; `None` if the file holds nothing but comments.
     pub(crate) fn root(&self) -> Option<NodeId> {
         self.root
-    }
-
-    /// Number of nodes.
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len
-    }
-
-    /// Number of pairs of the outermost node, if it is a map.
-    pub(crate) fn root_len(&self) -> Option<usize> {
-        match &self.node(self.root?)?.0.kind {
-            Kind::Map(pairs) => Some(pairs.len()),
-            _ => None,
-        }
-    }
-
-    /// Whether a node has an anchor, so that others may stand for it.
-    pub(crate) fn has_anchors(&self) -> bool {
-        self.has_anchors
     }
 
     /// Bytes of its text.

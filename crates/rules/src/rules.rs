@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use memchr::memchr_iter;
 
-use crate::memory::Memory;
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::SmallMap;
@@ -15,24 +14,18 @@ use crate::tree::{Branch, Trace};
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: SmallMap<Arc<DomainRules>>,
-    /// The domains in order of the paths of their rules, of which each begins with its domain and a
-    /// dot.
-    in_order: Vec<Arc<DomainRules>>,
-    /// Whether the paths of one domain may lie between those of another, as those of `a.b` lie
-    /// between those of `a`.
-    has_nested: bool,
+    domains: SmallMap<DomainRules>,
     len: usize,
     /// Boxed, since only overrides and pages read it.
     stores: Box<StoreNames>,
 }
 
-/// The rules of one domain. Versions share those that did not change.
-#[derive(Debug, Clone)]
+/// The rules of one domain.
+#[derive(Debug)]
 pub(crate) struct DomainRules {
-    pub(crate) name: Box<str>,
     pub(crate) branch: Branch,
-    pub(crate) rules: RuleList,
+    /// In order of their paths, each of which begins with the domain and a dot.
+    pub(crate) rules: Vec<Arc<Rule>>,
     /// The store of every limit of the domain that names none, and of overrides.
     pub(crate) store: StoreId,
 }
@@ -51,19 +44,10 @@ pub enum Lookup<'r> {
 // === impl Rules ===
 
 impl Rules {
-    /// The names of `domains` must differ, and the paths of all their rules.
-    pub(crate) fn new(version: u64, domains: Vec<Arc<DomainRules>>, stores: StoreNames) -> Self {
-        let len = domains.iter().map(|domain| domain.rules.len()).sum();
-        let named = domains.iter().map(|domain| (domain.name.clone(), Arc::clone(domain)));
-        let domains_by_name = named.collect::<SmallMap<_>>();
-        let has_nested = domains.iter().any(|domain| {
-            let outer = |name| domains_by_name.get(name).is_some();
-            prefixes(&domain.name).any(outer)
-        });
-        let mut in_order = domains;
-        in_order.sort_by(|a, b| dotted(&a.name).cmp(dotted(&b.name)));
-        let (domains, stores) = (domains_by_name, Box::new(stores));
-        Self { version, domains, in_order, has_nested, len, stores }
+    /// The paths of all rules of `domains` must differ.
+    pub(crate) fn new(version: u64, domains: SmallMap<DomainRules>, stores: StoreNames) -> Self {
+        let len = domains.iter().map(|(_, domain)| domain.rules.len()).sum();
+        Self { version, domains, len, stores: Box::new(stores) }
     }
 
     /// Returns the names of the stores that the rules may name.
@@ -116,8 +100,8 @@ impl Rules {
     /// the path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
-        for domain in &self.in_order {
-            domain.branch.patterns(&domain.name, &mut found);
+        for (name, domain) in self.domains.iter() {
+            domain.branch.patterns(name, &mut found);
         }
         found.sort();
         found
@@ -131,11 +115,17 @@ impl Rules {
 
     /// Returns the rules in order of their paths.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        let rules = || self.in_order.iter().flat_map(|domain| domain.rules.iter());
-        let mut sorted: Vec<_> = rules().filter(|_| self.has_nested).collect();
-        sorted.sort_by(|a, b| a.path.cmp(&b.path));
-        let in_order = (!self.has_nested).then(rules);
-        sorted.into_iter().chain(in_order.into_iter().flatten())
+        let mut domains: Vec<_> = self.domains.iter().collect();
+        domains.sort_by(|(a, _), (b, _)| dotted(a).cmp(dotted(b)));
+        // The paths of `a.b` may lie between those of `a`.
+        let is_nested = |(name, _): &(&str, _)| prefixes(name).any(|it| self.domains.get(it).is_some());
+        let has_nested = domains.iter().any(is_nested);
+        let mut sorted = Vec::new();
+        if has_nested {
+            sorted.extend(domains.drain(..).flat_map(|(_, domain)| &domain.rules));
+            sorted.sort_by(|a, b| a.path.cmp(&b.path));
+        }
+        sorted.into_iter().chain(domains.into_iter().flat_map(|(_, domain)| &domain.rules))
     }
 
     /// Returns the number of rules.
@@ -150,7 +140,10 @@ impl Rules {
 
     /// Returns the rule of this path.
     pub fn by_path(&self, path: &str) -> Option<&Arc<Rule>> {
-        prefixes(path).find_map(|domain| self.domains.get(domain)?.rules.find(path))
+        prefixes(path).find_map(|domain| {
+            let rules = &self.domains.get(domain)?.rules;
+            rules.get(rules.binary_search_by(|rule| (*rule.path).cmp(path)).ok()?)
+        })
     }
 
     /// Returns the domains, in order of their names.
@@ -169,98 +162,4 @@ fn dotted(domain: &str) -> impl Iterator<Item = u8> {
 /// The parts of `path` that end before a dot, which may be its domain.
 fn prefixes(path: &str) -> impl Iterator<Item = &str> {
     memchr_iter(b'.', path.as_bytes()).filter_map(|at| path.get(..at))
-}
-
-// Rules in order of their paths, in pieces that versions share.
-
-/// Rules in order of their paths, which differ. A copy shares all pieces but those that are changed
-/// later.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct RuleList {
-    /// None of them is empty.
-    pieces: Vec<Arc<Vec<Arc<Rule>>>>,
-    len: usize,
-}
-
-/// Rules of a new piece. A piece of more than twice as many is divided.
-const PIECE: usize = 256;
-
-/// Bytes of a piece besides its rules.
-const PIECE_BYTES: usize = 64;
-
-// === impl RuleList ===
-
-impl RuleList {
-    /// Makes a list of rules in any order, whose paths differ.
-    pub(crate) fn new(mut rules: Vec<Arc<Rule>>, memory: &Memory) -> Self {
-        let kept = rules.len() * size_of::<Arc<Rule>>() + rules.len().div_ceil(PIECE) * PIECE_BYTES;
-        // Sorting takes as much again.
-        if memory.take(kept).and_then(|()| memory.pass(kept)).is_none() {
-            return Self::default(); // the load is refused
-        }
-        memory.give_back(rules.capacity() * size_of::<Arc<Rule>>());
-        rules.sort_by(|a, b| a.path.cmp(&b.path));
-        let pieces = rules.chunks(PIECE).map(|piece| Arc::new(piece.to_vec())).collect();
-        Self { pieces, len: rules.len() }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The rules in order of their paths.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.pieces.iter().flat_map(|piece| piece.iter())
-    }
-
-    /// Returns the rule of this path.
-    pub(crate) fn find(&self, path: &str) -> Option<&Arc<Rule>> {
-        let piece = self.pieces.get(self.piece_of(path)?)?;
-        piece.get(position(piece, path).ok()?)
-    }
-
-    /// Removes the rule of this path, and returns it.
-    pub(crate) fn remove(&mut self, path: &str) -> Option<Arc<Rule>> {
-        let number = self.piece_of(path)?;
-        let piece = self.pieces.get_mut(number)?;
-        let at = position(piece, path).ok()?;
-        let piece = Arc::make_mut(piece);
-        let removed = piece.remove(at);
-        if piece.is_empty() {
-            self.pieces.remove(number);
-        }
-        self.len -= 1;
-        Some(removed)
-    }
-
-    /// Adds a rule; `None` if its path is taken.
-    pub(crate) fn insert(&mut self, rule: Arc<Rule>) -> Option<()> {
-        let number = self.piece_of(&rule.path).unwrap_or_default();
-        let Some(piece) = self.pieces.get_mut(number) else {
-            self.pieces.push(Arc::new(vec![rule]));
-            self.len += 1;
-            return Some(());
-        };
-        let at = position(piece, &rule.path).err()?;
-        let piece = Arc::make_mut(piece);
-        piece.insert(at, rule);
-        if piece.len() > 2 * PIECE {
-            let rest = piece.split_off(PIECE);
-            self.pieces.insert(number + 1, Arc::new(rest));
-        }
-        self.len += 1;
-        Some(())
-    }
-
-    /// The piece that has the rule of this path, if there is one; `None` if the path is before
-    /// those of all rules.
-    fn piece_of(&self, path: &str) -> Option<usize> {
-        let begins_before =
-            |piece: &Arc<Vec<Arc<Rule>>>| piece.first().is_some_and(|first| *first.path <= *path);
-        self.pieces.partition_point(begins_before).checked_sub(1)
-    }
-}
-
-fn position(piece: &[Arc<Rule>], path: &str) -> Result<usize, usize> {
-    piece.binary_search_by(|rule| (*rule.path).cmp(path))
 }

@@ -14,7 +14,7 @@ pub(crate) const SOURCE_BYTES_MAX: usize = 16 << 20;
 /// Maximum number of words, pairs of quotes and flow marks in one source. The YAML scanner holds
 /// the tokens of a flow collection (a JSON file is one) until it ends, about 100 bytes each; this
 /// bounds that memory.
-pub(crate) const PIECES_MAX: usize = 3_000_000;
+const PIECES_MAX: usize = 3_000_000;
 
 /// Returns `bytes` as text, without its byte order mark, or where and why they are not text.
 pub(crate) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
@@ -38,11 +38,6 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
         0..=PIECES_MAX => Ok(text),
         _ => Err((Place::START, format!("file holds more than {PIECES_MAX} words; split it"))),
     }
-}
-
-/// Number of words, flow marks and pairs of quotes, of which one text may have so many.
-pub(crate) fn pieces(text: &str) -> usize {
-    Survey::of(text).pieces
 }
 
 /// Returns whether YAML considers `character` printable. The parser accepts more characters, the

@@ -11,39 +11,33 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::memory::{ARC, Memory};
+use crate::memory::Memory;
 use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
 use crate::wildcard::Patterns;
 
 /// The node that one level of a rule file configures, to which an entry leads.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
     /// The rule for descriptors that end here.
     pub(crate) rule: Option<Arc<Rule>>,
     /// The nodes for the next entry.
-    pub(crate) children: Option<Arc<Branch>>,
+    pub(crate) children: Option<Box<Branch>>,
 }
 
-/// The children of a node, or of a domain.
-#[derive(Debug, Default, Clone)]
+/// The children of a node, or of a domain: the index of each, by what leads to it.
+#[derive(Debug, Default)]
 pub(crate) struct Branch {
-    index: Arc<Index>,
-    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
-    nodes: Nodes,
-}
-
-/// The index of each child, by what leads to it.
-#[derive(Debug, Default, Clone)]
-struct Index {
     keys: SmallMap<KeyNodes>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Patterns,
+    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
+    nodes: Vec<Node>,
 }
 
 /// The children of one key.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 struct KeyNodes {
     values: TextMap<u32>,
     wild_values: Patterns,
@@ -72,38 +66,41 @@ impl Branch {
 
     #[inline]
     fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
-        self.nodes.get(self.choose(entry)?)
+        self.node(self.choose(entry)?)
+    }
+
+    #[inline]
+    fn node(&self, index: u32) -> Option<&Node> {
+        self.nodes.get(index as usize)
     }
 
     /// Returns the node for the value itself, else for the first wildcard that matches, else for
     /// the key alone.
     #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
-        let Index { keys, wild_keys } = &*self.index;
-        let key_nodes = keys.get(entry.key);
+        let key_nodes = self.keys.get(entry.key);
         key_nodes
             .and_then(|key_nodes| key_nodes.values.get(entry.value).copied())
-            .or_else(|| first_wild(wild_keys, key_nodes, entry))
+            .or_else(|| first_wild(&self.wild_keys, key_nodes, entry))
             .or_else(|| key_nodes?.key_only)
     }
 
     /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
     pub(crate) fn finish(mut self, memory: &Memory) -> Branch {
-        let Index { keys, wild_keys } = Arc::make_mut(&mut self.index);
-        keys.shrink();
-        keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index(memory));
-        wild_keys.index(memory);
-        self.nodes.finish(memory);
+        self.keys.shrink();
+        self.keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index(memory));
+        self.wild_keys.index(memory);
+        memory.shrink(&mut self.nodes);
         self
     }
 
     /// Whether the level may have one more pattern, if `key` and `value` are one.
     pub(crate) fn has_room_for_pattern(&self, key: &str, value: &str) -> bool {
-        let Index { keys, wild_keys } = &*self.index;
         match key.contains('*') {
-            true => wild_keys.has_room(),
+            true => self.wild_keys.has_room(),
             false => {
-                !value.contains('*') || keys.get(key).is_none_or(|it| it.wild_values.has_room())
+                let of_key = self.keys.get(key);
+                !value.contains('*') || of_key.is_none_or(|it| it.wild_values.has_room())
             }
         }
     }
@@ -111,14 +108,13 @@ impl Branch {
     /// Takes the memory of the node that is to be inserted for `key` and `value`; of the branch
     /// itself with its first one.
     pub(crate) fn take_room(&self, key: &str, value: &str, memory: &Memory) -> Option<()> {
-        let Index { keys, wild_keys } = &*self.index;
         if self.is_empty() {
-            memory.take(2 * ARC + size_of::<Branch>() + size_of::<Index>())?;
+            memory.take_box(size_of::<Branch>())?;
         }
-        self.nodes.take_room(memory)?;
-        let key_nodes = keys.get(key);
+        memory.take_growth(&self.nodes)?;
+        let key_nodes = self.keys.get(key);
         if key_nodes.is_none() {
-            keys.take_room(key, memory)?;
+            self.keys.take_room(key, memory)?;
         }
         if !value.is_empty() {
             let size = key_nodes.map_or((0, 0), |it| (it.values.len(), it.values.capacity()));
@@ -126,33 +122,25 @@ impl Branch {
             memory.take_box(value.len())?;
         }
         match (key.contains('*'), key_nodes) {
-            (true, _) => wild_keys.take_room(&composite(key, value), memory),
+            (true, _) => self.wild_keys.take_room(&composite(key, value), memory),
             (false, Some(key_nodes)) => key_nodes.wild_values.take_room(value, memory),
             (false, None) => Patterns::default().take_room(value, memory),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.nodes.len() == 0
+        self.nodes.is_empty()
     }
 
     /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
     /// already. Not for a finished branch.
     pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
-        self.reserve(key, value)?;
-        self.nodes.push(Node::default());
-        self.nodes.last_mut()
-    }
-
-    /// Gives the next index to `key` and `value`; `None` if they have one already.
-    fn reserve(&mut self, key: &str, value: &str) -> Option<u32> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
         let index = u32::try_from(self.nodes.len()).ok()?;
-        let Index { keys, wild_keys } = Arc::make_mut(&mut self.index);
-        if keys.get(key).is_none() {
-            keys.insert(key.into(), KeyNodes::default());
+        if self.keys.get(key).is_none() {
+            self.keys.insert(key.into(), KeyNodes::default());
         }
-        let key_nodes = keys.get_mut(key)?;
+        let key_nodes = self.keys.get_mut(key)?;
         match value {
             "" if key_nodes.key_only.is_some() => return None,
             "" => key_nodes.key_only = Some(index),
@@ -160,11 +148,12 @@ impl Branch {
             _ => drop(key_nodes.values.insert(value.into(), index)),
         }
         if key.contains('*') {
-            wild_keys.push(&composite(key, value), index);
+            self.wild_keys.push(&composite(key, value), index);
         } else {
             key_nodes.wild_values.push(value, index);
         }
-        Some(index)
+        self.nodes.push(Node::default());
+        self.nodes.last_mut()
     }
 }
 
@@ -200,94 +189,6 @@ pub(crate) fn composite(key: &str, value: &str) -> String {
     match value {
         "" => key.to_owned(),
         _ => format!("{key}_{value}"),
-    }
-}
-
-// The nodes of a branch, in pieces that versions of the rules share.
-
-/// Nodes by their index. A copy shares all pieces but those that are changed later.
-#[derive(Debug, Default, Clone)]
-struct Nodes {
-    few: Vec<Node>,
-    /// All nodes, once [`Nodes::finish`] has found more than `PIECE`. Each piece but the last has
-    /// `PIECE` of them.
-    many: Vec<Arc<[Node]>>,
-}
-
-/// Nodes of a piece: what is copied where one of them changes.
-const PIECE: usize = 64;
-
-// === impl Nodes ===
-
-impl Nodes {
-    #[inline]
-    fn get(&self, index: u32) -> Option<&Node> {
-        let index = index as usize;
-        if self.many.is_empty() {
-            return self.few.get(index);
-        }
-        self.many.get(index / PIECE)?.get(index % PIECE)
-    }
-
-    fn len(&self) -> usize {
-        match self.many.split_last() {
-            None => self.few.len(),
-            Some((last, whole)) => whole.len() * PIECE + last.len(),
-        }
-    }
-
-    fn push(&mut self, node: Node) {
-        let Some(last) = self.many.last_mut() else {
-            self.few.push(node);
-            return;
-        };
-        if last.len() == PIECE {
-            self.many.push([node].into());
-        } else {
-            *last = last.iter().cloned().chain([node]).collect();
-        }
-    }
-
-    /// Takes the memory of a node that is to be pushed, while there are few.
-    fn take_room(&self, memory: &Memory) -> Option<()> {
-        memory.take_growth(&self.few)
-    }
-
-    /// The last node, while there are few.
-    fn last_mut(&mut self) -> Option<&mut Node> {
-        self.few.last_mut()
-    }
-
-    /// Puts `node` at this index and returns the one that was there.
-    fn replace(&mut self, index: u32, node: Node) -> Option<Node> {
-        let index = index as usize;
-        let place = if self.many.is_empty() {
-            self.few.get_mut(index)?
-        } else {
-            Arc::make_mut(self.many.get_mut(index / PIECE)?).get_mut(index % PIECE)?
-        };
-        Some(std::mem::replace(place, node))
-    }
-
-    /// Divides many nodes into pieces, and releases unused capacity.
-    fn finish(&mut self, memory: &Memory) {
-        let few = self.few.capacity() * size_of::<Node>();
-        if self.few.len() <= PIECE {
-            self.few.shrink_to_fit();
-            memory.give_back(few - self.few.capacity() * size_of::<Node>());
-            return;
-        }
-        let pieces = self.few.len().div_ceil(PIECE);
-        let bytes = self.few.len() * size_of::<Node>() + pieces * (ARC + size_of::<Arc<[Node]>>());
-        if memory.take(bytes).is_none() {
-            return; // the load is refused
-        }
-        memory.give_back(few);
-        self.many.reserve_exact(self.few.len().div_ceil(PIECE));
-        let mut rest = std::mem::take(&mut self.few).into_iter();
-        while !rest.as_slice().is_empty() {
-            self.many.push(rest.by_ref().take(PIECE).collect());
-        }
     }
 }
 
@@ -375,7 +276,7 @@ impl Branch {
     /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
     /// recursion is at most as deep as a file.
     pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
-        let texts = self.index.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let texts = self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
         texts.sort_unstable();
         let is_pattern =
@@ -386,7 +287,7 @@ impl Branch {
             found.push((path.to_owned(), patterns));
         }
         for (index, key, value) in texts {
-            let node = self.nodes.get(index);
+            let node = self.node(index);
             if let Some(children) = node.and_then(|node| node.children.as_deref()) {
                 children.patterns(&format!("{path}.{}", composite(key, value)), found);
             }
@@ -395,7 +296,7 @@ impl Branch {
 
     fn step(&self, entry: &Entry<'_>) -> Step<'_> {
         let chosen = self.choose(entry);
-        let node = chosen.and_then(|index| self.nodes.get(index));
+        let node = chosen.and_then(|index| self.node(index));
         let mut listed = self.listed(entry);
         let mut unlisted = 0;
         let mut misses = 0;
@@ -409,8 +310,8 @@ impl Branch {
             chosen: listed.iter().position(|(index, _)| Some(*index) == chosen),
             candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
             unlisted,
-            keys: first_of(self.index.keys.keys()),
-            values: self.index.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
+            keys: first_of(self.keys.keys()),
+            values: self.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
             rule: node.and_then(|node| node.rule.as_ref()),
             has_children: node.is_some_and(|node| node.children.is_some()),
         }
@@ -418,7 +319,7 @@ impl Branch {
 
     /// Returns every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
-        let key_nodes = self.index.keys.iter().find(|(key, _)| *key == entry.key);
+        let key_nodes = self.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = key_nodes.and_then(|(key, key_nodes)| {
             let (value, index) = key_nodes.values.get_key_value(entry.value)?;
             Some((*index, Candidate { key, value, kind: MatchKind::Value, matches_entry: true }))
@@ -426,9 +327,9 @@ impl Branch {
         let wild_values = key_nodes.into_iter().map(|(_, key_nodes)| &key_nodes.wild_values);
         let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
         let text = joined(entry);
-        let by_key = self.index.wild_keys.matches(&text);
+        let by_key = self.wild_keys.matches(&text);
         // Wildcards are tried in the order of the files, which is the order of their indices.
-        let wild_keys_nodes = self.index.keys.iter().filter(|(key, _)| key.contains('*'));
+        let wild_keys_nodes = self.keys.iter().filter(|(key, _)| key.contains('*'));
         let nodes = key_nodes
             .into_iter()
             .chain(wild_keys_nodes)
@@ -483,81 +384,6 @@ fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
     (names, count)
 }
 
-// Changes of a finished branch. A copy of a branch shares with it all that does not change.
-
-// === impl Branch ===
-
-impl Branch {
-    /// Returns the keys and values (empty: the key alone) with their nodes, in the order of the
-    /// file.
-    pub(crate) fn in_order(&self) -> Vec<(&str, &str, &Node)> {
-        let keys = self.index.keys.iter();
-        let written = keys.flat_map(|(key, key_nodes)| key_nodes.nodes(key));
-        let mut written: Vec<(u32, &str, &str)> = written.collect();
-        written.sort_unstable();
-        let node = |(index, key, value)| Some((key, value, self.nodes.get(index)?));
-        written.into_iter().filter_map(node).collect()
-    }
-
-    /// Whether there is a node for `key` and `value`.
-    pub(crate) fn has(&self, key: &str, value: &str) -> bool {
-        self.place_of(key, value).is_some()
-    }
-
-    fn place_of(&self, key: &str, value: &str) -> Option<u32> {
-        let key_nodes = self.index.keys.get(key)?;
-        match value {
-            "" => key_nodes.key_only,
-            _ => key_nodes.values.get(value).copied(),
-        }
-    }
-
-    /// Number of places of nodes, of which some may be empty.
-    pub(crate) fn places(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Puts another node in the place of that of `key` and `value`; `None` if there is none.
-    pub(crate) fn replace(&mut self, key: &str, value: &str, node: Node) -> Option<Node> {
-        self.nodes.replace(self.place_of(key, value)?, node)
-    }
-
-    /// Adds a node; `None` if `key` and `value` have one already, or are a pattern: patterns are
-    /// tried in the order of the file.
-    pub(crate) fn add(&mut self, key: &str, value: &str, node: Node) -> Option<()> {
-        if is_pattern(key, value) {
-            return None;
-        }
-        let index = self.reserve(key, value)?;
-        self.nodes.push(node);
-        debug_assert_eq!(self.nodes.len(), index as usize + 1);
-        Some(())
-    }
-
-    /// Removes the node of `key` and `value`, whose place stays empty; `None` if there is none, or
-    /// if it is a pattern.
-    pub(crate) fn remove(&mut self, key: &str, value: &str) -> Option<Node> {
-        if is_pattern(key, value) {
-            return None;
-        }
-        let index = Arc::make_mut(&mut self.index);
-        let key_nodes = index.keys.get_mut(key)?;
-        let place = match value {
-            "" => key_nodes.key_only.take()?,
-            _ => key_nodes.values.remove(value)?,
-        };
-        if key_nodes.values.is_empty() && key_nodes.key_only.is_none() {
-            index.keys.remove(key);
-        }
-        self.nodes.replace(place, Node::default())
-    }
-}
-
-/// Whether this key and value match others than themselves.
-pub(crate) fn is_pattern(key: &str, value: &str) -> bool {
-    key.contains('*') || value.contains('*')
-}
-
 // Lookups of entries whose values are not all known.
 
 // === impl Branch ===
@@ -594,45 +420,6 @@ impl Branch {
             .iter()
             .filter(|(other, _)| *other == key || other.contains('*') && may_match(other));
         let nodes = keys.flat_map(|(key, key_nodes): (&str, &KeyNodes)| key_nodes.nodes(key));
-        nodes.filter_map(|(index, _, _)| self.nodes.get(index)).collect()
-    }
-}
-
-#[cfg(test)]
-mod nodes_tests {
-    use super::*;
-    use crate::tree::Branch;
-
-    /// A node that is known by the number of nodes below it.
-    fn node(number: usize) -> Node {
-        let mut below = Branch::default();
-        for key in 0..number {
-            below.insert(&format!("key-{key}"), "");
-        }
-        Node { rule: None, children: Some(Arc::new(below.finish(&Memory::default()))) }
-    }
-
-    fn numbers(nodes: &Nodes) -> Vec<usize> {
-        let of = |index: usize| nodes.get(u32::try_from(index).unwrap()).unwrap();
-        (0..nodes.len()).map(|at| of(at).children.as_ref().unwrap().nodes.len()).collect()
-    }
-
-    #[test]
-    fn a_copy_that_changes_leaves_the_other_one_as_it_was() {
-        for count in [0, 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE - 1] {
-            let mut nodes = Nodes::default();
-            (0..count).for_each(|_| nodes.push(node(1)));
-            nodes.finish(&Memory::default());
-            let mut copy = nodes.clone();
-            copy.push(node(2));
-            assert_eq!(copy.len(), count + 1);
-            for at in (0..count).step_by(PIECE / 2) {
-                assert!(copy.replace(u32::try_from(at).unwrap(), node(3)).is_some());
-            }
-            assert!(copy.replace(u32::try_from(count + 1).unwrap(), node(3)).is_none());
-            let expected = (0..count).map(|at| if at % (PIECE / 2) == 0 { 3 } else { 1 });
-            assert_eq!(numbers(&copy), expected.chain([2]).collect::<Vec<_>>());
-            assert_eq!(numbers(&nodes), vec![1; count]);
-        }
+        nodes.filter_map(|(index, _, _)| self.node(index)).collect()
     }
 }

@@ -17,7 +17,7 @@ use crate::memory::{Memory, table_bytes};
 
 /// Patterns in the order of the file, each with its node. Call [`Patterns::index`] after the last
 /// pattern has been added and before the first lookup.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
     /// The node of each pattern, in the same order, and increasing.
@@ -29,7 +29,7 @@ pub(crate) struct Patterns {
     index: Option<Box<Index>>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Index {
     prefixes: Prefixes,
     /// `None` if no pattern has pieces.
@@ -80,14 +80,8 @@ impl Patterns {
     /// Prepares for lookups once all patterns have been added, and releases unused capacity. There
     /// is no index if it exceeds the memory of the load, which is refused then.
     pub(crate) fn index(&mut self, memory: &Memory) {
-        let spare = |it: &Self| {
-            (it.patterns.capacity() - it.patterns.len()) * size_of::<Pattern>()
-                + (it.nodes.capacity() - it.nodes.len()) * size_of::<u32>()
-        };
-        let before = spare(self);
-        self.patterns.shrink_to_fit();
-        self.nodes.shrink_to_fit();
-        memory.give_back(before - spare(self));
+        memory.shrink(&mut self.patterns);
+        memory.shrink(&mut self.nodes);
         self.index = self.new_index(memory);
     }
 
@@ -170,7 +164,7 @@ impl Index {
 // piece. As `*` is the only wildcard, this finds a match whenever there is one.
 
 /// A text with at least one `*`, split at each of them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct Pattern {
     prefix: Box<[u8]>,
     middle: Box<[Box<[u8]>]>,
@@ -245,7 +239,7 @@ impl Pattern {
 // often than it has pieces.
 
 /// The pieces of all patterns of a level.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Pieces {
     /// Finds the distinct pieces.
     automaton: NFA,
@@ -424,7 +418,7 @@ impl<'s> Search<'s> {
 // that begins at the last prefix that is not greater than the text.
 
 /// Patterns, grouped by prefix.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Prefixes {
     /// Numbers of patterns, ordered by prefix, then by number.
     numbers: Box<[u32]>,

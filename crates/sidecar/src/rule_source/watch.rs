@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 
-use ratelease_rules::{Compilation, Source};
+use ratelease_rules::Source;
 use tokio::sync::oneshot;
 use tracing::{debug, dispatcher, error, info, warn};
 
@@ -329,10 +329,7 @@ impl<L: Load> Watch<L> {
             self.published.restore();
         } else {
             let version = format_args!("{:016x}", compiled.rules.version());
-            let Compilation { compiled: whole, patched, reused } = compiled.compilation;
             info!(files, warnings, version, "rules loaded");
-            debug!(whole, patched, reused, "files compiled");
-            self.published.note_compilation(compiled.compilation);
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
             self.old_rules.add(self.published.publish(Arc::new(compiled.rules)));

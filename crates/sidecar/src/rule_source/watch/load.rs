@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use ratelease_rules::{Compilation, Rules, Source};
+use ratelease_rules::{Rules, Source};
 
 use crate::rule_source::snapshot::digest;
 
@@ -75,8 +75,6 @@ pub struct Compiled {
     pub rules: Rules,
     /// One line for each warning, with its place.
     pub warnings: Vec<String>,
-    /// How much of it was compiled.
-    pub compilation: Compilation,
 }
 
 /// Identifies a state of the directory.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use parking_lot::Mutex;
-use ratelease_rules::{Faults, Keeps, Options, RulesCache, Source};
+use ratelease_rules::{Faults, Options, Source};
 use tokio::sync::oneshot;
 
 use super::response::Refused;
@@ -28,7 +28,7 @@ pub(super) struct Pusher {
 /// The side of the thread.
 pub(super) struct Pushed {
     set: Arc<Mutex<PushedSet>>,
-    cache: RulesCache,
+    options: Options,
     memory: MemoryLeft,
     /// Whether the last load had too little memory.
     lacked_memory: bool,
@@ -54,9 +54,14 @@ pub(super) fn pushed(
     memory: MemoryLeft,
 ) -> (Pushed, impl FnOnce(SyncSender<()>) -> Pusher) {
     let set = Arc::<Mutex<PushedSet>>::default();
-    let cache = RulesCache::new(options, Keeps::Texts);
-    let (lacked_memory, number, last) = (false, 0, Ok(()));
-    let pushed = Pushed { set: Arc::clone(&set), cache, memory, lacked_memory, number, last };
+    let pushed = Pushed {
+        set: Arc::clone(&set),
+        options,
+        memory,
+        lacked_memory: false,
+        number: 0,
+        last: Ok(()),
+    };
     (pushed, |wake| Pusher { set, wake })
 }
 
@@ -103,12 +108,12 @@ impl Load for Pushed {
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
-        let loaded = self.memory.load(&mut self.cache, sources);
+        let loaded = self.memory.load(sources, &self.options);
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
-            Ok((loaded, compilation)) => {
+            Ok(loaded) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-                Ok(Compiled { rules: loaded.rules, warnings, compilation })
+                Ok(Compiled { rules: loaded.rules, warnings })
             }
             Err(faults) => Err(placed(&faults, sources)),
         }
