@@ -323,7 +323,7 @@ fn a_resource_takes_no_more_memory_than_is_in_proportion_to_its_bytes() {
     };
     let check = |bytes: &[u8]| {
         let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
-        let is_decoded = ratelease_sidecar::rule_source::xds::fuzzing::is_decoded(bytes);
+        let is_decoded = ratelease_xds::config::decode(bytes, usize::MAX).is_ok();
         let peak = dhat::HeapStats::get().max_bytes;
         drop(profiler);
         let max = 32 * bytes.len() + (1 << 20) + BESIDES;

@@ -118,7 +118,8 @@ impl Rules {
         let mut domains: Vec<_> = self.domains.iter().collect();
         domains.sort_by(|(a, _), (b, _)| dotted(a).cmp(dotted(b)));
         // The paths of `a.b` may lie between those of `a`.
-        let is_nested = |(name, _): &(&str, _)| prefixes(name).any(|it| self.domains.get(it).is_some());
+        let is_nested =
+            |(name, _): &(&str, _)| prefixes(name).any(|it| self.domains.get(it).is_some());
         let has_nested = domains.iter().any(is_nested);
         let mut sorted = Vec::new();
         if has_nested {

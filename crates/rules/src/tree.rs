@@ -415,7 +415,6 @@ impl Branch {
             beginning.starts_with(fixed) || fixed.starts_with(&beginning)
         };
         let keys = self
-            .index
             .keys
             .iter()
             .filter(|(other, _)| *other == key || other.contains('*') && may_match(other));

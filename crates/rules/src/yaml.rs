@@ -92,6 +92,31 @@ impl Yaml {
         Self { place, kind: YamlKind::Null, meaning: Meaning::Null }
     }
 
+    /// The text of a scalar, as written.
+    pub fn text(&self) -> Option<&str> {
+        match &self.kind {
+            YamlKind::Scalar(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The items of a list; none of another value.
+    pub fn items(&self) -> &[Yaml] {
+        match &self.kind {
+            YamlKind::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    /// The names of a map with their values, in order; none of another value.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &Yaml)> {
+        let pairs = match &self.kind {
+            YamlKind::Map(pairs) => &pairs[..],
+            _ => &[],
+        };
+        pairs.iter().map(|(name, value)| (name.text().unwrap_or_default(), value))
+    }
+
     /// The value as JSON, with the meaning that rule files give it: `yes` is true, `007` is 7. A
     /// number that JSON lacks is text. Of two equal keys of a map the later one wins, and adds to
     /// the former one where both are maps.

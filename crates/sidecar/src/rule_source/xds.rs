@@ -2,7 +2,7 @@
 //! server does, and is kept in the snapshot.
 //!
 //! ```text
-//! stream ─▶ response, resource, translate: text ─▶ rule_set ─▶ pushed ─▶ watch: compile, publish
+//! stream ─▶ response, resource: text ─▶ rule_set ─▶ pushed ─▶ watch: compile, publish
 //!    └◀─────────── subscription: accepted, or all faults ◀────────┘
 //! ```
 //! `load_report` sends the server the hits of domains, if it asks. The stream runs on the thread of
@@ -11,8 +11,6 @@
 
 mod connect;
 mod discovery;
-#[doc(hidden)]
-pub mod fuzzing;
 mod load_report;
 mod pushed;
 mod resource;
@@ -21,8 +19,6 @@ mod rule_set;
 mod status;
 mod stream;
 mod subscription;
-mod translate;
-mod translated;
 mod wire;
 
 use std::io;

@@ -80,7 +80,7 @@ fn read(message: Bytes) -> Result<DiscoveryResponse, Status> {
     if resources(&message) > RESOURCES_MAX {
         return Err(Status::out_of_range(format!("more than {RESOURCES_MAX} resources")));
     }
-    shape::check(&[&message], &RESPONSE_SHAPE, usize::MAX)
+    shape::check(&message, &RESPONSE_SHAPE, usize::MAX)
         .map_err(|error| Status::out_of_range(format!("a DiscoveryResponse: {error}")))?;
     let response = DiscoveryResponse::decode(message)
         .map_err(|error| Status::data_loss(format!("not a DiscoveryResponse: {error}")))?;

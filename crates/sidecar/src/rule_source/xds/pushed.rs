@@ -5,10 +5,10 @@ use std::sync::mpsc::SyncSender;
 
 use parking_lot::Mutex;
 use ratelease_rules::{Faults, Options, Source};
+use ratelease_xds::config::path_of;
 use tokio::sync::oneshot;
 
 use super::response::Refused;
-use super::translate::path_of;
 use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use prost::Message;
 use ratelease_rules::Source;
 use ratelease_rules::display_safety::alters_display;
+use ratelease_xds::config::{self, TEXT_BYTES_MAX};
+use ratelease_xds::shape::Undecoded;
 
-use super::translated::Translated;
 use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource};
 
 /// Maximum number of characters of a name that are shown.
@@ -30,10 +31,6 @@ pub(super) struct Resource {
     /// Its domain; empty if that is not known.
     pub(super) domain: String,
     pub(super) source: Arc<Source>,
-    /// What the text was made of: the message of the last set, since it shares the memory of the
-    /// whole set; empty if the text was sent as it is.
-    message: Bytes,
-    translated: Option<Arc<Translated>>,
 }
 
 /// Why a resource cannot be read; follows the place of the resource.
@@ -77,45 +74,19 @@ impl ResourceType {
             let why = format!("a resource of another type, {}", shown(&resource.type_url));
             return Err(Unread { why, lacks_memory: false });
         }
-        match self {
-            Self::RateLimitConfig => {
-                let message = resource.value.clone();
-                let known = Translated::name_of(&message).and_then(|name| known.get(name));
-                let known = known.and_then(|it| Some((it, it.translated.as_ref()?)));
-                if let Some((resource, translated)) = known
-                    && resource.message == message
-                {
-                    return Ok((translated.name.clone(), Resource { message, ..resource.clone() }));
-                }
-                let known =
-                    known.map(|(it, translated)| (&**translated, &*it.message, &*it.source));
-                let (translated, text) =
-                    Translated::new(&message, known, memory).map_err(|error| Unread {
-                        lacks_memory: Translated::lacks_memory(&error, memory),
-                        ..unreadable(error)
-                    })?;
-                let (name, domain) = (translated.name.clone(), translated.domain.clone());
-                let resource = self.resource(&name, domain, text);
-                let translated = Some(Arc::new(translated));
-                Ok((name, Resource { message, translated, ..resource }))
-            }
+        let (name, domain, text) = match self {
+            Self::RateLimitConfig => translated(&resource.value, memory)?,
             Self::Rules => {
                 let rules = RulesResource::decode(resource.value.clone()).map_err(unreadable)?;
-                let RulesResource { name, yaml } = rules;
-                if let Some(known) = known.get(&name).filter(|it| it.source.text == yaml) {
-                    return Ok((name, known.clone()));
-                }
-                let text = std::str::from_utf8(&yaml).map_err(unreadable)?;
-                let resource = self.resource(&name, domain_of(text).to_owned(), text.to_owned());
-                Ok((name, resource))
+                let text = std::str::from_utf8(&rules.yaml).map_err(unreadable)?;
+                (rules.name, domain_of(text).to_owned(), rules.yaml)
             }
+        };
+        if let Some(known) = known.get(&name).filter(|it| it.source.text == text) {
+            return Ok((name, known.clone()));
         }
-    }
-
-    fn resource(self, name: &str, domain: String, text: String) -> Resource {
-        let name = format!("{}{}", self.prefix(), shown(name));
-        let source = Arc::new(Source { name, text: text.into_bytes() });
-        Resource { domain, source, message: Bytes::new(), translated: None }
+        let source = Source { name: self.prefix().to_owned() + &shown(&name), text: text.into() };
+        Ok((name, Resource { domain, source: Arc::new(source) }))
     }
 
     /// Returns the name and the resource that became this source; `None` if another type did.
@@ -124,11 +95,23 @@ impl ResourceType {
         let text = std::str::from_utf8(&source.text).unwrap_or_default();
         let domain = domain_of(text).to_owned();
         let source = Arc::clone(source);
-        Some((
-            name.to_owned(),
-            Resource { domain, source, message: Bytes::new(), translated: None },
-        ))
+        Some((name.to_owned(), Resource { domain, source }))
     }
+}
+
+/// The name, the domain and the text of a resource of Envoy's type. It takes `memory` at most: half
+/// of it for the message, and half for its text, which doubles while it is written.
+fn translated(message: &[u8], memory: usize) -> Result<(String, String, Bytes), Unread> {
+    let config = config::decode(message, memory / 2).map_err(|error| {
+        let lacks_memory = matches!(error, Undecoded::TooLarge(max) if max == memory / 2);
+        Unread { lacks_memory, ..unreadable(error) }
+    })?;
+    let text = config::text_of(&config, memory / 4).ok_or_else(|| {
+        let lacks_memory = memory / 4 < TEXT_BYTES_MAX;
+        let max = if lacks_memory { memory } else { TEXT_BYTES_MAX };
+        Unread { lacks_memory, ..unreadable(Undecoded::TooLarge(max)) }
+    })?;
+    Ok((config.name, config.domain, text.into()))
 }
 
 fn unreadable(error: impl Display) -> Unread {

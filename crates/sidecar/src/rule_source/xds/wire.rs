@@ -13,9 +13,6 @@ use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
 pub(super) use envoy_types::pb::google::protobuf::value::Kind;
 pub(super) use envoy_types::pb::google::protobuf::{Duration, Struct, Value};
 pub(super) use envoy_types::pb::google::rpc::Status;
-pub(super) use envoy_types::pb::ratelimit::config::ratelimit::v3::{
-    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
-};
 pub(super) use ratelease_xds::{
     CONFIG_TYPE, MEMORY_KEY, RULES_TYPE, RULES_VERSION_KEY, RulesResource,
 };
@@ -53,33 +50,6 @@ pub(super) struct Any {
 pub(super) fn text_value(text: &str) -> Value {
     Value { kind: Some(Kind::StringValue(text.to_owned())) }
 }
-
-/// What a `RateLimitConfig` takes in memory.
-pub(super) static CONFIG_SHAPE: Shape =
-    Shape(&[Field { number: 3, item: size_of::<RateLimitDescriptor>(), of: &DESCRIPTOR_SHAPE }]);
-
-/// What a descriptor takes in memory.
-pub(super) static DESCRIPTOR_SHAPE: Shape = Shape(&[
-    Field { number: 3, item: 0, of: &POLICY_SHAPE },
-    Field { number: 4, item: size_of::<RateLimitDescriptor>(), of: &DESCRIPTOR_SHAPE },
-    Field { number: 8, item: 0, of: &STRUCT_SHAPE },
-]);
-
-static POLICY_SHAPE: Shape =
-    Shape(&[Field { number: 5, item: size_of::<RateLimitReplace>(), of: &FLAT }]);
-
-static STRUCT_SHAPE: Shape =
-    Shape(&[Field { number: 1, item: size_of::<(String, Value)>(), of: &ENTRY_SHAPE }]);
-
-static ENTRY_SHAPE: Shape = Shape(&[Field { number: 2, item: 0, of: &VALUE_SHAPE }]);
-
-static VALUE_SHAPE: Shape = Shape(&[
-    Field { number: 5, item: 0, of: &STRUCT_SHAPE },
-    Field { number: 6, item: 0, of: &LIST_SHAPE },
-]);
-
-static LIST_SHAPE: Shape =
-    Shape(&[Field { number: 1, item: size_of::<Value>(), of: &VALUE_SHAPE }]);
 
 /// What a `DiscoveryResponse` takes in memory.
 pub(super) static RESPONSE_SHAPE: Shape =

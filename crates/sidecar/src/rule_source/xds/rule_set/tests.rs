@@ -8,12 +8,12 @@ use prost::Message;
 use ratelease_engine::rng::mixed;
 use ratelease_rules::Options;
 use ratelease_server::current_rules::CurrentRules;
+use ratelease_xds::config::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use tokio::time::{advance, timeout};
 
 use super::super::pushed::pushed;
 use super::super::resource::Resources;
-use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy};
-use super::super::wire::{RateLimitUnit, RulesResource};
+use super::super::wire::{Any, RulesResource};
 use super::*;
 use crate::rule_source::watch::Watcher;
 

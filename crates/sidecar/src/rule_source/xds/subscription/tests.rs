@@ -1,9 +1,10 @@
 //! What the server is told, and which sources are in force.
 
 use prost::Message;
+use ratelease_xds::config::{RateLimitConfig, RateLimitDescriptor};
 
 use super::super::response::{read, read_within};
-use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, Struct};
+use super::super::wire::{Any, Struct};
 use super::*;
 
 const OF: ResourceType = ResourceType::RateLimitConfig;
