@@ -5,6 +5,7 @@ mod limit;
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -13,17 +14,15 @@ use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
-use crate::node::{self, Document};
-use crate::options::{Descriptor, File, LimitOptions, RateLimit};
+use crate::node::{self, Document, decode};
+use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
 use crate::reader::{Parsed, Reader};
 use crate::rule::{Attachment, Level, LevelMatch, Rule};
-use crate::rules::{DomainRules, Rules};
+use crate::rules::{Branch, DomainRules, Node, Rules, composite};
 use crate::small_map::{SmallMap, TextMap};
-use crate::source::{RuleLocations, Source};
 use crate::store::{DomainStores, StoreId, StoreNames};
-use crate::tree::{Branch, Node, composite};
+use crate::takes::metadata_bytes;
 use crate::wildcard::SEARCHED_MAX;
-use crate::{file, metadata, text};
 use limit::CompiledLimit;
 
 /// Options for compiling sources to rules.
@@ -215,7 +214,7 @@ impl<'f> Compiler<'f> {
             return; // the fault names the source that exceeded it
         }
         self.findings.begin(&source.name);
-        match text::decode(&source.text).and_then(|text| Document::parse(text, memory)) {
+        match decode(&source.text).and_then(|text| Document::parse(text, memory)) {
             Ok(document) => {
                 self.file(&mut Reader::new(&document, self.findings));
                 document.free(memory);
@@ -240,7 +239,7 @@ impl<'f> Compiler<'f> {
     }
 
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
-        let file = file::read(reader);
+        let file = read_file(reader);
         let name = file.domain.text();
         if self.findings.memory.take(DOMAIN_BYTES + 4 * name.len()).is_none() {
             return;
@@ -599,7 +598,7 @@ impl Compiler<'_> {
         let memory = &self.findings.memory;
         let replaced = limit.replaces.iter().map(|it| it.name.text().len());
         let replaces: usize = replaced.map(|len| size_of::<Box<str>>() + boxed(len)).sum();
-        let metadata = descriptor.metadata.value().map_or(0, metadata::bytes);
+        let metadata = descriptor.metadata.value().map_or(0, metadata_bytes);
         let name = boxed(limit.name.text().len());
         memory.take(ARC + size_of::<Rule>() + name + replaces + metadata)?;
         // The descriptor has both too, with places.
@@ -726,5 +725,63 @@ impl Compiler<'_> {
         );
         self.findings.fault(place, message);
         Parsed::Faulty
+    }
+}
+
+// The text of a rule file, before parsing.
+
+/// The text of one rule file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The name in faults, such as `shop.yaml`. Sources load in order of their names.
+    pub name: String,
+    /// The file's bytes. Loading is safe for any content.
+    pub text: Vec<u8>,
+}
+
+// The place of each rule in the rule files, for tools. The sidecar does not keep it.
+
+/// The place of each rule of a load, by its path.
+#[derive(Debug, Default)]
+pub struct RuleLocations {
+    /// Names of the sources that have rules, in the order in which they were read.
+    files: Vec<Box<str>>,
+    /// The index of the file in `files`, and the place in that file.
+    by_path: TextMap<(usize, Place)>,
+}
+
+/// The place where a rule's descriptor begins. Printed as `file:line:column`, as faults are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceLocation<'p> {
+    /// Name of the source.
+    pub file: &'p str,
+    /// The place in the source.
+    pub place: Place,
+}
+
+// === impl RuleLocations ===
+
+impl RuleLocations {
+    /// Returns where the rule of this path is written; `None` if there is no such rule.
+    pub fn of(&self, path: &str) -> Option<SourceLocation<'_>> {
+        let (file, place) = self.by_path.get(path)?;
+        Some(SourceLocation { file: self.files.get(*file)?, place: *place })
+    }
+
+    /// Records a rule of `file`. All rules of one file are recorded before those of the next.
+    pub(crate) fn note(&mut self, path: &str, file: &str, place: Place) {
+        if self.files.last().is_none_or(|last| **last != *file) {
+            self.files.push(file.into());
+        }
+        self.by_path.insert(path.into(), (self.files.len() - 1, place));
+    }
+}
+
+// === impl SourceLocation ===
+
+impl fmt::Display for SourceLocation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { line, column } = self.place;
+        write!(f, "{}:{line}:{column}", self.file)
     }
 }

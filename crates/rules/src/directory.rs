@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::source::Source;
-use crate::text::SOURCE_BYTES_MAX;
+use crate::compile::Source;
+use crate::node::SOURCE_BYTES_MAX;
 
 /// Maximum depth of nested directories.
 const DIRECTORY_DEPTH_MAX: usize = 16;

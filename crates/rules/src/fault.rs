@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use crate::display_safety::alters_display;
 use crate::memory::Memory;
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
@@ -305,6 +304,18 @@ pub fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
         .map(|candidate| (strsim::osa_distance(&name, candidate), *candidate))
         .min_by_key(|(distance, _)| *distance)?;
     (distance * 3 <= candidate.len().max(3)).then_some(candidate)
+}
+
+// Recognises characters that make a text look like a different one on a terminal or a page.
+
+/// Returns whether `character` is a control character, a line end of Unicode, changes the direction
+/// of text, or is invisible.
+pub fn alters_display(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]

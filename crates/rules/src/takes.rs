@@ -1,17 +1,17 @@
 //! What the options of rule files take: how a value of each kind is read and checked, how a wrong
 //! one is reported, and its JSON Schema.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number as JsonNumber, Value, json};
 
-use crate::duration::parse_duration;
 use crate::fault::{Place, excerpt};
 use crate::limit::{Algorithm, FailureMode, Unit};
-use crate::metadata;
+use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
 use crate::store::STORE_NAME_BYTES_MAX;
@@ -375,7 +375,7 @@ impl<'d> Takes<'d> for Metadata {
         _: &str,
         kept: &mut Parsed<Map<String, Value>>,
     ) {
-        metadata::read(reader, node, kept);
+        read_metadata(reader, node, kept);
     }
 
     fn schema(&self) -> Value {
@@ -494,5 +494,276 @@ impl<'d> Reader<'d, '_> {
             "yaml file contains list of type other than map: {shown}; expected '- {expected}'"
         );
         self.fault(item.place, message);
+    }
+}
+
+// Reads `metadata`: any map, as JSON that a protobuf Struct can hold.
+
+/// Maximum depth of nested maps and lists. Each level is about three protobuf messages deep, and
+/// protobuf readers, Envoy's included, stop at 100.
+const METADATA_DEPTH_MAX: usize = 24;
+/// Maximum size of one descriptor's metadata: its text, plus 32 bytes for each value. It is sent
+/// with every request that passes.
+const METADATA_BYTES_MAX: usize = 64 << 10;
+
+/// Reads `node` into the map that is already there, so that a descriptor's own map adds to one
+/// merged in by `<<`.
+fn read_metadata<'d>(
+    reader: &mut Reader<'d, '_>,
+    node: &'d Node<'d>,
+    metadata: &mut Parsed<Map<String, Value>>,
+) {
+    let mut bounds = Bounds { bytes: METADATA_BYTES_MAX, levels: METADATA_DEPTH_MAX };
+    match &node.kind {
+        Kind::Scalar(_, Meaning::Null) => *metadata = Parsed::Absent,
+        Kind::Map(pairs) => {
+            let entries = reader.entries(pairs);
+            let mut map = match std::mem::take(metadata) {
+                Parsed::As(_, map) => map,
+                _ => Map::new(),
+            };
+            *metadata = match bounds.fill(reader, entries, &mut map) {
+                Ok(()) => Parsed::As(node.place, map),
+                Err((place, why)) => {
+                    reader.fault(place, format!("error parsing metadata: {why}"));
+                    Parsed::Faulty
+                }
+            };
+        }
+        _ => {
+            reader.refuse_type(node, "'metadata'", "a map");
+            *metadata = Parsed::Faulty;
+        }
+    }
+}
+
+/// Bytes of a leaf of a map, which has room for 11 entries and mostly has 5 of them.
+const LEAF_BYTES: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 112;
+
+/// The memory that a map takes.
+pub(crate) fn metadata_bytes(map: &Map<String, Value>) -> usize {
+    let entries = map.iter().map(|(name, value)| boxed(name.len()) + bytes_below(value));
+    let leaves = if map.is_empty() { 0 } else { 1 + map.len() / 5 };
+    leaves * LEAF_BYTES + entries.sum::<usize>()
+}
+
+fn bytes_below(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => boxed(text.len()),
+        Value::Array(items) => {
+            boxed(items.capacity() * size_of::<Value>())
+                + items.iter().map(bytes_below).sum::<usize>()
+        }
+        Value::Object(map) => metadata_bytes(map),
+    }
+}
+
+/// The remaining room for one descriptor's metadata.
+struct Bounds {
+    bytes: usize,
+    levels: usize,
+}
+
+type Refusal = (Place, String);
+
+// === impl Bounds ===
+
+impl Bounds {
+    fn fill<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        entries: Vec<Entry<'d>>,
+        map: &mut Map<String, Value>,
+    ) -> Result<(), Refusal> {
+        let mut seen: HashMap<&str, Entry<'d>> = HashMap::new();
+        for entry in entries {
+            let Kind::Scalar(name, _) = &entry.key.kind else {
+                let why = format!("a key must be text, found {}", entry.key.describe());
+                return Err((entry.key.place, why));
+            };
+            self.spend(entry.key)?;
+            if let Some(earlier) = seen.insert(name, entry) {
+                reader.warn_of_duplicate(name, earlier, entry);
+            }
+            let value = self.value(reader, entry.value)?;
+            map.insert(name.to_string(), value);
+        }
+        Ok(())
+    }
+
+    fn value<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+    ) -> Result<Value, Refusal> {
+        self.spend(node)?;
+        Ok(match &node.kind {
+            Kind::Scalar(text, meaning) => {
+                json_scalar(text, *meaning).map_err(|why| (node.place, why))?
+            }
+            Kind::List(ids) => {
+                let items = reader.items(ids);
+                self.inside(node, |bounds| {
+                    items.into_iter().map(|item| bounds.value(reader, item)).collect()
+                })
+                .map(Value::Array)?
+            }
+            Kind::Map(pairs) => {
+                let entries = reader.entries(pairs);
+                let mut map = Map::new();
+                self.inside(node, |bounds| bounds.fill(reader, entries, &mut map))?;
+                Value::Object(map)
+            }
+            Kind::Alias(_) => Value::Null,
+        })
+    }
+
+    fn spend(&mut self, node: &Node<'_>) -> Result<(), Refusal> {
+        let left = self.bytes.checked_sub(node.cost());
+        let why = || format!("larger than {} KiB; shorten it", METADATA_BYTES_MAX >> 10);
+        self.bytes = left.ok_or_else(|| (node.place, why()))?;
+        Ok(())
+    }
+
+    fn inside<T>(
+        &mut self,
+        node: &Node<'_>,
+        read: impl FnOnce(&mut Self) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let why = || format!("nested deeper than {METADATA_DEPTH_MAX} levels");
+        self.levels = self.levels.checked_sub(1).ok_or_else(|| (node.place, why()))?;
+        let read = read(self);
+        self.levels += 1;
+        read
+    }
+}
+
+/// The value of a scalar; an error if JSON has no such number.
+pub(crate) fn json_scalar(text: &str, meaning: Meaning) -> Result<Value, String> {
+    Ok(match meaning {
+        Meaning::Null => Value::Null,
+        Meaning::Bool(value) => Value::Bool(value),
+        Meaning::Int(number) => Value::Number(number.into()),
+        Meaning::Big(number) => Value::Number(number.into()),
+        Meaning::Float(number) => JsonNumber::from_f64(number)
+            .map(Value::Number)
+            .ok_or_else(|| format!("{} is no number that JSON has", excerpt(text)))?,
+        Meaning::Text | Meaning::Merge => Value::String(text.to_owned()),
+    })
+}
+
+// Parses durations as people write them.
+
+/// Parses a duration as Go's `time.ParseDuration` does, except for negative ones: `20ms`, `1.5s`,
+/// `1h30m`, `0`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let (term, after) = duration_term(rest)?;
+        nanos = nanos.checked_add(term)?;
+        rest = after;
+    }
+    // Go holds a duration in an i64 of nanoseconds: 292 years.
+    let nanos = i64::try_from(nanos).ok()?;
+    Some(Duration::from_nanos(nanos.unsigned_abs()))
+}
+
+/// Parses one number with its unit. Returns nanoseconds and the rest of the text.
+fn duration_term(text: &str) -> Option<(u128, &str)> {
+    /// Digits of a fraction that are read. Further digits are below a nanosecond for every unit.
+    const FRACTION_DIGITS_MAX: usize = 18;
+    let (whole, rest) = split_digits(text);
+    let (fraction, rest) = match rest.strip_prefix('.') {
+        Some(rest) => split_digits(rest),
+        None => ("", rest),
+    };
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let unit_end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let (unit, rest) = rest.split_at(unit_end);
+    let unit: u128 = match unit {
+        "ns" => 1,
+        // U+00B5 micro sign, U+03BC Greek mu.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        _ => return None,
+    };
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let (mut digits, mut scale) = (0, 1);
+    for digit in fraction.bytes().take(FRACTION_DIGITS_MAX) {
+        digits = digits * 10 + u128::from(digit - b'0');
+        scale *= 10;
+    }
+    Some((u128::from(whole) * unit + digits * unit / scale, rest))
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let cases: [(&str, u64); 17] = [
+            ("0", 0),
+            ("+0", 0),
+            ("0s", 0),
+            ("20ms", 20_000_000),
+            ("10s", 10_000_000_000),
+            ("+5s", 5_000_000_000),
+            ("1h30m", 5_400_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5s", 500_000_000),
+            ("5.s", 5_000_000_000),
+            ("1m0.5s", 60_500_000_000),
+            ("3us", 3_000),
+            ("3\u{b5}s", 3_000),
+            ("3\u{3bc}s", 3_000),
+            ("0.9ns", 0),
+            ("0.333333333333333333333h", 1_199_999_999_999),
+            ("9223372036854775807ns", i64::MAX as u64),
+        ];
+        for (text, nanos) in cases {
+            assert_eq!(parse_duration(text), Some(Duration::from_nanos(nanos)), "{text}");
+        }
+        let wrong = [
+            "",
+            "5",
+            "s",
+            ".s",
+            "+",
+            "-",
+            "-5s",
+            "1x",
+            "1s ",
+            " 1s",
+            "1 s",
+            "1d",
+            "1s1",
+            "1.2.3s",
+            "1S",
+            "9223372036854775808ns",
+            "99999999999999999999s",
+            "2562048h",
+            "٣s",
+        ];
+        for text in wrong {
+            assert_eq!(parse_duration(text), None, "{text:?}");
+        }
     }
 }

@@ -36,7 +36,7 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::{Code, OVERRIDE};
 use ratelease_engine::{rng, stripe};
 use ratelease_rules::Rule;
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::Descriptor;
 

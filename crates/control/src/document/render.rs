@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use serde_json::{Map, Value};
 
 use super::{Document, Entry};
