@@ -328,7 +328,8 @@ impl<'f> Compiler<'f> {
         branch: &mut Branch,
         rule_path: &mut RulePath,
     ) {
-        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        let key = descriptor.key.text();
+        let value = descriptor.value.text();
         if branch.take_room(key, value, &self.findings.memory).is_none() {
             return;
         }
@@ -360,7 +361,8 @@ impl<'f> Compiler<'f> {
         descriptor: &Descriptor<'_>,
         path: &str,
     ) -> Option<&'b mut Node> {
-        let (key, value) = (&descriptor.key, &descriptor.value);
+        let key = &descriptor.key;
+        let value = &descriptor.value;
         if key.text().is_empty() {
             if !key.is_faulty() {
                 let place = key.place_or(descriptor.place);
@@ -391,7 +393,8 @@ impl<'f> Compiler<'f> {
     }
 
     fn level(&mut self, descriptor: &Descriptor<'_>, start: u32) -> Level {
-        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        let key = descriptor.key.text();
+        let value = descriptor.value.text();
         let has_pattern = key.contains('*') || value.contains('*');
         let is_shared = descriptor.share_threshold.is_true();
         if is_shared && !has_pattern && !descriptor.key.is_faulty() && !descriptor.value.is_faulty()
@@ -717,7 +720,8 @@ impl Compiler<'_> {
     }
 
     fn refuse_store(&mut self, place: Place, name: &str) -> Parsed<StoreId> {
-        let (shown, known) = (excerpt(name), self.options.stores.all());
+        let shown = excerpt(name);
+        let known = self.options.stores.all();
         let meant = self.findings.suggestion(name, &[&known]);
         let message = format!(
             "unknown store '{shown}'; expected one of {}, as in REDIS_STORES{meant}",

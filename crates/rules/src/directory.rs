@@ -102,7 +102,8 @@ pub fn read_directory(
     dotfiles: Dotfiles,
     endings: Endings,
 ) -> Result<Found, ReadError> {
-    let (files, left_out) = (Vec::new(), Vec::new());
+    let files = Vec::new();
+    let left_out = Vec::new();
     let mut walk = Walk { dir, dotfiles, endings, above: Vec::new(), entries: 0, files, left_out };
     walk.directory(dir, "")?;
     let Walk { mut files, mut left_out, .. } = walk;

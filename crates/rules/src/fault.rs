@@ -228,16 +228,19 @@ impl Findings {
         let exceeds_memory = self.memory.is_exceeded();
         if exceeds_memory {
             // It ended the load, so that it is reported however many faults there are.
-            let (file, message) = (self.file(), self.memory.refusal());
+            let file = self.file();
+            let message = self.memory.refusal();
             let Place { line, column } = Place::START;
             self.faults.borrow_mut().kept.push(Fault { file, line, column, message });
         }
-        let (faults, warnings) = (self.faults.into_inner(), self.warnings.into_inner());
+        let faults = self.faults.into_inner();
+        let warnings = self.warnings.into_inner();
         let warnings = warnings.in_order();
         match faults.kept.is_empty() {
             true => Ok(warnings),
             false => {
-                let (dropped, kept) = (faults.dropped, faults.in_order());
+                let dropped = faults.dropped;
+                let kept = faults.in_order();
                 Err(Faults { kept, dropped, warnings, exceeds_memory })
             }
         }
@@ -254,7 +257,8 @@ impl List {
             // refused.
             self.put_in_order();
             self.bytes = self.kept.iter().map(Fault::bytes).sum();
-            let (few, small) = (FINDINGS_KEPT_MAX / 2, FINDINGS_BYTES_MAX / 2);
+            let few = FINDINGS_KEPT_MAX / 2;
+            let small = FINDINGS_BYTES_MAX / 2;
             self.is_full = self.kept.len() > few || self.bytes > small;
         }
         if self.has_no_room() {

@@ -13,12 +13,11 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. `memory` counts
-//! what a load allocates. `options` is the table of everything that a rule file may say, and reads
-//! its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a `rule`;
-//! [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and `reader`
-//! read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`] describes
-//! them. [`yaml`] reads other YAML files with the same parser.
+//! `memory` counts what a load allocates. `options` is the table of everything that a rule file may
+//! say, and reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a
+//! `rule`; [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and
+//! `reader` read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`]
+//! describes them. [`yaml`] reads other YAML files with the same parser.
 
 #![forbid(unsafe_code)]
 

@@ -34,7 +34,8 @@ pub(crate) const ARC: usize = 16;
 
 impl Memory {
     pub(crate) fn new(max: usize) -> Self {
-        let (held, peak) = (Cell::new(0), Cell::new(0));
+        let held = Cell::new(0);
+        let peak = Cell::new(0);
         Self { max, held, peak, is_exceeded: Cell::new(false) }
     }
 

@@ -601,8 +601,11 @@ const fn classes() -> [u8; 256] {
 
 impl Survey {
     fn of(text: &str) -> Self {
-        let (mut all, mut before) = (PLAIN, 0);
-        let (mut words, mut marks, mut quotes) = (0, 0, 0);
+        let mut all = PLAIN;
+        let mut before = 0;
+        let mut words = 0;
+        let mut marks = 0;
+        let mut quotes = 0;
         for byte in text.bytes() {
             let class = CLASSES[usize::from(byte)];
             all &= class;

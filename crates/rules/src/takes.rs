@@ -16,20 +16,21 @@ use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
 use crate::store::STORE_NAME_BYTES_MAX;
 
+/// An option of a map with its value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Field<'d> {
+    pub(crate) name: &'static str,
+    pub(crate) node: &'d Node<'d>,
+}
+
 /// What an option takes.
 pub(crate) trait Takes<'d> {
     /// What a map keeps of it.
     type Kept;
 
-    /// Reads `node`, the value of the option called `name`, into what the map already keeps: of two
-    /// values the last one counts, and maps add to each other.
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Self::Kept,
-    );
+    /// Reads the value of a field into what the map already keeps: of two values the last one
+    /// counts, and maps add to each other.
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept);
 
     /// Returns the JSON Schema of the value.
     fn schema(&self) -> Value;
@@ -55,17 +56,15 @@ pub(crate) trait Named: Copy + 'static {
 /// `true` or `false`.
 pub(crate) struct Flag;
 
-/// Text, of which nothing more is checked here.
-pub(crate) struct Text {
-    /// Whether it may not be left out or empty.
-    pub(crate) is_required: bool,
+/// Text, of which the compiler checks what it means.
+pub(crate) enum Text {
+    Any,
+    /// It may not be left out or empty.
+    Required,
+    StoreName,
+    /// Beside `unlimited` a unit has no effect, whatever it is.
+    UnitName,
 }
-
-/// The name of a store.
-pub(crate) struct StoreName;
-
-/// The name of a unit. Only the compiler refuses others: beside `unlimited` they have no effect.
-pub(crate) struct UnitName;
 
 /// The name of a `T`, in any case.
 pub(crate) struct Word<T>(pub(crate) PhantomData<T>);
@@ -100,18 +99,12 @@ const DURATION: &str = r"^[+]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s
 impl<'d> Takes<'d> for Flag {
     type Kept = Parsed<bool>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<bool>,
-    ) {
-        *kept = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(_, Meaning::Bool(value)) => Parsed::As(node.place, value),
-            _ => reader.refuse(node, name, "true or false without quotes"),
-        };
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || "true or false without quotes".to_owned();
+        *kept = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Bool(value) => Some(value),
+            _ => None,
+        });
     }
 
     fn schema(&self) -> Value {
@@ -124,20 +117,19 @@ impl<'d> Takes<'d> for Flag {
 impl<'d> Takes<'d> for Text {
     type Kept = Parsed<&'d str>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        *kept = reader.text(field);
     }
 
     fn schema(&self) -> Value {
-        match self.is_required {
-            true => json!({"type": ["string", "integer", "boolean"], "minLength": 1}),
-            false => json!({"type": ["string", "integer", "boolean", "null"]}),
+        match self {
+            Self::Any => json!({"type": ["string", "integer", "boolean", "null"]}),
+            Self::Required => json!({"type": ["string", "integer", "boolean"], "minLength": 1}),
+            Self::StoreName => {
+                let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
+                json!({"type": ["string", "null"], "pattern": pattern})
+            }
+            Self::UnitName => nullable(unit_names()),
         }
     }
 
@@ -146,61 +138,10 @@ impl<'d> Takes<'d> for Text {
     }
 }
 
-// === impl StoreName ===
-
-impl<'d> Takes<'d> for StoreName {
-    type Kept = Parsed<&'d str>;
-
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
-    }
-
-    fn schema(&self) -> Value {
-        let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
-        json!({"type": ["string", "null"], "pattern": pattern})
-    }
-
-    fn is_text(&self) -> bool {
-        true
-    }
-}
-
-// === impl UnitName ===
-
-impl UnitName {
-    /// Returns the JSON Schema of the names, without null.
-    pub(crate) fn names() -> Value {
-        let units: Vec<_> = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase()).collect();
-        words(&units)
-    }
-}
-
-impl<'d> Takes<'d> for UnitName {
-    type Kept = Parsed<&'d str>;
-
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
-    }
-
-    fn schema(&self) -> Value {
-        nullable(UnitName::names())
-    }
-
-    fn is_text(&self) -> bool {
-        true
-    }
+/// Returns the JSON Schema of the names of units, without null.
+pub(crate) fn unit_names() -> Value {
+    let units: Vec<_> = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase()).collect();
+    words(&units)
 }
 
 // === impl Word ===
@@ -208,19 +149,15 @@ impl<'d> Takes<'d> for UnitName {
 impl<'d, T: Named> Takes<'d> for Word<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        *kept = reader.text(node, name).checked(|word| {
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        *kept = reader.text(field).checked(|word| {
             let named = |value: &&T| value.name().eq_ignore_ascii_case(word);
             T::ALL.iter().find(named).copied().ok_or_else(|| {
                 let names: Vec<_> = T::ALL.iter().map(|value| value.name()).collect();
-                let (shown, meant) = (excerpt(word), reader.findings.suggestion(word, &[&names]));
-                let (what, names) = (T::WHAT, names.join(", "));
+                let shown = excerpt(word);
+                let meant = reader.findings.suggestion(word, &[&names]);
+                let what = T::WHAT;
+                let names = names.join(", ");
                 format!("unknown {what} '{shown}'; expected one of {names}{meant}")
             })
         });
@@ -259,33 +196,22 @@ impl Named for FailureMode {
 impl<'d, T> Takes<'d> for Number<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        let number = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => {
-                *kept = Parsed::Absent;
-                return;
-            }
-            Kind::Scalar(_, Meaning::Int(number)) => u32::try_from(number).ok(),
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || {
+            let least = self.range.start();
+            let most = self.range.end();
+            format!("a whole number from {least} to {most} without quotes")
+        };
+        let number = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Int(number) => u32::try_from(number).ok(),
             _ => None,
-        };
-        *kept = match number {
-            Some(number) => Parsed::As(node.place, number).checked(self.check),
-            None => {
-                let (least, most) = (self.range.start(), self.range.end());
-                let expected = format!("a whole number from {least} to {most} without quotes");
-                reader.refuse(node, name, &expected)
-            }
-        };
+        });
+        *kept = number.checked(self.check);
     }
 
     fn schema(&self) -> Value {
-        let (least, most) = (self.range.start(), self.range.end());
+        let least = self.range.start();
+        let most = self.range.end();
         json!({"type": ["integer", "null"], "minimum": least, "maximum": most})
     }
 }
@@ -295,28 +221,10 @@ impl<'d, T> Takes<'d> for Number<T> {
 impl<'d, T> Takes<'d> for Span<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        let read = match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => {
-                *kept = Parsed::Absent;
-                return;
-            }
-            Kind::Scalar(text, _) => parse_duration(text),
-            _ => None,
-        };
-        *kept = match read {
-            Some(span) => Parsed::As(node.place, span).checked(self.check),
-            None => {
-                let expected = format!("a duration with its unit, such as {}", self.example);
-                reader.refuse(node, name, &expected)
-            }
-        };
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || format!("a duration with its unit, such as {}", self.example);
+        let span = reader.scalar(field, expected, |text, _| parse_duration(text));
+        *kept = span.checked(self.check);
     }
 
     fn schema(&self) -> Value {
@@ -333,21 +241,16 @@ impl<'d, T> Takes<'d> for Span<T> {
 impl<'d> Takes<'d> for Fraction {
     type Kept = Parsed<f32>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<f32>,
-    ) {
-        let number = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(_, Meaning::Float(number)) => Parsed::As(node.place, number),
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let name = field.name;
+        let expected = || "a number above 0 and at most 1, without quotes".to_owned();
+        let number = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Float(number) => Some(number),
             // Any whole number other than 1 is out of range, so lost precision does not matter.
             #[allow(clippy::cast_precision_loss, reason = "see above")]
-            Kind::Scalar(_, Meaning::Int(number)) => Parsed::As(node.place, number as f64),
-            _ => reader.refuse(node, name, "a number above 0 and at most 1, without quotes"),
-        };
+            Meaning::Int(number) => Some(number as f64),
+            _ => None,
+        });
         *kept = number.checked(|number| {
             #[allow(clippy::cast_possible_truncation, reason = "checked for 0; the rest rounds")]
             let rounded = number as f32;
@@ -368,14 +271,8 @@ impl<'d> Takes<'d> for Fraction {
 impl<'d> Takes<'d> for Metadata {
     type Kept = Parsed<Map<String, Value>>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Parsed<Map<String, Value>>,
-    ) {
-        read_metadata(reader, node, kept);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        read_metadata(reader, field.node, kept);
     }
 
     fn schema(&self) -> Value {
@@ -451,28 +348,38 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    pub(crate) fn text(&mut self, node: &'d Node<'d>, name: &str) -> Parsed<&'d str> {
-        match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(text, meaning)
-                if !matches!(meaning, Meaning::Float(_) | Meaning::Big(_)) =>
-            {
-                Parsed::As(node.place, text)
-            }
-            Kind::Scalar(text, _) => {
-                let shown = excerpt(text);
-                let message = format!(
-                    "error checking config: '{name}' is the number {shown}; put it in quotes"
-                );
-                self.fault(node.place, message);
-                Parsed::Faulty
-            }
-            _ => self.refuse(node, name, "text"),
+    pub(crate) fn text(&mut self, field: Field<'d>) -> Parsed<&'d str> {
+        let Field { name, node } = field;
+        if let Kind::Scalar(text, Meaning::Float(_) | Meaning::Big(_)) = &node.kind {
+            let shown = excerpt(text);
+            let message =
+                format!("error checking config: '{name}' is the number {shown}; put it in quotes");
+            self.fault(node.place, message);
+            return Parsed::Faulty;
+        }
+        self.scalar(field, || "text".to_owned(), |text, _| Some(text))
+    }
+
+    /// Reads a scalar, of which null is none. What `read` does not take is reported.
+    fn scalar<T>(
+        &mut self,
+        field: Field<'d>,
+        expected: impl Fn() -> String,
+        read: impl FnOnce(&'d str, Meaning) -> Option<T>,
+    ) -> Parsed<T> {
+        let read = match &field.node.kind {
+            Kind::Scalar(_, Meaning::Null) => return Parsed::Absent,
+            Kind::Scalar(text, meaning) => read(text, *meaning),
+            _ => None,
+        };
+        match read {
+            Some(value) => Parsed::As(field.node.place, value),
+            None => self.refuse(field, &expected()),
         }
     }
 
-    pub(crate) fn refuse<T>(&mut self, node: &Node<'_>, name: &str, expected: &str) -> Parsed<T> {
-        self.refuse_type(node, &format!("'{name}'"), expected);
+    pub(crate) fn refuse<T>(&mut self, field: Field<'_>, expected: &str) -> Parsed<T> {
+        self.refuse_type(field.node, &format!("'{}'", field.name), expected);
         Parsed::Faulty
     }
 
@@ -701,7 +608,8 @@ fn duration_term(text: &str) -> Option<(u128, &str)> {
         _ => return None,
     };
     let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let (mut digits, mut scale) = (0, 1);
+    let mut digits = 0;
+    let mut scale = 1;
     for digit in fraction.bytes().take(FRACTION_DIGITS_MAX) {
         digits = digits * 10 + u128::from(digit - b'0');
         scale *= 10;

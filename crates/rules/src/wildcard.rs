@@ -291,7 +291,9 @@ impl Pieces {
         memory.take(3 * (known_bytes + lists))?;
         let mut known: HashMap<&[u8], PatternID> = HashMap::new();
         let mut different: Vec<&[u8]> = Vec::new();
-        let (mut ids, mut starts, mut bytes) = (Vec::new(), vec![0], 0);
+        let mut ids = Vec::new();
+        let mut starts = vec![0];
+        let mut bytes = 0;
         for pattern in patterns {
             for piece in pattern.middle() {
                 let id = match known.get(&**piece) {
@@ -364,8 +366,11 @@ impl<'s> Search<'s> {
             else {
                 continue;
             };
-            let (from, to) = (pattern.prefix().len(), text.len() - pattern.suffix().len());
-            let (number, piece, end) = (*number, *piece, *end);
+            let from = pattern.prefix().len();
+            let to = text.len() - pattern.suffix().len();
+            let number = *number;
+            let piece = *piece;
+            let end = *end;
             search.runs.push(Run { number, piece, end, from, to, next: None });
             search.wait(search.runs.len() - 1);
             search.alive += 1;

@@ -33,7 +33,8 @@ pub fn check(
     check_weights(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
-    let (mut faults, mut warnings) = (Vec::new(), Vec::new());
+    let mut faults = Vec::new();
+    let mut warnings = Vec::new();
     for (document, rendered) in documents.iter().zip(&rendered) {
         let found = |fault: &Fault| {
             let line = rendered.line(fault.line);
@@ -73,7 +74,8 @@ fn too_large(document: &Document, needed: usize, memory: usize) -> Finding {
         mib(needed),
         mib(memory)
     );
-    let (domain, field) = (document.domain.clone(), "descriptors".to_owned());
+    let domain = document.domain.clone();
+    let field = "descriptors".to_owned();
     Finding { domain, rule: None, field, message }
 }
 
@@ -118,7 +120,8 @@ pub fn check_weights(documents: &[Document]) -> Result<(), Vec<Finding>> {
     let mut faults = Vec::new();
     for document in documents {
         let mut fault = |message: String| {
-            let (domain, field) = (document.domain.clone(), "descriptors".to_owned());
+            let domain = document.domain.clone();
+            let field = "descriptors".to_owned();
             faults.push(Finding { domain, rule: None, field, message });
         };
         let (descriptors, path_bytes) = weight(document);
@@ -157,7 +160,8 @@ pub fn check_together(texts: Vec<(String, String)>) -> Result<usize, (String, St
 
 /// The number of descriptors, and the bytes of the paths of all rules.
 fn weight(document: &Document) -> (usize, usize) {
-    let (mut descriptors, mut path_bytes) = (0, 0);
+    let mut descriptors = 0;
+    let mut path_bytes = 0;
     let mut before: &[Entry] = &[];
     for record in &document.records {
         let shared = before.iter().zip(&record.entries).take_while(|(a, b)| a == b).count();

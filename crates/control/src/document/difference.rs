@@ -44,10 +44,13 @@ pub fn difference(before: &Document, after: &Document) -> Difference {
     for (at, record) in before.records.iter().enumerate() {
         former.insert(&record.entries, (at, &record.settings));
     }
-    let (mut rules, mut order) = (Vec::new(), Vec::new());
+    let mut rules = Vec::new();
+    let mut order = Vec::new();
     let mut note = |entries: &[Entry], before: Option<&Map<_, _>>, after: Option<&Map<_, _>>| {
-        let (before, after) = (before.cloned(), after.cloned());
-        let (id, entries) = (RuleId::of(domain, entries), entries.to_vec());
+        let before = before.cloned();
+        let after = after.cloned();
+        let id = RuleId::of(domain, entries);
+        let entries = entries.to_vec();
         rules.push(RuleChange { id, entries, before, after });
     };
     for record in &after.records {

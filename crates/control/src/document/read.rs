@@ -57,7 +57,9 @@ fn read_one(source: &Source) -> Result<Document, ReadFaults> {
 /// Adds the records of a list of descriptors below `path`. The parser bounds the depth.
 fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
     for item in list.items() {
-        let (mut key, mut value, mut below) = ("", "", None);
+        let mut key = "";
+        let mut value = "";
+        let mut below = None;
         let mut settings = Map::new();
         for (name, field) in item.fields() {
             match name {

@@ -165,7 +165,8 @@ fn descriptor(entries: Entries<'_>) -> Descriptor<'_> {
 /// Says that there is no such name, which there are, and which is the nearest.
 fn unknown(name: &str, what: &str, known: &[&str]) -> String {
     let near = nearest(name, known).map(|it| format!("; did you mean '{it}'?"));
-    let (name, near) = (excerpt(name), near.unwrap_or_default());
+    let name = excerpt(name);
+    let near = near.unwrap_or_default();
     format!("'{name}' is no {what}; expected one of {}{near}", known.join(", "))
 }
 

@@ -225,7 +225,8 @@ impl Client {
 
     /// Reports hits on this channel until the result is dropped, if the server asks for them.
     fn report(&self, channel: Channel) -> Option<Reporting> {
-        let (settings, node) = (Arc::clone(&self.settings), node(&self.settings));
+        let settings = Arc::clone(&self.settings);
+        let node = node(&self.settings);
         let reporter = Arc::clone(self.loads.as_ref()?);
         let task = tokio::spawn(report(channel, settings, node, reporter));
         Some(Reporting(task.abort_handle()))

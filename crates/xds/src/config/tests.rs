@@ -141,14 +141,6 @@ fn a_resource_is_the_same_after_the_way_through_its_text() {
     assert_eq!(config_of_file(&text), Ok(config), "{text}");
 }
 
-/// With a search among the descriptors of a level, this takes many minutes.
-#[test]
-fn a_domain_with_as_many_rules_as_there_may_be_is_translated() {
-    let keys = (0..500_000).map(|at| format!("- key: key-{at}\n")).collect::<String>();
-    let text = format!("domain: d\ndescriptors:\n{keys}");
-    assert_eq!(config_of(&source(&text)).unwrap().descriptors.len(), 500_000);
-}
-
 #[test]
 fn what_the_type_cannot_say_is_named() {
     let with = |limit: &str| {

@@ -198,8 +198,11 @@ pub(super) fn read_within(
     known: &Resources,
     memory: usize,
 ) -> Result<Received, Refused> {
-    let (mut resources, mut faults, mut more) = (Resources::new(), Vec::new(), 0);
-    let (mut bytes, mut is_for_now) = (0, true);
+    let mut resources = Resources::new();
+    let mut faults = Vec::new();
+    let mut more = 0;
+    let mut bytes = 0;
+    let mut is_for_now = true;
     for (at, resource) in response.resources.iter().enumerate() {
         let fault = match of.read(resource, known, memory.saturating_sub(bytes)) {
             Err(unread) => {

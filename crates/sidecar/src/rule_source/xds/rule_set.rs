@@ -113,8 +113,10 @@ impl RuleSet {
         let version = excerpt(&response.version_info);
         let subscription = self.subscriptions.get_mut(at)?;
         subscription.note_response(&response);
-        let (of, is_first) = (subscription.of, !subscription.has_set);
-        let (refused, response) = (subscription.refused(), Arc::new(response));
+        let of = subscription.of;
+        let is_first = !subscription.has_set;
+        let refused = subscription.refused();
+        let response = Arc::new(response);
         if refused.is_some() && refused == digest_of(&response).await {
             subscription.keep_again(&response);
             let requests = vec![subscription.refusal()];
@@ -147,8 +149,10 @@ impl RuleSet {
         response: &Arc<DiscoveryResponse>,
     ) -> Option<Vec<DiscoveryRequest>> {
         let subscription = self.subscriptions.get_mut(at)?;
-        let (of, known) = (subscription.of, Arc::clone(&subscription.accepted));
-        let (to_read, memory) = (Arc::clone(response), self.memory.clone());
+        let of = subscription.of;
+        let known = Arc::clone(&subscription.accepted);
+        let to_read = Arc::clone(response);
+        let memory = self.memory.clone();
         let read = unless_it_panics(move || read(of, &to_read, &known, memory.bytes()));
         let read = read.await.unwrap_or_else(|fault| Err(Refused::finally(fault)));
         subscription.keep(read, response);
@@ -333,7 +337,8 @@ impl RuleSet {
     /// Tries the newest set of a type again, which was refused for lack of memory.
     async fn retry(&mut self, at: usize) -> Vec<DiscoveryRequest> {
         let Some(subscription) = self.subscriptions.get(at) else { return Vec::new() };
-        let (refused, unread) = (subscription.refused(), subscription.unread().cloned());
+        let refused = subscription.refused();
+        let unread = subscription.unread().cloned();
         let accepted = match unread {
             Some(response) => self.read_and_settle(at, &response).await,
             None => self.settle(at).await,
@@ -579,7 +584,8 @@ impl Subscription {
         if let Some(more) = faults.len().checked_sub(FAULTS_TOLD_MAX).filter(|more| *more > 0) {
             message.push(format!("and {more} more"));
         }
-        let (code, message) = (INVALID_ARGUMENT, message.join("\n"));
+        let code = INVALID_ARGUMENT;
+        let message = message.join("\n");
         let error = Status { code, message, details: Vec::new() };
         DiscoveryRequest { error_detail: Some(error), ..self.request() }
     }
