@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use ratelease_rules::{self as rules, Keeps, MemoryUse, Options, RulesCache, Source};
+use ratelease_rules::{self as rules, MemoryUse, Options, Source};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -30,16 +30,15 @@ const BESIDES: usize = 8 << 10;
 /// One test at a time: the allocator counts for all threads.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What the allocator had at most, and what is left, during a load of these sources one by one.
+/// What a load of these sources counted, and what the allocator had at most and has afterwards.
 /// `None` if they have a fault.
 fn measured(sources: &[Arc<Source>]) -> Option<(MemoryUse, MemoryUse)> {
     let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
-    let mut cache = RulesCache::new(Options::default(), Keeps::Texts);
-    let loaded = cache.load(sources).map(|(loaded, _)| loaded);
+    let loaded = rules::load(sources, Options::default());
     let heap = dhat::HeapStats::get();
     let had = MemoryUse { peak: heap.max_bytes, held: heap.curr_bytes };
     let counted = loaded.as_ref().map(|it| it.memory).ok();
-    drop((profiler, cache));
+    drop(profiler);
     counted.map(|counted| (counted, had))
 }
 
@@ -251,14 +250,14 @@ fn a_load_of_random_rules_counts_at_least_what_the_allocator_has() {
             prop_assert!(counted.held + BESIDES >= had.held, "{counted:?} is less than {had:?}");
             // Within a smaller budget it is refused, and takes no more.
             let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
-            let mut cache = RulesCache::new(Options::default(), Keeps::Texts);
             let less = counted.peak / 2;
-            let refused = cache.load_within(&sources, less).unwrap_err();
+            let refused = rules::load_within(&sources, Options::default(), less).unwrap_err();
             let heap = dhat::HeapStats::get();
             drop(profiler);
             prop_assert!(refused.to_string().contains("of memory"), "{refused}");
             prop_assert!(heap.max_bytes <= less + SPARE, "{} of {less}", heap.max_bytes);
-            prop_assert!(cache.load_within(&sources, counted.peak).is_ok());
+            let enough = rules::load_within(&sources, Options::default(), counted.peak);
+            prop_assert!(enough.is_ok());
         }
         Ok(())
     });
@@ -324,7 +323,7 @@ fn a_resource_takes_no_more_memory_than_is_in_proportion_to_its_bytes() {
     };
     let check = |bytes: &[u8]| {
         let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
-        let is_decoded = ratelease_sidecar::rule_source::xds::fuzzing::is_decoded(bytes);
+        let is_decoded = ratelease_xds::config::decode(bytes, usize::MAX).is_ok();
         let peak = dhat::HeapStats::get().max_bytes;
         drop(profiler);
         let max = 32 * bytes.len() + (1 << 20) + BESIDES;

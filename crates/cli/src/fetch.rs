@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ratelease_engine::secret::Secret;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 
 use crate::out::CliError;
 use crate::settings::HostPort;

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use unicode_width::UnicodeWidthChar;
 
 /// Displays a text with characters that steer a terminal escaped. Line ends are kept, because

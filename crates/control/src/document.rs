@@ -14,22 +14,18 @@ mod check;
 mod difference;
 mod read;
 mod render;
-mod shadow;
 #[cfg(test)]
 mod tests;
-mod weight;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 pub use address::{Entry, EntryFault, RuleId, check_entries};
-pub use check::{Finding, check};
-pub use difference::{Difference, RuleChange, difference};
+pub use check::{Finding, check, check_together, check_weights, memory_for_rules, mib};
+pub use difference::{Difference, RuleChange, difference, shadow};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
-pub use shadow::shadow;
-pub use weight::{check_together, check_weights, memory_for_rules, mib};
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.
 pub const SETTINGS_BYTES_MAX: usize = 64 << 10;

@@ -3,7 +3,7 @@
 //! ```text
 //! database ─▶ follow ─▶ PublishedSet ─▶ server: a task for each stream ─▶ pods
 //!                          │                │ accepted, refused
-//!                          └ translate      ├▶ streams ─▶ database: what pods run
+//!                          │                ├▶ streams ─▶ database: what pods run
 //!                          └ rollout        └▶ load_reports ─▶ rollback ─▶ database
 //! ```
 //! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
@@ -19,7 +19,6 @@ mod selection;
 mod server;
 mod service;
 mod streams;
-mod translate;
 
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ use ratelease_cli::settings::{Role, RulesDirFlags};
 use ratelease_cli::source;
 use ratelease_cli::target::Target;
 use ratelease_engine::time::Clock;
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::yaml::Yaml;
 use ratelease_rules::{Rules, Source};

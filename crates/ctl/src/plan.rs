@@ -11,7 +11,7 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_engine::lease::size::UNSPENT_ALLOWANCE;
 use ratelease_engine::limiter::Options;
 use ratelease_engine::store::PODS_MAX;
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 use ratelease_rules::{LeaseTerms, Unit, WINDOW_SECONDS_MAX};
 use serde_json::{Value, json};
 

@@ -20,7 +20,7 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Painter
 use ratelease_cli::safe::Safe;
 use ratelease_cli::target::Target;
 use ratelease_engine::time::Clock;
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};
 use serde::Serialize;

@@ -1,13 +1,11 @@
 //! Compiles parsed files to `Rules`. A load succeeds as a whole or reports every fault of every
 //! file.
 
-mod cache;
-mod layout;
 mod limit;
-mod patch;
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
@@ -16,18 +14,15 @@ use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
-use crate::node::{self, Document};
-use crate::options::{Descriptor, File, LimitOptions, RateLimit};
+use crate::node::{self, Document, decode};
+use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
 use crate::reader::{Parsed, Reader};
 use crate::rule::{Attachment, Level, LevelMatch, Rule};
-use crate::rules::{DomainRules, RuleList, Rules};
-use crate::small_map::TextMap;
-use crate::source::{RuleLocations, Source};
+use crate::rules::{Branch, DomainRules, Node, Rules, composite};
+use crate::small_map::{SmallMap, TextMap};
 use crate::store::{DomainStores, StoreId, StoreNames};
-use crate::tree::{Branch, Node, composite};
+use crate::takes::metadata_bytes;
 use crate::wildcard::SEARCHED_MAX;
-use crate::{file, metadata, text};
-pub use cache::{Compilation, Keeps, RulesCache};
 use limit::CompiledLimit;
 
 /// Options for compiling sources to rules.
@@ -67,7 +62,7 @@ const PATH_BYTES_MAX: usize = 256 << 20;
 ///
 /// # Errors
 /// Every fault of every source, with its place.
-pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
+pub fn load<S: Borrow<Source>>(sources: &[S], options: Options) -> Result<Loaded, Faults> {
     load_within(sources, options, usize::MAX)
 }
 
@@ -75,41 +70,42 @@ pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
 ///
 /// # Errors
 /// As [`load`]; of rules that need more memory, the faults up to there.
-pub fn load_within(sources: &[Source], options: Options, memory: usize) -> Result<Loaded, Faults> {
-    compile(&in_order(sources), options, None, memory).map(|(loaded, _)| loaded)
+pub fn load_within<S: Borrow<Source>>(
+    sources: &[S],
+    options: Options,
+    memory: usize,
+) -> Result<Loaded, Faults> {
+    Ok(compile(sources, options, None, memory)?.0)
 }
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
 /// it.
+///
+/// # Errors
+/// As [`load`].
 pub fn load_with_locations(
     sources: &[Source],
     options: Options,
 ) -> Result<(Loaded, RuleLocations), Faults> {
-    let (loaded, places) =
-        compile(&in_order(sources), options, Some(RuleLocations::default()), usize::MAX)?;
-    Ok((loaded, places.unwrap_or_default()))
+    compile(sources, options, Some(RuleLocations::default()), usize::MAX)
 }
 
-fn in_order(sources: &[Source]) -> Vec<&Source> {
-    let mut sorted: Vec<&Source> = sources.iter().collect();
-    sorted.sort_by(|a, b| a.name.cmp(&b.name));
-    sorted
-}
-
-/// Compiles sources, which are in order of their names.
-fn compile(
-    sorted: &[&Source],
+fn compile<S: Borrow<Source>>(
+    sources: &[S],
     options: Options,
     places: Option<RuleLocations>,
     memory: usize,
-) -> Result<(Loaded, Option<RuleLocations>), Faults> {
+) -> Result<(Loaded, RuleLocations), Faults> {
+    let mut sources: Vec<&Source> = sources.iter().map(Borrow::borrow).collect();
+    sources.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::within(memory);
-    let version = version(sorted, &options);
+    let version = version(&sources, &options);
+    let stores = options.stores.clone();
     let mut compiler = Compiler::new(options, &findings, places);
-    for source in sorted {
+    for source in sources {
         compiler.source(source);
     }
-    let (stores, places) = (compiler.options.stores.clone(), compiler.places.take());
+    let places = compiler.places.take().unwrap_or_default();
     let domains = compiler.finish();
     let memory = findings.memory.used();
     let warnings = findings.finish()?;
@@ -174,10 +170,11 @@ struct Domain {
 // === impl Domain ===
 
 impl Domain {
-    fn finish(self, name: Box<str>, memory: &Memory) -> DomainRules {
-        let Self { branch, rules, store, .. } = self;
-        let (branch, rules) = (branch.finish(memory), RuleList::new(rules, memory));
-        DomainRules { name, branch, rules, store }
+    fn finish(self, memory: &Memory) -> DomainRules {
+        let Self { branch, mut rules, store, .. } = self;
+        rules.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+        memory.shrink(&mut rules);
+        DomainRules { branch: branch.finish(memory), rules, store }
     }
 }
 
@@ -217,7 +214,7 @@ impl<'f> Compiler<'f> {
             return; // the fault names the source that exceeded it
         }
         self.findings.begin(&source.name);
-        match text::decode(&source.text).and_then(|text| Document::parse(text, memory)) {
+        match decode(&source.text).and_then(|text| Document::parse(text, memory)) {
             Ok(document) => {
                 self.file(&mut Reader::new(&document, self.findings));
                 document.free(memory);
@@ -229,20 +226,20 @@ impl<'f> Compiler<'f> {
         }
     }
 
-    /// The domains, unless there is a fault.
-    fn finish(self) -> Vec<Arc<DomainRules>> {
+    /// The domains by their names, unless there is a fault.
+    fn finish(self) -> SmallMap<DomainRules> {
         let memory = &self.findings.memory;
         memory.give_back(self.paths.bytes());
         drop(self.paths);
         if self.findings.has_faults() {
-            return Vec::new();
+            return SmallMap::default();
         }
         let domains = self.domains.into_iter();
-        domains.map(|(name, domain)| Arc::new(domain.finish(name, memory))).collect()
+        domains.map(|(name, domain)| (name, domain.finish(memory))).collect()
     }
 
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
-        let file = file::read(reader);
+        let file = read_file(reader);
         let name = file.domain.text();
         if self.findings.memory.take(DOMAIN_BYTES + 4 * name.len()).is_none() {
             return;
@@ -331,7 +328,8 @@ impl<'f> Compiler<'f> {
         branch: &mut Branch,
         rule_path: &mut RulePath,
     ) {
-        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        let key = descriptor.key.text();
+        let value = descriptor.value.text();
         if branch.take_room(key, value, &self.findings.memory).is_none() {
             return;
         }
@@ -349,7 +347,7 @@ impl<'f> Compiler<'f> {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, rule_path);
             node.children =
-                (!children.is_empty()).then(|| Arc::new(children.finish(&self.findings.memory)));
+                (!children.is_empty()).then(|| Box::new(children.finish(&self.findings.memory)));
         }
         rule_path.levels.pop();
         rule_path.path.truncate(up);
@@ -363,7 +361,8 @@ impl<'f> Compiler<'f> {
         descriptor: &Descriptor<'_>,
         path: &str,
     ) -> Option<&'b mut Node> {
-        let (key, value) = (&descriptor.key, &descriptor.value);
+        let key = &descriptor.key;
+        let value = &descriptor.value;
         if key.text().is_empty() {
             if !key.is_faulty() {
                 let place = key.place_or(descriptor.place);
@@ -394,7 +393,8 @@ impl<'f> Compiler<'f> {
     }
 
     fn level(&mut self, descriptor: &Descriptor<'_>, start: u32) -> Level {
-        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        let key = descriptor.key.text();
+        let value = descriptor.value.text();
         let has_pattern = key.contains('*') || value.contains('*');
         let is_shared = descriptor.share_threshold.is_true();
         if is_shared && !has_pattern && !descriptor.key.is_faulty() && !descriptor.value.is_faulty()
@@ -517,11 +517,6 @@ impl Paths {
         table_bytes(self.taken.capacity(), size_of::<ByPath>())
     }
 
-    /// Whether several rules wanted one path.
-    fn has_repeats(&self) -> bool {
-        !self.wanted.is_empty()
-    }
-
     /// Marks the path of `rule` as taken.
     fn take(&mut self, rule: Arc<Rule>) {
         self.taken.insert(ByPath(rule));
@@ -606,7 +601,7 @@ impl Compiler<'_> {
         let memory = &self.findings.memory;
         let replaced = limit.replaces.iter().map(|it| it.name.text().len());
         let replaces: usize = replaced.map(|len| size_of::<Box<str>>() + boxed(len)).sum();
-        let metadata = descriptor.metadata.value().map_or(0, metadata::bytes);
+        let metadata = descriptor.metadata.value().map_or(0, metadata_bytes);
         let name = boxed(limit.name.text().len());
         memory.take(ARC + size_of::<Rule>() + name + replaces + metadata)?;
         // The descriptor has both too, with places.
@@ -725,7 +720,8 @@ impl Compiler<'_> {
     }
 
     fn refuse_store(&mut self, place: Place, name: &str) -> Parsed<StoreId> {
-        let (shown, known) = (excerpt(name), self.options.stores.all());
+        let shown = excerpt(name);
+        let known = self.options.stores.all();
         let meant = self.findings.suggestion(name, &[&known]);
         let message = format!(
             "unknown store '{shown}'; expected one of {}, as in REDIS_STORES{meant}",
@@ -733,5 +729,63 @@ impl Compiler<'_> {
         );
         self.findings.fault(place, message);
         Parsed::Faulty
+    }
+}
+
+// The text of a rule file, before parsing.
+
+/// The text of one rule file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// The name in faults, such as `shop.yaml`. Sources load in order of their names.
+    pub name: String,
+    /// The file's bytes. Loading is safe for any content.
+    pub text: Vec<u8>,
+}
+
+// The place of each rule in the rule files, for tools. The sidecar does not keep it.
+
+/// The place of each rule of a load, by its path.
+#[derive(Debug, Default)]
+pub struct RuleLocations {
+    /// Names of the sources that have rules, in the order in which they were read.
+    files: Vec<Box<str>>,
+    /// The index of the file in `files`, and the place in that file.
+    by_path: TextMap<(usize, Place)>,
+}
+
+/// The place where a rule's descriptor begins. Printed as `file:line:column`, as faults are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceLocation<'p> {
+    /// Name of the source.
+    pub file: &'p str,
+    /// The place in the source.
+    pub place: Place,
+}
+
+// === impl RuleLocations ===
+
+impl RuleLocations {
+    /// Returns where the rule of this path is written; `None` if there is no such rule.
+    pub fn of(&self, path: &str) -> Option<SourceLocation<'_>> {
+        let (file, place) = self.by_path.get(path)?;
+        Some(SourceLocation { file: self.files.get(*file)?, place: *place })
+    }
+
+    /// Records a rule of `file`. All rules of one file are recorded before those of the next.
+    pub(crate) fn note(&mut self, path: &str, file: &str, place: Place) {
+        if self.files.last().is_none_or(|last| **last != *file) {
+            self.files.push(file.into());
+        }
+        self.by_path.insert(path.into(), (self.files.len() - 1, place));
+    }
+}
+
+// === impl SourceLocation ===
+
+impl fmt::Display for SourceLocation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { line, column } = self.place;
+        write!(f, "{}:{line}:{column}", self.file)
     }
 }

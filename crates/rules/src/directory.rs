@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::source::Source;
-use crate::text::SOURCE_BYTES_MAX;
+use crate::compile::Source;
+use crate::node::SOURCE_BYTES_MAX;
 
 /// Maximum depth of nested directories.
 const DIRECTORY_DEPTH_MAX: usize = 16;
@@ -102,7 +102,8 @@ pub fn read_directory(
     dotfiles: Dotfiles,
     endings: Endings,
 ) -> Result<Found, ReadError> {
-    let (files, left_out) = (Vec::new(), Vec::new());
+    let files = Vec::new();
+    let left_out = Vec::new();
     let mut walk = Walk { dir, dotfiles, endings, above: Vec::new(), entries: 0, files, left_out };
     walk.directory(dir, "")?;
     let Walk { mut files, mut left_out, .. } = walk;

@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use crate::display_safety::alters_display;
 use crate::memory::Memory;
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
@@ -65,7 +64,7 @@ struct List {
 const FAULTS_PRINTED_MAX: usize = 100;
 /// Maximum number of faults, and of warnings, that are kept: a broken generator can produce
 /// millions.
-pub(crate) const FINDINGS_KEPT_MAX: usize = 10_000;
+const FINDINGS_KEPT_MAX: usize = 10_000;
 /// Maximum bytes of the faults, and of the warnings, that are kept. They are copied to be shown.
 const FINDINGS_BYTES_MAX: usize = 2 << 20;
 /// Maximum number of names for which a suggestion is searched. A search costs as much as reading a
@@ -223,27 +222,25 @@ impl Findings {
         self.memory.is_exceeded() || !self.faults.borrow().kept.is_empty()
     }
 
-    /// Whether there are neither faults nor warnings.
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.has_faults() && self.warnings.borrow().kept.is_empty()
-    }
-
     /// Returns the faults as an error if there are any, else the warnings; both in order of file
     /// and place.
     pub(crate) fn finish(self) -> Result<Vec<Fault>, Faults> {
         let exceeds_memory = self.memory.is_exceeded();
         if exceeds_memory {
             // It ended the load, so that it is reported however many faults there are.
-            let (file, message) = (self.file(), self.memory.refusal());
+            let file = self.file();
+            let message = self.memory.refusal();
             let Place { line, column } = Place::START;
             self.faults.borrow_mut().kept.push(Fault { file, line, column, message });
         }
-        let (faults, warnings) = (self.faults.into_inner(), self.warnings.into_inner());
+        let faults = self.faults.into_inner();
+        let warnings = self.warnings.into_inner();
         let warnings = warnings.in_order();
         match faults.kept.is_empty() {
             true => Ok(warnings),
             false => {
-                let (dropped, kept) = (faults.dropped, faults.in_order());
+                let dropped = faults.dropped;
+                let kept = faults.in_order();
                 Err(Faults { kept, dropped, warnings, exceeds_memory })
             }
         }
@@ -260,7 +257,8 @@ impl List {
             // refused.
             self.put_in_order();
             self.bytes = self.kept.iter().map(Fault::bytes).sum();
-            let (few, small) = (FINDINGS_KEPT_MAX / 2, FINDINGS_BYTES_MAX / 2);
+            let few = FINDINGS_KEPT_MAX / 2;
+            let small = FINDINGS_BYTES_MAX / 2;
             self.is_full = self.kept.len() > few || self.bytes > small;
         }
         if self.has_no_room() {
@@ -310,6 +308,18 @@ pub fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
         .map(|candidate| (strsim::osa_distance(&name, candidate), *candidate))
         .min_by_key(|(distance, _)| *distance)?;
     (distance * 3 <= candidate.len().max(3)).then_some(candidate)
+}
+
+// Recognises characters that make a text look like a different one on a terminal or a page.
+
+/// Returns whether `character` is a control character, a line end of Unicode, changes the direction
+/// of text, or is invisible.
+pub fn alters_display(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]

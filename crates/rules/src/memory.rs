@@ -34,7 +34,8 @@ pub(crate) const ARC: usize = 16;
 
 impl Memory {
     pub(crate) fn new(max: usize) -> Self {
-        let (held, peak) = (Cell::new(0), Cell::new(0));
+        let held = Cell::new(0);
+        let peak = Cell::new(0);
         Self { max, held, peak, is_exceeded: Cell::new(false) }
     }
 
@@ -83,6 +84,13 @@ impl Memory {
         self.take(usize::max(2 * old, 4 * size_of::<T>()))?;
         self.give_back(old);
         Some(())
+    }
+
+    /// Releases the unused capacity of a vector whose growth was taken.
+    pub(crate) fn shrink<T>(&self, list: &mut Vec<T>) {
+        let before = list.capacity();
+        list.shrink_to_fit();
+        self.give_back((before - list.capacity()) * size_of::<T>());
     }
 
     /// Takes the growth of a table of this length and capacity, whose entries have `entry` bytes,

@@ -16,11 +16,9 @@ use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
     Algorithm, FailureMode, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX, UNIT_MULTIPLIER_MAX,
 };
-use crate::node::Node;
-use crate::reader::{Parsed, Reader};
-use crate::takes::{
-    Flag, Fraction, Metadata, Number, Span, StoreName, Takes, Text, UnitName, Word,
-};
+use crate::node::{Kind, Meaning, Node};
+use crate::reader::{Entry, Parsed, Reader};
+use crate::takes::{Field, Flag, Fraction, Metadata, Number, Span, Takes, Text, Word};
 
 /// An option of rule files.
 #[derive(Debug)]
@@ -87,8 +85,8 @@ pub(crate) trait MapOptions<'d> {
     /// The options, besides flags.
     const ROWS: &'static [OptionRow];
 
-    /// Reads the option called `name`, if the map has it.
-    fn read(&mut self, name: &str, reader: &mut Reader<'d, '_>, node: &'d Node<'d>);
+    /// Reads a field, if the map has its option.
+    fn read(&mut self, reader: &mut Reader<'d, '_>, field: Field<'d>);
 
     /// Returns the options with the place of each that is given.
     fn places(&self) -> impl Iterator<Item = (&'static OptionRow, Option<Place>)>;
@@ -171,10 +169,10 @@ macro_rules! options {
                 },
             )+];
 
-            fn read(&mut self, name: &str, reader: &mut Reader<'d, '_>, node: &'d Node<'d>) {
-                match name {
-                    $( _ if name == stringify!($option) => {
-                        $takes.read(reader, node, name, &mut self.$option);
+            fn read(&mut self, reader: &mut Reader<'d, '_>, field: Field<'d>) {
+                match field.name {
+                    $( name if name == stringify!($option) => {
+                        $takes.read(reader, field, &mut self.$option);
                     } )+
                     _ => {}
                 }
@@ -236,16 +234,11 @@ macro_rules! flags {
         }
 
         impl FlagOptions {
-            /// Reads the flag called `name`, if there is one.
-            pub(crate) fn read<'d>(
-                &mut self,
-                name: &str,
-                reader: &mut Reader<'d, '_>,
-                node: &'d Node<'d>,
-            ) {
-                match name {
-                    $( _ if name == stringify!($flag) => {
-                        Flag.read(reader, node, name, &mut self.$flag)
+            /// Reads a field, if it is a flag.
+            pub(crate) fn read<'d>(&mut self, reader: &mut Reader<'d, '_>, field: Field<'d>) {
+                match field.name {
+                    $( name if name == stringify!($flag) => {
+                        Flag.read(reader, field, &mut self.$flag);
                     } )+
                     _ => {}
                 }
@@ -277,13 +270,13 @@ options! {
         place: Place,
         --
         /// Domain of the requests, as the rate limit filter of Envoy names it.
-        Reference domain: Parsed<&'d str> = Text { is_required: true };
+        Reference domain: Parsed<&'d str> = Text::Required;
         /// Nodes of the next level; a request's next entry selects one.
         Reference descriptors: Option<&'d Node<'d>> = DescriptorList;
         /// Options of every rate_limit of this file that has none of its own.
         Ratelease defaults: LimitOptions = DefaultsMap;
         /// Name of the store that counts the limit, of those in REDIS_STORES.
-        Ratelease store: Parsed<&'d str> = StoreName;
+        Ratelease store: Parsed<&'d str> = Text::StoreName;
     }
 }
 
@@ -294,10 +287,10 @@ options! {
         flags: FlagOptions,
         --
         /// Key of the entry.
-        Reference key: Parsed<&'d str> = Text { is_required: true };
+        Reference key: Parsed<&'d str> = Text::Required;
         /// Value of the entry; * stands for any text. Without it every value matches, and each
         /// has its own count.
-        Reference value: Parsed<&'d str> = Text { is_required: false };
+        Reference value: Parsed<&'d str> = Text::Any;
         /// The limit of requests whose last entry is at this node.
         Reference rate_limit: Option<RateLimit<'d>> = RateLimitMap;
         /// Nodes of the next level; a request's next entry selects one.
@@ -319,13 +312,13 @@ options! {
         options: LimitOptions,
         --
         /// Unit of the window: a month has 30 days, a year 365.
-        Reference unit: Parsed<&'d str> = UnitName;
+        Reference unit: Parsed<&'d str> = Text::UnitName;
         /// Requests in a window; 0 denies all.
         Reference requests_per_unit: Parsed<u32> = Number { range: 0..=u32::MAX, check: Ok };
         /// Everything passes and nothing is counted.
         Reference unlimited: Parsed<bool> = Flag;
         /// Name of the rule in answers, and for replaces.
-        Reference name: Parsed<&'d str> = Text { is_required: false };
+        Reference name: Parsed<&'d str> = Text::Any;
         /// Rules that are set aside in a request that this rule matches too.
         Reference replaces: Vec<Replaced<'d>> = ReplacedList;
         /// Units in a window, which is ten years at most.
@@ -334,7 +327,7 @@ options! {
         /// Requests that a token_bucket holds; requests_per_unit by default.
         Ratelease burst: Parsed<NonZeroU32> = Number { range: 1..=u32::MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
-        Ratelease store: Parsed<&'d str> = StoreName;
+        Ratelease store: Parsed<&'d str> = Text::StoreName;
     }
 }
 
@@ -344,7 +337,7 @@ options! {
         place: Place,
         --
         /// Name of a rule that is set aside.
-        Reference name: Parsed<&'d str> = Text { is_required: true };
+        Reference name: Parsed<&'d str> = Text::Required;
     }
 }
 
@@ -440,7 +433,8 @@ fn lease_max(tokens: u32) -> Result<u32, String> {
 }
 
 fn ttl(span: Duration) -> Result<Duration, String> {
-    let (least, most) = (LeaseTerms::TTL_MIN, LeaseTerms::TTL_MAX);
+    let least = LeaseTerms::TTL_MIN;
+    let most = LeaseTerms::TTL_MAX;
     if (least..=most).contains(&span) {
         return Ok(span);
     }
@@ -547,14 +541,8 @@ pub(crate) fn is_known_to_reference(name: &str) -> Option<bool> {
 impl<'d> Takes<'d> for DescriptorList {
     type Kept = Option<&'d Node<'d>>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Self::Kept,
-    ) {
-        reader.replace(kept, node);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.replace(kept, field.node);
     }
 
     fn schema(&self) -> Value {
@@ -565,14 +553,8 @@ impl<'d> Takes<'d> for DescriptorList {
 impl<'d> Takes<'d> for RateLimitMap {
     type Kept = Option<RateLimit<'d>>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Self::Kept,
-    ) {
-        reader.rate_limit(node, kept);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.rate_limit(field.node, kept);
     }
 
     fn schema(&self) -> Value {
@@ -583,14 +565,8 @@ impl<'d> Takes<'d> for RateLimitMap {
 impl<'d> Takes<'d> for DefaultsMap {
     type Kept = LimitOptions;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut LimitOptions,
-    ) {
-        reader.defaults(node, kept);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.defaults(field.node, kept);
     }
 
     fn schema(&self) -> Value {
@@ -601,14 +577,8 @@ impl<'d> Takes<'d> for DefaultsMap {
 impl<'d> Takes<'d> for ReplacedList {
     type Kept = Vec<Replaced<'d>>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Self::Kept,
-    ) {
-        *kept = reader.replaces(node);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        *kept = reader.replaces(field.node);
     }
 
     fn schema(&self) -> Value {
@@ -619,14 +589,8 @@ impl<'d> Takes<'d> for ReplacedList {
 impl<'d> Takes<'d> for LeaseValue {
     type Kept = Parsed<LeaseOption>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Self::Kept,
-    ) {
-        reader.lease(node, kept);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.lease(field, kept);
     }
 
     // Without quotes, `off` and `on` are booleans in YAML 1.1.
@@ -741,5 +705,254 @@ impl LeaseOption {
             max: max.value().copied().unwrap_or(built_in.max),
             ttl: ttl.value().copied().or(built_in.ttl),
         })
+    }
+}
+
+// Reads the maps of a rule file: each value as written, with its place, checked only for its type
+// and range.
+//
+// Descriptors are read one at a time, and the children of a descriptor only once it has been
+// processed. So even with a million descriptors, only one path through them is in memory.
+
+/// Reads the outermost map of a file, except its descriptors.
+pub(crate) fn read_file<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
+    let root = reader.root();
+    let place = root.map_or(Place::START, |root| root.place);
+    let mut file = File { place, ..File::default() };
+    if let Some(root) = root
+        && let Some(entries) = reader.map(root, "the file")
+    {
+        for field in reader.options(entries, MapKind::Root) {
+            file.read(reader, field);
+        }
+    } else if root.is_some_and(|root| !is_null(root)) {
+        // The wrong type has been reported; a further fault for the missing domain would add
+        // nothing.
+        file.domain = Parsed::Faulty;
+    }
+    file
+}
+
+fn is_null(node: &Node<'_>) -> bool {
+    matches!(node.kind, Kind::Scalar(_, Meaning::Null))
+}
+
+// === impl Reader: the maps of a rule file ===
+
+impl<'d> Reader<'d, '_> {
+    /// Reads the items of a `descriptors` list one by one and passes each to `take`, which may in
+    /// turn read the descriptors below it.
+    pub(crate) fn descriptors(
+        &mut self,
+        list: &'d Node<'d>,
+        mut take: impl FnMut(&mut Self, &Descriptor<'d>),
+    ) {
+        self.inside(list.place, |reader| {
+            reader.maps(list, "descriptors", |reader, place, entries| {
+                let descriptor = reader.descriptor(place, entries);
+                take(reader, &descriptor);
+            });
+        });
+    }
+
+    /// Stores `list`. A list that it replaces is read only to report its faults.
+    fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
+        if let Some(replaced) = descriptors.replace(list) {
+            self.sift(replaced);
+        }
+    }
+
+    fn sift(&mut self, list: &'d Node<'d>) {
+        self.descriptors(list, |reader, descriptor| {
+            descriptor.descriptors.into_iter().for_each(|list| reader.sift(list));
+        });
+    }
+
+    fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
+        let mut read = Descriptor { place, ..Descriptor::default() };
+        for field in self.options(entries, MapKind::Descriptor) {
+            read.read(self, field);
+            read.flags.read(self, field);
+        }
+        read
+    }
+
+    /// Returns the options that are allowed in a `map` of this kind, and reports the others.
+    fn options(&mut self, entries: Vec<Entry<'d>>, map: MapKind) -> Vec<Field<'d>> {
+        let mut options: Vec<(&'static str, Entry<'d>)> = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let Some(name) = self.key_text(entry.key) else { continue };
+            let Some(option) = map.option(name) else {
+                self.refuse_here(entry, name, map);
+                continue;
+            };
+            // A map has few different options but may repeat one; only the last copy counts.
+            let earlier = options.iter().rev().find(|(other, _)| *other == option.name);
+            if let Some((_, earlier)) = earlier {
+                self.warn_of_duplicate(name, *earlier, entry);
+            }
+            options.push((option.name, entry));
+        }
+        options.into_iter().map(|(name, entry)| Field { name, node: entry.value }).collect()
+    }
+
+    /// Reports an option that does not belong to this kind of map. One that the reference ignores
+    /// there loads with a warning.
+    fn refuse_here(&mut self, entry: Entry<'d>, name: &str, map: MapKind) {
+        let place = entry.key.place;
+        let homes = || MapKind::homes_of(name);
+        match is_known_to_reference(name) {
+            None if name == STORE_FROM => self.warn(place, STORE_FROM_HAS_GONE),
+            None => self.refuse_key(place, name, map),
+            Some(is_known) if !(map.is_known_to_reference() && is_known) => {
+                self.fault(place, format!("'{name}' cannot stand here; it belongs to {}", homes()));
+            }
+            Some(_) => {
+                let message = format!("'{name}' has no effect here; it belongs to {}", homes());
+                self.warn(place, message);
+                if name != "metadata" {
+                    self.report_unknown_keys(entry.value, map);
+                }
+            }
+        }
+    }
+
+    /// Reports a name that a map of this kind may not hold.
+    fn refuse_key(&mut self, place: Place, name: &str, map: MapKind) {
+        let findings = self.findings;
+        findings.fault_with(place, || map.refusal(name, findings));
+    }
+
+    /// Returns the text of a map's key; reports a key that is not text.
+    fn key_text(&mut self, key: &'d Node<'d>) -> Option<&'d str> {
+        match &key.kind {
+            Kind::Scalar(text, Meaning::Text | Meaning::Merge) => Some(text),
+            Kind::Scalar(text, _) => {
+                let shown = excerpt(text);
+                let message =
+                    format!("key is not of type string: {shown}; expected the name of a setting");
+                self.fault(key.place, message);
+                None
+            }
+            _ => {
+                let what = key.describe();
+                self.fault(key.place, format!("key is not of type string: {what}"));
+                None
+            }
+        }
+    }
+
+    /// Checks the names in a value that is ignored, as the reference does.
+    fn report_unknown_keys(&mut self, node: &'d Node<'d>, map: MapKind) {
+        self.inside(node.place, |reader| match &node.kind {
+            Kind::Map(pairs) => {
+                for entry in reader.entries(pairs) {
+                    let Some(name) = reader.key_text(entry.key) else { continue };
+                    match (name, is_known_to_reference(name)) {
+                        // The last two may hold fractions.
+                        (STORE_FROM | "metadata" | "lease", _) => {}
+                        (_, None) => reader.refuse_key(entry.key.place, name, map),
+                        _ => reader.report_unknown_keys(entry.value, map),
+                    }
+                }
+            }
+            Kind::List(ids) => {
+                for item in reader.items(ids) {
+                    match item.kind {
+                        Kind::Map(_) => reader.report_unknown_keys(item, map),
+                        _ => reader.refuse_item(item, "name: …"),
+                    }
+                }
+            }
+            Kind::Scalar(text, Meaning::Float(_) | Meaning::Big(_)) => {
+                let shown = excerpt(text);
+                reader.fault(node.place, format!("error checking config: number {shown} unused"));
+            }
+            _ => {}
+        });
+    }
+
+    /// Reads into the limit that is already there, as yaml.v2 does: if a limit was merged in by
+    /// `<<`, the file's own `rate_limit` changes only the options that it names. The same holds for
+    /// the maps within it.
+    fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
+        if is_null(node) {
+            *limit = None;
+            return;
+        }
+        let at = || RateLimit { place: node.place, ..RateLimit::default() };
+        let read = limit.get_or_insert_with(at);
+        let Some(entries) = self.map(node, "'rate_limit'") else {
+            // This has been reported; `Faulty` avoids further faults for the options that are
+            // missing.
+            read.unit = Parsed::Faulty;
+            return;
+        };
+        for field in self.options(entries, MapKind::RateLimit) {
+            read.read(self, field);
+            read.options.read(self, field);
+            read.options.flags.read(self, field);
+        }
+    }
+
+    /// Reads a file's `defaults`.
+    fn defaults(&mut self, node: &'d Node<'d>, options: &mut LimitOptions) {
+        if is_null(node) {
+            *options = LimitOptions::default();
+            return;
+        }
+        let Some(entries) = self.map(node, "'defaults'") else { return };
+        for field in self.options(entries, MapKind::Defaults) {
+            options.read(self, field);
+            options.flags.read(self, field);
+        }
+    }
+
+    /// Without quotes, `off` and `on` are booleans in YAML 1.1; in quotes they are text.
+    fn lease(&mut self, field: Field<'d>, lease: &mut Parsed<LeaseOption>) {
+        let node = field.node;
+        let word = match &node.kind {
+            Kind::Scalar(_, Meaning::Null) => {
+                *lease = Parsed::Absent;
+                return;
+            }
+            Kind::Map(pairs) => {
+                let entries = self.entries(pairs);
+                *lease = Parsed::As(node.place, self.terms(entries, std::mem::take(lease)));
+                return;
+            }
+            Kind::Scalar(_, Meaning::Bool(on)) => Some(*on),
+            Kind::Scalar(text, Meaning::Text) if text == "on" => Some(true),
+            Kind::Scalar(text, Meaning::Text) if text == "off" => Some(false),
+            _ => None,
+        };
+        *lease = match word {
+            Some(true) => Parsed::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
+            Some(false) => Parsed::As(node.place, LeaseOption::Off),
+            None => self.refuse(field, "off, on, or a map such as {max: 1000}"),
+        };
+    }
+
+    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<LeaseOption>) -> LeaseOption {
+        let mut read = match earlier {
+            Parsed::As(_, LeaseOption::On(terms)) => terms,
+            _ => LeaseOptions::default(),
+        };
+        for field in self.options(entries, MapKind::Lease) {
+            read.read(self, field);
+        }
+        LeaseOption::On(read)
+    }
+
+    fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
+        let mut items = Vec::new();
+        self.maps(node, "replaces", |reader, place, entries| {
+            let mut read = Replaced { place, ..Replaced::default() };
+            for field in reader.options(entries, MapKind::Replaced) {
+                read.read(reader, field);
+            }
+            items.push(read);
+        });
+        items
     }
 }

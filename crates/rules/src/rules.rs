@@ -1,38 +1,34 @@
 //! All rules of one version, and the lookup of the rule for a descriptor.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use memchr::memchr_iter;
+use smallvec::SmallVec;
 
 use crate::memory::Memory;
 use crate::request::Entry;
 use crate::rule::Rule;
-use crate::small_map::SmallMap;
+use crate::small_map::{SmallMap, TextMap};
 use crate::store::{StoreId, StoreNames};
-use crate::tree::{Branch, Trace};
+use crate::wildcard::Patterns;
 
 /// All rules of one version. Lookups do not allocate, except among many patterns.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: SmallMap<Arc<DomainRules>>,
-    /// The domains in order of the paths of their rules, of which each begins with its domain and a
-    /// dot.
-    in_order: Vec<Arc<DomainRules>>,
-    /// Whether the paths of one domain may lie between those of another, as those of `a.b` lie
-    /// between those of `a`.
-    has_nested: bool,
+    domains: SmallMap<DomainRules>,
     len: usize,
     /// Boxed, since only overrides and pages read it.
     stores: Box<StoreNames>,
 }
 
-/// The rules of one domain. Versions share those that did not change.
-#[derive(Debug, Clone)]
+/// The rules of one domain.
+#[derive(Debug)]
 pub(crate) struct DomainRules {
-    pub(crate) name: Box<str>,
     pub(crate) branch: Branch,
-    pub(crate) rules: RuleList,
+    /// In order of their paths, each of which begins with the domain and a dot.
+    pub(crate) rules: Vec<Arc<Rule>>,
     /// The store of every limit of the domain that names none, and of overrides.
     pub(crate) store: StoreId,
 }
@@ -51,19 +47,10 @@ pub enum Lookup<'r> {
 // === impl Rules ===
 
 impl Rules {
-    /// The names of `domains` must differ, and the paths of all their rules.
-    pub(crate) fn new(version: u64, domains: Vec<Arc<DomainRules>>, stores: StoreNames) -> Self {
-        let len = domains.iter().map(|domain| domain.rules.len()).sum();
-        let named = domains.iter().map(|domain| (domain.name.clone(), Arc::clone(domain)));
-        let domains_by_name = named.collect::<SmallMap<_>>();
-        let has_nested = domains.iter().any(|domain| {
-            let outer = |name| domains_by_name.get(name).is_some();
-            prefixes(&domain.name).any(outer)
-        });
-        let mut in_order = domains;
-        in_order.sort_by(|a, b| dotted(&a.name).cmp(dotted(&b.name)));
-        let (domains, stores) = (domains_by_name, Box::new(stores));
-        Self { version, domains, in_order, has_nested, len, stores }
+    /// The paths of all rules of `domains` must differ.
+    pub(crate) fn new(version: u64, domains: SmallMap<DomainRules>, stores: StoreNames) -> Self {
+        let len = domains.iter().map(|(_, domain)| domain.rules.len()).sum();
+        Self { version, domains, len, stores: Box::new(stores) }
     }
 
     /// Returns the names of the stores that the rules may name.
@@ -116,8 +103,8 @@ impl Rules {
     /// the path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
-        for domain in &self.in_order {
-            domain.branch.patterns(&domain.name, &mut found);
+        for (name, domain) in self.domains.iter() {
+            domain.branch.patterns(name, &mut found);
         }
         found.sort();
         found
@@ -131,11 +118,18 @@ impl Rules {
 
     /// Returns the rules in order of their paths.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        let rules = || self.in_order.iter().flat_map(|domain| domain.rules.iter());
-        let mut sorted: Vec<_> = rules().filter(|_| self.has_nested).collect();
-        sorted.sort_by(|a, b| a.path.cmp(&b.path));
-        let in_order = (!self.has_nested).then(rules);
-        sorted.into_iter().chain(in_order.into_iter().flatten())
+        let mut domains: Vec<_> = self.domains.iter().collect();
+        domains.sort_by(|(a, _), (b, _)| dotted(a).cmp(dotted(b)));
+        // The paths of `a.b` may lie between those of `a`.
+        let is_nested =
+            |(name, _): &(&str, _)| prefixes(name).any(|it| self.domains.get(it).is_some());
+        let has_nested = domains.iter().any(is_nested);
+        let mut sorted = Vec::new();
+        if has_nested {
+            sorted.extend(domains.drain(..).flat_map(|(_, domain)| &domain.rules));
+            sorted.sort_by(|a, b| a.path.cmp(&b.path));
+        }
+        sorted.into_iter().chain(domains.into_iter().flat_map(|(_, domain)| &domain.rules))
     }
 
     /// Returns the number of rules.
@@ -150,7 +144,10 @@ impl Rules {
 
     /// Returns the rule of this path.
     pub fn by_path(&self, path: &str) -> Option<&Arc<Rule>> {
-        prefixes(path).find_map(|domain| self.domains.get(domain)?.rules.find(path))
+        prefixes(path).find_map(|domain| {
+            let rules = &self.domains.get(domain)?.rules;
+            rules.get(rules.binary_search_by(|rule| (*rule.path).cmp(path)).ok()?)
+        })
     }
 
     /// Returns the domains, in order of their names.
@@ -171,96 +168,416 @@ fn prefixes(path: &str) -> impl Iterator<Item = &str> {
     memchr_iter(b'.', path.as_bytes()).filter_map(|at| path.get(..at))
 }
 
-// Rules in order of their paths, in pieces that versions share.
+// The tree that descriptors are matched against.
+//
+// A branch holds the children of a node: for each key, a map from value to child, the patterns in
+// the order of the file, and the child for the key alone. Keys and values are looked up one after
+// the other and never joined. So a lookup takes as long among ten children as among a million, and
+// two different pairs of key and value are never confused. A lookup allocates only for the search
+// among many patterns, and for a long value if a key is a pattern.
 
-/// Rules in order of their paths, which differ. A copy shares all pieces but those that are changed
-/// later.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct RuleList {
-    /// None of them is empty.
-    pieces: Vec<Arc<Vec<Arc<Rule>>>>,
-    len: usize,
+/// The node that one level of a rule file configures, to which an entry leads.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    /// The rule for descriptors that end here.
+    pub(crate) rule: Option<Arc<Rule>>,
+    /// The nodes for the next entry.
+    pub(crate) children: Option<Box<Branch>>,
 }
 
-/// Rules of a new piece. A piece of more than twice as many is divided.
-const PIECE: usize = 256;
+/// The children of a node, or of a domain: the index of each, by what leads to it.
+#[derive(Debug, Default)]
+pub(crate) struct Branch {
+    keys: SmallMap<KeyNodes>,
+    /// Keys with a `*` in them: patterns over the text `key_value`.
+    wild_keys: Patterns,
+    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
+    nodes: Vec<Node>,
+}
 
-/// Bytes of a piece besides its rules.
-const PIECE_BYTES: usize = 64;
+/// The children of one key.
+#[derive(Debug, Default)]
+struct KeyNodes {
+    values: TextMap<u32>,
+    wild_values: Patterns,
+    key_only: Option<u32>,
+}
 
-// === impl RuleList ===
+/// `key_value` joined to one text.
+type Joined = SmallVec<[u8; JOINED_INLINE]>;
 
-impl RuleList {
-    /// Makes a list of rules in any order, whose paths differ.
-    pub(crate) fn new(mut rules: Vec<Arc<Rule>>, memory: &Memory) -> Self {
-        let kept = rules.len() * size_of::<Arc<Rule>>() + rules.len().div_ceil(PIECE) * PIECE_BYTES;
-        // Sorting takes as much again.
-        if memory.take(kept).and_then(|()| memory.pass(kept)).is_none() {
-            return Self::default(); // the load is refused
+/// Bytes of a joined key and value that need no allocation.
+const JOINED_INLINE: usize = 256;
+
+// === impl Branch ===
+
+impl Branch {
+    /// Returns the node to which `entries`, which must not be empty, lead.
+    #[inline]
+    pub(crate) fn find(&self, entries: &[Entry<'_>]) -> Option<&Node> {
+        let (last, path) = entries.split_last()?;
+        let mut branch = self;
+        for entry in path {
+            branch = branch.child(entry)?.children.as_deref()?;
         }
-        memory.give_back(rules.capacity() * size_of::<Arc<Rule>>());
-        rules.sort_by(|a, b| a.path.cmp(&b.path));
-        let pieces = rules.chunks(PIECE).map(|piece| Arc::new(piece.to_vec())).collect();
-        Self { pieces, len: rules.len() }
+        branch.child(last)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
+    #[inline]
+    fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
+        self.node(self.choose(entry)?)
     }
 
-    /// The rules in order of their paths.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.pieces.iter().flat_map(|piece| piece.iter())
+    #[inline]
+    fn node(&self, index: u32) -> Option<&Node> {
+        self.nodes.get(index as usize)
     }
 
-    /// Returns the rule of this path.
-    pub(crate) fn find(&self, path: &str) -> Option<&Arc<Rule>> {
-        let piece = self.pieces.get(self.piece_of(path)?)?;
-        piece.get(position(piece, path).ok()?)
+    /// Returns the node for the value itself, else for the first wildcard that matches, else for
+    /// the key alone.
+    #[inline]
+    fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
+        let key_nodes = self.keys.get(entry.key);
+        key_nodes
+            .and_then(|key_nodes| key_nodes.values.get(entry.value).copied())
+            .or_else(|| first_wild(&self.wild_keys, key_nodes, entry))
+            .or_else(|| key_nodes?.key_only)
     }
 
-    /// Removes the rule of this path, and returns it.
-    pub(crate) fn remove(&mut self, path: &str) -> Option<Arc<Rule>> {
-        let number = self.piece_of(path)?;
-        let piece = self.pieces.get_mut(number)?;
-        let at = position(piece, path).ok()?;
-        let piece = Arc::make_mut(piece);
-        let removed = piece.remove(at);
-        if piece.is_empty() {
-            self.pieces.remove(number);
+    /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
+    pub(crate) fn finish(mut self, memory: &Memory) -> Branch {
+        self.keys.shrink();
+        self.keys.values_mut().for_each(|key_nodes| key_nodes.wild_values.index(memory));
+        self.wild_keys.index(memory);
+        memory.shrink(&mut self.nodes);
+        self
+    }
+
+    /// Whether the level may have one more pattern, if `key` and `value` are one.
+    pub(crate) fn has_room_for_pattern(&self, key: &str, value: &str) -> bool {
+        match key.contains('*') {
+            true => self.wild_keys.has_room(),
+            false => {
+                let of_key = self.keys.get(key);
+                !value.contains('*') || of_key.is_none_or(|it| it.wild_values.has_room())
+            }
         }
-        self.len -= 1;
-        Some(removed)
     }
 
-    /// Adds a rule; `None` if its path is taken.
-    pub(crate) fn insert(&mut self, rule: Arc<Rule>) -> Option<()> {
-        let number = self.piece_of(&rule.path).unwrap_or_default();
-        let Some(piece) = self.pieces.get_mut(number) else {
-            self.pieces.push(Arc::new(vec![rule]));
-            self.len += 1;
-            return Some(());
+    /// Takes the memory of the node that is to be inserted for `key` and `value`; of the branch
+    /// itself with its first one.
+    pub(crate) fn take_room(&self, key: &str, value: &str, memory: &Memory) -> Option<()> {
+        if self.is_empty() {
+            memory.take_box(size_of::<Branch>())?;
+        }
+        memory.take_growth(&self.nodes)?;
+        let key_nodes = self.keys.get(key);
+        if key_nodes.is_none() {
+            self.keys.take_room(key, memory)?;
+        }
+        if !value.is_empty() {
+            let size = key_nodes.map_or((0, 0), |it| (it.values.len(), it.values.capacity()));
+            memory.take_table(size, size_of::<(Box<str>, u32)>(), 1)?;
+            memory.take_box(value.len())?;
+        }
+        match (key.contains('*'), key_nodes) {
+            (true, _) => self.wild_keys.take_room(&composite(key, value), memory),
+            (false, Some(key_nodes)) => key_nodes.wild_values.take_room(value, memory),
+            (false, None) => Patterns::default().take_room(value, memory),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
+    /// already. Not for a finished branch.
+    pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
+        // `DESCRIPTORS_MAX` keeps this far from failing.
+        let index = u32::try_from(self.nodes.len()).ok()?;
+        if self.keys.get(key).is_none() {
+            self.keys.insert(key.into(), KeyNodes::default());
+        }
+        let key_nodes = self.keys.get_mut(key)?;
+        match value {
+            "" if key_nodes.key_only.is_some() => return None,
+            "" => key_nodes.key_only = Some(index),
+            _ if key_nodes.values.contains_key(value) => return None,
+            _ => drop(key_nodes.values.insert(value.into(), index)),
+        }
+        if key.contains('*') {
+            self.wild_keys.push(&composite(key, value), index);
+        } else {
+            key_nodes.wild_values.push(value, index);
+        }
+        self.nodes.push(Node::default());
+        self.nodes.last_mut()
+    }
+}
+
+fn first_wild(
+    wild_keys: &Patterns,
+    key_nodes: Option<&KeyNodes>,
+    entry: &Entry<'_>,
+) -> Option<u32> {
+    let by_value =
+        key_nodes.and_then(|key_nodes| key_nodes.wild_values.find(entry.value.as_bytes()));
+    let by_key = match wild_keys.is_empty() {
+        true => None,
+        false => wild_keys.find(&joined(entry)),
+    };
+    match (by_value, by_key) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Returns the text against which a pattern over key and value is matched; it contains the `_` even
+/// without a value.
+fn joined(entry: &Entry<'_>) -> Joined {
+    let mut text = Joined::with_capacity(entry.key.len() + 1 + entry.value.len());
+    text.extend_from_slice(entry.key.as_bytes());
+    text.push(b'_');
+    text.extend_from_slice(entry.value.as_bytes());
+    text
+}
+
+/// Joins key and value as the reference does: `key_value`, or `key` alone.
+pub(crate) fn composite(key: &str, value: &str) -> String {
+    match value {
+        "" => key.to_owned(),
+        _ => format!("{key}_{value}"),
+    }
+}
+
+// A lookup that records its candidates. The choice is made by the same code as in `find`; the
+// other candidates are only listed.
+
+/// The path of one descriptor through the tree.
+#[derive(Debug, Clone)]
+pub struct Trace<'r> {
+    /// One step for each entry, up to the first entry for which no node was chosen or below whose
+    /// node there is nothing.
+    pub steps: Vec<Step<'r>>,
+    /// The rule at the node of the last entry, if that node was reached and has a rule.
+    pub rule: Option<&'r Arc<Rule>>,
+}
+
+/// The nodes of one level that an entry could lead to.
+#[derive(Debug, Clone)]
+pub struct Step<'r> {
+    /// The nodes that the entry could lead to, in the order in which they are tried. Of patterns
+    /// that do not match, only the first [`Step::SHOWN_MAX`] are listed.
+    pub candidates: Vec<Candidate<'r>>,
+    /// The index in `candidates` of the node that was chosen.
+    pub chosen: Option<usize>,
+    /// Number of patterns that do not match and are not among the candidates.
+    pub unlisted: usize,
+    /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and their total number.
+    pub keys: (Vec<&'r str>, usize),
+    /// The values that the entry's key has at this level, likewise.
+    pub values: (Vec<&'r str>, usize),
+    /// The rule at the node that was chosen.
+    pub rule: Option<&'r Arc<Rule>>,
+    /// Whether that node has children.
+    pub has_children: bool,
+}
+
+/// A node that an entry could lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate<'r> {
+    /// Key, as in the file.
+    pub key: &'r str,
+    /// Value, as in the file; empty for the key alone.
+    pub value: &'r str,
+    /// How the node would match.
+    pub kind: MatchKind,
+    /// Whether it matches the entry.
+    pub matches_entry: bool,
+}
+
+/// How a node matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatchKind {
+    /// By the value itself.
+    Value,
+    /// By a pattern.
+    Pattern,
+    /// By the key, with any value.
+    Key,
+}
+
+// === impl Step ===
+
+impl Step<'_> {
+    /// Maximum number of names of each kind that a step lists: enough to notice a misspelling.
+    pub const SHOWN_MAX: usize = 8;
+}
+
+// === impl Branch ===
+
+impl Branch {
+    /// Records the path that `find` takes.
+    pub(crate) fn trace(&self, entries: &[Entry<'_>]) -> Trace<'_> {
+        let mut steps = Vec::with_capacity(entries.len());
+        let mut branch = Some(self);
+        for entry in entries {
+            let Some(here) = branch else { break };
+            steps.push(here.step(entry));
+            branch = here.child(entry).and_then(|node| node.children.as_deref());
+        }
+        let arrived = steps.len() == entries.len();
+        let rule = steps.last().filter(|_| arrived).and_then(|step| step.rule);
+        Trace { steps, rule }
+    }
+
+    /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
+    /// recursion is at most as deep as a file.
+    pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
+        let texts = self.keys.iter().flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let mut texts: Vec<(u32, &str, &str)> = texts.collect();
+        texts.sort_unstable();
+        let is_pattern =
+            |(_, key, value): &&(u32, &str, &str)| (*key).contains('*') || value.contains('*');
+        let patterns = texts.iter().filter(is_pattern).map(|(_, key, value)| composite(key, value));
+        let patterns: Vec<String> = patterns.collect();
+        if !patterns.is_empty() {
+            found.push((path.to_owned(), patterns));
+        }
+        for (index, key, value) in texts {
+            let node = self.node(index);
+            if let Some(children) = node.and_then(|node| node.children.as_deref()) {
+                children.patterns(&format!("{path}.{}", composite(key, value)), found);
+            }
+        }
+    }
+
+    fn step(&self, entry: &Entry<'_>) -> Step<'_> {
+        let chosen = self.choose(entry);
+        let node = chosen.and_then(|index| self.node(index));
+        let mut listed = self.listed(entry);
+        let mut unlisted = 0;
+        let mut misses = 0;
+        listed.retain(|(_, candidate)| {
+            misses += usize::from(!candidate.matches_entry);
+            let keep = candidate.matches_entry || misses <= Step::SHOWN_MAX;
+            unlisted += usize::from(!keep);
+            keep
+        });
+        Step {
+            chosen: listed.iter().position(|(index, _)| Some(*index) == chosen),
+            candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
+            unlisted,
+            keys: first_of(self.keys.keys()),
+            values: self.keys.get(entry.key).map_or_else(Default::default, KeyNodes::shown),
+            rule: node.and_then(|node| node.rule.as_ref()),
+            has_children: node.is_some_and(|node| node.children.is_some()),
+        }
+    }
+
+    /// Returns every node that could match, with its index, in the order in which they are tried.
+    fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
+        let key_nodes = self.keys.iter().find(|(key, _)| *key == entry.key);
+        let exact = key_nodes.and_then(|(key, key_nodes)| {
+            let (value, index) = key_nodes.values.get_key_value(entry.value)?;
+            Some((*index, Candidate { key, value, kind: MatchKind::Value, matches_entry: true }))
+        });
+        let wild_values = key_nodes.into_iter().map(|(_, key_nodes)| &key_nodes.wild_values);
+        let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
+        let text = joined(entry);
+        let by_key = self.wild_keys.matches(&text);
+        // Wildcards are tried in the order of the files, which is the order of their indices.
+        let wild_keys_nodes = self.keys.iter().filter(|(key, _)| key.contains('*'));
+        let nodes = key_nodes
+            .into_iter()
+            .chain(wild_keys_nodes)
+            .flat_map(|(key, key_nodes)| key_nodes.nodes(key));
+        let written: HashMap<u32, (&str, &str)> =
+            nodes.map(|(index, key, value)| (index, (key, value))).collect();
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, matches_entry)| {
+            let (key, value) = *written.get(&node)?;
+            Some((node, Candidate { key, value, kind: MatchKind::Pattern, matches_entry }))
+        });
+        let mut patterns: Vec<_> = by_value_or_key.collect();
+        patterns.sort_by_key(|(index, _)| *index);
+        // A value that equals a pattern's text was already listed as an exact match.
+        patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
+        let key_only = key_nodes.and_then(|(key, key_nodes)| {
+            Some((
+                key_nodes.key_only?,
+                Candidate { key, value: "", kind: MatchKind::Key, matches_entry: true },
+            ))
+        });
+        // A key with a `*` is also a pattern, which was tried before; if it matched, do not list it
+        // again.
+        let is_met = |key_only: &(u32, _)| {
+            patterns.iter().any(|(index, p)| p.matches_entry && *index == key_only.0)
         };
-        let at = position(piece, &rule.path).err()?;
-        let piece = Arc::make_mut(piece);
-        piece.insert(at, rule);
-        if piece.len() > 2 * PIECE {
-            let rest = piece.split_off(PIECE);
-            self.pieces.insert(number + 1, Arc::new(rest));
-        }
-        self.len += 1;
-        Some(())
-    }
-
-    /// The piece that has the rule of this path, if there is one; `None` if the path is before
-    /// those of all rules.
-    fn piece_of(&self, path: &str) -> Option<usize> {
-        let begins_before =
-            |piece: &Arc<Vec<Arc<Rule>>>| piece.first().is_some_and(|first| *first.path <= *path);
-        self.pieces.partition_point(begins_before).checked_sub(1)
+        let key_only = key_only.filter(|key_only| !is_met(key_only));
+        patterns.retain(|(index, _)| key_only.is_none_or(|(key_only, _)| key_only != *index));
+        exact.into_iter().chain(patterns).chain(key_only).collect()
     }
 }
 
-fn position(piece: &[Arc<Rule>], path: &str) -> Result<usize, usize> {
-    piece.binary_search_by(|rule| (*rule.path).cmp(path))
+// === impl KeyNodes ===
+
+impl KeyNodes {
+    /// Returns its nodes as index, `key` and value.
+    fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
+        let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
+        values.chain(self.key_only.map(|index| (index, key, "")))
+    }
+
+    fn shown(&self) -> (Vec<&str>, usize) {
+        first_of(self.values.keys().map(AsRef::as_ref))
+    }
+}
+
+/// Returns the first names in order, and their total number.
+fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
+    let mut names: Vec<&str> = names.collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.truncate(Step::SHOWN_MAX);
+    (names, count)
+}
+
+// Lookups of entries whose values are not all known.
+
+// === impl Branch ===
+
+impl Branch {
+    /// Returns the rules at the nodes that `entries` may lead to; a value of `None` may be any.
+    pub(crate) fn reachable(&self, entries: &[(&str, Option<&str>)]) -> Vec<&Arc<Rule>> {
+        let Some((last, path)) = entries.split_last() else { return Vec::new() };
+        let mut branches = vec![self];
+        for entry in path {
+            let below = branches.iter().flat_map(|branch| branch.possible(entry));
+            branches = below.filter_map(|node| node.children.as_deref()).collect();
+        }
+        let nodes = branches.iter().flat_map(|branch| branch.possible(last));
+        nodes.filter_map(|node| node.rule.as_ref()).collect()
+    }
+
+    fn possible(&self, &(key, value): &(&str, Option<&str>)) -> Vec<&Node> {
+        let Some(value) = value else { return self.of_any_value(key) };
+        self.child(&Entry { key, value }).into_iter().collect()
+    }
+
+    /// The nodes for `key` and any value. A pattern over the key and the value may match if one of
+    /// `key_` and its text before the first `*` begins with the other.
+    fn of_any_value(&self, key: &str) -> Vec<&Node> {
+        let beginning = format!("{key}_");
+        let may_match = |pattern: &str| {
+            let fixed = pattern.split('*').next().unwrap_or_default();
+            beginning.starts_with(fixed) || fixed.starts_with(&beginning)
+        };
+        let keys = self
+            .keys
+            .iter()
+            .filter(|(other, _)| *other == key || other.contains('*') && may_match(other));
+        let nodes = keys.flat_map(|(key, key_nodes): (&str, &KeyNodes)| key_nodes.nodes(key));
+        nodes.filter_map(|(index, _, _)| self.node(index)).collect()
+    }
 }

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::options::MapKind;
-use crate::takes::UnitName;
+use crate::takes::unit_names;
 
 /// The dialect that editors understand best.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
@@ -70,7 +70,7 @@ fn map(kind: MapKind) -> Value {
 fn unit_or_unlimited() -> Value {
     json!({
         "if": {"properties": {"unlimited": {"const": true}}, "required": ["unlimited"]},
-        "then": {"properties": {"unit": {"not": UnitName::names()}}},
+        "then": {"properties": {"unit": {"not": unit_names()}}},
         "else": {"required": ["unit"]},
     })
 }

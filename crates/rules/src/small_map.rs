@@ -13,7 +13,7 @@ pub(crate) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
 const FEW_MAX: usize = 8;
 
 /// Entries by their text.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct SmallMap<T> {
     few: Vec<(Box<str>, T)>,
     /// All entries, once there are more than `FEW_MAX`.
@@ -59,12 +59,6 @@ impl<T> SmallMap<T> {
         }
         self.many.extend(self.few.drain(..));
         self.many.insert(text, entry);
-    }
-
-    /// Removes an entry, if it is there.
-    pub(crate) fn remove(&mut self, text: &str) {
-        self.few.retain(|(known, _)| **known != *text);
-        self.many.remove(text);
     }
 
     /// Releases unused capacity where that saves a considerable part.
@@ -122,11 +116,6 @@ mod tests {
             assert_eq!(map.get("other"), None);
             assert_eq!(map.get_mut(""), None);
             assert_eq!(map.keys().count(), count);
-            for (at, text) in texts.iter().enumerate() {
-                map.remove(text);
-                assert_eq!(map.get(text), None);
-                assert_eq!(map.keys().count(), count - at - 1);
-            }
         }
     }
 }

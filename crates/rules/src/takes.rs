@@ -1,35 +1,36 @@
 //! What the options of rule files take: how a value of each kind is read and checked, how a wrong
 //! one is reported, and its JSON Schema.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number as JsonNumber, Value, json};
 
-use crate::duration::parse_duration;
 use crate::fault::{Place, excerpt};
 use crate::limit::{Algorithm, FailureMode, Unit};
-use crate::metadata;
+use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
 use crate::store::STORE_NAME_BYTES_MAX;
+
+/// An option of a map with its value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Field<'d> {
+    pub(crate) name: &'static str,
+    pub(crate) node: &'d Node<'d>,
+}
 
 /// What an option takes.
 pub(crate) trait Takes<'d> {
     /// What a map keeps of it.
     type Kept;
 
-    /// Reads `node`, the value of the option called `name`, into what the map already keeps: of two
-    /// values the last one counts, and maps add to each other.
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Self::Kept,
-    );
+    /// Reads the value of a field into what the map already keeps: of two values the last one
+    /// counts, and maps add to each other.
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept);
 
     /// Returns the JSON Schema of the value.
     fn schema(&self) -> Value;
@@ -55,17 +56,15 @@ pub(crate) trait Named: Copy + 'static {
 /// `true` or `false`.
 pub(crate) struct Flag;
 
-/// Text, of which nothing more is checked here.
-pub(crate) struct Text {
-    /// Whether it may not be left out or empty.
-    pub(crate) is_required: bool,
+/// Text, of which the compiler checks what it means.
+pub(crate) enum Text {
+    Any,
+    /// It may not be left out or empty.
+    Required,
+    StoreName,
+    /// Beside `unlimited` a unit has no effect, whatever it is.
+    UnitName,
 }
-
-/// The name of a store.
-pub(crate) struct StoreName;
-
-/// The name of a unit. Only the compiler refuses others: beside `unlimited` they have no effect.
-pub(crate) struct UnitName;
 
 /// The name of a `T`, in any case.
 pub(crate) struct Word<T>(pub(crate) PhantomData<T>);
@@ -100,18 +99,12 @@ const DURATION: &str = r"^[+]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s
 impl<'d> Takes<'d> for Flag {
     type Kept = Parsed<bool>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<bool>,
-    ) {
-        *kept = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(_, Meaning::Bool(value)) => Parsed::As(node.place, value),
-            _ => reader.refuse(node, name, "true or false without quotes"),
-        };
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || "true or false without quotes".to_owned();
+        *kept = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Bool(value) => Some(value),
+            _ => None,
+        });
     }
 
     fn schema(&self) -> Value {
@@ -124,20 +117,19 @@ impl<'d> Takes<'d> for Flag {
 impl<'d> Takes<'d> for Text {
     type Kept = Parsed<&'d str>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        *kept = reader.text(field);
     }
 
     fn schema(&self) -> Value {
-        match self.is_required {
-            true => json!({"type": ["string", "integer", "boolean"], "minLength": 1}),
-            false => json!({"type": ["string", "integer", "boolean", "null"]}),
+        match self {
+            Self::Any => json!({"type": ["string", "integer", "boolean", "null"]}),
+            Self::Required => json!({"type": ["string", "integer", "boolean"], "minLength": 1}),
+            Self::StoreName => {
+                let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
+                json!({"type": ["string", "null"], "pattern": pattern})
+            }
+            Self::UnitName => nullable(unit_names()),
         }
     }
 
@@ -146,61 +138,10 @@ impl<'d> Takes<'d> for Text {
     }
 }
 
-// === impl StoreName ===
-
-impl<'d> Takes<'d> for StoreName {
-    type Kept = Parsed<&'d str>;
-
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
-    }
-
-    fn schema(&self) -> Value {
-        let pattern = format!("^[a-z0-9-]{{1,{STORE_NAME_BYTES_MAX}}}$");
-        json!({"type": ["string", "null"], "pattern": pattern})
-    }
-
-    fn is_text(&self) -> bool {
-        true
-    }
-}
-
-// === impl UnitName ===
-
-impl UnitName {
-    /// Returns the JSON Schema of the names, without null.
-    pub(crate) fn names() -> Value {
-        let units: Vec<_> = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase()).collect();
-        words(&units)
-    }
-}
-
-impl<'d> Takes<'d> for UnitName {
-    type Kept = Parsed<&'d str>;
-
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<&'d str>,
-    ) {
-        *kept = reader.text(node, name);
-    }
-
-    fn schema(&self) -> Value {
-        nullable(UnitName::names())
-    }
-
-    fn is_text(&self) -> bool {
-        true
-    }
+/// Returns the JSON Schema of the names of units, without null.
+pub(crate) fn unit_names() -> Value {
+    let units: Vec<_> = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase()).collect();
+    words(&units)
 }
 
 // === impl Word ===
@@ -208,19 +149,15 @@ impl<'d> Takes<'d> for UnitName {
 impl<'d, T: Named> Takes<'d> for Word<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        *kept = reader.text(node, name).checked(|word| {
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        *kept = reader.text(field).checked(|word| {
             let named = |value: &&T| value.name().eq_ignore_ascii_case(word);
             T::ALL.iter().find(named).copied().ok_or_else(|| {
                 let names: Vec<_> = T::ALL.iter().map(|value| value.name()).collect();
-                let (shown, meant) = (excerpt(word), reader.findings.suggestion(word, &[&names]));
-                let (what, names) = (T::WHAT, names.join(", "));
+                let shown = excerpt(word);
+                let meant = reader.findings.suggestion(word, &[&names]);
+                let what = T::WHAT;
+                let names = names.join(", ");
                 format!("unknown {what} '{shown}'; expected one of {names}{meant}")
             })
         });
@@ -259,33 +196,22 @@ impl Named for FailureMode {
 impl<'d, T> Takes<'d> for Number<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        let number = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => {
-                *kept = Parsed::Absent;
-                return;
-            }
-            Kind::Scalar(_, Meaning::Int(number)) => u32::try_from(number).ok(),
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || {
+            let least = self.range.start();
+            let most = self.range.end();
+            format!("a whole number from {least} to {most} without quotes")
+        };
+        let number = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Int(number) => u32::try_from(number).ok(),
             _ => None,
-        };
-        *kept = match number {
-            Some(number) => Parsed::As(node.place, number).checked(self.check),
-            None => {
-                let (least, most) = (self.range.start(), self.range.end());
-                let expected = format!("a whole number from {least} to {most} without quotes");
-                reader.refuse(node, name, &expected)
-            }
-        };
+        });
+        *kept = number.checked(self.check);
     }
 
     fn schema(&self) -> Value {
-        let (least, most) = (self.range.start(), self.range.end());
+        let least = self.range.start();
+        let most = self.range.end();
         json!({"type": ["integer", "null"], "minimum": least, "maximum": most})
     }
 }
@@ -295,28 +221,10 @@ impl<'d, T> Takes<'d> for Number<T> {
 impl<'d, T> Takes<'d> for Span<T> {
     type Kept = Parsed<T>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<T>,
-    ) {
-        let read = match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => {
-                *kept = Parsed::Absent;
-                return;
-            }
-            Kind::Scalar(text, _) => parse_duration(text),
-            _ => None,
-        };
-        *kept = match read {
-            Some(span) => Parsed::As(node.place, span).checked(self.check),
-            None => {
-                let expected = format!("a duration with its unit, such as {}", self.example);
-                reader.refuse(node, name, &expected)
-            }
-        };
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || format!("a duration with its unit, such as {}", self.example);
+        let span = reader.scalar(field, expected, |text, _| parse_duration(text));
+        *kept = span.checked(self.check);
     }
 
     fn schema(&self) -> Value {
@@ -333,21 +241,16 @@ impl<'d, T> Takes<'d> for Span<T> {
 impl<'d> Takes<'d> for Fraction {
     type Kept = Parsed<f32>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        name: &str,
-        kept: &mut Parsed<f32>,
-    ) {
-        let number = match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(_, Meaning::Float(number)) => Parsed::As(node.place, number),
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let name = field.name;
+        let expected = || "a number above 0 and at most 1, without quotes".to_owned();
+        let number = reader.scalar(field, expected, |_, meaning| match meaning {
+            Meaning::Float(number) => Some(number),
             // Any whole number other than 1 is out of range, so lost precision does not matter.
             #[allow(clippy::cast_precision_loss, reason = "see above")]
-            Kind::Scalar(_, Meaning::Int(number)) => Parsed::As(node.place, number as f64),
-            _ => reader.refuse(node, name, "a number above 0 and at most 1, without quotes"),
-        };
+            Meaning::Int(number) => Some(number as f64),
+            _ => None,
+        });
         *kept = number.checked(|number| {
             #[allow(clippy::cast_possible_truncation, reason = "checked for 0; the rest rounds")]
             let rounded = number as f32;
@@ -368,14 +271,8 @@ impl<'d> Takes<'d> for Fraction {
 impl<'d> Takes<'d> for Metadata {
     type Kept = Parsed<Map<String, Value>>;
 
-    fn read(
-        &self,
-        reader: &mut Reader<'d, '_>,
-        node: &'d Node<'d>,
-        _: &str,
-        kept: &mut Parsed<Map<String, Value>>,
-    ) {
-        metadata::read(reader, node, kept);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        read_metadata(reader, field.node, kept);
     }
 
     fn schema(&self) -> Value {
@@ -451,28 +348,38 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    pub(crate) fn text(&mut self, node: &'d Node<'d>, name: &str) -> Parsed<&'d str> {
-        match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
-            Kind::Scalar(text, meaning)
-                if !matches!(meaning, Meaning::Float(_) | Meaning::Big(_)) =>
-            {
-                Parsed::As(node.place, text)
-            }
-            Kind::Scalar(text, _) => {
-                let shown = excerpt(text);
-                let message = format!(
-                    "error checking config: '{name}' is the number {shown}; put it in quotes"
-                );
-                self.fault(node.place, message);
-                Parsed::Faulty
-            }
-            _ => self.refuse(node, name, "text"),
+    pub(crate) fn text(&mut self, field: Field<'d>) -> Parsed<&'d str> {
+        let Field { name, node } = field;
+        if let Kind::Scalar(text, Meaning::Float(_) | Meaning::Big(_)) = &node.kind {
+            let shown = excerpt(text);
+            let message =
+                format!("error checking config: '{name}' is the number {shown}; put it in quotes");
+            self.fault(node.place, message);
+            return Parsed::Faulty;
+        }
+        self.scalar(field, || "text".to_owned(), |text, _| Some(text))
+    }
+
+    /// Reads a scalar, of which null is none. What `read` does not take is reported.
+    fn scalar<T>(
+        &mut self,
+        field: Field<'d>,
+        expected: impl Fn() -> String,
+        read: impl FnOnce(&'d str, Meaning) -> Option<T>,
+    ) -> Parsed<T> {
+        let read = match &field.node.kind {
+            Kind::Scalar(_, Meaning::Null) => return Parsed::Absent,
+            Kind::Scalar(text, meaning) => read(text, *meaning),
+            _ => None,
+        };
+        match read {
+            Some(value) => Parsed::As(field.node.place, value),
+            None => self.refuse(field, &expected()),
         }
     }
 
-    pub(crate) fn refuse<T>(&mut self, node: &Node<'_>, name: &str, expected: &str) -> Parsed<T> {
-        self.refuse_type(node, &format!("'{name}'"), expected);
+    pub(crate) fn refuse<T>(&mut self, field: Field<'_>, expected: &str) -> Parsed<T> {
+        self.refuse_type(field.node, &format!("'{}'", field.name), expected);
         Parsed::Faulty
     }
 
@@ -494,5 +401,277 @@ impl<'d> Reader<'d, '_> {
             "yaml file contains list of type other than map: {shown}; expected '- {expected}'"
         );
         self.fault(item.place, message);
+    }
+}
+
+// Reads `metadata`: any map, as JSON that a protobuf Struct can hold.
+
+/// Maximum depth of nested maps and lists. Each level is about three protobuf messages deep, and
+/// protobuf readers, Envoy's included, stop at 100.
+const METADATA_DEPTH_MAX: usize = 24;
+/// Maximum size of one descriptor's metadata: its text, plus 32 bytes for each value. It is sent
+/// with every request that passes.
+const METADATA_BYTES_MAX: usize = 64 << 10;
+
+/// Reads `node` into the map that is already there, so that a descriptor's own map adds to one
+/// merged in by `<<`.
+fn read_metadata<'d>(
+    reader: &mut Reader<'d, '_>,
+    node: &'d Node<'d>,
+    metadata: &mut Parsed<Map<String, Value>>,
+) {
+    let mut bounds = Bounds { bytes: METADATA_BYTES_MAX, levels: METADATA_DEPTH_MAX };
+    match &node.kind {
+        Kind::Scalar(_, Meaning::Null) => *metadata = Parsed::Absent,
+        Kind::Map(pairs) => {
+            let entries = reader.entries(pairs);
+            let mut map = match std::mem::take(metadata) {
+                Parsed::As(_, map) => map,
+                _ => Map::new(),
+            };
+            *metadata = match bounds.fill(reader, entries, &mut map) {
+                Ok(()) => Parsed::As(node.place, map),
+                Err((place, why)) => {
+                    reader.fault(place, format!("error parsing metadata: {why}"));
+                    Parsed::Faulty
+                }
+            };
+        }
+        _ => {
+            reader.refuse_type(node, "'metadata'", "a map");
+            *metadata = Parsed::Faulty;
+        }
+    }
+}
+
+/// Bytes of a leaf of a map, which has room for 11 entries and mostly has 5 of them.
+const LEAF_BYTES: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 112;
+
+/// The memory that a map takes.
+pub(crate) fn metadata_bytes(map: &Map<String, Value>) -> usize {
+    let entries = map.iter().map(|(name, value)| boxed(name.len()) + bytes_below(value));
+    let leaves = if map.is_empty() { 0 } else { 1 + map.len() / 5 };
+    leaves * LEAF_BYTES + entries.sum::<usize>()
+}
+
+fn bytes_below(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => boxed(text.len()),
+        Value::Array(items) => {
+            boxed(items.capacity() * size_of::<Value>())
+                + items.iter().map(bytes_below).sum::<usize>()
+        }
+        Value::Object(map) => metadata_bytes(map),
+    }
+}
+
+/// The remaining room for one descriptor's metadata.
+struct Bounds {
+    bytes: usize,
+    levels: usize,
+}
+
+type Refusal = (Place, String);
+
+// === impl Bounds ===
+
+impl Bounds {
+    fn fill<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        entries: Vec<Entry<'d>>,
+        map: &mut Map<String, Value>,
+    ) -> Result<(), Refusal> {
+        let mut seen: HashMap<&str, Entry<'d>> = HashMap::new();
+        for entry in entries {
+            let Kind::Scalar(name, _) = &entry.key.kind else {
+                let why = format!("a key must be text, found {}", entry.key.describe());
+                return Err((entry.key.place, why));
+            };
+            self.spend(entry.key)?;
+            if let Some(earlier) = seen.insert(name, entry) {
+                reader.warn_of_duplicate(name, earlier, entry);
+            }
+            let value = self.value(reader, entry.value)?;
+            map.insert(name.to_string(), value);
+        }
+        Ok(())
+    }
+
+    fn value<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+    ) -> Result<Value, Refusal> {
+        self.spend(node)?;
+        Ok(match &node.kind {
+            Kind::Scalar(text, meaning) => {
+                json_scalar(text, *meaning).map_err(|why| (node.place, why))?
+            }
+            Kind::List(ids) => {
+                let items = reader.items(ids);
+                self.inside(node, |bounds| {
+                    items.into_iter().map(|item| bounds.value(reader, item)).collect()
+                })
+                .map(Value::Array)?
+            }
+            Kind::Map(pairs) => {
+                let entries = reader.entries(pairs);
+                let mut map = Map::new();
+                self.inside(node, |bounds| bounds.fill(reader, entries, &mut map))?;
+                Value::Object(map)
+            }
+            Kind::Alias(_) => Value::Null,
+        })
+    }
+
+    fn spend(&mut self, node: &Node<'_>) -> Result<(), Refusal> {
+        let left = self.bytes.checked_sub(node.cost());
+        let why = || format!("larger than {} KiB; shorten it", METADATA_BYTES_MAX >> 10);
+        self.bytes = left.ok_or_else(|| (node.place, why()))?;
+        Ok(())
+    }
+
+    fn inside<T>(
+        &mut self,
+        node: &Node<'_>,
+        read: impl FnOnce(&mut Self) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let why = || format!("nested deeper than {METADATA_DEPTH_MAX} levels");
+        self.levels = self.levels.checked_sub(1).ok_or_else(|| (node.place, why()))?;
+        let read = read(self);
+        self.levels += 1;
+        read
+    }
+}
+
+/// The value of a scalar; an error if JSON has no such number.
+pub(crate) fn json_scalar(text: &str, meaning: Meaning) -> Result<Value, String> {
+    Ok(match meaning {
+        Meaning::Null => Value::Null,
+        Meaning::Bool(value) => Value::Bool(value),
+        Meaning::Int(number) => Value::Number(number.into()),
+        Meaning::Big(number) => Value::Number(number.into()),
+        Meaning::Float(number) => JsonNumber::from_f64(number)
+            .map(Value::Number)
+            .ok_or_else(|| format!("{} is no number that JSON has", excerpt(text)))?,
+        Meaning::Text | Meaning::Merge => Value::String(text.to_owned()),
+    })
+}
+
+// Parses durations as people write them.
+
+/// Parses a duration as Go's `time.ParseDuration` does, except for negative ones: `20ms`, `1.5s`,
+/// `1h30m`, `0`.
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let (term, after) = duration_term(rest)?;
+        nanos = nanos.checked_add(term)?;
+        rest = after;
+    }
+    // Go holds a duration in an i64 of nanoseconds: 292 years.
+    let nanos = i64::try_from(nanos).ok()?;
+    Some(Duration::from_nanos(nanos.unsigned_abs()))
+}
+
+/// Parses one number with its unit. Returns nanoseconds and the rest of the text.
+fn duration_term(text: &str) -> Option<(u128, &str)> {
+    /// Digits of a fraction that are read. Further digits are below a nanosecond for every unit.
+    const FRACTION_DIGITS_MAX: usize = 18;
+    let (whole, rest) = split_digits(text);
+    let (fraction, rest) = match rest.strip_prefix('.') {
+        Some(rest) => split_digits(rest),
+        None => ("", rest),
+    };
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let unit_end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let (unit, rest) = rest.split_at(unit_end);
+    let unit: u128 = match unit {
+        "ns" => 1,
+        // U+00B5 micro sign, U+03BC Greek mu.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        _ => return None,
+    };
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let mut digits = 0;
+    let mut scale = 1;
+    for digit in fraction.bytes().take(FRACTION_DIGITS_MAX) {
+        digits = digits * 10 + u128::from(digit - b'0');
+        scale *= 10;
+    }
+    Some((u128::from(whole) * unit + digits * unit / scale, rest))
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_go_reads_them() {
+        let cases: [(&str, u64); 17] = [
+            ("0", 0),
+            ("+0", 0),
+            ("0s", 0),
+            ("20ms", 20_000_000),
+            ("10s", 10_000_000_000),
+            ("+5s", 5_000_000_000),
+            ("1h30m", 5_400_000_000_000),
+            ("1.5s", 1_500_000_000),
+            (".5s", 500_000_000),
+            ("5.s", 5_000_000_000),
+            ("1m0.5s", 60_500_000_000),
+            ("3us", 3_000),
+            ("3\u{b5}s", 3_000),
+            ("3\u{3bc}s", 3_000),
+            ("0.9ns", 0),
+            ("0.333333333333333333333h", 1_199_999_999_999),
+            ("9223372036854775807ns", i64::MAX as u64),
+        ];
+        for (text, nanos) in cases {
+            assert_eq!(parse_duration(text), Some(Duration::from_nanos(nanos)), "{text}");
+        }
+        let wrong = [
+            "",
+            "5",
+            "s",
+            ".s",
+            "+",
+            "-",
+            "-5s",
+            "1x",
+            "1s ",
+            " 1s",
+            "1 s",
+            "1d",
+            "1s1",
+            "1.2.3s",
+            "1S",
+            "9223372036854775808ns",
+            "99999999999999999999s",
+            "2562048h",
+            "٣s",
+        ];
+        for text in wrong {
+            assert_eq!(parse_duration(text), None, "{text:?}");
+        }
     }
 }

@@ -7,7 +7,6 @@ use super::*;
 use crate::request::Entry;
 
 mod beyond;
-mod cache;
 mod faults;
 mod fields;
 mod hostile;

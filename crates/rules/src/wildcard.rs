@@ -17,7 +17,7 @@ use crate::memory::{Memory, table_bytes};
 
 /// Patterns in the order of the file, each with its node. Call [`Patterns::index`] after the last
 /// pattern has been added and before the first lookup.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default)]
 pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
     /// The node of each pattern, in the same order, and increasing.
@@ -29,7 +29,7 @@ pub(crate) struct Patterns {
     index: Option<Box<Index>>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Index {
     prefixes: Prefixes,
     /// `None` if no pattern has pieces.
@@ -80,14 +80,8 @@ impl Patterns {
     /// Prepares for lookups once all patterns have been added, and releases unused capacity. There
     /// is no index if it exceeds the memory of the load, which is refused then.
     pub(crate) fn index(&mut self, memory: &Memory) {
-        let spare = |it: &Self| {
-            (it.patterns.capacity() - it.patterns.len()) * size_of::<Pattern>()
-                + (it.nodes.capacity() - it.nodes.len()) * size_of::<u32>()
-        };
-        let before = spare(self);
-        self.patterns.shrink_to_fit();
-        self.nodes.shrink_to_fit();
-        memory.give_back(before - spare(self));
+        memory.shrink(&mut self.patterns);
+        memory.shrink(&mut self.nodes);
         self.index = self.new_index(memory);
     }
 
@@ -170,7 +164,7 @@ impl Index {
 // piece. As `*` is the only wildcard, this finds a match whenever there is one.
 
 /// A text with at least one `*`, split at each of them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct Pattern {
     prefix: Box<[u8]>,
     middle: Box<[Box<[u8]>]>,
@@ -245,7 +239,7 @@ impl Pattern {
 // often than it has pieces.
 
 /// The pieces of all patterns of a level.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Pieces {
     /// Finds the distinct pieces.
     automaton: NFA,
@@ -297,7 +291,9 @@ impl Pieces {
         memory.take(3 * (known_bytes + lists))?;
         let mut known: HashMap<&[u8], PatternID> = HashMap::new();
         let mut different: Vec<&[u8]> = Vec::new();
-        let (mut ids, mut starts, mut bytes) = (Vec::new(), vec![0], 0);
+        let mut ids = Vec::new();
+        let mut starts = vec![0];
+        let mut bytes = 0;
         for pattern in patterns {
             for piece in pattern.middle() {
                 let id = match known.get(&**piece) {
@@ -370,8 +366,11 @@ impl<'s> Search<'s> {
             else {
                 continue;
             };
-            let (from, to) = (pattern.prefix().len(), text.len() - pattern.suffix().len());
-            let (number, piece, end) = (*number, *piece, *end);
+            let from = pattern.prefix().len();
+            let to = text.len() - pattern.suffix().len();
+            let number = *number;
+            let piece = *piece;
+            let end = *end;
             search.runs.push(Run { number, piece, end, from, to, next: None });
             search.wait(search.runs.len() - 1);
             search.alive += 1;
@@ -424,7 +423,7 @@ impl<'s> Search<'s> {
 // that begins at the last prefix that is not greater than the text.
 
 /// Patterns, grouped by prefix.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Prefixes {
     /// Numbers of patterns, ordered by prefix, then by number.
     numbers: Box<[u32]>,

@@ -3,11 +3,12 @@
 
 use serde_json::{Map, Value};
 
+use crate::compile::Source;
 use crate::fault::{Faults, Findings, Place};
+use crate::node::decode;
 use crate::node::{Document, Kind, Meaning, Node};
 use crate::reader::Reader;
-use crate::source::Source;
-use crate::{metadata, text};
+use crate::takes::json_scalar;
 
 /// A value, with aliases followed and merge keys expanded.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,18 +41,17 @@ pub enum YamlKind {
 pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
     let findings = Findings::default();
     findings.begin(&source.name);
-    let root =
-        match text::decode(&source.text).and_then(|text| Document::parse(text, &findings.memory)) {
-            Ok(document) => {
-                let mut reader = Reader::new(&document, &findings);
-                let root = reader.root();
-                root.map(|root| copy(&mut reader, root))
-            }
-            Err((place, why)) => {
-                findings.fault(place, why);
-                None
-            }
-        };
+    let root = match decode(&source.text).and_then(|text| Document::parse(text, &findings.memory)) {
+        Ok(document) => {
+            let mut reader = Reader::new(&document, &findings);
+            let root = reader.root();
+            root.map(|root| copy(&mut reader, root))
+        }
+        Err((place, why)) => {
+            findings.fault(place, why);
+            None
+        }
+    };
     findings.finish().map(|_| root)
 }
 
@@ -92,6 +92,31 @@ impl Yaml {
         Self { place, kind: YamlKind::Null, meaning: Meaning::Null }
     }
 
+    /// The text of a scalar, as written.
+    pub fn text(&self) -> Option<&str> {
+        match &self.kind {
+            YamlKind::Scalar(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The items of a list; none of another value.
+    pub fn items(&self) -> &[Yaml] {
+        match &self.kind {
+            YamlKind::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    /// The names of a map with their values, in order; none of another value.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &Yaml)> {
+        let pairs = match &self.kind {
+            YamlKind::Map(pairs) => &pairs[..],
+            _ => &[],
+        };
+        pairs.iter().map(|(name, value)| (name.text().unwrap_or_default(), value))
+    }
+
     /// The value as JSON, with the meaning that rule files give it: `yes` is true, `007` is 7. A
     /// number that JSON lacks is text. Of two equal keys of a map the later one wins, and adds to
     /// the former one where both are maps.
@@ -99,7 +124,7 @@ impl Yaml {
         match &self.kind {
             YamlKind::Null => Value::Null,
             YamlKind::Scalar(text) => {
-                metadata::scalar(text, self.meaning).unwrap_or_else(|_| Value::String(text.clone()))
+                json_scalar(text, self.meaning).unwrap_or_else(|_| Value::String(text.clone()))
             }
             YamlKind::List(items) => items.iter().map(Yaml::json).collect(),
             YamlKind::Map(pairs) => {
@@ -122,7 +147,7 @@ impl Yaml {
     pub fn describe(&self) -> String {
         match &self.kind {
             YamlKind::Null => "nothing".to_owned(),
-            YamlKind::Scalar(text) => format!("'{}'", super::fault::excerpt(text)),
+            YamlKind::Scalar(text) => format!("'{}'", crate::fault::excerpt(text)),
             YamlKind::List(_) => "a list".to_owned(),
             YamlKind::Map(_) => "a map".to_owned(),
         }

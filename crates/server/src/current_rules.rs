@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use ratelease_rules::{Compilation, Rules};
+use ratelease_rules::Rules;
 use tokio::sync::watch as channel;
 
 /// The rules in force, and the results of their loads. Shared by all parts, written by the watcher.
@@ -28,7 +28,6 @@ pub struct CurrentRules {
     files_left_out: AtomicUsize,
     panics: AtomicU64,
     ages: Mutex<Ages>,
-    compiled: Mutex<Compilation>,
 }
 
 /// When rules came into force.
@@ -61,7 +60,6 @@ impl CurrentRules {
             files_left_out: AtomicUsize::new(0),
             panics: AtomicU64::new(0),
             ages: Mutex::default(),
-            compiled: Mutex::default(),
         }
     }
 
@@ -185,19 +183,6 @@ impl CurrentRules {
         let former = self.rules.swap(Some(rules));
         self.ages.lock().since = Some(Instant::now());
         former
-    }
-
-    /// Records how much of a good load was compiled.
-    pub fn note_compilation(&self, of: Compilation) {
-        let mut sum = self.compiled.lock();
-        sum.compiled += of.compiled;
-        sum.patched += of.patched;
-        sum.reused += of.reused;
-    }
-
-    /// How many sources of all good loads were compiled.
-    pub fn compilation(&self) -> Compilation {
-        *self.compiled.lock()
     }
 
     /// Records a load that panicked.

@@ -35,7 +35,7 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::{Code, Decision, OVERRIDE};
 use ratelease_engine::{rng, striped};
 use ratelease_rules::Rule;
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::Descriptor;
 

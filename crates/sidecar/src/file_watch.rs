@@ -148,7 +148,8 @@ impl FsWatch {
         if self.watcher.is_some() {
             return Ok(());
         }
-        let (wake, watch_set) = (self.wake.clone(), Arc::clone(&self.watch_set));
+        let wake = self.wake.clone();
+        let watch_set = Arc::clone(&self.watch_set);
         let handler = move |event: notify::Result<Event>| {
             let is_relevant = match event {
                 Ok(event) => watch_set.lock().is_relevant(&event),

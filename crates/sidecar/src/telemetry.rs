@@ -18,7 +18,7 @@ use ratelease_cli::log_limiter::{Limited, LogLimiter};
 use ratelease_cli::settings::{LogFormat, LogLevel, Logging};
 use ratelease_engine::span_context;
 use ratelease_engine::time::Clock;
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use ratelease_server::observe;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};

@@ -1,11 +1,13 @@
 //! **The resources of xDS** that carry rules: the names of both types, the message of our own, and
-//! what a node says of the rules that it runs. [`shape`] bounds the memory of messages.
+//! what a node says of the rules that it runs. [`config`] translates Envoy's type from and to the
+//! text of rule files, and [`shape`] bounds the memory of messages.
 //!
 //! The control plane sends these resources, and the sidecar takes them. The messages of Envoy's
 //! protocol are those of `envoy-types`.
 
 #![forbid(unsafe_code)]
 
+pub mod config;
 pub mod shape;
 
 use bytes::Bytes;

@@ -59,35 +59,20 @@ pub fn decode<M: Message + Default>(
     shape: &Shape,
     max: usize,
 ) -> Result<M, Undecoded> {
-    check(&[message], shape, max)?;
+    check(message, shape, max)?;
     M::decode(message).map_err(Undecoded::Malformed)
 }
 
-/// Decodes messages of this shape; their memory is counted together.
+/// Checks what [`decode`] checks before it decodes.
 ///
 /// # Errors
-/// As [`decode`].
-pub fn decode_all<M: Message + Default>(
-    messages: &[&[u8]],
-    shape: &Shape,
-    max: usize,
-) -> Result<Vec<M>, Undecoded> {
-    let list = messages.len() * size_of::<M>();
-    check(messages, shape, max.checked_sub(list).ok_or(Undecoded::TooLarge(max))?)?;
-    messages.iter().map(|it| M::decode(*it).map_err(Undecoded::Malformed)).collect()
-}
-
-/// Checks what [`decode_all`] checks before it decodes.
-///
-/// # Errors
-/// The messages are too large.
-pub fn check(messages: &[&[u8]], shape: &Shape, max: usize) -> Result<(), Undecoded> {
-    let bytes: usize = messages.iter().map(|it| it.len()).sum();
+/// The message is too large.
+pub fn check(message: &[u8], shape: &Shape, max: usize) -> Result<(), Undecoded> {
+    let bytes = message.len();
     let proportional = bytes.saturating_mul(PER_BYTE).saturating_add(BESIDES);
     let max = max.min(proportional).min(DECODED_BYTES_MAX);
     let mut left = max.checked_sub(bytes).ok_or(Undecoded::TooLarge(max))?;
-    let counted = messages.iter().try_for_each(|it| count(it, shape, 0, &mut left));
-    counted.ok_or(Undecoded::TooLarge(max))
+    count(message, shape, 0, &mut left).ok_or(Undecoded::TooLarge(max))
 }
 
 /// Takes what the fields of a message need from `left`; `None` if that is not enough. Of a message
@@ -174,12 +159,9 @@ mod tests {
         let bytes = tree.encode_to_vec();
         assert_eq!(decode::<Tree>(&bytes, &TREE, usize::MAX).unwrap(), tree);
         assert!(matches!(decode::<Tree>(&bytes, &TREE, bytes.len()), Err(Undecoded::TooLarge(_))));
-        let parts: Vec<&[u8]> = bytes.chunks(24).collect();
-        let decoded = decode_all::<Tree>(&parts, &TREE, usize::MAX).unwrap();
-        assert_eq!((decoded.len(), decoded[7].below.len()), (10_000, 1));
         let needed = 16_384 * size_of::<Tree>() + bytes.len();
-        assert!(check(&[&bytes], &TREE, needed).is_ok());
-        assert!(check(&[&bytes], &TREE, needed - 1).is_err());
+        assert!(check(&bytes, &TREE, needed).is_ok());
+        assert!(check(&bytes, &TREE, needed - 1).is_err());
     }
 
     #[test]
@@ -190,10 +172,8 @@ mod tests {
             assert!(matches!(refused, Err(Undecoded::TooLarge(_))), "{depth}");
             empty = field(&empty);
         }
-        // Several messages have one allowance together.
         let few = field(&[]).repeat(200);
         assert!(decode::<Tree>(&few, &TREE, usize::MAX).is_ok());
-        assert!(decode_all::<Tree>(&[&*few; 400], &TREE, usize::MAX).is_err());
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! One rule of many changes: only that one is compiled, and no call fails meanwhile.
+//! One rule of many changes: the whole set is compiled again, and no call fails meanwhile.
 //!
-//! With `RATELEASE_BIN` naming a build and `--nocapture`, each test has 100 000 rules and prints
-//! the processor time of a change, and what calls took before changes and during them.
+//! With `RATELEASE_BIN` naming an optimized build and `--nocapture`, each test has 100 000 rules,
+//! prints the processor time of a change and what calls took before changes and during them, and
+//! holds both to their bounds.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -25,6 +26,12 @@ const ACCEPTED_MAX: Duration = Duration::from_secs(60);
 
 /// Changes whose processor time is measured.
 const CHANGES: u32 = 6;
+
+/// Bound on the processor time of a change of one rule of 100 000.
+const CPU_MAX: Duration = Duration::from_secs(1);
+
+/// Bound on the p99 of calls during changes, as a multiple of what it is without them.
+const P99_FACTOR_MAX: f64 = 3.0;
 
 /// Rules in domains of equal size, all of one type.
 #[derive(Clone, Copy)]
@@ -155,7 +162,7 @@ impl Scene {
         sent.elapsed()
     }
 
-    /// Prints what a change takes.
+    /// Prints what a change takes, and checks its bounds.
     async fn measure(&mut self) {
         // Made before, since a debug build of this test takes long for that.
         let sets = [self.shape.set(self.shape.rules / 2), self.shape.set(u64::MAX)];
@@ -177,11 +184,15 @@ impl Scene {
             self.pod.process.memory("VmRSS") >> 20
         );
         let of = |report: &Value, name: &str| report["latency_us"][name].as_f64().unwrap_or(0.0);
-        for (name, report) in [("calm", calm), ("another pod", beside), ("this pod", during)] {
-            let [p50, p99, p999] = ["p50", "p99", "p99.9"].map(|name| of(&report, name));
+        for (name, report) in [("calm", &calm), ("another pod", &beside), ("this pod", &during)] {
+            let [p50, p99, p999] = ["p50", "p99", "p99.9"].map(|name| of(report, name));
             println!("  {name}: p50 {p50:.0} us, p99 {p99:.0} us, p99.9 {p999:.0} us");
             assert_eq!(report["requests"], report["ok"], "{report}");
         }
+        assert!(used <= CPU_MAX, "{used:?} of CPU for a change");
+        // What a change at another pod does to the calls is the machine's, not this pod's.
+        let without = f64::max(of(&calm, "p99"), of(&beside, "p99"));
+        assert!(of(&during, "p99") <= P99_FACTOR_MAX * without, "calm {calm}, during {during}");
     }
 
     /// Sends these sets by turns, and returns after how long they are in force, on average.
@@ -204,13 +215,6 @@ async fn load_during(target: &str, changes: impl Future<Output = Duration>) -> V
     tokio::join!(load(target, 8), after_warm_up).0
 }
 
-/// How many resources were compiled whole, in part, and not at all.
-fn compiled(pod: &Ratelease) -> [u64; 3] {
-    let status = pod.status();
-    let of = |name: &str| status["rules"]["compiled"][name].as_u64().expect("a count");
-    ["whole", "patched", "reused"].map(of)
-}
-
 async fn check(domains: u64, type_url: &'static str) {
     let is_measured = std::env::var_os("RATELEASE_BIN").is_some();
     let rules = if is_measured { 100_000 } else { 5000 };
@@ -220,67 +224,63 @@ async fn check(domains: u64, type_url: &'static str) {
         scene.measure().await;
         scene.change(u64::MAX).await;
     }
-    let [whole, patched, reused] = compiled(&scene.pod);
     let odd = rules - 1;
     assert!(!scene.shape.is_odd(&connection, odd).await);
     scene.change(odd).await;
     assert!(scene.shape.is_odd(&connection, odd).await, "the change is in force");
     assert!(!scene.shape.is_odd(&connection, 0).await);
-    // All other domains, among them that of the calls.
-    assert_eq!(compiled(&scene.pod), [whole, patched + 1, reused + domains]);
     assert_eq!(scene.pod.status()["rules"]["count"], rules + 1);
     assert_eq!(scene.pod.stop().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_one_large_domain_one_rule_is_compiled() {
+async fn of_one_large_domain_one_rule_changes() {
     check(1, CONFIG_TYPE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_one_large_rule_file_one_rule_is_compiled() {
+async fn of_one_large_rule_file_one_rule_changes() {
     check(1, RULES_TYPE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_domains_one_rule_of_one_is_compiled() {
+async fn of_many_domains_one_rule_of_one_changes() {
     check(100, CONFIG_TYPE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_rule_files_one_rule_of_one_is_compiled() {
+async fn of_many_rule_files_one_rule_of_one_changes() {
     check(100, RULES_TYPE).await;
 }
 
 #[tokio::test]
-async fn sets_that_follow_one_another_compile_only_what_is_new() {
+async fn each_set_that_follows_another_one_is_in_force_as_a_whole() {
     let shop = |name: &str, limit| small(name, name, &[("user", limit)]);
     let server = XdsServer::start().await;
     server.set("1", vec![shop("a", 1000), shop("b", 1000), shop("c", 1000)]);
     let (pod, connection, _dir) = pod(&server, &[]).await;
     server.accepted("1").await;
-    assert_eq!(compiled(&pod), [3, 0, 0]);
     server.set("2", vec![shop("a", 1000), shop("b", 2000), shop("c", 1000)]);
     server.accepted("2").await;
-    assert_eq!(compiled(&pod), [3, 1, 2], "one changed");
     let all = || vec![shop("a", 1000), shop("b", 2000), shop("c", 1000), shop("d", 1000)];
     server.set("3", all());
     server.accepted("3").await;
-    assert_eq!(compiled(&pod), [4, 1, 5], "one was added");
+    assert_eq!(pod.status()["rules"]["count"], 4, "one was added");
     let no_key = small("d", "d", &[("", 1)]);
     server.set("4", vec![shop("a", 1), shop("b", 2), shop("c", 3), no_key]);
     let (version, refusal) = server.answer_to("nonce-4").await;
     assert_eq!(version, "3");
     assert!(refusal.is_some_and(|(_, why)| why.starts_with("xds:d: descriptors[0].key: ")));
-    assert_eq!(compiled(&pod), [4, 1, 5], "one was refused");
+    assert_eq!(pod.status()["rules"]["count"], 4, "one was refused");
+    let version = |pod: &Ratelease| pod.status()["rules"]["version"].clone();
+    let before = version(&pod);
     server.set("5", all().into_iter().rev().collect());
     server.accepted("5").await;
-    assert_eq!(compiled(&pod), [4, 1, 5], "the order of a set has no meaning");
+    assert_eq!(version(&pod), before, "the order of a set has no meaning");
     server.set("6", vec![shop("a", 1000), shop("b", 2000), shop("d", 1000)]);
     server.accepted("6").await;
     let is_gone = async || pod.status()["rules"]["count"] == 3;
     pod.process.until("removing what was not sent again", SOON, is_gone).await;
-    assert_eq!(compiled(&pod), [4, 1, 8], "one was removed");
     for domain in ["a", "b", "d"] {
         assert!(has_limit(&connection, domain, "user").await, "{domain}");
     }

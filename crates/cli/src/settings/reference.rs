@@ -1,7 +1,7 @@
 //! Every environment variable of the reference (`src/settings/settings.go` at f2fb157), and how it
 //! is handled here.
 
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 
 use super::fault::{Fault, Faults};
 use super::value;

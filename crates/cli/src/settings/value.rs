@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ratelease_engine::store::redis::parse_host;
-use ratelease_rules::duration::parse_duration;
+use ratelease_rules::parse_duration;
 
 use super::fault::Expected;
 

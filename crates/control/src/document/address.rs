@@ -94,7 +94,8 @@ impl RuleId {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
         let number = u128::from_be_bytes(bytes);
-        let (version, variant) = (0xf_u128 << 76, 0b11_u128 << 62);
+        let version = 0xf_u128 << 76;
+        let variant = 0b11_u128 << 62;
         let number = number & !version & !variant | (8 << 76) | (0b10 << 62);
         let hex = format!("{number:032x}");
         let (a, rest) = hex.split_at(8);

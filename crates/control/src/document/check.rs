@@ -1,11 +1,11 @@
 //! Compiles documents as a pod will, and names the field of each fault.
 
-use ratelease_rules::{Fault, Options, Source, load};
+use ratelease_rules::{Fault, MemoryUse, Options, Source, load};
+use ratelease_xds::memory_left;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::weight::need;
-use super::{Document, RuleId, check_weights, mib, render};
+use super::{Document, Entry, RuleId, render};
 
 /// A fault or a warning of the compiler, at a field of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -33,7 +33,8 @@ pub fn check(
     check_weights(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
-    let (mut faults, mut warnings) = (Vec::new(), Vec::new());
+    let mut faults = Vec::new();
+    let mut warnings = Vec::new();
     for (document, rendered) in documents.iter().zip(&rendered) {
         let found = |fault: &Fault| {
             let line = rendered.line(fault.line);
@@ -73,6 +74,143 @@ fn too_large(document: &Document, needed: usize, memory: usize) -> Finding {
         mib(needed),
         mib(memory)
     );
-    let (domain, field) = (document.domain.clone(), "descriptors".to_owned());
+    let domain = document.domain.clone();
+    let field = "descriptors".to_owned();
     Finding { domain, rule: None, field, message }
+}
+
+// What a domain costs the pods, and the part of their ceilings that one domain may use.
+
+/// Maximum number of descriptors of one domain: an eighth of what a pod loads.
+const DESCRIPTORS_MAX: usize = 500_000;
+
+/// Maximum bytes of the paths of all rules of one domain: an eighth of what a pod loads. Each rule
+/// has the text of all its entries, so a long key above many rules counts for each of them.
+const PATH_BYTES_MAX: usize = 32 << 20;
+
+/// Memory that a pod has taken before it has rules.
+const POD_BYTES: usize = 16 << 20;
+
+/// Copies of the text of rules that a pod has while it replaces them: of the former ones, and of
+/// the new ones in the message and beside it.
+const TEXTS: usize = 3;
+
+/// The memory for rules of a pod that has this limit.
+pub fn memory_for_rules(pod_memory: usize) -> usize {
+    memory_left(pod_memory, POD_BYTES)
+}
+
+/// The memory that a pod needs while rules take the place of others of their size.
+fn need(text_bytes: usize, memory: MemoryUse) -> usize {
+    TEXTS * text_bytes + memory.held + memory.peak
+}
+
+/// Bytes as MiB.
+pub fn mib(bytes: usize) -> String {
+    let tenths = bytes.saturating_mul(10) >> 20;
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+/// Checks that each domain stays within its part of what a pod loads, so that no domain takes the
+/// place of others.
+///
+/// # Errors
+/// Each domain that exceeds its part.
+pub fn check_weights(documents: &[Document]) -> Result<(), Vec<Finding>> {
+    let mut faults = Vec::new();
+    for document in documents {
+        let mut fault = |message: String| {
+            let domain = document.domain.clone();
+            let field = "descriptors".to_owned();
+            faults.push(Finding { domain, rule: None, field, message });
+        };
+        let (descriptors, path_bytes) = weight(document);
+        if descriptors > DESCRIPTORS_MAX {
+            fault(format!(
+                "{descriptors} descriptors; expected at most {DESCRIPTORS_MAX} in one domain"
+            ));
+        }
+        if path_bytes > PATH_BYTES_MAX {
+            fault(format!(
+                "the keys and values that lead to its rules have {path_bytes} bytes together, \
+                 counted for each rule; expected at most {PATH_BYTES_MAX} in one domain. Shorten \
+                 keys above many rules"
+            ));
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// Compiles the texts of all domains in one load, as a pod does: domains that are good alone may
+/// exceed its ceilings together. Returns the memory that a pod needs for that.
+///
+/// # Errors
+/// The first fault: its domain, and the compiler's text.
+pub fn check_together(texts: Vec<(String, String)>) -> Result<usize, (String, String)> {
+    let bytes = texts.iter().map(|(_, text)| text.len()).sum();
+    let source = |(name, text): (String, String)| Source { name, text: text.into_bytes() };
+    let sources: Vec<_> = texts.into_iter().map(source).collect();
+    let faults = match load(&sources, Options::default()) {
+        Ok(loaded) => return Ok(need(bytes, loaded.memory)),
+        Err(faults) => faults,
+    };
+    let first = faults.iter().next().map(|it| (it.file.to_string(), it.message.clone()));
+    Err(first.unwrap_or_default())
+}
+
+/// The number of descriptors, and the bytes of the paths of all rules.
+fn weight(document: &Document) -> (usize, usize) {
+    let mut descriptors = 0;
+    let mut path_bytes = 0;
+    let mut before: &[Entry] = &[];
+    for record in &document.records {
+        let shared = before.iter().zip(&record.entries).take_while(|(a, b)| a == b).count();
+        descriptors += record.entries.len() - shared;
+        let text = |it: &Entry| it.key.len() + it.value.as_ref().map_or(0, String::len) + 2;
+        path_bytes += document.domain.len() + record.entries.iter().map(text).sum::<usize>();
+        before = &record.entries;
+    }
+    (descriptors, path_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::read;
+
+    /// A rule file whose rules are below a key of this length.
+    fn file(domain: &str, key_bytes: usize, rules: usize) -> String {
+        let mut text = format!(
+            "domain: {domain}\ndescriptors:\n- key: {}\n  descriptors:\n",
+            "k".repeat(key_bytes)
+        );
+        for number in 0..rules {
+            text.push_str(&format!(
+                "  - {{key: a, value: '{number}', rate_limit: {{unlimited: true}}}}\n"
+            ));
+        }
+        text
+    }
+
+    fn document(text: &str) -> Document {
+        read(&[Source { name: "a".into(), text: text.into() }]).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_domain_has_a_part_of_what_a_pod_loads() {
+        let (small, large) = (document(&file("b", 8000, 10)), document(&file("a", 8000, 4300)));
+        assert_eq!(weight(&small).0, 11);
+        let faults = check_weights(&[small, large]).unwrap_err();
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert_eq!((&*faults[0].domain, &*faults[0].field), ("a", "descriptors"));
+    }
+
+    #[test]
+    fn domains_that_are_good_alone_may_be_refused_together() {
+        let text = |domain: &str| (domain.to_owned(), file(domain, 8000, 17_000));
+        assert!(check_together(vec![text("a")]).is_ok());
+        assert!(check_together(vec![text("b")]).is_ok());
+        let (domain, message) = check_together(vec![text("a"), text("b")]).unwrap_err();
+        assert!(domain == "b" && message.contains("256 MiB"), "{domain}: {message}");
+    }
 }

@@ -29,11 +29,10 @@ pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
 fn read_one(source: &Source) -> Result<Document, ReadFaults> {
     let root = yaml::read(source).map_err(ReadFaults::Compiler)?;
     let mut document = Document::default();
-    let Some(Yaml { kind: YamlKind::Map(fields), .. }) = root else { return Ok(document) };
     let mut list = None;
-    for (name, value) in &fields {
-        match name_of(name) {
-            "domain" => document.domain = raw(value).unwrap_or_default().to_owned(),
+    for (name, value) in root.iter().flat_map(Yaml::fields) {
+        match name {
+            "domain" => document.domain = value.text().unwrap_or_default().to_owned(),
             "defaults" => merge(&mut document.defaults, typed(value)),
             "descriptors" => list = Some(value),
             // A name that the compiler does not know has been refused.
@@ -57,15 +56,15 @@ fn read_one(source: &Source) -> Result<Document, ReadFaults> {
 
 /// Adds the records of a list of descriptors below `path`. The parser bounds the depth.
 fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
-    let YamlKind::List(items) = &list.kind else { return };
-    for item in items {
-        let YamlKind::Map(fields) = &item.kind else { continue };
-        let (mut key, mut value, mut below) = ("", "", None);
+    for item in list.items() {
+        let mut key = "";
+        let mut value = "";
+        let mut below = None;
         let mut settings = Map::new();
-        for (name, field) in fields {
-            match name_of(name) {
-                "key" => key = raw(field).unwrap_or_default(),
-                "value" => value = raw(field).unwrap_or_default(),
+        for (name, field) in item.fields() {
+            match name {
+                "key" => key = field.text().unwrap_or_default(),
+                "value" => value = field.text().unwrap_or_default(),
                 "descriptors" => below = Some(field),
                 // All that the compiler knows, even if it warns that it has no effect here.
                 name => set(&mut settings, name, field),
@@ -104,11 +103,10 @@ fn set(settings: &mut Map<String, Value>, name: &str, field: &Yaml) {
 /// The value of a field other than metadata, whose maps hold fields of rule files.
 fn typed(value: &Yaml) -> Value {
     match &value.kind {
-        YamlKind::Map(fields) => {
+        YamlKind::Map(_) => {
             let mut map = Map::new();
-            for (name, field) in fields {
-                let name = name_of(name);
-                match raw(field).filter(|_| is_text(name)) {
+            for (name, field) in value.fields() {
+                match field.text().filter(|_| is_text(name)) {
                     Some(text) => merge(&mut map, [(name, text)].into_iter().collect()),
                     None => set(&mut map, name, field),
                 }
@@ -130,16 +128,5 @@ fn merge(map: &mut Map<String, Value>, more: Value) {
     match more {
         Value::Object(more) => map.extend(more),
         _ => map.clear(),
-    }
-}
-
-fn name_of(name: &Yaml) -> &str {
-    raw(name).unwrap_or_default()
-}
-
-fn raw(value: &Yaml) -> Option<&str> {
-    match &value.kind {
-        YamlKind::Scalar(text) => Some(text),
-        _ => None,
     }
 }

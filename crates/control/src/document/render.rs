@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use serde_json::{Map, Value};
 
 use super::{Document, Entry};
@@ -88,7 +88,8 @@ impl<'d> Writer<'d> {
                 // reports.
                 let found = found.filter(|it| !(is_last && self.nodes[*it].record.is_some()));
                 let node = found.unwrap_or_else(|| {
-                    let (node, record) = (self.nodes.len(), None);
+                    let node = self.nodes.len();
+                    let record = None;
                     self.nodes.push(Node { entry, needed_by: at, record, children: Vec::new() });
                     match parent {
                         Some(parent) => self.nodes[parent].children.push(node),

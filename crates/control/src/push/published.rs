@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use ratelease_rules::Source;
+use ratelease_xds::config::config_of;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 use sqlx::postgres::PgListener;
 use tokio::sync::{Notify, watch};
@@ -20,8 +21,6 @@ use tracing::{info, warn};
 
 use super::messages::any;
 use super::selection::NodeInfo;
-use super::translate::config_of;
-use crate::document::read;
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
     VersionChange,
@@ -208,9 +207,7 @@ impl PublishedDomain {
 /// Translates the text of a rule file. Blocks.
 fn config(text: &[u8]) -> Result<Bytes, Arc<str>> {
     let source = Source { name: "published".into(), text: text.to_vec() };
-    let documents = read(&[source]).map_err(|_| "the rules are refused")?;
-    let document = documents.into_iter().next().unwrap_or_default();
-    Ok(any(CONFIG_TYPE, &config_of(&document)?))
+    Ok(any(CONFIG_TYPE, &config_of(&source)?))
 }
 
 // Which pods a rollout chooses.

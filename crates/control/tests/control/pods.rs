@@ -224,7 +224,7 @@ async fn pods_of_other_programs_get_the_type_that_they_know() {
     let set = reference.next().await;
     assert_eq!(set.resources.len(), 1, "the other domain cannot be said in that type");
     assert_eq!(set.resources[0].type_url, CONFIG);
-    let fault = "bank: rate_limit.algorithm: the type RateLimitConfig cannot say it";
+    let fault = "bank: rate_limit.algorithm: the type RateLimitConfig has no such option";
     pod_is(&server, json!({"fault": fault})).await;
     reference.accept(&set).await;
     drop(reference);

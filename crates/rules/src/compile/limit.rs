@@ -269,7 +269,8 @@ impl Compiler<'_> {
 fn unit_refusal(unit: &str, findings: &Findings) -> String {
     let names = Unit::ALL.map(|unit| unit.name().to_ascii_lowercase());
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    let (shown, meant) = (excerpt(unit), findings.suggestion(unit, &[&candidates]));
+    let shown = excerpt(unit);
+    let meant = findings.suggestion(unit, &[&candidates]);
     format!("invalid rate limit unit '{shown}'; expected one of {}{meant}", names.join(", "))
 }
 

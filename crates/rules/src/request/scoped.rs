@@ -13,11 +13,16 @@
 //!
 //! An entry matches as in any request: the rule of its value, else that of its key alone.
 
-mod body;
-mod query;
+use std::borrow::Cow;
+use std::fmt;
 
+use percent_encoding::percent_decode;
+use serde::de::{
+    Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor, value,
+};
 use smallvec::{SmallVec, smallvec};
 
+use super::json::shown;
 use super::{Descriptor, ENTRIES, Entry, Few, Request};
 use crate::fault::{excerpt, nearest};
 
@@ -120,7 +125,7 @@ impl ScopedRequest {
     /// # Errors
     /// Every fault, at most 20.
     pub fn from_body(body: &[u8]) -> Result<Self, Vec<FieldFault>> {
-        body::read(body)
+        read_body(body)
     }
 
     /// Reads the query of `/api/v1/rate_limit`, as `application/x-www-form-urlencoded` text.
@@ -128,7 +133,7 @@ impl ScopedRequest {
     /// # Errors
     /// Every fault, at most 20.
     pub fn from_query(query: &str) -> Result<Self, Vec<FieldFault>> {
-        query::read(query)
+        read_query(query)
     }
 
     /// The request for the rules of `domain`. Its descriptors differ, so that no limit is charged
@@ -160,7 +165,8 @@ fn descriptor(entries: Entries<'_>) -> Descriptor<'_> {
 /// Says that there is no such name, which there are, and which is the nearest.
 fn unknown(name: &str, what: &str, known: &[&str]) -> String {
     let near = nearest(name, known).map(|it| format!("; did you mean '{it}'?"));
-    let (name, near) = (excerpt(name), near.unwrap_or_default());
+    let name = excerpt(name);
+    let near = near.unwrap_or_default();
     format!("'{name}' is no {what}; expected one of {}{near}", known.join(", "))
 }
 
@@ -203,6 +209,282 @@ impl FieldFaults {
             _ => Err(self.0),
         }
     }
+}
+
+// Reads a request from a body in JSON.
+//
+// Only the values of the four fields are kept: others are skipped while they are read, so that a
+// body takes no more memory than its length.
+
+/// The fields of the body.
+const FIELDS: [&str; 4] = ["scope", "scope_value", "api", "cost"];
+
+/// What the body gives for each of [`FIELDS`], and the names that are wrong.
+struct Body {
+    given: [Given; FIELDS.len()],
+    faults: FieldFaults,
+}
+
+/// The name of a field: its index, or the beginning of one that is unknown.
+enum Name {
+    Known(usize),
+    Unknown(String),
+}
+
+/// The value of a field.
+enum Given {
+    /// Not there, or null.
+    Nothing,
+    Text(String),
+    Number(u64),
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Reads a body.
+fn read_body(body: &[u8]) -> Result<ScopedRequest, Vec<FieldFault>> {
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let read = Body::deserialize(&mut reader).and_then(|read| reader.end().map(|()| read));
+    let Body { given: [scope, value, api, cost], mut faults } = read.map_err(|error| {
+        let message = format!("is not a request in JSON: {}", shown(&error));
+        vec![FieldFault { field: "body".into(), message }]
+    })?;
+    let scope = scope
+        .text("scope", &mut faults)
+        .and_then(|name| Scope::named(&name).map_err(|message| faults.add("scope", message)).ok());
+    let value = value.text("scope_value", &mut faults);
+    let api = api.text("api", &mut faults);
+    let cost = cost.cost(&mut faults);
+    let request =
+        || Some(ScopedRequest { callers: smallvec![(scope?, value?)], api: api?, cost: cost? });
+    let request = request();
+    faults.or(request)
+}
+
+// === impl Given ===
+
+impl Given {
+    /// A text that has to be there.
+    fn text(self, field: &str, faults: &mut FieldFaults) -> Option<String> {
+        match self {
+            Self::Text(text) => return faults.check_text(field, &text).then_some(text),
+            Self::Nothing => faults.add(field, "is missing; expected text"),
+            Self::Number(number) => {
+                faults.add(field, format!("is the number {number}; expected text in quotes"));
+            }
+            Self::Other(what) => faults.add(field, format!("is {what}; expected text")),
+        }
+        None
+    }
+
+    /// Hits; 1 if they are not there.
+    fn cost(self, faults: &mut FieldFaults) -> Option<u32> {
+        let what = match self {
+            Self::Nothing => return Some(1),
+            Self::Number(number) => match u32::try_from(number) {
+                Ok(cost) if cost > 0 => return Some(cost),
+                _ => number.to_string(),
+            },
+            Self::Text(_) => "text".to_owned(),
+            Self::Other(what) => what,
+        };
+        let expected = format!("expected a whole number from 1 to {}", u32::MAX);
+        faults.add("cost", format!("is {what}; {expected}"));
+        None
+    }
+}
+
+impl<'de> Deserialize<'de> for Body {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Body;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
+                let given = FIELDS.map(|_| Given::Nothing);
+                let mut body = Body { given, faults: FieldFaults::default() };
+                let mut is_given = [false; FIELDS.len()];
+                while let Some(name) = map.next_key()? {
+                    match name {
+                        Name::Known(at) if is_given[at] => {
+                            map.next_value::<IgnoredAny>()?;
+                            body.faults.add(FIELDS[at], "is there twice; give it once");
+                        }
+                        Name::Known(at) => {
+                            is_given[at] = true;
+                            body.given[at] = map.next_value()?;
+                        }
+                        Name::Unknown(name) => {
+                            map.next_value::<IgnoredAny>()?;
+                            body.faults.add_unknown(&name, "field", &FIELDS);
+                        }
+                    }
+                }
+                Ok(body)
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl Visitor<'_> for Text {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a field")
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<Name, E> {
+                Ok(match FIELDS.iter().position(|field| *field == name) {
+                    Some(at) => Name::Known(at),
+                    None => Name::Unknown(excerpt(name)),
+                })
+            }
+        }
+
+        deserializer.deserialize_str(Text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Given {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Given;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+
+            fn visit_unit<E: Error>(self) -> Result<Given, E> {
+                Ok(Given::Nothing)
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Given, E> {
+                Ok(Given::Text(text.to_owned()))
+            }
+
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Given, E> {
+                Ok(Given::Number(number))
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Given, E> {
+                Ok(u64::try_from(number).map_or(Given::Other(number.to_string()), Given::Number))
+            }
+
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Given, E> {
+                Ok(Given::Other(format!("{number:?}")))
+            }
+
+            fn visit_bool<E: Error>(self, truth: bool) -> Result<Given, E> {
+                Ok(Given::Other(truth.to_string()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Given, A::Error> {
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Given::Other("a list".into()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Given, A::Error> {
+                IgnoredAny::deserialize(value::MapAccessDeserializer::new(map))?;
+                Ok(Given::Other("an object".into()))
+            }
+        }
+
+        deserializer.deserialize_any(Any)
+    }
+}
+
+// Reads a request from the query of a URL.
+
+/// The names of a query, in the order of [`SCOPES`], and the endpoint last.
+const NAMES: [&str; 4] = ["user_id", "ip", "tier", "endpoint"];
+
+/// The scopes of the first names.
+const SCOPES: [Scope; 3] = [Scope::User, Scope::Ip, Scope::Tier];
+
+/// The values of a query by the index of their names, decoded.
+type QueryValues<'q> = [Option<Cow<'q, str>>; NAMES.len()];
+
+/// Reads a query.
+fn read_query(query: &str) -> Result<ScopedRequest, Vec<FieldFault>> {
+    let mut faults = FieldFaults::default();
+    let mut given: QueryValues<'_> = [const { None }; NAMES.len()];
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        read_pair(pair, &mut given, &mut faults);
+    }
+    let [user, ip, tier, api] = given;
+    if user.is_none() && ip.is_none() {
+        faults.add("user_id", "is missing, and so is ip; expected at least one of them");
+    }
+    if api.is_none() {
+        faults.add("endpoint", "is missing; expected text, as in endpoint=/login");
+    }
+    let callers = SCOPES.into_iter().zip([user, ip, tier]);
+    let callers = callers.filter_map(|(scope, it)| Some((scope, it?.into_owned()))).collect();
+    faults.or(api.map(|api| ScopedRequest { callers, api: api.into_owned(), cost: 1 }))
+}
+
+/// Reads a name and its value.
+fn read_pair<'q>(pair: &'q str, given: &mut QueryValues<'q>, faults: &mut FieldFaults) {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    let known = match decode(name) {
+        Ok(name) => NAMES.iter().position(|known| *known == name).ok_or(name),
+        Err(why) => return faults.add(name, why),
+    };
+    let at = match known {
+        Ok(at) if given[at].is_some() => {
+            return faults.add(NAMES[at], "is there twice; give it once");
+        }
+        Ok(at) => at,
+        Err(name) => return faults.add_unknown(&name, "name of the query", &NAMES),
+    };
+    given[at] = Some(match decode(value) {
+        Ok(value) => {
+            faults.check_text(NAMES[at], &value);
+            value
+        }
+        // A faulty value is not missing as well.
+        Err(why) => {
+            faults.add(NAMES[at], why);
+            Cow::Borrowed("")
+        }
+    });
+}
+
+/// Decodes `+` and escapes of bytes.
+fn decode(text: &str) -> Result<Cow<'_, str>, String> {
+    if let Some(at) = broken_escape(text.as_bytes()) {
+        let found = excerpt(text[at..].get(..3).unwrap_or(&text[at..]));
+        return Err(format!("has '{found}'; expected % and two hexadecimal digits, %25 for %"));
+    }
+    let decoded = match text.contains('+') {
+        true => {
+            let spaced = text.replace('+', " ");
+            percent_decode(spaced.as_bytes()).decode_utf8().map(|it| it.into_owned().into())
+        }
+        false => percent_decode(text.as_bytes()).decode_utf8(),
+    };
+    decoded.map_err(|_| "is not UTF-8 once its escapes are decoded".to_owned())
+}
+
+/// The place of the first `%` that no two hexadecimal digits follow.
+fn broken_escape(text: &[u8]) -> Option<usize> {
+    let is_digit = |at: usize| text.get(at).is_some_and(u8::is_ascii_hexdigit);
+    let escapes = text.iter().enumerate().filter(|(_, byte)| **byte == b'%').map(|(at, _)| at);
+    // The digits of an escape are no `%`, so each `%` begins one.
+    escapes.into_iter().find(|at| !(is_digit(at + 1) && is_digit(at + 2)))
 }
 
 #[cfg(test)]

@@ -282,7 +282,7 @@ fn rules_are_listed_in_order_of_path_and_found_by_it() {
 
 #[test]
 fn no_source_is_no_rule() {
-    let rules = load(&[], NO_MERGE).unwrap().rules;
+    let rules = load::<Source>(&[], NO_MERGE).unwrap().rules;
     assert!(rules.is_empty());
     assert!(matches!(rules.find("a", &[]), Lookup::UnknownDomain));
 }

@@ -12,7 +12,7 @@ use ratelease_cli::settings::EffectiveSetting;
 use ratelease_engine::lease::{BreakerState, ShardCounters, ShardSnapshot};
 use ratelease_engine::time::Clock;
 use ratelease_engine::{counter as engine, invariant};
-use ratelease_rules::{Allowance, Compilation, Limit, Rule};
+use ratelease_rules::{Allowance, Limit, Rule};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::hot_keys::{HotKey, HottestKeys, RuleHotKeys};
 use ratelease_server::metrics::counter::{Count, Counter};
@@ -86,7 +86,6 @@ impl Status {
     pub fn json(&self) -> Value {
         let rules = self.published.current();
         let version = rules.as_ref().map(|rules| format!("{:016x}", rules.version()));
-        let Compilation { compiled, patched, reused } = self.published.compilation();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.start.uptime().as_secs_f64(),
@@ -98,11 +97,6 @@ impl Status {
                 "count": rules.map_or(0, |rules| rules.len()),
                 "loads_ok": self.published.loads_ok(),
                 "loads_failed": self.published.loads_failed(),
-                "compiled": {
-                    "whole": compiled,
-                    "patched": patched,
-                    "reused": reused,
-                },
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
                 "source": self.source(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use ratelease_cli::settings::RulesSource;
-use ratelease_rules::{self as rules, Endings, Faults, Found, Keeps, RulesCache, Source};
+use ratelease_rules::{self as rules, Endings, Faults, Found, Source};
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
@@ -14,7 +14,6 @@ use crate::rule_source::watch::{Compiled, Load, Terms};
 /// Reads and compiles every rule file of a directory.
 pub struct Directory {
     settings: RulesSource,
-    cache: RulesCache,
     memory: MemoryLeft,
     /// What the last reading left out, one line each.
     left_out: Vec<String>,
@@ -33,11 +32,15 @@ pub struct Directory {
 impl Directory {
     /// Creates a source for the directory of `settings`.
     pub fn new(settings: RulesSource) -> Self {
-        let cache = RulesCache::new(settings.options.clone(), Keeps::Hashes);
-        let memory = MemoryLeft::of_process();
-        let (left_out, logged) = (Vec::new(), Vec::new());
-        let (is_empty, had_rules, lacked_memory) = (false, false, false);
-        Self { settings, cache, memory, left_out, logged, is_empty, had_rules, lacked_memory }
+        Self {
+            settings,
+            memory: MemoryLeft::of_process(),
+            left_out: Vec::new(),
+            logged: Vec::new(),
+            is_empty: false,
+            had_rules: false,
+            lacked_memory: false,
+        }
     }
 
     /// That there are no rule files, as a fault.
@@ -64,13 +67,13 @@ impl Load for Directory {
         if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let loaded = self.memory.load(&mut self.cache, sources);
+        let loaded = self.memory.load(sources, &self.settings.options);
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
-            Ok((loaded, compilation)) => {
+            Ok(loaded) => {
                 self.had_rules |= !sources.is_empty();
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-                Ok(Compiled { rules: loaded.rules, warnings, compilation })
+                Ok(Compiled { rules: loaded.rules, warnings })
             }
             Err(faults) => Err(faults.to_string().lines().map(str::to_owned).collect()),
         }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use ratelease_rules::{Compilation, Faults, Loaded, RulesCache, Source};
+use ratelease_rules::{Faults, Loaded, Options, Source, load_within};
 use ratelease_xds::memory_left;
 
 /// Where control groups of version 2 and of version 1 are. A container sees its own there.
@@ -58,13 +58,13 @@ impl MemoryLeft {
     /// All faults, or that there is not enough memory.
     pub(super) fn load(
         &self,
-        cache: &mut RulesCache,
         sources: &[Arc<Source>],
-    ) -> Result<(Loaded, Compilation), Faults> {
-        match cache.load_within(sources, self.bytes()) {
+        options: &Options,
+    ) -> Result<Loaded, Faults> {
+        match load_within(sources, options.clone(), self.bytes()) {
             Err(faults) if faults.exceeds_memory() => {
                 sleep(FREE_MAX);
-                cache.load_within(sources, self.bytes())
+                load_within(sources, options.clone(), self.bytes())
             }
             loaded => loaded,
         }

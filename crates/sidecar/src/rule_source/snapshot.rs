@@ -98,7 +98,8 @@ pub enum SnapshotError {
 impl Snapshot {
     /// Creates a snapshot at `path`; the file need not exist yet.
     pub fn new(path: PathBuf) -> Self {
-        let (written, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let written = AtomicU64::new(0);
+        let failed = AtomicU64::new(0);
         Self { path, pending: Mutex::default(), wake: Notify::new(), written, failed }
     }
 
@@ -151,7 +152,8 @@ impl Snapshot {
                 self.wake.notified().await;
                 continue;
             };
-            let (writer, writes) = (Arc::clone(&self), next.clone());
+            let writer = Arc::clone(&self);
+            let writes = next.clone();
             let written = spawn_blocking(move || writer.write(&writes)).await;
             let error = match written.map(|written| written.map_err(|error| error.to_string())) {
                 Ok(Ok(())) => String::new(),

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Write};
 
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
 use redis::{ErrorKind, RedisError, ServerError};
 
 use crate::store::StoreError;

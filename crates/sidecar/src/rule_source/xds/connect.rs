@@ -111,7 +111,8 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
 
 impl<S> Monitored<S> {
     fn new(stream: S) -> Self {
-        let (clock, silence) = (Clock::start(), Box::pin(sleep(SILENCE_MAX)));
+        let clock = Clock::start();
+        let silence = Box::pin(sleep(SILENCE_MAX));
         Self { stream, clock, last: Time::default(), heartbeats: 0, silence }
     }
 

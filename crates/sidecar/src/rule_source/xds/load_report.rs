@@ -137,8 +137,10 @@ async fn stream_reports(
 
 impl LoadReporter {
     pub(super) fn new(meters: Meters, clock: Clock) -> Self {
-        let (domains, reported) = (Vec::new(), HashMap::new());
-        let (interval, reported_at) = (INTERVAL_MAX, clock.now());
+        let domains = Vec::new();
+        let reported = HashMap::new();
+        let interval = INTERVAL_MAX;
+        let reported_at = clock.now();
         Self { meters, clock, domains, interval, reported, reported_at }
     }
 

@@ -1,4 +1,4 @@
-//! A resource as the text of a rule file.
+//! Resources as the texts of rule files, and the sets of them that a response has.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 use ratelease_rules::Source;
-use ratelease_rules::display_safety::alters_display;
+use ratelease_rules::alters_display;
+use ratelease_xds::config::{self, TEXT_BYTES_MAX};
+use ratelease_xds::shape::Undecoded;
 
-use super::translated::Translated;
-use super::wire::{Any, CONFIG_TYPE, RULES_TYPE, RulesResource};
+use super::wire::{Any, CONFIG_TYPE, DiscoveryResponse, RULES_TYPE, RulesResource};
 
 /// Maximum number of characters of a name that are shown.
 const NAME_CHARS_MAX: usize = 256;
@@ -30,10 +31,6 @@ pub(super) struct Resource {
     /// Its domain; empty if that is not known.
     pub(super) domain: String,
     pub(super) source: Arc<Source>,
-    /// What the text was made of: the message of the last set, since it shares the memory of the
-    /// whole set; empty if the text was sent as it is.
-    message: Bytes,
-    translated: Option<Arc<Translated>>,
 }
 
 /// Why a resource cannot be read; follows the place of the resource.
@@ -77,45 +74,19 @@ impl ResourceType {
             let why = format!("a resource of another type, {}", shown(&resource.type_url));
             return Err(Unread { why, lacks_memory: false });
         }
-        match self {
-            Self::RateLimitConfig => {
-                let message = resource.value.clone();
-                let known = Translated::name_of(&message).and_then(|name| known.get(name));
-                let known = known.and_then(|it| Some((it, it.translated.as_ref()?)));
-                if let Some((resource, translated)) = known
-                    && resource.message == message
-                {
-                    return Ok((translated.name.clone(), Resource { message, ..resource.clone() }));
-                }
-                let known =
-                    known.map(|(it, translated)| (&**translated, &*it.message, &*it.source));
-                let (translated, text) =
-                    Translated::new(&message, known, memory).map_err(|error| Unread {
-                        lacks_memory: Translated::lacks_memory(&error, memory),
-                        ..unreadable(error)
-                    })?;
-                let (name, domain) = (translated.name.clone(), translated.domain.clone());
-                let resource = self.resource(&name, domain, text);
-                let translated = Some(Arc::new(translated));
-                Ok((name, Resource { message, translated, ..resource }))
-            }
+        let (name, domain, text) = match self {
+            Self::RateLimitConfig => translated(&resource.value, memory)?,
             Self::Rules => {
                 let rules = RulesResource::decode(resource.value.clone()).map_err(unreadable)?;
-                let RulesResource { name, yaml } = rules;
-                if let Some(known) = known.get(&name).filter(|it| it.source.text == yaml) {
-                    return Ok((name, known.clone()));
-                }
-                let text = std::str::from_utf8(&yaml).map_err(unreadable)?;
-                let resource = self.resource(&name, domain_of(text).to_owned(), text.to_owned());
-                Ok((name, resource))
+                let text = std::str::from_utf8(&rules.yaml).map_err(unreadable)?;
+                (rules.name, domain_of(text).to_owned(), rules.yaml)
             }
+        };
+        if let Some(known) = known.get(&name).filter(|it| it.source.text == text) {
+            return Ok((name, known.clone()));
         }
-    }
-
-    fn resource(self, name: &str, domain: String, text: String) -> Resource {
-        let name = format!("{}{}", self.prefix(), shown(name));
-        let source = Arc::new(Source { name, text: text.into_bytes() });
-        Resource { domain, source, message: Bytes::new(), translated: None }
+        let source = Source { name: self.prefix().to_owned() + &shown(&name), text: text.into() };
+        Ok((name, Resource { domain, source: Arc::new(source) }))
     }
 
     /// Returns the name and the resource that became this source; `None` if another type did.
@@ -124,11 +95,23 @@ impl ResourceType {
         let text = std::str::from_utf8(&source.text).unwrap_or_default();
         let domain = domain_of(text).to_owned();
         let source = Arc::clone(source);
-        Some((
-            name.to_owned(),
-            Resource { domain, source, message: Bytes::new(), translated: None },
-        ))
+        Some((name.to_owned(), Resource { domain, source }))
     }
+}
+
+/// The name, the domain and the text of a resource of Envoy's type. It takes `memory` at most: half
+/// of it for the message, and half for its text, which doubles while it is written.
+fn translated(message: &[u8], memory: usize) -> Result<(String, String, Bytes), Unread> {
+    let config = config::decode(message, memory / 2).map_err(|error| {
+        let lacks_memory = matches!(error, Undecoded::TooLarge(max) if max == memory / 2);
+        Unread { lacks_memory, ..unreadable(error) }
+    })?;
+    let text = config::text_of(&config, memory / 4).ok_or_else(|| {
+        let lacks_memory = memory / 4 < TEXT_BYTES_MAX;
+        let max = if lacks_memory { memory } else { TEXT_BYTES_MAX };
+        Unread { lacks_memory, ..unreadable(Undecoded::TooLarge(max)) }
+    })?;
+    Ok((config.name, config.domain, text.into()))
 }
 
 fn unreadable(error: impl Display) -> Unread {
@@ -156,6 +139,116 @@ fn shown(name: &str) -> String {
         shown.push('…');
     }
     shown
+}
+
+// Reads a response: its resources, or all faults of them. It takes a while for large ones, and
+// runs on a thread that may block.
+
+/// Maximum number of faults that are kept; of further ones only the number is known.
+const FAULTS_MAX: usize = 1000;
+
+/// Maximum bytes of the texts of a set: an indented line of a `RateLimitConfig` may be a hundred
+/// times the bytes that it stands for in the message, which itself is bounded.
+const SET_TEXT_BYTES_MAX: usize = 256 << 20;
+
+/// Identifies what a response holds.
+pub(super) type Digest = blake3::Hash;
+
+/// A set of resources that was received and is not accepted yet.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) version: String,
+    pub(super) resources: Resources,
+}
+
+/// Why a set is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// All faults, one line each.
+    pub(super) faults: Vec<String>,
+    /// The set has no other fault than that memory is lacking at this moment.
+    pub(super) is_for_now: bool,
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// A set with a fault that it will have at any time.
+    pub(super) fn finally(fault: String) -> Self {
+        Self { faults: vec![fault], is_for_now: false }
+    }
+}
+
+/// Reads a response of this type, of which `known` resources were accepted, within so many bytes of
+/// `memory`. The error is all faults of its resources.
+pub(super) fn read(
+    of: ResourceType,
+    response: &DiscoveryResponse,
+    known: &Resources,
+    memory: usize,
+) -> Result<Received, Refused> {
+    read_within(SET_TEXT_BYTES_MAX, of, response, known, memory)
+}
+
+/// The same with another maximum of the bytes of the texts.
+pub(super) fn read_within(
+    text_bytes_max: usize,
+    of: ResourceType,
+    response: &DiscoveryResponse,
+    known: &Resources,
+    memory: usize,
+) -> Result<Received, Refused> {
+    let mut resources = Resources::new();
+    let mut faults = Vec::new();
+    let mut more = 0;
+    let mut bytes = 0;
+    let mut is_for_now = true;
+    for (at, resource) in response.resources.iter().enumerate() {
+        let fault = match of.read(resource, known, memory.saturating_sub(bytes)) {
+            Err(unread) => {
+                is_for_now &= unread.lacks_memory;
+                Some(unread.why)
+            }
+            Ok((name, resource)) => {
+                bytes += resource.source.text.len();
+                if bytes > text_bytes_max {
+                    return Err(Refused::finally(format!(
+                        "resources[{at}]: the rules up to here take more than {text_bytes_max} \
+                         bytes; send fewer"
+                    )));
+                }
+                let former = resources.insert(name, resource);
+                is_for_now &= former.is_none();
+                former.map(|_| "a second one of its name".to_owned())
+            }
+        };
+        match fault {
+            Some(fault) if faults.len() < FAULTS_MAX => {
+                faults.push(format!("resources[{at}]: {fault}"));
+            }
+            Some(_) => more += 1,
+            None => {}
+        }
+    }
+    if more > 0 {
+        faults.push(format!("and {more} more"));
+    }
+    if !faults.is_empty() {
+        return Err(Refused { faults, is_for_now });
+    }
+    Ok(Received { version: response.version_info.clone(), resources })
+}
+
+/// Identifies what `response` holds.
+pub(super) fn digest(response: &DiscoveryResponse) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    for resource in &response.resources {
+        for part in [resource.type_url.as_bytes(), &resource.value] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+    }
+    hasher.finalize()
 }
 
 #[cfg(test)]

@@ -1,21 +1,18 @@
 //! Sets of both types in any order: what is in force, and how the server is answered.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use prost::Message;
 use ratelease_engine::rng::mixed;
-use ratelease_rules::Options;
 use ratelease_server::current_rules::CurrentRules;
+use ratelease_xds::config::{RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit};
 use tokio::time::{advance, timeout};
 
-use super::super::pushed::pushed;
-use super::super::resource::Resources;
-use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, RateLimitPolicy};
-use super::super::wire::{RateLimitUnit, RulesResource};
 use super::*;
 use crate::rule_source::watch::Watcher;
+use crate::rule_source::xds::wire::{Any, RulesResource};
+
+mod subscription;
 
 const TYPES: [ResourceType; 2] = [ResourceType::RateLimitConfig, ResourceType::Rules];
 const CONFIG: usize = 0;

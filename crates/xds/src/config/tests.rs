@@ -1,8 +1,7 @@
-//! Texts of resources, and the fields that their lines belong to.
+//! Texts of resources, the fields that their lines belong to, and resources of rule files.
 
-use ratelease_rules::{Options, Source, load};
+use ratelease_rules::{MapKind, Options, load};
 
-use super::super::wire::RateLimitReplace;
 use super::*;
 
 fn descriptor(key: &str, below: Vec<RateLimitDescriptor>) -> RateLimitDescriptor {
@@ -24,14 +23,14 @@ fn source(text: &str) -> Source {
 
 /// The faults of a resource, one line each, with the path of each instead of its line.
 fn faults(config: &RateLimitConfig) -> Vec<String> {
-    let text = text_of(config).unwrap();
+    let text = text_of(config, usize::MAX).unwrap();
     let found = load(&[source(&text)], Options::default()).expect_err("faults");
     found.iter().map(|it| format!("{}: {}", path_of(&text, it.line), it.message)).collect()
 }
 
 #[test]
 fn everything_that_a_resource_can_say_is_in_its_text() {
-    let team = wire::Value { kind: Some(Kind::StringValue("a\"b".into())) };
+    let team = WireValue { kind: Some(Kind::StringValue("a\"b".into())) };
     let metadata = Struct { fields: [("team".into(), team)].into() };
     let policy = RateLimitPolicy {
         unit: 7,
@@ -51,7 +50,7 @@ fn everything_that_a_resource_can_say_is_in_its_text() {
     };
     let unlimited = RateLimitPolicy { unlimited: true, ..Default::default() };
     let free = RateLimitDescriptor { rate_limit: Some(unlimited), ..descriptor("d", Vec::new()) };
-    let text = text_of(&config(vec![descriptor("a", vec![inner]), free])).unwrap();
+    let text = text_of(&config(vec![descriptor("a", vec![inner]), free]), usize::MAX).unwrap();
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     let expected = [
         r#"domain: "shop""#,
@@ -104,7 +103,80 @@ fn faults_name_the_field_of_the_descriptor() {
 #[test]
 fn every_unit_has_its_name_in_files() {
     for unit in 1..=7 {
-        let text = text_of(&config(vec![limited("a", unit, 1)])).unwrap();
+        let text = text_of(&config(vec![limited("a", unit, 1)]), usize::MAX).unwrap();
         assert!(load(&[source(&text)], Options::default()).is_ok(), "unit {unit}");
+    }
+}
+
+fn config_of_file(text: &str) -> Result<RateLimitConfig, String> {
+    load(&[source(text)], Options::default()).unwrap_or_else(|faults| panic!("{faults}"));
+    config_of(&source(text))
+}
+
+#[test]
+fn what_the_type_says_is_the_tree_of_the_file() {
+    let text = "domain: d\ndescriptors:\n- key: a\n  value: x\n  rate_limit: {unit: hour, \
+                requests_per_unit: 5, name: n, replaces: [{name: m}]}\n  shadow_mode: true\n  \
+                descriptors:\n  - key: b\n    metadata: {k: [1, {l: null}]}\n    rate_limit: \
+                {unlimited: true}\n- key: c\n";
+    let config = config_of_file(text).unwrap();
+    assert_eq!((&*config.name, &*config.domain), ("d", "d"));
+    let [a, c] = &config.descriptors[..] else { panic!("{config:?}") };
+    let limit = a.rate_limit.as_ref().unwrap();
+    assert_eq!((&*a.key, &*a.value, a.shadow_mode), ("a", "x", true));
+    assert_eq!((limit.unit, limit.requests_per_unit), (RateLimitUnit::Hour as i32, 5));
+    assert_eq!((&*limit.name, &*limit.replaces[0].name), ("n", "m"));
+    let b = &a.descriptors[0];
+    assert!(b.rate_limit.as_ref().is_some_and(|it| it.unlimited));
+    assert!(b.metadata.as_ref().is_some_and(|it| it.fields.contains_key("k")));
+    assert_eq!((&*c.key, &c.rate_limit), ("c", &None));
+}
+
+#[test]
+fn a_resource_is_the_same_after_the_way_through_its_text() {
+    let inner = RateLimitDescriptor { value: "y".into(), quota_mode: true, ..limited("x", 3, 9) };
+    let config =
+        config(vec![descriptor("a", vec![inner, limited("007", 1, 0)]), limited("b", 7, 1)]);
+    let text = text_of(&config, usize::MAX).unwrap();
+    assert_eq!(config_of_file(&text), Ok(config), "{text}");
+}
+
+#[test]
+fn what_the_type_cannot_say_is_named() {
+    let with = |limit: &str| {
+        let text = format!(
+            "domain: d\ndescriptors:\n- key: a\n  rate_limit: {{unit: hour, requests_per_unit: 5, \
+             {limit}}}\n"
+        );
+        config_of_file(&text)
+    };
+    assert!(with("algorithm: fixed_window, unit_multiplier: 1, charge_denied: true").is_ok());
+    for (limit, field) in [
+        ("unit_multiplier: 2", "unit_multiplier"),
+        ("algorithm: sliding_log", "algorithm"),
+        ("charge_denied: false", "charge_denied"),
+    ] {
+        let why = with(limit).unwrap_err();
+        assert!(why.starts_with(&format!("d: rate_limit.{field}: ")), "{why}");
+    }
+    let why = config_of_file("domain: d\ndefaults: {shards: 2}\n").unwrap_err();
+    assert!(why.starts_with("d: defaults.shards: "), "{why}");
+}
+
+/// A new option that the reference has is not left out without a word.
+#[test]
+fn every_flag_of_a_descriptor_is_in_the_resource_or_refused() {
+    let flags = Flags::ROWS
+        .iter()
+        .filter(|row| MapKind::Descriptor.options().any(|option| option.name == row.option.name));
+    for row in flags {
+        let (name, other) = (row.option.name, !row.default);
+        let text = format!(
+            "domain: d\ndescriptors:\n- key: a\n  {name}: {other}\n  rate_limit: {{unit: hour, \
+             requests_per_unit: 5}}\n"
+        );
+        let is_kept =
+            |config| text_of(&config, usize::MAX).unwrap().contains(&format!("{name}: {other}"));
+        assert!(config_of_file(&text).map_or(true, is_kept), "{name}");
     }
 }

@@ -1,10 +1,11 @@
 //! What the server is told, and which sources are in force.
 
 use prost::Message;
+use ratelease_xds::config::{RateLimitConfig, RateLimitDescriptor};
 
-use super::super::response::{read, read_within};
-use super::super::wire::{Any, RateLimitConfig, RateLimitDescriptor, Struct};
-use super::*;
+use super::super::*;
+use crate::rule_source::xds::resource::read_within;
+use crate::rule_source::xds::wire::{Any, Struct};
 
 const OF: ResourceType = ResourceType::RateLimitConfig;
 
@@ -35,7 +36,7 @@ fn receive(
 ) -> Result<Received, Refused> {
     let response = response(version, resources);
     subscription.note_response(&response);
-    read(OF, &response, subscription.accepted(), usize::MAX)
+    read(OF, &response, &subscription.accepted, usize::MAX)
 }
 
 /// Receives and accepts a set; returns the names of all that is in force then.
@@ -43,7 +44,7 @@ fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64
     let resources = of.iter().map(|name| resource(name, name)).collect();
     let received = receive(subscription, version, resources);
     subscription.keep(received, &Arc::default());
-    subscription.set_leaving(subscription.leaving_beside(true, at(millis)));
+    subscription.leaving = subscription.leaving_beside(true, at(millis));
     let request = subscription.accept_newest().expect("a good set of this stream");
     assert_eq!((&*request.version_info, request.response_nonce), (version, format!("n{version}")));
     assert_eq!(request.error_detail, None);
@@ -52,12 +53,12 @@ fn take(subscription: &mut Subscription, version: &str, of: &[&str], millis: u64
 
 /// Removes what was to leave by then.
 fn let_go(subscription: &mut Subscription, millis: u64) {
-    subscription.set_leaving(subscription.still_leaving(at(millis)));
+    subscription.leaving = subscription.still_leaving(at(millis));
 }
 
 fn names(subscription: &Subscription) -> Vec<String> {
     let leaving = subscription.leaving.values().map(|(resource, _)| resource);
-    let all = subscription.accepted().values().chain(leaving);
+    let all = subscription.accepted.values().chain(leaving);
     all.map(|resource| resource.source.name.clone()).collect()
 }
 
@@ -133,7 +134,7 @@ fn a_set_of_an_earlier_stream_is_accepted_without_a_request() {
     subscription.keep(received, &Arc::default());
     subscription.begin(Node::default());
     assert_eq!(subscription.accept_newest(), None, "the server has sent nothing on this one");
-    assert_eq!((names(&subscription), subscription.running()), (vec!["xds:a".to_owned()], "1"));
+    assert_eq!((names(&subscription), &*subscription.running), (vec!["xds:a".to_owned()], "1"));
     assert_eq!(subscription.request().version_info, "");
 }
 
