@@ -22,7 +22,7 @@ use crate::rules::{Branch, DomainRules, Node, Rules, composite};
 use crate::small_map::{SmallMap, TextMap};
 use crate::store::{DomainStores, StoreId, StoreNames};
 use crate::takes::metadata_bytes;
-use crate::wildcard::SEARCHED_MAX;
+use crate::wildcard::{NESTED_MAX, SEARCHED_MAX};
 use limit::CompiledLimit;
 
 /// Options for compiling sources to rules.
@@ -181,6 +181,14 @@ impl Domain {
 /// Bytes of a domain besides its rules: what it is known by, in tables that double.
 const DOMAIN_BYTES: usize = 896;
 
+/// The fault of a level whose patterns would cost a search too much together.
+fn nested_too_deep() -> String {
+    format!(
+        "more than {NESTED_MAX} texts between the '*' of patterns of one key on one level end one \
+         another, as 'a', 'aa' and 'aaa' do; use fewer, or patterns with one '*'"
+    )
+}
+
 // === impl Compiler ===
 
 impl<'f> Compiler<'f> {
@@ -233,6 +241,12 @@ impl<'f> Compiler<'f> {
         drop(self.paths);
         if self.findings.has_faults() {
             return SmallMap::default();
+        }
+        for (_, domain) in &self.domains {
+            if domain.branch.nests_too_deep(memory) {
+                self.findings.begin(&domain.file);
+                self.findings.fault(Place { line: domain.line, column: 1 }, nested_too_deep());
+            }
         }
         let domains = self.domains.into_iter();
         domains.map(|(name, domain)| (name, domain.finish(memory))).collect()
@@ -346,6 +360,9 @@ impl<'f> Compiler<'f> {
         if let Some(list) = descriptor.descriptors {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, rule_path);
+            if children.nests_too_deep(&self.findings.memory) {
+                self.findings.fault(descriptor.place, nested_too_deep());
+            }
             node.children =
                 (!children.is_empty()).then(|| Box::new(children.finish(&self.findings.memory)));
         }

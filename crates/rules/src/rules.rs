@@ -264,6 +264,13 @@ impl Branch {
         }
     }
 
+    /// Whether patterns of the level would cost a search too much together, as
+    /// [`Patterns::nests_too_deep`] says.
+    pub(crate) fn nests_too_deep(&self, memory: &Memory) -> bool {
+        let of_keys = self.keys.iter().map(|(_, key_nodes)| &key_nodes.wild_values);
+        of_keys.chain([&self.wild_keys]).any(|patterns| patterns.nests_too_deep(memory))
+    }
+
     /// Takes the memory of the node that is to be inserted for `key` and `value`; of the branch
     /// itself with its first one.
     pub(crate) fn take_room(&self, key: &str, value: &str, memory: &Memory) -> Option<()> {

@@ -46,6 +46,11 @@ pub(crate) const SEARCHED_MAX: usize = 16_384;
 /// Maximum bytes of the pieces of a level: each costs some 16 bytes in the automaton.
 pub(crate) const PIECE_BYTES_MAX: usize = 1 << 20;
 
+/// Maximum number of different pieces of a level of which each ends the next, such as `a`, `aa` and
+/// `aaa`. A search meets all of them at once wherever the longest ends, and the automaton has a list
+/// of them for each of its states that they end.
+pub(crate) const NESTED_MAX: usize = 16;
+
 /// Bytes of a piece of a pattern besides its text, and of an end.
 const PIECE_BYTES: usize = 32;
 
@@ -99,6 +104,11 @@ impl Patterns {
     /// after their first `*`, and passes each byte of a value through an automaton of all pieces.
     pub(crate) fn has_room(&self) -> bool {
         self.searched < SEARCHED_MAX && self.piece_bytes < PIECE_BYTES_MAX
+    }
+
+    /// Whether a search would meet more than [`NESTED_MAX`] pieces at one byte of a value.
+    pub(crate) fn nests_too_deep(&self, memory: &Memory) -> bool {
+        self.patterns.len() > FEW_MAX && nesting(&self.patterns, memory) > Some(NESTED_MAX)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -249,8 +259,30 @@ struct Pieces {
     starts: Box<[u32]>,
 }
 
-/// Bytes for each byte of pieces, and for each piece, while the automaton is built.
+/// Bytes for each byte of pieces, and for each piece, while the automaton is built; and for each
+/// further piece that may end where one does.
 const BUILD_BYTES: usize = 90;
+const MATCH_BYTES: usize = 8;
+
+/// The most different pieces of which each ends the next; `None` if there is no memory to find it.
+fn nesting(patterns: &[Pattern], memory: &Memory) -> Option<usize> {
+    let pieces = || patterns.iter().flat_map(|pattern| pattern.middle().iter().map(|it| &**it));
+    memory.pass(pieces().count() * size_of::<&[u8]>())?;
+    let mut sorted: Vec<&[u8]> = pieces().collect();
+    // What ends a piece comes before it.
+    sorted.sort_unstable_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+    sorted.dedup();
+    let mut most = 0;
+    let mut open: Vec<&[u8]> = Vec::new();
+    for piece in sorted {
+        while open.last().is_some_and(|end| !piece.ends_with(end)) {
+            open.pop();
+        }
+        open.push(piece);
+        most = most.max(open.len());
+    }
+    Some(most)
+}
 
 /// One search.
 struct Search<'s> {
@@ -312,7 +344,9 @@ impl Pieces {
             return None;
         }
         let size = bytes + different.len();
-        memory.pass(size * BUILD_BYTES)?;
+        // More are a fault of the load, whose index is not needed.
+        let nested = nesting(patterns, memory).filter(|nested| *nested <= NESTED_MAX)?;
+        memory.pass(size * (BUILD_BYTES + nested.saturating_sub(1) * MATCH_BYTES))?;
         let automaton = NFA::builder().prefilter(false).build(&different).ok()?;
         memory.take(automaton.memory_usage())?;
         memory.give_back(3 * known_bytes + 2 * lists);
@@ -581,6 +615,19 @@ mod pieces_tests {
         assert_eq!((search.found, search.looks), (None, 2 * 1000));
         let text = text + "needle7x";
         assert_eq!(pieces.find(&patterns, &all, text.as_bytes()), Some(7));
+    }
+
+    #[test]
+    fn pieces_that_end_each_other_are_counted() {
+        for (texts, expected) in [
+            (&["*a*", "*b*"][..], 1),
+            (&["*a*ba*", "*aa*cba*", "*xba*", "*ab*"], 3),
+            (&["*a*aaa*", "*a*", "*aa*"], 3),
+            (&["*", "a*"], 0),
+        ] {
+            let patterns: Vec<_> = texts.iter().map(|it| Pattern::parse(it).unwrap()).collect();
+            assert_eq!(nesting(&patterns, &Memory::default()), Some(expected), "{texts:?}");
+        }
     }
 
     #[test]

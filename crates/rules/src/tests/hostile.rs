@@ -291,6 +291,31 @@ fn a_level_with_more_patterns_than_a_search_may_look_at_is_refused() {
     }
 }
 
+/// They would all be met at each byte of a value that repeats the letter, and the automaton's lists
+/// of them would take gigabytes.
+#[test]
+fn patterns_whose_pieces_end_one_another_are_refused() {
+    let list = |count: usize, indent: &str| -> String {
+        let pattern = |at| format!("{indent}- {{key: k, value: '*{}*z{at}*'}}\n", "a".repeat(at));
+        (1..=count).map(pattern).collect()
+    };
+    let top = |count| format!("domain: d\ndescriptors:\n{}", list(count, ""));
+    let below =
+        |count| format!("domain: d\ndescriptors:\n- key: j\n  descriptors:\n{}", list(count, "  "));
+    for (text, place) in [(&top as &dyn Fn(usize) -> String, "1"), (&below, "3:3")] {
+        // Few patterns are tried one by one.
+        for count in [1, 16] {
+            assert!(load(&[source(&text(count))], NO_MERGE).is_ok(), "{count}");
+        }
+        for count in [17, 1_400] {
+            let faults = refusal(&[source(&text(count))], NO_MERGE);
+            assert_eq!(faults.len(), 1, "{faults:?}");
+            assert!(faults[0].contains("more than 16 texts between the '*'"), "{faults:?}");
+            assert!(faults[0].contains(&format!(":{place}")), "{faults:?}");
+        }
+    }
+}
+
 #[test]
 fn aliases_stand_for_a_part_of_their_file_that_is_bounded() {
     let text = |uses: usize| {
