@@ -9,7 +9,7 @@ use crate::check::{self, CheckFlags};
 use crate::grammar;
 use crate::health::{self, HealthFlags};
 use crate::out::{self, Out};
-use crate::settings::{Role, ServeFlags, Settings, SettingsError};
+use crate::settings::{Flags, Role, Settings, SettingsError};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -32,7 +32,7 @@ pub struct Cli {
 pub enum Command {
     /// Answer Envoy's rate limit requests until a signal arrives
     #[command(after_help = EXAMPLES, next_line_help = true)]
-    Serve(Box<ServeFlags>),
+    Serve(Box<Flags<Settings>>),
     /// Report every fault of rule files
     #[command(after_help = check::NOTES)]
     Check(Box<CheckFlags>),
@@ -95,7 +95,7 @@ impl Task {
         let (Cli { command }, summary) = grammar::read(role, &args, env)?;
         match command {
             Command::Serve(flags) => {
-                let mut settings = Settings::resolve(role, &flags, env)?;
+                let mut settings = Settings::read(role, flags.values(), env)?;
                 settings.warnings.extend(ignored);
                 Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }

@@ -12,8 +12,7 @@ use crate::channel::TlsFlags;
 use crate::fetch;
 use crate::out::{CliError, CliResult, Completion, Out, OutFlags, eprint_line};
 use crate::safe;
-use crate::settings::{HealthListenerFlags, HostPort};
-use crate::source;
+use crate::settings::{Faults, Flags, GrpcListen, HealthListener, HostPort, Listeners, call_at};
 use crate::target::Target;
 
 pub(crate) const NOTES: &str = "\
@@ -61,7 +60,7 @@ pub struct HealthFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    listeners: HealthListenerFlags,
+    listeners: Flags<HealthListener>,
     #[command(flatten)]
     tls: TlsFlags,
 }
@@ -105,11 +104,23 @@ fn check(flags: HealthFlags) -> Result<Health, CliError> {
             Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"))
         }
         None => {
-            let listener = || source::resolved(|faults| listeners.http(faults));
             let path = if live { LIVE_PATH } else { PATH };
-            ask_http(&http.map_or_else(listener, Ok)?, path, timeout)
+            ask_http(&http.map_or_else(|| http_of(&listeners), Ok)?, path, timeout)
         }
     }
+}
+
+/// Returns the address at which `serve` listens for HTTP in the same environment.
+fn http_of(flags: &Flags<HealthListener>) -> Result<HostPort, Faults> {
+    flags.read(|values, faults| call_at(Listeners::read(values, faults).http(), "PORT", faults))
+}
+
+/// Returns the address at which `serve` listens for gRPC in the same environment.
+fn grpc_of(flags: &Flags<HealthListener>) -> Result<Target, Faults> {
+    flags.read(|values, faults| match Listeners::read(values, faults).grpc() {
+        GrpcListen::Unix(uds) => Target::Unix(uds.path),
+        GrpcListen::Tcp(address) => Target::Tcp(call_at(address, "GRPC_PORT", faults).to_string()),
+    })
 }
 
 fn ask_http(target: &HostPort, path: &str, within: Duration) -> Result<Health, CliError> {
@@ -140,13 +151,5 @@ fn ask_grpc(
         let is_healthy = status == ServingStatus::Serving;
         let answer = status.as_str_name().to_owned();
         Ok(Health { is_healthy, target: target.to_string(), answer })
-    })
-}
-
-/// Returns the address at which `serve` listens for gRPC in the same environment.
-fn grpc_of(listeners: &HealthListenerFlags) -> Result<Target, CliError> {
-    source::resolved(|faults| match listeners.grpc_socket(faults)? {
-        Some(path) => Some(Target::Unix(path)),
-        None => listeners.grpc(faults).map(|address| Target::Tcp(address.to_string())),
     })
 }

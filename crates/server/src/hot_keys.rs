@@ -152,7 +152,7 @@ struct Period {
 
 /// Costs a few nanoseconds for each decision; keeps hashes only.
 impl From<settings::HotKeys> for Options {
-    fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
+    fn from(settings::HotKeys { sample, values, .. }: settings::HotKeys) -> Self {
         let texts = if values { Texts::Kept } else { Texts::Omitted };
         Self { sample, texts }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use ratelease_cli::settings::RulesSource;
+use ratelease_cli::settings::{Reading, RulesSource};
 use ratelease_rules::{self as rules, Endings, Faults, Found, Keeps, RulesCache, Source};
 use tracing::warn;
 
@@ -33,7 +33,7 @@ pub struct Directory {
 impl Directory {
     /// Creates a source for the directory of `settings`.
     pub fn new(settings: RulesSource) -> Self {
-        let cache = RulesCache::new(settings.options.clone(), Keeps::Hashes);
+        let cache = RulesCache::new(settings.reading.options.clone(), Keeps::Hashes);
         let memory = MemoryLeft::of_process();
         let (left_out, logged) = (Vec::new(), Vec::new());
         let (is_empty, had_rules, lacked_memory) = (false, false, false);
@@ -49,7 +49,7 @@ impl Directory {
 
 impl Load for Directory {
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
-        let RulesSource { dir, dotfiles, endings, .. } = &self.settings;
+        let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
         let found = rules::read_directory(dir, *dotfiles, *endings);
         let Found { sources, left_out } = found.map_err(|error| error.to_string())?;
         let line = |(name, why): (String, &str)| format!("{}: {why}", dir.join(name).display());
@@ -61,7 +61,7 @@ impl Load for Directory {
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
+        if sources.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
         let loaded = self.memory.load(&mut self.cache, sources);
@@ -108,9 +108,7 @@ mod tests {
         Directory::new(RulesSource {
             dir: dir.path().to_owned(),
             watch_root: None,
-            dotfiles: Dotfiles::Skip,
-            endings,
-            options: Options::default(),
+            reading: Reading { dotfiles: Dotfiles::Skip, endings, options: Options::default() },
             healthy_with: HealthyWith::Rules,
             force_start: false,
             snapshot: None,
