@@ -8,12 +8,10 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::channel::TlsFlags;
-use crate::fetch;
+use crate::client::{self, Target, TlsFlags};
 use crate::out::{CliError, CliResult, Completion, Out, OutFlags, eprint_line};
 use crate::safe;
 use crate::settings::{Faults, Flags, GrpcListen, HealthListener, HostPort, Listeners, call_at};
-use crate::target::Target;
 
 pub(crate) const NOTES: &str = "\
 Calls /healthcheck at HOST and PORT of the environment, on which `serve` listens; a host that means
@@ -44,7 +42,7 @@ const ANSWER_CHARS_MAX: usize = 200;
 #[derive(Debug, Args)]
 pub struct HealthFlags {
     /// HTTP address to call [default: HOST and PORT]
-    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = client::host_port, conflicts_with = "grpc")]
     http: Option<HostPort>,
     /// Ask only whether the process runs, with or without rules: for liveness probes, which restart
     /// it
@@ -55,7 +53,7 @@ pub struct HealthFlags {
     #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
     grpc: Option<Option<Target>>,
     /// Maximum time for the answer, a duration
-    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = fetch::span_above_zero)]
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = client::span_above_zero)]
     timeout: Duration,
     #[command(flatten)]
     out: OutFlags,
@@ -124,7 +122,7 @@ fn grpc_of(flags: &Flags<HealthListener>) -> Result<Target, Faults> {
 }
 
 fn ask_http(target: &HostPort, path: &str, within: Duration) -> Result<Health, CliError> {
-    let page = fetch::get(target, path, within)?;
+    let page = client::get(target, path, within)?;
     let answer = safe::line(String::from_utf8_lossy(&page.body).trim());
     let answer: String = answer.chars().take(ANSWER_CHARS_MAX).collect();
     let answer = format!("{} {answer}", page.status);

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::fetch;
-use ratelease_cli::fetch::span_above_zero;
+use ratelease_cli::client::{self, span_above_zero};
 use ratelease_cli::out::CliError;
 use ratelease_cli::settings::{DebugListener, Flags, HostPort, Listeners, call_at};
 use ratelease_rules::DEFAULT_STORE;
@@ -24,7 +23,7 @@ const HTTP_UNAUTHORIZED: u16 = 401;
 #[derive(Debug, Args)]
 pub struct PodFlags {
     /// Debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
-    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = client::host_port)]
     debug: Option<HostPort>,
     /// Maximum time for an answer, a duration
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span_above_zero)]
@@ -141,7 +140,7 @@ impl PodFlags {
     pub fn ask(&self) -> Result<Value, CliError> {
         let server = self.server()?;
         let listeners = self.listener.read(Listeners::read)?;
-        let page = fetch::get_with(&server, PATH, &listeners.debug_token, self.timeout)?;
+        let page = client::get_with(&server, PATH, &listeners.debug_token, self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
             let needs = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
             return Err(CliError::new(format_args!("{server}: {needs}")));

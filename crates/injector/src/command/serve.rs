@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::fetch;
+use ratelease_cli::client;
 use ratelease_cli::log_limiter;
 use ratelease_cli::out::{CliError, CliResult, Completion};
 use tokio::net::TcpListener;
@@ -59,7 +59,7 @@ pub struct ServeFlags {
     webhook: String,
     /// Lifetime of a certificate; it is replaced after two thirds of it
     #[arg(long, value_name = "SPAN", default_value = "2160h")]
-    #[arg(value_parser = fetch::span_above_zero)]
+    #[arg(value_parser = client::span_above_zero)]
     certificate_lifetime: Duration,
     /// Version of the cluster [default: the API server is asked]
     #[arg(long, value_name = "VERSION", value_parser = super::cluster)]
