@@ -6,7 +6,6 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ratelease_cli::awaited_files;
 use ratelease_cli::commands::{self, Task};
 use ratelease_cli::settings::{Faults, Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
         Ok(Task::Serve(settings)) => *settings,
         Ok(Task::Check(flags, role)) => return commands::check(&flags, role),
         // To restart a process that waits would bring no file.
-        Ok(Task::Health(_)) if !awaited_files::missing(&process_env).is_empty() => {
+        Ok(Task::Health(_)) if !commands::missing_files(&process_env).is_empty() => {
             return ExitCode::SUCCESS;
         }
         Ok(Task::Health(flags)) => return commands::health(*flags),
@@ -77,16 +76,16 @@ fn main() -> ExitCode {
 fn parse_with_files() -> Option<Result<Task, SettingsError>> {
     let parsed = parse();
     let is_in_files = |faults: &Faults| faults.iter().all(|fault| fault.is_in_file);
-    let missing = awaited_files::missing(&process_env);
+    let missing = commands::missing_files(&process_env);
     match &parsed {
         Err(SettingsError::Faults(faults)) if is_in_files(faults) && !missing.is_empty() => {}
         _ => return Some(parsed),
     }
-    print_line(io::stderr(), awaited_files::notice(&missing));
+    print_line(io::stderr(), commands::waiting_notice(&missing));
     let Ok(runtime) = app::runtime_builder().build() else { return Some(parsed) };
     let have_come = runtime.block_on(async {
         let mut stop = pin!(stop_signal(None));
-        while !awaited_files::missing(&process_env).is_empty() {
+        while !commands::missing_files(&process_env).is_empty() {
             tokio::select! {
                 () = tokio::time::sleep(FILES_LOOK) => {}
                 () = &mut stop => return false,

@@ -19,7 +19,7 @@ use h2::RecvStream;
 use h2::client::{Builder, Connection, ResponseFuture, SendRequest};
 use hdrhistogram::Histogram;
 use http::{HeaderMap, Request, StatusCode};
-use ratelease_cli::target::Target;
+use ratelease_cli::client::Target;
 use ratelease_engine::time::{Clock, Time};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};

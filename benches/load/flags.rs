@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use ratelease_cli::channel::TlsFlags;
-use ratelease_cli::target::Target;
+use ratelease_cli::client::{Target, TlsFlags};
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 use ratelease_tls::ClientFiles;

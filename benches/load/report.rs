@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use ratelease_cli::grpc_codes::GRPC_CODES;
+use ratelease_cli::client::GRPC_CODES;
 use ratelease_cli::out::{Completion, Interrupt};
 use serde::{Serialize, Serializer};
 

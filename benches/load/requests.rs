@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use fastrand::Rng;
 use http::{HeaderValue, Method, Request, Uri, Version, header};
 use prost::Message;
-use ratelease_cli::target::Target;
+use ratelease_cli::client::Target;
 
 use super::client::authority;
 

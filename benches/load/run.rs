@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::task::AtomicWaker;
+use ratelease_cli::client::Target;
 use ratelease_cli::out::Interrupt;
-use ratelease_cli::target::Target;
 use ratelease_engine::time::{Clock, Time};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use crate::safe::{Safe, cell};
-use crate::settings::{Role, RulesDirFlags};
+use crate::settings::{Flags, Role, RulesDir};
 use crate::source;
 
 pub(crate) const NOTES: &str = "\
@@ -40,7 +40,7 @@ pub struct CheckFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    rules: RulesDirFlags,
+    rules: Flags<RulesDir>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -55,11 +55,12 @@ enum Format {
 
 /// Reads and loads the files, and reports what was found.
 pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
-    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let default = std::slice::from_ref(&dir.dir);
+    let dir = flags.rules.read(|values, faults| RulesDir::read(role, values, faults))?;
+    let RulesDir { dir, reading, .. } = dir;
+    let default = std::slice::from_ref(&dir);
     let paths = if flags.paths.is_empty() { default } else { &flags.paths };
-    let Found { sources, left_out } = source::find(paths, dir.reading())?;
-    let report = check(&sources, left_out, dir.options.clone());
+    let Found { sources, left_out } = source::find(paths, &reading)?;
+    let report = check(&sources, left_out, reading.options);
     match flags.format {
         _ if flags.out.json => out.json(&report.json())?,
         Format::Json => out.json(&report.json())?,
@@ -223,7 +224,8 @@ impl Report {
         let found = found.join(", ");
         match &self.rules {
             Some(Rules { rules, domains }) => {
-                let (rules, domains) = (number(*rules, "rule"), number(*domains, "domain"));
+                let rules = number(*rules, "rule");
+                let domains = number(*domains, "domain");
                 format!("{files}: {rules} in {domains}, {found}")
             }
             None => format!("{files}: {found}; none of the rules would load"),
@@ -313,7 +315,8 @@ impl<'t> Cursor<'t> {
     /// the text has no such line.
     fn snippet(&mut self, line: u32, column: u32) -> Option<Snippet> {
         self.go_to(line.checked_sub(1)?, column.saturating_sub(1))?;
-        let (start, (at, _)) = (self.line.0, self.place);
+        let (start, _) = self.line;
+        let (at, _) = self.place;
         let rest = self.text.get(at..)?.iter().take(BYTES_MAX);
         let to = at + rest.take_while(|byte| !is_end(**byte)).count();
         let goes_on = self.text.get(to).is_some_and(|byte| !is_end(*byte));
@@ -322,8 +325,9 @@ impl<'t> Cursor<'t> {
             from += 1;
         }
         let shown = |range| String::from_utf8_lossy(self.text.get(range).unwrap_or_default());
-        let (before, after) = (shown(from..at), shown(at..to));
+        let after = shown(at..to);
         let (after, is_cut_after) = fitting(after.chars(), CELLS_AFTER);
+        let before = shown(from..at);
         let (before, is_cut_before) = fitting(before.chars().rev(), CELLS_MAX - after.cells);
         let is_cut_before = is_cut_before || from > start;
         let mut text = String::new();

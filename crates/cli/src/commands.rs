@@ -1,6 +1,7 @@
 //! The subcommands of `ratelease`, and the names of those that moved to `ratectl`.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -9,7 +10,8 @@ use crate::check::{self, CheckFlags};
 use crate::grammar;
 use crate::health::{self, HealthFlags};
 use crate::out::{self, Out};
-use crate::settings::{Role, ServeFlags, Settings, SettingsError};
+use crate::safe::Safe;
+use crate::settings::{Flags, Role, Settings, SettingsError};
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -32,7 +34,7 @@ pub struct Cli {
 pub enum Command {
     /// Answer Envoy's rate limit requests until a signal arrives
     #[command(after_help = EXAMPLES, next_line_help = true)]
-    Serve(Box<ServeFlags>),
+    Serve(Box<Flags<Settings>>),
     /// Report every fault of rule files
     #[command(after_help = check::NOTES)]
     Check(Box<CheckFlags>),
@@ -95,7 +97,7 @@ impl Task {
         let (Cli { command }, summary) = grammar::read(role, &args, env)?;
         match command {
             Command::Serve(flags) => {
-                let mut settings = Settings::resolve(role, &flags, env)?;
+                let mut settings = Settings::read(role, flags.values(), env)?;
                 settings.warnings.extend(ignored);
                 Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
@@ -173,4 +175,42 @@ pub fn health(flags: HealthFlags) -> ExitCode {
     let mut out = Out::stdout();
     let result = health::run(flags, &mut out);
     out::finish("ratelease health", out, result)
+}
+
+/// The variable that names the files that a start waits for, separated by commas, such as those of
+/// Secrets that are made after the pod: a native sidecar that ends keeps its whole pod from
+/// starting, so an injected one waits for its files rather than end with a fault.
+pub const WAIT_FOR_FILES: &str = "WAIT_FOR_FILES";
+
+/// Returns the files that [`WAIT_FOR_FILES`] names and that do not exist, in order.
+pub fn missing_files(env: &dyn Fn(&str) -> Option<String>) -> Vec<String> {
+    let given = env(WAIT_FOR_FILES).unwrap_or_default();
+    let paths = given.split(',').map(str::trim).filter(|path| !path.is_empty());
+    paths.filter(|path| !Path::new(path).exists()).map(str::to_owned).collect()
+}
+
+/// Returns the line that says what a start waits for.
+pub fn waiting_notice(missing: &[String]) -> String {
+    let paths = Safe(missing.join(", ")).to_string();
+    format!("ratelease: waiting for {paths}; see that the Secrets exist and have these keys")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_missing_until_they_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| dir.path().join(name));
+        let named = format!("{}, {},", one.display(), other.display());
+        let env = |name: &str| (name == WAIT_FOR_FILES).then(|| named.clone());
+        assert_eq!(missing_files(&env).len(), 2);
+        std::fs::write(&one, "").unwrap();
+        let left = missing_files(&env);
+        assert_eq!(left, [other.display().to_string()]);
+        assert!(waiting_notice(&left).contains("other; see that the Secrets exist"));
+        std::fs::write(&other, "").unwrap();
+        assert!(missing_files(&env).is_empty() && missing_files(&|_| None).is_empty());
+    }
 }

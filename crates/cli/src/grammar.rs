@@ -3,20 +3,23 @@
 //! By itself clap would read the process's environment. Here the variable names that the flags
 //! declare are removed from them and looked up through an argument. So tests can pass a map, an
 //! empty variable counts as unset, and no value of the environment (a password, say) shows in the
-//! help text.
+//! help text. All servers and tools parse with it.
 
 use std::ffi::OsString;
 
 use clap::builder::Resettable;
-use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Parser};
+use clap::parser::{MatchesError, ValueSource};
+use clap::{Arg, ArgMatches, Command, Parser};
 use ratelease_engine::secret::Secret;
 use ratelease_rules::StoreNames;
 
 use crate::settings::{
-    EffectiveSetting, Fault, Faults, Role, SettingsError, effective_settings, reference_default,
-    store_names, with_named_stores,
+    EffectiveSetting, Fault, Faults, Role, SettingsError, reference_default, store_names,
+    with_named_stores,
 };
+
+/// Shown instead of a secret.
+const HIDDEN: &str = "***";
 
 /// Parses `args`, which begin with the program's name; `env` supplies the values of flags that are
 /// not given. Also returns all flags of the subcommand, for display.
@@ -34,13 +37,64 @@ pub fn read<P: Parser>(
     command::<P>(role, &stores, &|_| None).try_get_matches_from(args)?;
     let grammar = command::<P>(role, &stores, env);
     let matches = grammar.clone().try_get_matches_from(args)?;
-    let faults = shown_in_ps(&grammar, &matches);
+    let faults = shown_in_ps(&matches);
     if !faults.is_empty() {
         return Err(SettingsError::Faults(faults));
     }
     let bare = command::<P>(role, &stores, &|_| None).try_get_matches_from(args.iter().take(2));
     let summary = effective_settings(&grammar, &matches, bare.ok().as_ref());
     Ok((P::from_arg_matches(&matches)?, summary))
+}
+
+/// Returns all flags of the subcommand of `matches` with their values. `command` is the grammar,
+/// and `bare` the matches without flags and environment; `None` if it cannot be run
+/// without any.
+fn effective_settings(
+    command: &Command,
+    matches: &ArgMatches,
+    bare: Option<&ArgMatches>,
+) -> Vec<EffectiveSetting> {
+    let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
+    let Some(command) = command.find_subcommand(name) else { return Vec::new() };
+    let bare = bare.and_then(|bare| bare.subcommand_matches(name));
+    let effective = |arg: &Arg| {
+        let flag = arg.get_long()?;
+        let value = text(matches, arg);
+        let is_default = bare.is_some_and(|bare| value == text(bare, arg));
+        let value = match value {
+            Value::Secret(_) => HIDDEN.to_owned(),
+            Value::Plain(text) => text,
+            Value::None => String::new(),
+        };
+        Some(EffectiveSetting { name: flag.to_owned(), value, is_default })
+    };
+    command.get_arguments().filter_map(effective).collect()
+}
+
+/// What was given for one flag.
+#[derive(PartialEq)]
+enum Value {
+    None,
+    Plain(String),
+    Secret(Secret),
+}
+
+/// Returns the value of a flag as text. The flag's type says whether it is a secret, so that no
+/// list of secrets has to be kept.
+fn text(matches: &ArgMatches, arg: &Arg) -> Value {
+    let id = arg.get_id().as_str();
+    match matches.try_get_one::<Secret>(id) {
+        Ok(Some(secret)) if secret.is_empty() => return Value::None,
+        Ok(Some(secret)) => return Value::Secret(secret.clone()),
+        Ok(None) | Err(MatchesError::Downcast { .. }) => {}
+        Err(_) => return Value::None,
+    }
+    let Ok(Some(values)) = matches.try_get_raw(id) else { return Value::None };
+    let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+    match values.join(", ") {
+        text if text.is_empty() => Value::None,
+        text => Value::Plain(text),
+    }
 }
 
 /// Splits the arguments of `subcommand` into those that its flags take, and the rest.
@@ -53,7 +107,8 @@ pub(crate) fn split_unknown<P: Parser>(
     let mut grammar = command::<P>(role, &store_names(args, env), &|_| None);
     grammar.build();
     let flags = grammar.find_subcommand(subcommand);
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    let mut known = Vec::new();
+    let mut unknown = Vec::new();
     let mut rest = args.iter().cloned();
     while let Some(arg) = rest.next() {
         let Some(flag) = arg.to_str().and_then(|arg| flag_of(arg, flags?)) else {
@@ -73,7 +128,7 @@ pub(crate) fn split_unknown<P: Parser>(
 }
 
 /// The flag of `of` that `arg` gives.
-fn flag_of<'g>(arg: &str, of: &'g clap::Command) -> Option<&'g Arg> {
+fn flag_of<'g>(arg: &str, of: &'g Command) -> Option<&'g Arg> {
     let name = arg.split_once('=').map_or(arg, |(name, _)| name);
     of.get_arguments().find(|flag| {
         let long = flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long));
@@ -83,7 +138,7 @@ fn flag_of<'g>(arg: &str, of: &'g clap::Command) -> Option<&'g Arg> {
 }
 
 /// Returns the grammar as documented: it contains the names of environment variables but no values.
-pub fn documented<P: Parser>() -> clap::Command {
+pub fn documented<P: Parser>() -> Command {
     command::<P>(Role::Ratelease, &StoreNames::NONE, &|_| None)
 }
 
@@ -93,32 +148,56 @@ fn command<P: Parser>(
     role: Role,
     stores: &StoreNames,
     env: &dyn Fn(&str) -> Option<String>,
-) -> clap::Command {
-    P::command().mut_subcommands(|subcommand| {
-        with_named_stores(subcommand, stores)
+) -> Command {
+    with_settings(P::command(), &|command| {
+        with_named_stores(command, stores)
             .mut_args(|arg| with_environment(with_role(arg, role, env), env))
     })
 }
 
+/// Applies `complete` to a command and all its subcommands.
+fn with_settings(command: Command, complete: &dyn Fn(Command) -> Command) -> Command {
+    complete(command).mut_subcommands(|subcommand| with_settings(subcommand, complete))
+}
+
 /// Reports a fault for each secret on the command line, where every user of the machine can read
-/// it. The type of a flag says whether it is a secret; a URL is a secret only if it contains a
-/// user.
-fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
+/// it. The type of a flag says whether it is a secret.
+fn shown_in_ps(matches: &ArgMatches) -> Faults {
     let mut faults = Faults::default();
-    let Some((name, matches)) = matches.subcommand() else { return faults };
-    let args = grammar.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
-    for arg in args {
-        let id = arg.get_id().as_str();
-        let given = matches.value_source(id) == Some(ValueSource::CommandLine);
-        let Ok(Some(secret)) = matches.try_get_one::<Secret>(id) else { continue };
-        let may_show = id.ends_with("_URL") && !secret.reveal().contains('@');
-        if given && !may_show {
+    let mut innermost = matches;
+    while let Some((_, matches)) = innermost.subcommand() {
+        innermost = matches;
+    }
+    for id in innermost.ids() {
+        let id = id.as_str();
+        let given = innermost.value_source(id) == Some(ValueSource::CommandLine);
+        let Ok(Some(secret)) = innermost.try_get_one::<Secret>(id) else { continue };
+        if given && !may_show(id, secret.reveal()) {
             let problem = "a secret given as a flag shows in ps";
             let fix = format!("set {id} in the environment, or name a file in {id}_FILE");
             faults.add(Fault::new(id, problem, fix));
         }
     }
     faults
+}
+
+/// Returns whether the text of a secret may show: it is a URL without a password.
+pub(crate) fn may_show(name: &str, text: &str) -> bool {
+    let password = match name {
+        "DATABASE_URL" => has_password(text),
+        // A user without a password is faulty, and the text may be the password.
+        _ => text.contains('@'),
+    };
+    name.ends_with("_URL") && !password
+}
+
+/// Returns whether a URL has a password: after the user, or as a parameter.
+fn has_password(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let user = authority.rsplit_once('@').map_or("", |(user, _)| user);
+    let query = rest.split_once('?').map_or("", |(_, query)| query);
+    user.contains(':') || query.split('&').any(|it| it.starts_with("password="))
 }
 
 /// Sets the defaults of `role`. The reference's debug listener is on all interfaces; here that

@@ -8,13 +8,10 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::channel::TlsFlags;
-use crate::fetch;
+use crate::client::{self, Target, TlsFlags};
 use crate::out::{CliError, CliResult, Completion, Out, OutFlags, eprint_line};
 use crate::safe;
-use crate::settings::{HealthListenerFlags, HostPort};
-use crate::source;
-use crate::target::Target;
+use crate::settings::{Faults, Flags, GrpcListen, HealthListener, HostPort, Listeners, call_at};
 
 pub(crate) const NOTES: &str = "\
 Calls /healthcheck at HOST and PORT of the environment, on which `serve` listens; a host that means
@@ -45,7 +42,7 @@ const ANSWER_CHARS_MAX: usize = 200;
 #[derive(Debug, Args)]
 pub struct HealthFlags {
     /// HTTP address to call [default: HOST and PORT]
-    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = client::host_port, conflicts_with = "grpc")]
     http: Option<HostPort>,
     /// Ask only whether the process runs, with or without rules: for liveness probes, which restart
     /// it
@@ -56,12 +53,12 @@ pub struct HealthFlags {
     #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
     grpc: Option<Option<Target>>,
     /// Maximum time for the answer, a duration
-    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = fetch::span_above_zero)]
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = client::span_above_zero)]
     timeout: Duration,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    listeners: HealthListenerFlags,
+    listeners: Flags<HealthListener>,
     #[command(flatten)]
     tls: TlsFlags,
 }
@@ -105,15 +102,27 @@ fn check(flags: HealthFlags) -> Result<Health, CliError> {
             Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"))
         }
         None => {
-            let listener = || source::resolved(|faults| listeners.http(faults));
             let path = if live { LIVE_PATH } else { PATH };
-            ask_http(&http.map_or_else(listener, Ok)?, path, timeout)
+            ask_http(&http.map_or_else(|| http_of(&listeners), Ok)?, path, timeout)
         }
     }
 }
 
+/// Returns the address at which `serve` listens for HTTP in the same environment.
+fn http_of(flags: &Flags<HealthListener>) -> Result<HostPort, Faults> {
+    flags.read(|values, faults| call_at(Listeners::read(values, faults).http(), "PORT", faults))
+}
+
+/// Returns the address at which `serve` listens for gRPC in the same environment.
+fn grpc_of(flags: &Flags<HealthListener>) -> Result<Target, Faults> {
+    flags.read(|values, faults| match Listeners::read(values, faults).grpc() {
+        GrpcListen::Unix(uds) => Target::Unix(uds.path),
+        GrpcListen::Tcp(address) => Target::Tcp(call_at(address, "GRPC_PORT", faults).to_string()),
+    })
+}
+
 fn ask_http(target: &HostPort, path: &str, within: Duration) -> Result<Health, CliError> {
-    let page = fetch::get(target, path, within)?;
+    let page = client::get(target, path, within)?;
     let answer = safe::line(String::from_utf8_lossy(&page.body).trim());
     let answer: String = answer.chars().take(ANSWER_CHARS_MAX).collect();
     let answer = format!("{} {answer}", page.status);
@@ -140,13 +149,5 @@ fn ask_grpc(
         let is_healthy = status == ServingStatus::Serving;
         let answer = status.as_str_name().to_owned();
         Ok(Health { is_healthy, target: target.to_string(), answer })
-    })
-}
-
-/// Returns the address at which `serve` listens for gRPC in the same environment.
-fn grpc_of(listeners: &HealthListenerFlags) -> Result<Target, CliError> {
-    source::resolved(|faults| match listeners.grpc_socket(faults)? {
-        Some(path) => Some(Target::Unix(path)),
-        None => listeners.grpc(faults).map(|address| Target::Tcp(address.to_string())),
     })
 }

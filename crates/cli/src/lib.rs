@@ -8,27 +8,23 @@
 //! It may use the rules and the engine. It serves no requests and takes no leases: its code runs
 //! before the sidecar serves, or in a process that sends one question to a pod.
 //!
-//! The sidecar and the tools use it.
+//! The sidecar, the tools, the control plane and the injector use it.
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`grpc_codes`]
-//! and [`safe`] handle names and text, and [`log_limiter`] bounds the log of a server; [`settings`]
-//! holds the meaning of each flag; [`out`] prints results and errors, [`source`] reads rule files,
-//! and [`fetch`] and [`channel`] call a server at a [`target`]. [`check`] and [`health`] are the
-//! subcommands of `ratelease` other than `serve`; [`grammar`] parses a command line, and
-//! [`commands`] defines that of `ratelease`. [`migration`] says what becomes of the reference's
-//! environment.
+//! Each module names only modules that come before it here. [`safe`] makes
+//! text safe for a terminal, and [`log_limiter`] bounds the log of a server; [`settings`] holds the
+//! table of settings and the meaning of each; [`out`] prints results and errors, [`source`] reads
+//! rule files, and [`client`] calls a server. [`check`] and [`health`] are the subcommands of
+//! `ratelease` other than `serve`; [`grammar`] parses a command line, and [`commands`] defines that
+//! of `ratelease`. [`migration`] says what becomes of the reference's environment.
 
 #![forbid(unsafe_code)]
 
-pub mod awaited_files;
-pub mod channel;
 pub mod check;
+pub mod client;
 pub mod commands;
-pub mod fetch;
 pub mod grammar;
-pub mod grpc_codes;
 pub mod health;
 pub mod log_limiter;
 pub mod migration;
@@ -36,4 +32,3 @@ pub mod out;
 pub mod safe;
 pub mod settings;
 pub mod source;
-pub mod target;

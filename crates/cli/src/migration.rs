@@ -14,10 +14,9 @@ use ratelease_engine::secret::Secret;
 use ratelease_rules::nearest;
 
 use crate::commands::{Cli, Task};
-use crate::grammar::documented;
+use crate::grammar::{self, documented};
 use crate::settings::reference::{
-    BESIDE_REFERENCE, CALENDAR_MONTHS, OTHER_DEFAULTS, OtherDefault, REFERENCE, Support,
-    asks_for_nothing,
+    BESIDE_REFERENCE, CALENDAR_MONTHS, REFERENCE, Support, asks_for_nothing,
 };
 use crate::settings::{Fault, Settings, SettingsError};
 
@@ -99,6 +98,85 @@ pub enum Origin {
     Description,
 }
 
+/// A default that is not the reference's, although the setting has the same name.
+#[derive(Debug, Clone, Copy)]
+struct OtherDefault {
+    name: &'static str,
+    /// The reference's default.
+    theirs: &'static str,
+    /// What holds here where the variable is not set.
+    here: &'static str,
+    /// What to do about it; empty if nothing has to be done.
+    action: &'static str,
+    /// A variable with the value that makes this one matter; `None` if it always matters.
+    only_with: Option<(&'static str, &'static str)>,
+    /// Variables of which none may be on for this one to matter.
+    unless: &'static [&'static str],
+}
+
+const OVER_XDS: Option<(&str, &str)> = Some(("CONFIG_TYPE", "GRPC_XDS_SOTW"));
+
+/// Every default that differs under the name `ratelimit`.
+const OTHER_DEFAULTS: [OtherDefault; 7] = [
+    OtherDefault {
+        name: "DEBUG_HOST",
+        theirs: "0.0.0.0",
+        here: "the debug port is on loopback",
+        action: "if something outside the pod reads that port, set DEBUG_TOKEN, or \
+                 DEBUG_HOST=0.0.0.0",
+        only_with: None,
+        unless: &["DEBUG_TOKEN", "DEBUG_TOKEN_FILE"],
+    },
+    OtherDefault {
+        name: "USE_STATSD",
+        theirs: "true",
+        here: "nothing is sent to statsd; the debug port serves /metrics for Prometheus",
+        action: "let Prometheus read the metrics, and set USE_STATSD=false",
+        only_with: None,
+        unless: &["USE_PROMETHEUS", "DISABLE_STATS"],
+    },
+    OtherDefault {
+        name: "REDIS_URL",
+        theirs: "/var/run/nutcracker/ratelimit.sock",
+        here: "counts are kept in the memory of each process",
+        action: "set REDIS_URL, so that pods share their limits",
+        only_with: None,
+        unless: &["REDIS_URL_FILE"],
+    },
+    OtherDefault {
+        name: "REDIS_SOCKET_TYPE",
+        theirs: "unix",
+        here: "follows the form of REDIS_URL",
+        action: "",
+        only_with: None,
+        unless: &[],
+    },
+    OtherDefault {
+        name: "REDIS_TIMEOUT",
+        theirs: "10s",
+        here: "250ms",
+        action: "",
+        only_with: None,
+        unless: &[],
+    },
+    OtherDefault {
+        name: "REDIS_PERSECOND_TIMEOUT",
+        theirs: "10s",
+        here: "250ms",
+        action: "",
+        only_with: Some(("REDIS_PERSECOND", "true")),
+        unless: &[],
+    },
+    OtherDefault {
+        name: "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        theirs: "4194304",
+        here: "16MiB",
+        action: "",
+        only_with: OVER_XDS,
+        unless: &[],
+    },
+];
+
 /// Whether the flag of each variable of `serve` is a secret, which its type says.
 static FLAGS: LazyLock<BTreeMap<String, bool>> = LazyLock::new(|| {
     let serve = documented::<Cli>();
@@ -142,7 +220,7 @@ pub fn review(environment: &Environment, origin: Origin) -> EnvironmentReview {
 /// Returns whether the value of a variable may be shown: it is a setting, and not a secret.
 pub fn may_show(name: &str, value: &str) -> bool {
     match FLAGS.get(name) {
-        Some(true) => name.ends_with("_URL") && !value.contains('@'),
+        Some(true) => grammar::may_show(name, value),
         Some(false) => true,
         None => REFERENCE.iter().chain(&BESIDE_REFERENCE).any(|(known, _)| *known == name),
     }

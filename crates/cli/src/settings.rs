@@ -1,64 +1,43 @@
 //! Settings of the process: flags and environment, parsed once into types that hold only valid
 //! values.
 //!
-//! Parsing has two stages: [`ServeFlags`] holds the text of flags and variables, and [`Settings`]
-//! its meaning. Every faulty setting is reported, not only the first, and no message contains a
-//! secret.
+//! [`settings!`](crate::settings!) states each setting once. [`Flags`] holds the text that was
+//! given, and [`Settings`] its meaning. Every faulty setting is reported, not only the first, and
+//! no message contains a secret. The control plane and the injector have their settings from the
+//! same table.
 
+mod answers;
 mod fault;
-mod flags;
-mod group;
-mod grpc_tls;
-mod headers;
-mod hot_keys;
-mod leases;
 mod listeners;
-mod logging;
-mod metrics;
-mod otlp;
-mod pod;
 mod redis;
-mod redis_tls;
 pub(crate) mod reference;
-mod responses;
-mod role;
 mod rules;
-mod store;
-mod summary;
 mod table;
+mod telemetry;
 #[cfg(test)]
 mod tests;
-mod tls;
-mod tracing;
 mod value;
-mod xds;
 
-use std::time::Duration;
+use std::path::Path;
 
 use ratelease_engine::store::StoreSettings;
 use ratelease_tls::{ClientFiles, ServerCheck, ServerFiles};
 
-pub use fault::{Fault, Faults};
-pub use flags::ServeFlags;
-pub(crate) use flags::reference_default;
-pub use headers::{HeaderNames, Headers};
-pub use hot_keys::HotKeys;
-pub use leases::{KeyFlags, Leases};
-pub use listeners::{GrpcListen, Listeners, Uds};
-pub use logging::{LogFormat, LogLevel, Logging};
-pub use metrics::Metrics;
-pub use otlp::{Otlp, OtlpCompression, OtlpProtocol, OtlpTls};
-pub use pod::{DebugListenerFlags, HealthListenerFlags};
-pub use responses::ResponseSettings;
-pub use role::Role;
-pub use rules::{HealthyWith, Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
-pub use store::{PerSecondFlags, StoreFlags};
-pub(crate) use store::{store_names, with_named_stores};
-pub use summary::EffectiveSetting;
-pub(crate) use summary::effective_settings;
-pub use tracing::{Identity, Push, Telemetry, Tracing};
-pub use value::HostPort;
-pub use xds::{Xds, XdsRetry};
+pub use answers::{HeaderNames, Headers, HotKeys, Key, Leases, Responses};
+pub use fault::{Expected, Fault, Faults};
+pub use listeners::{DebugListener, GrpcListen, HealthListener, Listeners, Uds, call_at};
+pub use redis::{Store, key_prefix_of};
+pub(crate) use redis::{store_names, with_named_stores};
+pub use rules::{HealthyWith, Reading, RulesDir, RulesSource, Xds, XdsRetry};
+pub use table::{
+    Flags, Names, Row, Section, Sections, Setting, Values, optional, parsed_secret, path, secret,
+    setting, switch, text,
+};
+pub use telemetry::{
+    Identity, LogFormat, LogLevel, Logging, Metrics, Otlp, OtlpCompression, OtlpProtocol, OtlpTls,
+    Push, Telemetry, Tracing,
+};
+pub use value::{HostPort, boolean, count_within, duration_within};
 
 /// All settings of `serve`.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,8 +52,10 @@ pub struct Settings {
     pub xds: Option<Xds>,
     /// The store that holds the counts.
     pub store: StoreSettings,
-    /// The contents of responses.
-    pub responses: ResponseSettings,
+    /// The headers of answers; `None` for no headers.
+    pub headers: Option<Headers>,
+    /// What answers contain besides.
+    pub responses: Responses,
     /// How tokens are leased and buffers are kept.
     pub leases: Leases,
     /// How the hottest keys are counted; `None` turns this off.
@@ -85,14 +66,32 @@ pub struct Settings {
     pub telemetry: Telemetry,
     /// Which metrics are kept, and where they are served.
     pub metrics: Metrics,
-    /// Maximum time after a signal for requests in flight and for giving back leases; at most an
-    /// hour.
-    pub drain: Duration,
     /// One line for each setting that was asked for but is not followed; logged once logging is set
     /// up.
     pub warnings: Vec<String>,
     /// All settings as flags, for display; contains no secret.
     pub summary: Vec<EffectiveSetting>,
+}
+
+/// A setting with its value in force, given or default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EffectiveSetting {
+    /// The flag's name, without dashes.
+    pub name: String,
+    /// Its value; empty if it has none, and `***` for a secret.
+    pub value: String,
+    /// Whether the value is the one that applies without flags and environment.
+    pub is_default: bool,
+}
+
+/// The name under which the program was run; it selects the defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `ratelease`: loopback listeners, rules in `config/rules`.
+    Ratelease,
+    /// `ratelimit`, as a replacement of the reference: the reference's defaults, and no subcommand
+    /// is needed.
+    Ratelimit,
 }
 
 /// The reason why there are no settings to start with.
@@ -106,112 +105,143 @@ pub enum SettingsError {
     Usage(String),
     /// All settings that cannot be used.
     #[error("{0}")]
-    Faults(Faults),
+    Faults(#[from] Faults),
 }
 
 // === impl Settings ===
 
+/// All flags of `serve`.
+impl Sections for Settings {
+    const SECTIONS: &'static [Section<'static>] = &[
+        Listeners::SECTION,
+        listeners::GrpcTls::SECTION,
+        rules::DirectoryNames::SECTION,
+        rules::FileOptions::SECTION,
+        rules::Service::SECTION,
+        Xds::SECTION,
+        redis::Redis::SECTION,
+        redis::RedisTls::SECTION,
+        redis::KeyPrefix::SECTION,
+        redis::PerSecond::SECTION,
+        redis::SECOND_REDIS,
+        answers::AskedHeaders::SECTION,
+        Responses::SECTION,
+        Leases::SECTION,
+        HotKeys::SECTION,
+        Logging::SECTION,
+        telemetry::Collected::SECTION,
+        Metrics::SECTION,
+    ];
+}
+
 impl Settings {
-    /// Resolves `flags` to settings, without a summary of them. `env` is called only for variables
-    /// that have no flag.
+    /// Reads the settings, without a summary of them. `env` is called only for variables that have
+    /// no flag.
     ///
     /// # Errors
-    /// [`SettingsError::Faults`], with every fault.
-    pub fn resolve(
+    /// Every fault.
+    pub fn read(
         role: Role,
-        flags: &ServeFlags,
+        values: Values<'_>,
         env: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Self, SettingsError> {
-        let mut faults = Faults::default();
-        let listeners = flags.listeners.resolve(&mut faults);
-        let grpc_tls = flags.grpc_tls.resolve(&mut faults);
-        let rules = flags.rules.resolve(role, &mut faults);
-        let xds = flags.xds.resolve(&mut faults);
-        let store = flags.store.resolve(&flags.per_second, &mut faults);
-        let responses = flags.responses.resolve(&mut faults);
-        let leases = flags.leases.resolve(&mut faults);
-        let drain = flags.leases.drain(&mut faults);
-        let hot_keys = flags.hot_keys.resolve(&mut faults);
-        let logging = flags.logging.resolve(&mut faults);
-        let metrics = flags.metrics.resolve(&mut faults);
-        let mut warnings = reference::check(env, &mut faults);
-        let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
-        warnings.extend(flags.grpc_tls.warning());
-        warnings.extend(flags.store.warning(role));
-        warnings.extend(store.as_ref().and_then(unchecked_redis));
-        warnings.extend(xds.as_ref().and_then(Option::as_ref).and_then(headers_in_plaintext));
-        warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));
-        warnings.extend(leases.as_ref().and_then(key_secret_with_line_end));
-        let settings = || {
-            Some(Self {
-                listeners: listeners?,
-                grpc_tls: grpc_tls?,
-                rules: rules?,
-                xds: xds?,
-                store: store?,
-                responses: responses?,
-                leases: leases?,
-                hot_keys: hot_keys?,
-                logging: logging?,
-                telemetry: telemetry?,
-                metrics: metrics?,
-                drain: drain?,
+    ) -> Result<Self, Faults> {
+        Faults::none_in(|faults| {
+            let listeners = Listeners::read(values, faults);
+            let grpc_tls = listeners::GrpcTls::read(values, faults);
+            let unused_tls = grpc_tls.warning();
+            let grpc_tls = grpc_tls.files(faults);
+            let rules = RulesSource::read(role, values, faults);
+            let xds = Xds::read(values, faults).if_served(faults);
+            let store = Store::read(values, &rules.reading.options.stores, faults);
+            let headers = Headers::read(values, faults);
+            let responses = Responses::read(values, faults);
+            let leases = Leases::read(values, faults);
+            let hot_keys = Some(HotKeys::read(values, faults)).filter(|it| it.is_on);
+            let logging = Logging::read(values, faults);
+            let metrics = Metrics::read(values, faults);
+            let mut warnings = reference::check(env, faults);
+            let telemetry = Telemetry::read(values, env, faults, &mut warnings);
+            warnings.extend(unused_tls.into_iter().chain(Store::warning(role, values)));
+            let summary = Vec::new();
+            let mut settings = Self {
+                listeners,
+                grpc_tls,
+                rules,
+                xds,
+                store,
+                headers,
+                responses,
+                leases,
+                hot_keys,
+                logging,
+                telemetry,
+                metrics,
                 warnings,
-                summary: Vec::new(),
-            })
-        };
-        match settings() {
-            Some(settings) if faults.is_empty() => Ok(settings),
-            _ => Err(SettingsError::Faults(faults)),
-        }
+                summary,
+            };
+            settings.warn_of_secrets();
+            settings
+        })
+    }
+
+    /// Adds a warning for each secret that is not kept as well as it could be.
+    fn warn_of_secrets(&mut self) {
+        let any_name =
+            |files: &ClientFiles| files.roots.is_none() && files.server == ServerCheck::AnyName;
+        let is_shared = matches!(self.store, StoreSettings::Redis { .. });
+        let secret = &self.leases.key_secret;
+        let warnings = [
+            (
+                self.store.all_redis().filter_map(|redis| redis.tls.as_ref()).any(any_name),
+                "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: without REDIS_TLS_CACERT any certificate of \
+                 a public CA passes for Redis, and gets its password; set REDIS_TLS_CACERT",
+            ),
+            (
+                self.xds.as_ref().is_some_and(|it| !it.is_secured && !it.headers.is_empty()),
+                "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: sent in plaintext; set \
+                 CONFIG_GRPC_XDS_SERVER_USE_TLS=true",
+            ),
+            (
+                is_shared && secret.is_empty(),
+                "KEY_SECRET: not set, so keys in Redis are hashes without a secret, and anyone who \
+                 reads them can find the values (addresses, user names) by trying; set KEY_SECRET \
+                 or KEY_SECRET_FILE to the same random text on all pods at once: pods with \
+                 different secrets count separately",
+            ),
+            (
+                // KEY_SECRET_FILE would leave it out.
+                secret.reveal().ends_with('\n'),
+                "KEY_SECRET: ends with a line end, which is part of the secret here but not in \
+                 KEY_SECRET_FILE: pods that use the one and the other count separately",
+            ),
+        ];
+        let warnings = warnings.into_iter().filter(|(is_due, _)| *is_due);
+        self.warnings.extend(warnings.map(|(_, text)| text.to_owned()));
     }
 }
 
-/// Returns a warning if pods share counts under keys that anyone can compute.
-fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String> {
-    let is_shared = matches!(store, StoreSettings::Redis { .. });
-    (is_shared && leases.key_secret.is_empty()).then(|| {
-        "KEY_SECRET: not set, so keys in Redis are hashes without a secret, and anyone who reads \
-         them can find the values (addresses, user names) by trying; set KEY_SECRET or \
-         KEY_SECRET_FILE to the same random text on all pods at once: pods with different \
-         secrets count separately"
-            .to_owned()
-    })
-}
-
-/// Returns a warning if any certificate of a public CA is accepted as that of Redis.
-fn unchecked_redis(store: &StoreSettings) -> Option<String> {
-    let is_unchecked =
-        |files: &ClientFiles| files.roots.is_none() && files.server == ServerCheck::AnyName;
-    store.all_redis().filter_map(|redis| redis.tls.as_ref()).any(is_unchecked).then(|| {
-        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION: without REDIS_TLS_CACERT any certificate of a \
-         public CA passes for Redis, and gets its password; set REDIS_TLS_CACERT"
-            .to_owned()
-    })
-}
-
-/// Returns a warning if headers, such as a token, are sent in plaintext.
-fn headers_in_plaintext(xds: &Xds) -> Option<String> {
-    (xds.tls.is_none() && !xds.headers.is_empty()).then(|| {
-        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS: sent in plaintext; set \
-         CONFIG_GRPC_XDS_SERVER_USE_TLS=true"
-            .to_owned()
-    })
-}
-
-/// Returns a warning if the secret ends with a line end, which `KEY_SECRET_FILE` would leave out.
-fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
-    leases.key_secret.reveal().ends_with('\n').then(|| {
-        "KEY_SECRET: ends with a line end, which is part of the secret here but not in \
-         KEY_SECRET_FILE: pods that use the one and the other count separately"
-            .to_owned()
-    })
+/// Returns the default of the variable `name` under the name `ratelimit`, if it differs.
+pub(crate) fn reference_default(name: &str) -> Option<&'static str> {
+    let mut rows = Settings::SECTIONS.iter().flat_map(Section::rows);
+    rows.find(|row| row.name == name)?.reference_default
 }
 
 /// Reads a variable of the process's environment. Invalid UTF-8 is replaced, so that the value is
 /// reported as faulty rather than taken as unset.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+// === impl Role ===
+
+impl Role {
+    /// Determines the role from the program's name or path, the first argument of a process.
+    pub fn of(program: &str) -> Self {
+        match Path::new(program).file_name() {
+            Some(name) if name == "ratelimit" => Self::Ratelimit,
+            _ => Self::Ratelease,
+        }
+    }
 }
 
 // === impl SettingsError ===

@@ -10,16 +10,7 @@ use ratelease_rules::{
 
 use crate::out::{CliError, eprint_line};
 use crate::safe::Safe;
-use crate::settings::{Faults, Reading};
-
-/// Returns the result of `resolve`, or all its faults as one error.
-pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, CliError> {
-    let mut faults = Faults::default();
-    match resolve(&mut faults) {
-        Some(resolved) if faults.is_empty() => Ok(resolved),
-        _ => Err(faults.into()),
-    }
-}
+use crate::settings::Reading;
 
 /// The argument for standard input.
 pub const STDIN: &str = "-";
@@ -51,7 +42,7 @@ pub fn read_file(path: &Path) -> Result<Source, CliError> {
 /// Reads the rule files of all `paths`, which may include directories and standard input. The name
 /// of each source is its path, relative to the current directory unless its argument is absolute.
 /// Says on standard error what is left out.
-pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError> {
+pub fn read(paths: &[PathBuf], reading: &Reading) -> Result<Vec<Source>, CliError> {
     let Found { sources, left_out } = find(paths, reading)?;
     for (name, why) in left_out {
         eprint_line(format_args!("{}: {why}", Safe(name)));
@@ -60,7 +51,7 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError
 }
 
 /// As [`read`], and returns what is left out.
-pub fn find(paths: &[PathBuf], reading: Reading) -> Result<Found, CliError> {
+pub fn find(paths: &[PathBuf], reading: &Reading) -> Result<Found, CliError> {
     let Found { mut sources, mut left_out } = Found::default();
     for path in paths {
         if is_stdin(path) {
@@ -87,14 +78,14 @@ pub fn find(paths: &[PathBuf], reading: Reading) -> Result<Found, CliError> {
 }
 
 /// Loads rules; any fault is an error.
-pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, CliError> {
+pub fn load(paths: &[PathBuf], reading: &Reading) -> Result<Rules, CliError> {
     good(paths, reading, rules::load).map(|loaded| loaded.rules)
 }
 
 /// Like [`load`], and also returns where each rule is written.
 pub fn load_with_locations(
     paths: &[PathBuf],
-    reading: Reading,
+    reading: &Reading,
 ) -> Result<(Rules, RuleLocations), CliError> {
     let (loaded, places) = good(paths, reading, rules::load_with_locations)?;
     Ok((loaded.rules, places))
@@ -102,11 +93,11 @@ pub fn load_with_locations(
 
 fn good<T>(
     paths: &[PathBuf],
-    reading: Reading,
+    reading: &Reading,
     load: impl FnOnce(&[Source], Options) -> Result<T, RuleFaults>,
 ) -> Result<T, CliError> {
-    let sources = read(paths, reading.clone())?;
-    load(&sources, reading.options).map_err(|faults| {
+    let sources = read(paths, reading)?;
+    load(&sources, reading.options.clone()).map_err(|faults| {
         CliError::new(format_args!(
             "the rules are faulty; `ratelease check` shows the places\n{}",
             Safe(faults)

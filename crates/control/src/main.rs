@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::pin::pin;
 use std::process::ExitCode;
 
-use clap::Parser;
-use ratelease_cli::log_limiter;
+use ratelease_cli::settings::{Flags, SettingsError, process_env};
+use ratelease_cli::{commands, log_limiter};
 use ratelease_control::app::Control;
-use ratelease_control::settings::{Command, CommandLine, ServeFlags};
+use ratelease_control::settings::{self, Command, Settings};
 use ratelease_control::tokens;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -16,13 +16,21 @@ use tokio::signal::unix::{SignalKind, signal};
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let CommandLine { command } = CommandLine::parse();
+    let command = match settings::parse(std::env::args_os(), &process_env) {
+        Ok(command) => command,
+        Err(SettingsError::Help(text)) => return commands::help("ratelease-control", &text),
+        Err(SettingsError::Usage(text)) => {
+            print_line(io::stderr(), text.trim_end());
+            return ExitCode::from(EXIT_USAGE);
+        }
+        Err(error) => return fail(error),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(format_args!("cannot start the runtime: {error}")),
     };
     let code = match command {
-        Command::Serve(flags) => runtime.block_on(serve(*flags)),
+        Command::Serve(flags) => runtime.block_on(serve(&flags)),
         Command::Token(command) => match runtime.block_on(tokens::run(command)) {
             Ok(text) => {
                 print_line(io::stdout(), text);
@@ -35,12 +43,12 @@ fn main() -> ExitCode {
     code
 }
 
-async fn serve(flags: ServeFlags) -> ExitCode {
+async fn serve(flags: &Flags<Settings>) -> ExitCode {
     match log_limiter::start() {
         Ok(log) => drop(tokio::spawn(log.report_forever())),
         Err(error) => return fail(format_args!("cannot set up the log: {error}")),
     }
-    let settings = match flags.resolve() {
+    let settings = match flags.read(Settings::read) {
         Ok(settings) => settings,
         Err(faults) => return fail(faults),
     };

@@ -10,7 +10,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Role, RulesDirFlags};
+use ratelease_cli::settings::{Flags, Role, RulesDir};
 use ratelease_cli::source;
 use ratelease_rules::yaml::{Yaml, YamlKind};
 use ratelease_rules::{Faults, Place, Rule, RuleLocations, Rules, Source};
@@ -47,7 +47,7 @@ pub struct CheckFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    rules: RulesDirFlags,
+    rules: Flags<RulesDir>,
 }
 
 /// A descriptor that Envoys send.
@@ -84,13 +84,13 @@ struct Comparison<'r> {
 
 /// Reads the configuration and the rules, and compares them.
 pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
-    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let dir = flags.rules.read(|values, faults| RulesDir::read(role, values, faults))?;
     let dirs = std::slice::from_ref(&dir.dir);
     let mut config = Config::default();
     for path in &flags.envoy {
         config.read(&source::read_file(path)?).map_err(|faults| CliError::new(Safe(faults)))?;
     }
-    let (rules, places) = source::load_with_locations(dirs, dir.reading())?;
+    let (rules, places) = source::load_with_locations(dirs, &dir.reading)?;
     let compared = compare(&config, flags.domain.as_deref(), &rules);
     if compared.is_empty() {
         return Err(CliError::new(

@@ -17,12 +17,11 @@ use bytes::{Buf, BufMut, Bytes};
 use clap::{Args, ValueEnum, ValueHint};
 use http::uri::PathAndQuery;
 use parking_lot::Mutex;
-use ratelease_cli::channel::TlsFlags;
+use ratelease_cli::client::{Target, TlsFlags};
 use ratelease_cli::out::{CliError, CliResult, Completion, Interrupt, Out, OutFlags, eprint_line};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Role, RulesDirFlags};
+use ratelease_cli::settings::{Flags, Role, RulesDir};
 use ratelease_cli::source;
-use ratelease_cli::target::Target;
 use ratelease_engine::time::Clock;
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::{Descriptor, Entry, Request};
@@ -51,9 +50,9 @@ use crate::{query, yaml_documents};
 /// Compares, and prints the differences. One without an explanation is a finding.
 pub fn run(flags: &CompareFlags, role: Role, out: &mut Out) -> CliResult {
     flags.check()?;
-    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let sources = source::read(std::slice::from_ref(&dir.dir), dir.reading())?;
-    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
+    let dir = flags.rules.read(|values, faults| RulesDir::read(role, values, faults))?;
+    let sources = source::read(std::slice::from_ref(&dir.dir), &dir.reading)?;
+    let rules = source::load(std::slice::from_ref(&dir.dir), &dir.reading)?;
     let Compared { counts, interrupted } = run_sources(flags, &sources, rules)?;
     if flags.out.json {
         out.json(&report::json(&counts, flags, interrupted.is_some()))?;
@@ -156,7 +155,7 @@ pub struct CompareFlags {
     #[command(flatten)]
     pub lines: LineFlags,
     #[command(flatten)]
-    pub rules: RulesDirFlags,
+    pub rules: Flags<RulesDir>,
     #[command(flatten)]
     pub tls: TlsFlags,
     #[command(flatten)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use clap::Args;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::ReadingFlags;
+use ratelease_cli::settings::{Flags, Reading};
 use ratelease_cli::source;
 use ratelease_rules::{Allowance, Rule, RuleLocations, Rules, StoreNames};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub struct DiffFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    reading: ReadingFlags,
+    reading: Flags<Reading>,
 }
 
 /// The differences. Rules are identified by their paths, and listed in order of their paths.
@@ -94,13 +94,14 @@ enum CountChange {
 
 /// Loads both sets of rules and compares them.
 pub fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
-    let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
+    let reading = flags.reading.read(Reading::read)?;
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
         return Err(CliError::new("OLD and NEW cannot both be standard input"));
     }
     let (old, old_places) =
-        source::load_with_locations(std::slice::from_ref(&flags.old), reading.clone())?;
-    let (new, new_places) = source::load_with_locations(std::slice::from_ref(&flags.new), reading)?;
+        source::load_with_locations(std::slice::from_ref(&flags.old), &reading)?;
+    let (new, new_places) =
+        source::load_with_locations(std::slice::from_ref(&flags.new), &reading)?;
     let diff = compare(&old, &new);
     let places = Locations { old: &old_places, new: &new_places, stores: new.stores() };
     if flags.out.json {

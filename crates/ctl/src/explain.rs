@@ -8,7 +8,7 @@ use clap::builder::NonEmptyStringValueParser;
 use futures_util::future::join_all;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
+use ratelease_cli::settings::{Faults, Flags, Key, Leases, Role, RulesDir, Store, key_prefix_of};
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store;
@@ -55,13 +55,11 @@ pub struct ExplainFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    rules: RulesDirFlags,
+    rules: Flags<RulesDir>,
     #[command(flatten)]
-    store: StoreFlags,
+    store: Flags<Store>,
     #[command(flatten)]
-    per_second: PerSecondFlags,
-    #[command(flatten)]
-    key: KeyFlags,
+    key: Flags<Key>,
 }
 
 /// How the rules match one descriptor.
@@ -105,16 +103,20 @@ impl<'r> Conclusion<'r> {
 
 /// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
 pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
-    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
+    let (dir, store, secret) = Faults::none_in(|faults| {
+        let dir = RulesDir::read(role, flags.rules.values(), faults);
+        let names = &dir.reading.options.stores;
+        let store = Store::read(flags.store.values(), names, faults);
+        let secret = Leases::read(flags.key.values(), faults).key_secret;
+        (dir, store, secret)
+    })?;
     let dirs = std::slice::from_ref(&dir.dir);
-    let (rules, places) = source::load_with_locations(dirs, dir.reading())?;
+    let (rules, places) = source::load_with_locations(dirs, &dir.reading)?;
     let request = Request {
         domain: &flags.domain,
         descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
         hits_addend: 1,
     };
-    let secret = source::resolved(|faults| flags.key.key_secret(faults))?;
     let hasher = KeyHasher::new(secret.reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.conclusion {
@@ -122,7 +124,7 @@ pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
         _ => None,
     });
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
-    read_store(store, flags.store.key_prefix(), &mut entries)?;
+    read_store(store, &key_prefix_of(flags.store.values()), &mut entries)?;
     let shown = (rules.stores(), !secret.is_empty());
     if flags.out.json {
         out.json(&json(&request, &explained, shown))?;

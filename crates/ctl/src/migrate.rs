@@ -164,29 +164,29 @@ fn review(
     if settings.xds.is_some() && dir.is_none() {
         return Ok(unread("come from an xDS server (CONFIG_TYPE); docs/xds.md says how", ""));
     }
-    let reading = &settings.rules;
+    let source = &settings.rules;
     if let Some(dir) = dir {
-        return of_directory(dir, reading);
+        return of_directory(dir, source);
     }
     let files: Vec<_> =
-        deployment.files.iter().filter(|file| file.path.starts_with(&reading.dir)).collect();
+        deployment.files.iter().filter(|file| file.path.starts_with(&source.dir)).collect();
     if !files.is_empty() {
         let (yaml, others): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| is_rule_file(&file.path));
         let sources: Vec<_> = yaml.into_iter().map(|file| file.source.clone()).collect();
         let others = others.into_iter().map(|file| file.path.clone()).collect();
         return Ok(compile(
-            format!("ConfigMaps at {}", reading.dir.display()),
+            format!("ConfigMaps at {}", source.dir.display()),
             &sources,
             others,
-            reading,
+            source,
         ));
     }
-    let here = deployment.here(&reading.dir).unwrap_or_else(|| reading.dir.clone());
+    let here = deployment.here(&source.dir).unwrap_or_else(|| source.dir.clone());
     if here.is_dir() {
-        return of_directory(&here, reading);
+        return of_directory(&here, source);
     }
-    let missing = format!("{} is not here, nor in the deployment's files", reading.dir.display());
+    let missing = format!("{} is not here, nor in the deployment's files", source.dir.display());
     Ok(unread(&missing, "name the directory with the rule files in --rules"))
 }
 
@@ -198,10 +198,10 @@ fn unread(why: &str, action: &str) -> RulesReview {
     review
 }
 
-fn of_directory(dir: &Path, reading: &RulesSource) -> Result<RulesReview, CliError> {
-    let found = rules::read_path(dir, reading.dotfiles, Endings::Yaml)?;
-    let others = if dir.is_dir() { others(dir, reading.dotfiles) } else { Vec::new() };
-    Ok(compile(dir.display().to_string(), &found.sources, others, reading))
+fn of_directory(dir: &Path, source: &RulesSource) -> Result<RulesReview, CliError> {
+    let found = rules::read_path(dir, source.reading.dotfiles, Endings::Yaml)?;
+    let others = if dir.is_dir() { others(dir, source.reading.dotfiles) } else { Vec::new() };
+    Ok(compile(dir.display().to_string(), &found.sources, others, source))
 }
 
 /// Files of a directory that the reference loads, and ratelease does not because of their names.
@@ -226,7 +226,7 @@ fn compile(
     origin: String,
     sources: &[Source],
     others: Vec<PathBuf>,
-    reading: &RulesSource,
+    source: &RulesSource,
 ) -> RulesReview {
     let mut review = RulesReview { origin, files: sources.len(), ..RulesReview::default() };
     for other in others {
@@ -242,7 +242,7 @@ fn compile(
         review.differences.push((what, "name their directory in --rules".to_owned()));
         return review;
     }
-    match rules::load(sources, reading.options.clone()) {
+    match rules::load(sources, source.reading.options.clone()) {
         Ok(loaded) => {
             review.loaded = Some((loaded.rules.len(), loaded.rules.domains().count()));
             review.warnings = loaded.warnings;

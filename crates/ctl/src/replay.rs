@@ -13,7 +13,7 @@ use std::{fs, io};
 use clap::{Args, ValueHint};
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Role, RulesDirFlags};
+use ratelease_cli::settings::{Flags, Role, RulesDir};
 use ratelease_cli::source::{STDIN, STDIN_NAME};
 use ratelease_cli::{safe, source};
 use ratelease_engine::time::{Clock, Time};
@@ -80,7 +80,7 @@ pub struct ReplayFlags {
           value_parser = clap::value_parser!(u64).range(1..=TOP_MAX))]
     top: u64,
     #[command(flatten)]
-    rules: RulesDirFlags,
+    rules: Flags<RulesDir>,
     #[command(flatten)]
     out: OutFlags,
 }
@@ -108,8 +108,8 @@ struct Progress {
 /// Replays the logs and prints what would have been denied. A denial is a finding.
 pub fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     flags.lines.check()?;
-    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
+    let dir = flags.rules.read(|values, faults| RulesDir::read(role, values, faults))?;
+    let rules = source::load(std::slice::from_ref(&dir.dir), &dir.reading)?;
     check_domain(&rules, flags.lines.domain.as_deref())?;
     let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)?;
     let mut logs = LogReplay {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Reading, ReadingFlags};
+use ratelease_cli::settings::{Flags, Reading};
 use ratelease_cli::source;
 use ratelease_engine::verdict::{Code, Modes, Verdict};
 use ratelease_replay::exact_limiter::ExactLimiter;
@@ -56,7 +56,7 @@ pub struct TestFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    reading: ReadingFlags,
+    reading: Flags<Reading>,
 }
 
 /// One test file.
@@ -133,11 +133,11 @@ struct FileResult {
 
 /// Reads and runs every file.
 pub fn run(flags: &TestFlags, out: &mut Out) -> CliResult {
-    let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
+    let reading = flags.reading.read(Reading::read)?;
     let mut results = Vec::new();
     let mut errors = Vec::new();
     for file in &flags.files {
-        match run_file(file, reading.clone()) {
+        match run_file(file, &reading) {
             Ok(one) => results.push(one),
             Err(error) => errors.push(error.to_string()),
         }
@@ -153,7 +153,7 @@ pub fn run(flags: &TestFlags, out: &mut Out) -> CliResult {
     Ok(Completion::clean_if(results.iter().all(|one| one.failures.is_empty())))
 }
 
-fn run_file(file: &Path, reading: Reading) -> Result<FileResult, CliError> {
+fn run_file(file: &Path, reading: &Reading) -> Result<FileResult, CliError> {
     let source = source::read_file(file)?;
     let suite = suite(&source).map_err(|faults| listed(&faults))?;
     let at = file.parent().unwrap_or(Path::new("")).join(&suite.rules);

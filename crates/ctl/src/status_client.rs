@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::fetch::span_above_zero;
+use ratelease_cli::client::{self, span_above_zero};
 use ratelease_cli::out::CliError;
-use ratelease_cli::settings::{DebugListenerFlags, HostPort};
-use ratelease_cli::{fetch, source};
+use ratelease_cli::settings::{DebugListener, Flags, HostPort, Listeners, call_at};
 use ratelease_rules::DEFAULT_STORE;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -24,13 +23,13 @@ const HTTP_UNAUTHORIZED: u16 = 401;
 #[derive(Debug, Args)]
 pub struct PodFlags {
     /// Debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
-    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = client::host_port)]
     debug: Option<HostPort>,
     /// Maximum time for an answer, a duration
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span_above_zero)]
     timeout: Duration,
     #[command(flatten)]
-    listener: DebugListenerFlags,
+    listener: Flags<DebugListener>,
 }
 
 /// The content of `/status`.
@@ -126,8 +125,12 @@ impl PodFlags {
     /// # Errors
     /// The environment names no usable address, and no flag does.
     pub fn server(&self) -> Result<HostPort, CliError> {
-        let listener = || source::resolved(|faults| self.listener.address(faults));
-        self.debug.clone().map_or_else(listener, Ok)
+        let of_environment = || {
+            self.listener.read(|values, faults| {
+                call_at(Listeners::read(values, faults).debug(), "DEBUG_PORT", faults)
+            })
+        };
+        Ok(self.debug.clone().map_or_else(of_environment, Ok)?)
     }
 
     /// Requests the pod's status.
@@ -136,8 +139,8 @@ impl PodFlags {
     /// The pod cannot be reached, or the answer is not that of a pod's debug port.
     pub fn ask(&self) -> Result<Value, CliError> {
         let server = self.server()?;
-        let token = source::resolved(|faults| self.listener.token(faults))?;
-        let page = fetch::get_with(&server, PATH, &token, self.timeout)?;
+        let listeners = self.listener.read(Listeners::read)?;
+        let page = client::get_with(&server, PATH, &listeners.debug_token, self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
             let needs = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
             return Err(CliError::new(format_args!("{server}: {needs}")));

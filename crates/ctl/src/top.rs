@@ -26,7 +26,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Block, BorderType, Cell, Paragraph, RenderDirection, Row, Sparkline, Table, Widget,
 };
-use ratelease_cli::fetch::span_above_zero;
+use ratelease_cli::client::span_above_zero;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Painter};
 use ratelease_cli::safe;
 use serde::Serialize;

@@ -4,8 +4,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 
-use ratelease_cli::awaited_files;
-use ratelease_cli::commands::Task;
+use ratelease_cli::commands::{Task, WAIT_FOR_FILES};
 use ratelease_cli::settings::SettingsError;
 
 use crate::annotation::Lookup;
@@ -53,7 +52,7 @@ const MANAGED: [(&str, &str); 21] = [
     ("PROMETHEUS_ADDR", "metrics-port"),
     ("REDIS_URL", "redis"),
     ("REDIS_URL_FILE", "redis"),
-    (awaited_files::VARIABLE, "redis"),
+    (WAIT_FOR_FILES, "redis"),
     ("REDIS_TYPE", "redis-type"),
     ("REDIS_AUTH", "redis-auth"),
     ("REDIS_AUTH_FILE", "redis-auth"),
@@ -122,7 +121,7 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     let files = files.filter(|value| value.starts_with(SECRETS));
     let files = files.cloned().collect::<Vec<_>>().join(",");
     if !files.is_empty() {
-        all.push((awaited_files::VARIABLE.to_owned(), files));
+        all.push((WAIT_FOR_FILES.to_owned(), files));
     }
     let given: HashSet<_> = settings.env.iter().map(|(name, _)| name).collect();
     all.retain(|(name, _)| !given.contains(name));

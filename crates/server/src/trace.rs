@@ -21,7 +21,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Context, Key, KeyValue};
 use opentelemetry_sdk::trace::Span as SdkSpan;
 use parking_lot::Mutex;
-use ratelease_cli::grpc_codes::GRPC_CODES;
+use ratelease_cli::client::GRPC_CODES;
 use ratelease_cli::settings::Tracing;
 use ratelease_engine::rng;
 use ratelease_engine::span_context::SpanContext;

@@ -499,7 +499,7 @@ impl RuleParts<'_> {
         runtime: &Handle,
     ) -> Result<RuleWatch, BuildError> {
         let Self { published, snapshot, clock, meters } = self;
-        let options = source.options.clone();
+        let options = source.reading.options.clone();
         let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
         let watch = watch
             .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;

@@ -7,37 +7,30 @@ use super::{ran, root};
 use crate::support::control;
 use crate::support::ratelease::inherited;
 
-/// The URL of the database is read from a variable that the flag does not have, because only the
-/// variable may have a password.
-const URL: [&str; 2] = ["--database-url", "DATABASE_URL"];
-
 /// Rows of flag, variable and default, as the help of `serve` has them.
 fn of_help(help: &str) -> Vec<[String; 3]> {
     let flags = help.split("\n      --").skip(1);
     let rows = flags.map(|text| {
-        let flag = text.split_whitespace().next().unwrap_or_default();
+        let flag = text.split([' ', '[', '\n']).next().unwrap_or_default();
         let flag = format!("--{flag}");
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let of = |begin: &str| {
             let (_, rest) = text.split_once(begin)?;
             rest.split_once(']').map(|(value, _)| value.to_owned())
         };
-        let variable = of("[env: ").map(|it| it.trim_end_matches('=').to_owned());
-        let variable = variable.or_else(|| (flag == URL[0]).then(|| URL[1].to_owned()));
-        [flag, variable.unwrap_or_default(), of("[default: ").unwrap_or_default()]
+        [flag, of("[env: ").unwrap_or_default(), of("[default: ").unwrap_or_default()]
     });
     rows.collect()
 }
 
-/// The same of the table. A flag without a value is off by default, which the help does not say,
-/// nor what a node has that is not named.
+/// The same of the table. The help does not say as a default what a node has that is not named.
 fn of_page(page: &str) -> Vec<[String; 3]> {
     let lines = page.lines().filter(|line| line.starts_with("| `--"));
     let cells = lines.map(|line| line.split('|').skip(1).map(|it| it.replace('`', "")));
     let rows = cells.map(|cells| {
         let mut cells = cells.map(|cell| cell.trim().to_owned());
         let mut row = [(); 3].map(|()| cells.next().unwrap_or_default());
-        if ["false", "all"].contains(&row[2].as_str()) {
+        if row[2] == "all" {
             row[2].clear();
         }
         row

@@ -8,10 +8,13 @@ use ratelease_engine::secret::{Secret, SecretFile};
 /// Maximum number of characters of a faulty value that are shown.
 const FOUND_SHOWN_MAX: usize = 80;
 
+/// What the variables of the control plane begin with, and their flags do not.
+const CONTROL: &str = "CONTROL_";
+
 /// One setting that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// The setting's environment name, such as `PORT`.
+    /// The setting's environment name, such as `PORT`; or the flag, if it has none.
     pub name: String,
     /// What is wrong; never contains a secret.
     pub problem: String,
@@ -29,13 +32,18 @@ pub struct Faults(Vec<Fault>);
 
 /// What a parser expected, with an example that it accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Expected {
+pub struct Expected {
     what: Cow<'static, str>,
     example: Option<&'static str>,
 }
 
-/// Returns the flag for an environment name: `--grpc-port` for `GRPC_PORT`.
-pub(super) fn flag_name(name: &str) -> String {
+/// Returns the flag for an environment name: `--grpc-port` for `GRPC_PORT`. A name with dashes is
+/// that of a flag without a variable.
+pub(crate) fn flag_name(name: &str) -> String {
+    if name.starts_with("--") {
+        return name.to_owned();
+    }
+    let name = name.strip_prefix(CONTROL).unwrap_or(name);
     format!("--{}", name.to_ascii_lowercase().replace('_', "-"))
 }
 
@@ -56,24 +64,36 @@ fn shown(value: &str) -> String {
 // === impl Expected ===
 
 impl Expected {
-    pub(super) fn new(what: impl Into<Cow<'static, str>>) -> Self {
+    /// Makes the end of a sentence that begins with "expected".
+    pub fn new(what: impl Into<Cow<'static, str>>) -> Self {
         Self { what: what.into(), example: None }
     }
 
     /// Sets the example. Without one, the setting's default is the example.
-    pub(super) fn example(self, example: &'static str) -> Self {
+    #[must_use]
+    pub fn example(self, example: &'static str) -> Self {
         Self { example: Some(example), ..self }
     }
 
     /// Sets the example if there is none.
-    pub(super) fn or_example(self, example: &'static str) -> Self {
-        Self { example: self.example.or(Some(example)), ..self }
+    pub(super) fn or_example(self, example: Option<&'static str>) -> Self {
+        Self { example: self.example.or(example), ..self }
     }
 }
 
 // === impl Faults ===
 
 impl Faults {
+    /// Returns what `read` returns, or all the faults that it adds.
+    ///
+    /// # Errors
+    /// There are faults.
+    pub fn none_in<T>(read: impl FnOnce(&mut Self) -> T) -> Result<T, Self> {
+        let mut faults = Self::default();
+        let read = read(&mut faults);
+        if faults.is_empty() { Ok(read) } else { Err(faults) }
+    }
+
     /// Returns the faults in the order in which they were found.
     pub fn iter(&self) -> impl Iterator<Item = &Fault> {
         self.0.iter()
@@ -89,75 +109,43 @@ impl Faults {
         self.0.is_empty()
     }
 
-    pub(crate) fn add(&mut self, fault: Fault) {
+    /// Returns whether a setting, or the file of a secret, is faulty, so that what follows from it
+    /// is not known.
+    pub fn has(&self, name: &str) -> bool {
+        self.iter().any(|fault| fault.name.strip_suffix("_FILE").unwrap_or(&fault.name) == name)
+    }
+
+    /// Adds a fault.
+    pub fn add(&mut self, fault: Fault) {
         self.0.push(fault);
     }
 
-    /// Parses `value` with `parse`. If that fails, adds a fault under `name`.
-    pub(super) fn parse<T>(
-        &mut self,
-        name: &str,
-        value: &str,
-        parse: impl FnOnce(&str) -> Result<T, Expected>,
-    ) -> Option<T> {
-        let expected = match parse(value) {
-            Ok(parsed) => return Some(parsed),
-            Err(expected) => expected,
-        };
-        self.add(Fault::expected(name, expected, Some(shown(value))));
-        None
-    }
-
-    /// Like [`Faults::parse`], for a value that must not be shown: returns `Some(None)` if it is
-    /// absent or empty.
-    pub(super) fn parse_secret<T>(
-        &mut self,
-        name: &str,
-        value: Option<&Secret>,
-        parse: impl FnOnce(&str) -> Result<T, Expected>,
-    ) -> Option<Option<T>> {
-        match value {
-            Some(value) if !value.is_empty() => match parse(value.reveal()) {
-                Ok(parsed) => Some(Some(parsed)),
-                Err(expected) => {
-                    self.add(Fault::expected(name, expected, None));
-                    None
-                }
-            },
-            _ => Some(None),
-        }
-    }
-
     /// Returns the secret given as `name`, or read from the file given as `name` with `_FILE`
-    /// appended. `Some(None)` if neither is given; a fault if both are.
-    pub fn secret(
+    /// appended. `None` if neither is given, or if the file cannot be read or both are given, which
+    /// is a fault.
+    pub(super) fn secret(
         &mut self,
         name: &str,
         given: Option<&Secret>,
         file: Option<&SecretFile>,
-    ) -> Option<Option<Secret>> {
+    ) -> Option<Secret> {
         let given = given.filter(|given| !given.is_empty());
-        let file = file.filter(|file| !file.is_empty());
-        let name_of_file = file_name(name);
-        match (given, file) {
-            (given, None) => Some(given.cloned()),
-            (None, Some(file)) => match file.read() {
-                Ok(secret) => Some(Some(secret)),
-                Err(problem) => {
-                    let fix = "name a file of one line, which this user may read";
-                    let fault = Fault::new(name_of_file, format!("the file {problem}"), fix);
-                    self.add(fault.in_file(&file.path().display().to_string()));
-                    None
-                }
-            },
-            (Some(_), Some(_)) => {
-                let problem = format!("{name} is set too, and one of them would be ignored");
-                self.add(Fault::new(name_of_file, problem, "unset one of them"));
-                None
-            }
+        let Some(file) = file.filter(|file| !file.is_empty()) else { return given.cloned() };
+        if given.is_some() {
+            let problem = format!("{name} is set too, and one of them would be ignored");
+            self.add(Fault::new(file_name(name), problem, "unset one of them"));
+            return None;
         }
+        let failed = |problem| {
+            let fix = "name a file of one line, which this user may read";
+            let fault = Fault::new(file_name(name), format!("the file {problem}"), fix);
+            self.add(fault.in_file(&file.path().display().to_string()));
+        };
+        file.read().map_err(failed).ok()
     }
 }
+
+impl std::error::Error for Faults {}
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,13 +160,28 @@ impl fmt::Display for Faults {
 
 impl Fault {
     /// Makes a fault that concerns no single value, or whose value would not help the reader.
-    pub(crate) fn new(
+    pub fn new(
         name: impl Into<String>,
         problem: impl Into<String>,
         fix: impl Into<String>,
     ) -> Self {
-        let (name, problem, fix) = (name.into(), problem.into(), fix.into());
-        Self { name, problem, found: None, fix, is_in_file: false }
+        Self {
+            name: name.into(),
+            problem: problem.into(),
+            found: None,
+            fix: fix.into(),
+            is_in_file: false,
+        }
+    }
+
+    /// Makes a fault of a text that its parser refuses.
+    pub(super) fn expected(name: &str, expected: Expected) -> Self {
+        let Expected { what, example } = expected;
+        let flag = flag_name(name);
+        let ways = if flag == name { flag } else { format!("{name} or {flag}") };
+        let example = example.map(|example| format!(", as in {name}={example}"));
+        let fix = format!("set {ways}{}", example.unwrap_or_default());
+        Self::new(name, format!("expected {what}"), fix)
     }
 
     /// Says that the fault is in the file of this path.
@@ -186,21 +189,11 @@ impl Fault {
         Self { is_in_file: true, ..self.with_found(path) }
     }
 
-    pub(super) fn with_found(mut self, value: &str) -> Self {
+    /// Shows the value.
+    #[must_use]
+    pub fn with_found(mut self, value: &str) -> Self {
         self.found = Some(shown(value));
         self
-    }
-
-    fn expected(name: &str, expected: Expected, found: Option<String>) -> Self {
-        let Expected { what, example } = expected;
-        let example = example.map(|example| format!(", as in {name}={example}"));
-        Self {
-            problem: format!("expected {what}"),
-            found,
-            fix: format!("set {name} or {}{}", flag_name(name), example.unwrap_or_default()),
-            name: name.to_owned(),
-            is_in_file: false,
-        }
     }
 }
 

@@ -9,6 +9,7 @@ mod telemetry;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::CommandFactory;
 use ratelease_rules::Dotfiles;
@@ -63,14 +64,14 @@ fn help(line: &str, env: Env<'_>) -> String {
 #[test]
 fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     let settings = good("/usr/local/bin/ratelease serve", &[]);
-    assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
-    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("127.0.0.1", 8081)));
-    assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(settings.listeners.http().to_string(), "0.0.0.0:8080");
+    assert_eq!(settings.listeners.grpc(), GrpcListen::Tcp(HostPort::new("127.0.0.1", 8081)));
+    assert_eq!(settings.listeners.debug().to_string(), "127.0.0.1:6070");
     assert_eq!(settings.rules.dir.to_str(), Some("config/rules"));
     assert_eq!(settings.rules.watch_root, None);
     assert_eq!(settings.rules.snapshot, None);
     assert_eq!(settings.listeners.calls_max, 4096);
-    assert_eq!(settings.rules.dotfiles, Dotfiles::Skip);
+    assert_eq!(settings.rules.reading.dotfiles, Dotfiles::Skip);
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(
         (settings.logging.level, settings.logging.format),
@@ -83,10 +84,10 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.leases.pods_expected, 16);
     assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());
-    assert_eq!(settings.drain, Duration::from_secs(10));
+    assert_eq!(settings.leases.drain, Duration::from_secs(10));
     assert_eq!(
         settings.hot_keys,
-        Some(HotKeys { sample: 4.try_into().expect("above 0"), values: false })
+        Some(HotKeys { is_on: true, sample: 4.try_into().expect("above 0"), values: false })
     );
     assert_eq!(settings.warnings, [""; 0]);
 }
@@ -94,17 +95,17 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
 #[test]
 fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
     let settings = good("/bin/ratelimit", &[]);
-    assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
-    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
+    assert_eq!(settings.listeners.http().to_string(), "0.0.0.0:8080");
+    assert_eq!(settings.listeners.grpc(), GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
     // Not the reference's default, which shows the debug port to every machine that reaches it.
-    assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(settings.listeners.debug().to_string(), "127.0.0.1:6070");
     let reported = [("DEBUG_HOST", "0.0.0.0")];
-    assert_eq!(good("ratelimit", &reported).listeners.debug.to_string(), "0.0.0.0:6070");
+    assert_eq!(good("ratelimit", &reported).listeners.debug().to_string(), "0.0.0.0:6070");
     let guarded = [("DEBUG_TOKEN", "hunter2")];
-    assert_eq!(good("ratelimit", &guarded).listeners.debug.to_string(), "0.0.0.0:6070");
+    assert_eq!(good("ratelimit", &guarded).listeners.debug().to_string(), "0.0.0.0:6070");
     let both = [("DEBUG_TOKEN", "hunter2"), ("DEBUG_HOST", "127.0.0.1")];
-    assert_eq!(good("ratelimit", &both).listeners.debug.to_string(), "127.0.0.1:6070");
-    assert_eq!(good("ratelease serve", &guarded).listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(good("ratelimit", &both).listeners.debug().to_string(), "127.0.0.1:6070");
+    assert_eq!(good("ratelease serve", &guarded).listeners.debug().to_string(), "127.0.0.1:6070");
     assert_eq!(settings.listeners.max_connection_age, Some(Duration::from_secs(24 * 3600)));
     assert_eq!(settings.listeners.max_connection_age_grace, Some(Duration::from_secs(3600)));
     assert_eq!(settings.rules.dir.to_str(), Some("/srv/runtime_data/current/config"));
@@ -112,7 +113,7 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
         settings.rules.watch_root.as_deref().and_then(|root| root.to_str()),
         Some("/srv/runtime_data/current")
     );
-    assert_eq!(settings.rules.dotfiles, Dotfiles::Read);
+    assert_eq!(settings.rules.reading.dotfiles, Dotfiles::Read);
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(settings.logging.level, LogLevel::Warn);
     assert_eq!(settings, good("ratelimit serve", &[]), "the subcommand may be given");
@@ -122,11 +123,11 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
 fn a_flag_beats_its_variable_and_a_variable_its_default() {
     let env = [("PORT", "1111"), ("GRPC_PORT", "2222")];
     let settings = good("ratelease serve --port 3333", &env);
-    assert_eq!(settings.listeners.http.port, 3333);
-    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("127.0.0.1", 2222)));
-    assert_eq!(settings.listeners.debug.port, 6070);
+    assert_eq!(settings.listeners.port, 3333);
+    assert_eq!(settings.listeners.grpc(), GrpcListen::Tcp(HostPort::new("127.0.0.1", 2222)));
+    assert_eq!(settings.listeners.debug_port, 6070);
     let settings = good("ratelimit --host 127.0.0.1 --log-level=trace", &[("LOG_LEVEL", "error")]);
-    assert_eq!(settings.listeners.http.host, "127.0.0.1");
+    assert_eq!(settings.listeners.host, "127.0.0.1");
     assert_eq!(settings.logging.level, LogLevel::Trace);
 }
 
@@ -324,7 +325,7 @@ fn arguments_that_the_reference_ignores_are_ignored_with_a_warning_under_its_nam
         "ratelimit -config /data/config.yaml --port=4711",
         "ratelimit -config x --use-prometheus --port 4711 y",
     ] {
-        let port = |settings: &Settings| settings.listeners.http.port;
+        let port = |settings: &Settings| settings.listeners.port;
         assert_eq!(port(&good(line, &STORE)), 4711, "{line}");
     }
     assert_eq!(good("ratelimit --port 4711", &STORE).warnings, [""; 0]);

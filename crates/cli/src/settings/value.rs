@@ -24,7 +24,7 @@ pub struct HostPort {
 }
 
 /// Parses a boolean like Go's `strconv.ParseBool`.
-pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
+pub fn boolean(text: &str) -> Result<bool, Expected> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
@@ -33,12 +33,10 @@ pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
 }
 
 /// Parses a duration within `range`.
-pub(super) fn duration_within(
-    text: &str,
-    range: RangeInclusive<Duration>,
-) -> Result<Duration, Expected> {
+pub fn duration_within(text: &str, range: RangeInclusive<Duration>) -> Result<Duration, Expected> {
     parse_duration(text).filter(|span| range.contains(span)).ok_or_else(|| {
-        let (least, most) = (range.start(), range.end());
+        let least = range.start();
+        let most = range.end();
         Expected::new(format!("a duration from {least:?} to {most:?} with its unit"))
     })
 }
@@ -51,12 +49,13 @@ pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected
 }
 
 /// Parses a whole number within `range`.
-pub(super) fn count_within<T>(text: &str, range: RangeInclusive<T>) -> Result<T, Expected>
+pub fn count_within<T>(text: &str, range: RangeInclusive<T>) -> Result<T, Expected>
 where
     T: FromStr + PartialOrd + Display,
 {
     text.parse().ok().filter(|count| range.contains(count)).ok_or_else(|| {
-        let (least, most) = (range.start(), range.end());
+        let least = range.start();
+        let most = range.end();
         Expected::new(format!("a whole number from {least} to {most}"))
     })
 }
@@ -76,7 +75,8 @@ pub(super) fn size_within(text: &str, range: RangeInclusive<usize>) -> Result<us
     let digits = Some(number).filter(|number| number.bytes().all(|b| b.is_ascii_digit()));
     let bytes = digits.and_then(|digits| digits.parse::<usize>().ok()?.checked_mul(unit));
     bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
-        let (least, most) = (shown(*range.start()), shown(*range.end()));
+        let least = shown(*range.start());
+        let most = shown(*range.end());
         Expected::new(format!("a size from {least} to {most}, in bytes or with KiB, MiB or GiB"))
     })
 }

@@ -15,15 +15,15 @@ pub(crate) mod proxy;
 #[path = "../../../../tests/it/support/rng.rs"]
 pub(crate) mod rng;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use ratelease_control::app::Control;
 use ratelease_control::push::Selection;
 use ratelease_control::rates::RateSettings;
-use ratelease_control::settings::{Command, CommandLine, Settings};
+use ratelease_control::settings::{self, Command, Settings};
 use ratelease_control::store::Database;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -139,7 +139,8 @@ impl Place {
             None => ["--database-file".to_owned(), file.display().to_string()],
         };
         let all = ["ratelease-control", "token"].iter().chain(args).map(|it| (*it).to_owned());
-        match CommandLine::try_parse_from(all.chain(at)).unwrap().command {
+        let all = all.chain(at).map(OsString::from);
+        match settings::parse(all, &|_| None).unwrap() {
             Command::Token(command) => ratelease_control::tokens::run(command).await,
             Command::Serve(_) => unreachable!(),
         }

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use ratelease_cli::settings::{
-    self, GrpcListen, Leases, Listeners, Logging, Metrics, ResponseSettings, RulesSource, Settings,
+    self, GrpcListen, Headers, Leases, Listeners, Logging, Metrics, Responses, RulesSource,
+    Settings,
 };
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
@@ -77,13 +78,14 @@ impl App {
         raise_limit();
         let threads = Threads::start(settings.listeners.threads)?;
         let connections = bind::connection_limits(threads.runtimes.len());
-        let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
+        let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
+            settings;
         let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
         let tls = grpc_tls.map(|files| certificates(files, clock)).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
-        let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
+        let meters = (!metrics.is_off).then(|| meters(&responses, &metrics));
         let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone());
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
@@ -95,7 +97,7 @@ impl App {
         let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
-        let service = service(&limiter, &published, &listeners, responses, &observers);
+        let service = service(&limiter, &published, &listeners, headers, &observers);
         let supervisor = Supervisor::default();
         let start = Start::new(clock);
         let process_stats = ProcessStats {
@@ -136,7 +138,7 @@ impl App {
             open: connections,
             threads,
             start,
-            drain,
+            drain: leases.drain,
             banner,
         })
     }
@@ -160,7 +162,7 @@ async fn bind_listeners(
     listeners: &Listeners,
     metrics: &Metrics,
 ) -> Result<BoundListeners, BuildError> {
-    let (grpc, grpc_at) = match &listeners.grpc {
+    let (grpc, grpc_at) = match &listeners.grpc() {
         GrpcListen::Tcp(address) => {
             let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
             let at = bind::local_address(&listener)?.to_string();
@@ -170,9 +172,9 @@ async fn bind_listeners(
             (Listener::Unix(bind::unix(uds).await?), uds.path.display().to_string())
         }
     };
-    let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
-    let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
-    let metrics = match &metrics.listen {
+    let http = bind::tcp(&listeners.http(), "HTTP", "PORT").await?;
+    let debug = bind::tcp(&listeners.debug(), "the debug page", "DEBUG_PORT").await?;
+    let metrics = match metrics.listener() {
         Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
         None => None,
     };
@@ -223,12 +225,12 @@ fn service(
     limiter: &Limiter,
     published: &Arc<CurrentRules>,
     listeners: &Listeners,
-    responses: ResponseSettings,
+    headers: Option<Headers>,
     observers: &Observers,
 ) -> DecisionService {
     let limiter = limiter.clone();
     let published = Arc::clone(published);
-    DecisionService::new(limiter, published, responses.headers, listeners.calls_max)
+    DecisionService::new(limiter, published, headers, listeners.calls_max)
         .observed_by(observers.clone())
 }
 
@@ -242,14 +244,14 @@ fn pusher(
     Push::new(origin, settings, clock, Arc::new(move || sources.families()))
 }
 
-fn meters(responses: &ResponseSettings, metrics: &Metrics) -> Meters {
+fn meters(responses: &Responses, metrics: &Metrics) -> Meters {
     Meters::new(counting::Options {
         near_limit_ratio: responses.near_limit_ratio,
         series_max: metrics.series_max,
     })
 }
 
-fn modes(responses: &ResponseSettings) -> Modes {
+fn modes(responses: &Responses) -> Modes {
     Modes {
         shadow: responses.shadow_mode,
         quota: responses.quota_mode,
@@ -264,12 +266,7 @@ fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
-fn limiter(
-    store: Arc<dyn Store>,
-    clock: Clock,
-    leases: &Leases,
-    responses: &ResponseSettings,
-) -> Limiter {
+fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, responses: &Responses) -> Limiter {
     let options = Options {
         wait_min: leases.max_wait,
         wait_max: leases.wait_limit,

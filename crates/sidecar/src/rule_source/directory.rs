@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use ratelease_cli::settings::RulesSource;
+use ratelease_cli::settings::{Reading, RulesSource};
 use ratelease_rules::{self as rules, Endings, Faults, Found, Source};
 use tracing::warn;
 
@@ -52,7 +52,7 @@ impl Directory {
 
 impl Load for Directory {
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
-        let RulesSource { dir, dotfiles, endings, .. } = &self.settings;
+        let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
         let found = rules::read_directory(dir, *dotfiles, *endings);
         let Found { sources, left_out } = found.map_err(|error| error.to_string())?;
         let line = |(name, why): (String, &str)| format!("{}: {why}", dir.join(name).display());
@@ -64,10 +64,10 @@ impl Load for Directory {
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        if sources.is_empty() && self.had_rules && self.settings.endings == Endings::Yaml {
+        if sources.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let loaded = self.memory.load(sources, &self.settings.options);
+        let loaded = self.memory.load(sources, &self.settings.reading.options);
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
@@ -111,9 +111,7 @@ mod tests {
         Directory::new(RulesSource {
             dir: dir.path().to_owned(),
             watch_root: None,
-            dotfiles: Dotfiles::Skip,
-            endings,
-            options: Options::default(),
+            reading: Reading { dotfiles: Dotfiles::Skip, endings, options: Options::default() },
             healthy_with: HealthyWith::Rules,
             force_start: false,
             snapshot: None,

@@ -174,7 +174,7 @@ impl Client {
         warn_of_plaintext(&self.settings);
         let mut useless = 0;
         loop {
-            let retry = self.settings.retry;
+            let retry = self.settings.retry();
             let (why, wait) = match self.connect().await {
                 Err(why) => (why, retry.connect),
                 Ok(channel) => {

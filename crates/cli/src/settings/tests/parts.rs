@@ -49,8 +49,8 @@ fn hosts_may_be_names_and_addresses_of_both_kinds() {
     }
     assert!(host(&"a".repeat(254)).is_err());
     let settings = good("ratelimit", &[("HOST", "::"), ("GRPC_HOST", "::"), ("PORT", "0")]);
-    assert_eq!(settings.listeners.http.to_string(), "[::]:0");
-    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("::", 8081)));
+    assert_eq!(settings.listeners.http().to_string(), "[::]:0");
+    assert_eq!(settings.listeners.grpc(), GrpcListen::Tcp(HostPort::new("::", 8081)));
 }
 
 #[test]
@@ -78,10 +78,10 @@ fn a_socket_for_grpc_replaces_its_port() {
     let listeners = good("ratelimit", &[("GRPC_UDS", "/run/rl.sock")]).listeners;
     let path = PathBuf::from("/run/rl.sock");
     let uds = Uds { path: path.clone(), mode: 0o666, group: None };
-    assert_eq!(listeners.grpc, GrpcListen::Unix(uds));
+    assert_eq!(listeners.grpc(), GrpcListen::Unix(uds));
     let env = [("GRPC_UDS", "/run/rl.sock"), ("GRPC_UDS_MODE", "0660"), ("GRPC_UDS_GROUP", "1337")];
     let uds = Uds { path, mode: 0o660, group: Some(1337) };
-    assert_eq!(good("ratelease serve", &env).listeners.grpc, GrpcListen::Unix(uds));
+    assert_eq!(good("ratelease serve", &env).listeners.grpc(), GrpcListen::Unix(uds));
     for wrong in ["rw", "0x1b6", "0999", "1777", "+660", "00660"] {
         assert!(fault("GRPC_UDS_MODE", wrong).contains("permissions in octal"), "{wrong}");
     }
@@ -131,12 +131,12 @@ fn switches_of_the_rules_are_read() {
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
     ];
     let rules = good("ratelimit", &env).rules;
-    assert!(rules.dotfiles == Dotfiles::Skip && rules.options.merge_domains);
+    assert!(rules.reading.dotfiles == Dotfiles::Skip && rules.reading.options.merge_domains);
     assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::Domain, true));
     let rules = good("ratelimit", &[]).rules;
-    assert!(rules.dotfiles == Dotfiles::Read && !rules.options.merge_domains);
-    assert_eq!(rules.endings, Endings::Any, "as the reference, which loads every file");
-    assert_eq!(good("ratelease serve", &[]).rules.endings, Endings::Yaml);
+    assert!(rules.reading.dotfiles == Dotfiles::Read && !rules.reading.options.merge_domains);
+    assert_eq!(rules.reading.endings, Endings::Any, "as the reference, which loads every file");
+    assert_eq!(good("ratelease serve", &[]).rules.reading.endings, Endings::Yaml);
     assert_eq!((rules.healthy_with, rules.force_start), (HealthyWith::FirstLoad, false));
     let forced = [("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")];
     assert_eq!(good("ratelimit", &forced).rules.healthy_with, HealthyWith::Nothing);
@@ -148,20 +148,20 @@ fn switches_of_the_rules_are_read() {
 #[test]
 fn header_names_are_kept_in_their_case_and_looked_at_even_when_off() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_RESET_HEADER", "X-Reset")];
-    let headers = good("ratelimit", &env).responses.headers.expect("headers");
+    let headers = good("ratelimit", &env).headers.expect("headers");
     assert!(!headers.x_ratelimit && !headers.retry_after && !headers.ietf, "{headers:?}");
     let names = headers.reference.expect("the reference's");
     assert_eq!(names.limit, "RateLimit-Limit");
     assert_eq!(names.remaining, "RateLimit-Remaining");
     assert_eq!(names.reset, "X-Reset");
-    assert_eq!(good("ratelimit", &[]).responses.headers, None);
+    assert_eq!(good("ratelimit", &[]).headers, None);
     assert!(fault("LIMIT_LIMIT_HEADER", "a b").contains("an HTTP header name"));
     assert!(fault("LIMIT_REMAINING_HEADER", "a:b\r\nc").contains("an HTTP header name"));
 }
 
 #[test]
 fn headers_are_those_of_the_list_and_those_of_the_references_own_variable() {
-    let headers = |env: &[(&str, &str)]| good("ratelease serve", env).responses.headers;
+    let headers = |env: &[(&str, &str)]| good("ratelease serve", env).headers;
     let on = ("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
     let list = |list| ("RESPONSE_HEADERS", list);
     let both = headers(&[on, list("ietf")]).expect("headers");
@@ -224,7 +224,7 @@ fn numbers_and_spans_out_of_range_are_faults() {
     assert!(fault("DRAIN_TIMEOUT", "2h").contains("from 0ns to 3600s"));
     let settings = good("ratelease serve --max-wait 0 --drain 1m --buffer-memory 1MiB", &[]);
     assert_eq!(settings.leases.max_wait, Duration::ZERO);
-    assert_eq!(settings.drain, Duration::from_secs(60));
+    assert_eq!(settings.leases.drain, Duration::from_secs(60));
     assert_eq!(settings.leases.buffer_bytes_max, 1 << 20);
 }
 

@@ -91,7 +91,7 @@ fn every_fault_of_named_stores_is_reported() {
 #[test]
 fn the_names_and_the_stores_of_domains_reach_the_rules() {
     let env = [&TWO[..], &[("STORE_OF_DOMAIN", "acme=premium")]].concat();
-    let options = good("ratelease serve", &env).rules.options;
+    let options = good("ratelease serve", &env).rules.reading.options;
     assert_eq!(options.stores.all(), ["default", "premium", "batch-2"]);
     let of_acme = options.domain_stores.find("acme");
     assert_eq!(options.stores.name(of_acme), "premium");

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tracing::{error, info};
 
-use super::ServeFlags;
+use super::Settings;
 use crate::certificate::{Papers, Wanted};
 use crate::cluster::{self, Keeper};
 use crate::inject::{Cluster, NativeSidecars};
@@ -56,15 +56,15 @@ enum Source {
 impl Upkeep {
     /// Loads the certificate and asks for the version. Waits for an API server that cannot be
     /// reached.
-    pub(super) async fn start(flags: &ServeFlags) -> Result<Self, CliError> {
-        let needs_client = flags.certificates.is_none() || flags.kubernetes_version.is_none();
+    pub(super) async fn start(settings: &Settings) -> Result<Self, CliError> {
+        let needs_client = settings.certificates.is_none() || settings.kubernetes_version.is_none();
         let client = if needs_client { Some(client().await?) } else { None };
-        let (source, loaded) = match (&flags.certificates, &flags.namespace, &client) {
-            (None, Some(namespace), Some(client)) => of_secret(flags, namespace, client).await?,
-            (directory, ..) => of_files(directory.as_deref().unwrap_or(Path::new(".")))?,
+        let (source, loaded) = match (&settings.certificates, &client) {
+            (None, Some(client)) => of_secret(settings, client).await?,
+            (directory, _) => of_files(directory.as_deref().unwrap_or(Path::new(".")))?,
         };
-        let client = client.filter(|_| flags.kubernetes_version.is_none());
-        let cluster = match (&client, flags.kubernetes_version) {
+        let client = client.filter(|_| settings.kubernetes_version.is_none());
+        let cluster = match (&client, settings.kubernetes_version) {
             (Some(client), None) => insist(|| version(client)).await,
             (_, given) => given.unwrap_or(UNKNOWN),
         };
@@ -160,16 +160,16 @@ fn of_files(directory: &Path) -> Result<(Source, LoadedServer), CliError> {
 }
 
 async fn of_secret(
-    flags: &ServeFlags,
-    namespace: &str,
+    settings: &Settings,
     client: &Client,
 ) -> Result<(Source, LoadedServer), CliError> {
-    let name = format!("{}.{namespace}.svc", flags.service);
+    let namespace = &settings.namespace;
+    let name = format!("{}.{namespace}.svc", settings.service);
     let wanted = Wanted {
         names: vec![format!("{name}.cluster.local"), name],
-        lifetime: flags.certificate_lifetime,
+        lifetime: settings.certificate_lifetime,
     };
-    let keeper = Keeper::new(client, namespace, &flags.secret, &flags.webhook);
+    let keeper = Keeper::new(client, namespace, &settings.secret, &settings.webhook);
     let papers = insist(async || {
         let papers = keeper.papers(&wanted, UnixTime::now()).await;
         let papers = papers.map_err(|error| error.to_string())?;

@@ -61,7 +61,7 @@ pub(super) fn warn_of_plaintext(settings: &Xds) {
     let server = &settings.server;
     let address = server.host.parse::<IpAddr>();
     let is_loopback = server.host == "localhost" || address.is_ok_and(|it| it.is_loopback());
-    if settings.tls.is_none() && !is_loopback {
+    if !settings.is_secured && !is_loopback {
         warn!(
             "the xDS server {server} is not authenticated, so that another one could send rules in \
              its place; set CONFIG_GRPC_XDS_SERVER_USE_TLS"
@@ -82,9 +82,9 @@ async fn try_connect(settings: &Xds) -> Result<Channel, String> {
     let server = &settings.server;
     let stream = dial(&server.host, server.port).await?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let stream: Box<dyn ReadWrite> = match &settings.tls {
+    let stream: Box<dyn ReadWrite> = match settings.tls() {
         None => Box::new(stream),
-        Some(files) => Box::new(secure(stream, files, &server.host).await?),
+        Some(files) => Box::new(secure(stream, &files, &server.host).await?),
     };
     // Only a server of ratelease's own type may be ratelease-control.
     let stream: Box<dyn ReadWrite> = match settings.own_rules {
@@ -184,7 +184,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Monitored<S> {
 /// connection.
 pub(super) fn with_hint(why: String, settings: &Xds) -> String {
     let has_no_certificate = |files: &ClientFiles| files.identity.is_none();
-    match settings.tls.as_ref().is_some_and(has_no_certificate) {
+    match settings.tls().as_ref().is_some_and(has_no_certificate) {
         true => format!(
             "{why}; if the server requires a client certificate, set \
              CONFIG_GRPC_XDS_CLIENT_TLS_CERT and CONFIG_GRPC_XDS_CLIENT_TLS_KEY"
