@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use ratelease_listener::tls::CertificateFiles;
 use ratelease_tls::FileFaults;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -19,7 +20,7 @@ use tracing::warn;
 
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
-use crate::push::{self, PodServer, PodTls, PublishedSet, RolloutCounts, Streams};
+use crate::push::{self, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
@@ -44,7 +45,7 @@ pub enum StartError {
     /// The file of the token cannot be used.
     #[error("{path}: {1}", path = .0.display())]
     TokenFile(PathBuf, String),
-    /// A listener failed.
+    /// The system refuses what a start needs.
     #[error("a listener failed: {0}")]
     Serve(String),
 }
@@ -62,7 +63,7 @@ pub struct Control {
     http_listener: TcpListener,
     pods_listener: TcpListener,
     probes_listener: Option<TcpListener>,
-    pods_tls: Option<PodTls>,
+    pods_tls: Option<CertificateFiles>,
     settings: Settings,
     store: Store,
 }
@@ -78,7 +79,8 @@ impl Control {
         let pods_tls = match settings.pods_tls.clone() {
             None => None,
             Some(files) => {
-                let loaded = spawn_blocking(move || PodTls::load(files)).await;
+                let loaded =
+                    spawn_blocking(move || CertificateFiles::load(files, push::TLS_PORT)).await;
                 let loaded = loaded.map_err(|error| StartError::Serve(error.to_string()))?;
                 Some(loaded.map_err(StartError::Tls)?)
             }
@@ -109,13 +111,14 @@ impl Control {
     /// Serves until `stop` resolves.
     ///
     /// # Errors
-    /// Fails if a listener fails.
+    /// Fails without random numbers.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
         let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
         let probes_listener = self.probes_listener;
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
         let (polls, polled) = watch::channel(0);
-        let (wake, streams) = (Arc::new(Notify::new()), Streams::default());
+        let wake = Arc::new(Notify::new());
+        let streams = Streams::default();
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -162,10 +165,10 @@ impl Control {
             stop.await;
             drop(end);
         };
-        let (served, (), (), ()) = tokio::join!(pods, http, probes, stopped);
+        tokio::join!(pods, http, probes, stopped);
         drop(tasks);
         store.close().await;
-        served.map_err(|error| StartError::Serve(error.to_string()))
+        Ok(())
     }
 }
 
@@ -194,7 +197,8 @@ async fn open(database: &Database) -> Result<Store, StoreError> {
              sslmode=disable on a network that is encrypted below"
         );
     }
-    let (mut last, mut pause) = (String::new(), DATABASE_PAUSE);
+    let mut last = String::new();
+    let mut pause = DATABASE_PAUSE;
     let opening = async {
         loop {
             match Store::open(database).await {
@@ -231,7 +235,8 @@ async fn first_token(store: &Store, file: Option<&Path>) -> Result<Option<String
     let row = store.token(token.id()).await?;
     let caller = row.and_then(|row| token.caller(&row));
     if let (Some(path), false) = (file, caller.is_some_and(|it| it.has(Access::Admin))) {
-        let (path, id) = (path.display(), token.id());
+        let path = path.display();
+        let id = token.id();
         warn!(
             "{path}: the token {id} is not a valid one of access admin: it was revoked, has \
              expired, or has another secret or access in the database. Remove the file to have a \

@@ -1,17 +1,16 @@
 //! **Push**: each published version to every pod, by xDS (ADS, state of the world).
 //!
 //! ```text
-//! database ─▶ follow ─▶ PublishedSet ─▶ server: a task for each stream ─▶ pods
-//!                          │                │ accepted, refused
-//!                          │                ├▶ streams ─▶ database: what pods run
-//!                          └ rollout        └▶ load_reports ─▶ rollback ─▶ database
+//! database ─▶ published: what each pod gets ─▶ server: a task for each stream ─▶ pods
+//!                          │                     │ accepted, refused
+//!                                                ├▶ streams ─▶ database: what pods run
+//!                                                └▶ load_reports ─▶ database: hits, a roll back
 //! ```
-//! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
-//! much. A pod gets a set when what it would get differs from what it has, and the next one when it
-//! has answered X
+//! Pods report hits of the domains of a rollout (LRS), which ends if too much is denied. A pod gets
+//! a set when what it would get differs from what it has, and the next one when it has answered
+//! that one.
 
 mod connections;
-mod listen;
 mod load_reports;
 mod messages;
 mod published;
@@ -23,7 +22,8 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use listen::{PodTls, serve};
+pub(crate) use connections::TLS_PORT;
+pub use connections::serve;
 pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;

@@ -73,10 +73,16 @@ impl<I> Connection<I> {
     /// Takes the connection `io`, which `guard` admitted and which is asked to end at `max_age`. It
     /// must be called in a runtime: the preface has a deadline.
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
-        let deadline = Deadline::of_preface(max_age);
-        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
-        let (stall, last_sweep, wire) = (None, 0, None);
-        Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
+        Self {
+            io,
+            protocol: Protocol::Unknown(0),
+            deadline: Deadline::of_preface(max_age),
+            stall: None,
+            last_sweep: 0,
+            turn: Turn::default(),
+            wire: None,
+            guard,
+        }
     }
 
     /// Makes a connection of `io` that has a pool of its own, for tests and benches.
@@ -87,6 +93,11 @@ impl<I> Connection<I> {
     pub fn standalone(io: I) -> Self {
         let guard = OpenConnections::for_calls(1).admit(None);
         Self::new(io, None, guard.expect("room in an empty pool"))
+    }
+
+    /// The byte stream.
+    pub(super) fn get_ref(&self) -> &I {
+        &self.io
     }
 
     /// Replaces the byte stream by an equivalent one.
@@ -218,6 +229,7 @@ impl<I> Connection<I> {
         let Protocol::Http2(http2) = &self.protocol else { return Ok(()) };
         let long_lived = self.guard.handle().long_lived_streams();
         let mut waiting = http2.waiting(long_lived);
+        waiting.unfinished = waiting.unfinished.saturating_sub(self.guard.handle().streams());
         if client == Client::Stalled {
             waiting.unread = http2.open().saturating_sub(long_lived);
         }

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
-//! served. Whatever has a port uses it: the ports of a pod, and the API of the control plane.
+//! served. Whatever has a port uses it: a pod, the control plane, and the injector.
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. `pool` counts
-//! the connections of a listener and closes some for others; `io` is one of them, whose frames
-//! `frames` and `http2_limits` count; [`cores`] are the threads that serve them. [`accept`]
-//! accepts, and [`tls`] secures. `http` serves HTTP on a connection, and `unread` counts the
-//! answers that are not read.
+//! Each module names only modules that come before it here. `pool` counts the connections of a
+//! listener and closes some for others; `io` is one of them, whose frames `frames` and
+//! `http2_limits` count; [`cores`] are the threads that serve them. [`accept`] accepts, and [`tls`]
+//! secures, with certificates that are read again when they change. `http` serves HTTP on a
+//! connection or on all of a port, and `unread` counts the answers that are not read.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +36,7 @@ pub use accept::{
     Accept, Accepted, FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL, connections, serve_each,
 };
 pub use cores::{Cores, runtime_builder};
-pub use http::HttpServer;
+pub use http::{Client, HttpServer};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,

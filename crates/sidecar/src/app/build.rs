@@ -82,7 +82,7 @@ impl App {
             settings;
         let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
-        let tls = grpc_tls.map(|files| certificates(files, clock)).transpose()?;
+        let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = (!metrics.is_off).then(|| meters(&responses, &metrics));
@@ -111,7 +111,7 @@ impl App {
             observers,
             runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
             xds: watcher.xds_status(),
-            certificates: tls.as_ref().map(CertificateWatch::counts),
+            certificates: tls.as_ref().map(CertificateWatch::acceptor),
         };
         let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
@@ -154,8 +154,8 @@ fn rule_parts(
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.
-fn certificates(files: ServerFiles, clock: Clock) -> Result<CertificateWatch, BuildError> {
-    CertificateWatch::start(files, clock).map_err(|error| BuildError::new(error.to_string()))
+fn certificates(files: ServerFiles) -> Result<CertificateWatch, BuildError> {
+    CertificateWatch::start(files).map_err(|error| BuildError::new(error.to_string()))
 }
 
 async fn bind_listeners(
