@@ -27,7 +27,7 @@ pub(crate) fn service() -> DecisionService {
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
     const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
-    let hot_keys = settings::HotKeys { sample: SAMPLE, values: false };
+    let hot_keys = settings::HotKeys { is_on: true, sample: SAMPLE, values: false };
     let observers = Observers {
         meters: Some(Meters::default()),
         hot_keys: HotKeys::new(hot_keys, clock),

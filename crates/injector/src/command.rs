@@ -11,7 +11,10 @@ use clap::{Args, Parser, Subcommand};
 use kube::Client;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, eprint_line};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::{fetch, log_limiter};
+use ratelease_cli::settings::{
+    Expected, Fault, Faults, Flags, Section, Sections, Values, optional, path, setting, text,
+};
+use ratelease_cli::{client, log_limiter, settings};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -225,38 +228,98 @@ Examples:
 /// Flags of `serve`.
 #[derive(Debug, Args)]
 pub struct ServeFlags {
-    /// Address to listen on
-    #[arg(long, value_name = "IP:PORT", default_value = "0.0.0.0:8443")]
-    listen: SocketAddr,
     #[command(flatten)]
     inject: InjectFlags,
-    /// Directory with tls.crt and tls.key, which others keep; the authority in the configuration of
-    /// the webhook is then theirs too
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["namespace", "secret", "webhook"])]
-    certificates: Option<PathBuf>,
-    /// Namespace of the Secret and of the Service
-    #[arg(long, value_name = "NAME", required_unless_present = "certificates")]
-    namespace: Option<String>,
-    /// Secret with the certificate, which is made if it is absent
-    #[arg(long, value_name = "NAME", default_value = "ratelease-injector")]
-    secret: String,
-    /// Service that the API server calls: the name in the certificate
-    #[arg(long, value_name = "NAME", default_value = "ratelease-injector")]
-    service: String,
-    /// MutatingWebhookConfiguration that the certificate's authority is written into
-    #[arg(long, value_name = "NAME", default_value = "ratelease-injector")]
-    webhook: String,
-    /// Lifetime of a certificate; it is replaced after two thirds of it
-    #[arg(long, value_name = "SPAN", default_value = "2160h")]
-    #[arg(value_parser = fetch::span_above_zero)]
-    certificate_lifetime: Duration,
-    /// Version of the cluster [default: the API server is asked]
-    #[arg(long, value_name = "VERSION", value_parser = Cluster::of)]
-    kubernetes_version: Option<Cluster>,
+    #[command(flatten)]
+    settings: Flags<Settings>,
+}
+
+/// The name of all that an installation has, unless others are given.
+const NAME: &str = "ratelease-injector";
+
+settings! {
+    /// Settings of `serve`.
+    struct Settings in "Webhook" {
+        /// Address to listen on
+        "--listen" => listen: SocketAddr = setting("IP:PORT", "0.0.0.0:8443", address);
+        /// Directory with tls.crt and tls.key, which others keep; the authority in the
+        /// configuration of the webhook is then theirs too
+        "--certificates" => certificates: Option<PathBuf> = path("DIR");
+        /// Namespace of the Secret and of the Service
+        "--namespace" => namespace: String = text("NAME");
+        /// Secret with the certificate, which is made if it is absent
+        "--secret" => secret: String = setting("NAME", NAME, name);
+        /// Service that the API server calls: the name in the certificate
+        "--service" => service: String = setting("NAME", NAME, name);
+        /// MutatingWebhookConfiguration that the certificate's authority is written into
+        "--webhook" => webhook: String = setting("NAME", NAME, name);
+        /// Lifetime of a certificate; it is replaced after two thirds of it
+        "--certificate-lifetime" => certificate_lifetime: Duration =
+            setting("SPAN", "2160h", |text| {
+                let span = client::span_above_zero(text);
+                span.map_err(|_| Expected::new("a duration above 0 with its unit"))
+            });
+        /// Version of the cluster [default: the API server is asked]
+        "--kubernetes-version" => kubernetes_version: Option<Cluster> =
+            optional("VERSION", |text| {
+                let cluster = Cluster::of(text).map(Some);
+                cluster.map_err(|_| Expected::new("a version").example("1.31"))
+            });
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, Expected> {
+    text.parse().map_err(|_| Expected::new("an IP address and a port"))
+}
+
+fn name(text: &str) -> Result<String, Expected> {
+    Ok(text.to_owned())
+}
+
+// === impl Settings ===
+
+impl Sections for Settings {
+    const SECTIONS: &'static [Section<'static>] = &[Self::SECTION];
+}
+
+impl Settings {
+    /// Reads the settings, and reports those that need another one, or exclude it.
+    fn read_all(values: Values<'_>, faults: &mut Faults) -> Self {
+        let settings = Self::read(values, faults);
+        if settings.certificates.is_none() {
+            if settings.namespace.is_empty() {
+                let problem = "not set, and the certificate is in a Secret";
+                faults.add(Fault::new("--namespace", problem, "set it, or --certificates"));
+            }
+            return settings;
+        }
+        let of_secret = [
+            ("--namespace", &settings.namespace, ""),
+            ("--secret", &settings.secret, NAME),
+            ("--webhook", &settings.webhook, NAME),
+        ];
+        for (flag, given, default) in of_secret {
+            if given != default {
+                let problem = "has no effect with --certificates, which others keep";
+                faults.add(Fault::new(flag, problem, "remove one of them").with_found(given));
+            }
+        }
+        settings
+    }
 }
 
 /// Serves until a signal.
 pub(crate) fn run_server(flags: &ServeFlags) -> CliResult {
+    let (settings, defaults) =
+        match (flags.settings.read(Settings::read_all), flags.inject.defaults()) {
+            (Ok(settings), Ok(defaults)) => (settings, defaults),
+            (settings, defaults) => {
+                let settings = settings.err().map(|faults| faults.to_string());
+                let defaults = defaults.err().map(|faults| faults.to_string());
+                let all: Vec<_> = settings.into_iter().chain(defaults).collect();
+                return Err(CliError::new(all.join("\n")));
+            }
+        };
     let log = log_limiter::start();
     let log = log.map_err(|error| CliError::new(format_args!("cannot set up the log: {error}")))?;
     // kube asks for it by name; an error means that it is set already.
@@ -265,20 +328,19 @@ pub(crate) fn run_server(flags: &ServeFlags) -> CliResult {
     let runtime = runtime
         .map_err(|error| CliError::new(format_args!("cannot start the runtime: {error}")))?;
     runtime.spawn(log.report_forever());
-    runtime.block_on(serve(flags))
+    runtime.block_on(serve(settings, defaults))
 }
 
-async fn serve(flags: &ServeFlags) -> CliResult {
-    let defaults = flags.inject.defaults()?;
+async fn serve(settings: Settings, defaults: Defaults) -> CliResult {
     let cannot = |error: io::Error| {
-        let listen = flags.listen;
+        let listen = settings.listen;
         CliError::new(format_args!("cannot listen on {listen}: {error}; choose another --listen"))
     };
-    let listener = TcpListener::bind(flags.listen).await.map_err(cannot)?;
+    let listener = TcpListener::bind(settings.listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
     let mut stop = std::pin::pin!(stopped()?);
     let (certificate, cluster) = tokio::select! {
-        begun = begin(flags) => begun?,
+        begun = begin(&settings) => begun?,
         () = &mut stop => return Ok(Completion::Clean),
     };
     let tls = certificate.acceptor();
@@ -290,24 +352,24 @@ async fn serve(flags: &ServeFlags) -> CliResult {
 
 /// Loads the certificate and asks for the version. Waits for an API server that cannot be reached.
 async fn begin(
-    flags: &ServeFlags,
+    settings: &Settings,
 ) -> Result<(ServedCertificate, watch::Receiver<Cluster>), CliError> {
-    let needs_client = flags.certificates.is_none() || flags.kubernetes_version.is_none();
+    let needs_client = settings.certificates.is_none() || settings.kubernetes_version.is_none();
     let client = if needs_client { Some(client().await?) } else { None };
-    let certificate = match (&flags.certificates, &flags.namespace, &client) {
-        (None, Some(namespace), Some(client)) => {
-            let ServeFlags { secret, service, webhook, certificate_lifetime, .. } = flags;
-            let lifetime = *certificate_lifetime;
+    let certificate = match (&settings.certificates, &client) {
+        (None, Some(client)) => {
+            let Settings { namespace, secret, service, webhook, .. } = settings;
+            let lifetime = settings.certificate_lifetime;
             let names = SecretNames { namespace, secret, service, webhook, lifetime };
             ServedCertificate::of_secret(client, &names).await.map_err(CliError::new)?
         }
-        (directory, ..) => {
+        (directory, _) => {
             ServedCertificate::of_files(directory.as_deref().unwrap_or(Path::new("."))).map_err(
                 |faults| CliError::new(format_args!("the webhook has no certificate: {faults}")),
             )?
         }
     };
-    let cluster = match (client, flags.kubernetes_version) {
+    let cluster = match (client, settings.kubernetes_version) {
         (Some(client), None) => watched_cluster(client).await,
         (_, given) => watch::channel(given.unwrap_or(Cluster::UNKNOWN)).1,
     };

@@ -242,7 +242,7 @@ impl<'f> Compiler<'f> {
         if self.findings.has_faults() {
             return SmallMap::default();
         }
-        for (_, domain) in &self.domains {
+        for domain in self.domains.values() {
             if domain.branch.nests_too_deep(memory) {
                 self.findings.begin(&domain.file);
                 self.findings.fault(Place { line: domain.line, column: 1 }, nested_too_deep());
