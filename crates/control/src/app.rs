@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use ratelease_engine::time::Clock;
+use ratelease_listener::tls::CertificateFiles;
 use ratelease_tls::FileFaults;
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -19,7 +21,7 @@ use tracing::warn;
 
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
-use crate::push::{self, PodServer, PodTls, PublishedSet, RolloutCounts, Streams};
+use crate::push::{self, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
@@ -44,7 +46,7 @@ pub enum StartError {
     /// The file of the token cannot be used.
     #[error("{path}: {1}", path = .0.display())]
     TokenFile(PathBuf, String),
-    /// A listener failed.
+    /// The system refuses what a start needs.
     #[error("a listener failed: {0}")]
     Serve(String),
 }
@@ -62,7 +64,7 @@ pub struct Control {
     http_listener: TcpListener,
     pods_listener: TcpListener,
     probes_listener: Option<TcpListener>,
-    pods_tls: Option<PodTls>,
+    pods_tls: Option<CertificateFiles>,
     settings: Settings,
     store: Store,
 }
@@ -78,7 +80,10 @@ impl Control {
         let pods_tls = match settings.pods_tls.clone() {
             None => None,
             Some(files) => {
-                let loaded = spawn_blocking(move || PodTls::load(files)).await;
+                let loaded = spawn_blocking(move || {
+                    CertificateFiles::load(files, push::TLS_PORT, Clock::start())
+                })
+                .await;
                 let loaded = loaded.map_err(|error| StartError::Serve(error.to_string()))?;
                 Some(loaded.map_err(StartError::Tls)?)
             }
@@ -109,7 +114,7 @@ impl Control {
     /// Serves until `stop` resolves.
     ///
     /// # Errors
-    /// Fails if a listener fails.
+    /// Fails without random numbers.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
         let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
         let probes_listener = self.probes_listener;
@@ -162,10 +167,10 @@ impl Control {
             stop.await;
             drop(end);
         };
-        let (served, (), (), ()) = tokio::join!(pods, http, probes, stopped);
+        tokio::join!(pods, http, probes, stopped);
         drop(tasks);
         store.close().await;
-        served.map_err(|error| StartError::Serve(error.to_string()))
+        Ok(())
     }
 }
 

@@ -21,7 +21,6 @@
 pub mod api;
 pub mod app;
 pub mod auth;
-mod connections;
 pub mod document;
 pub mod metrics;
 mod page;

@@ -8,10 +8,9 @@
 //! ```
 //! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
 //! much. A pod gets a set when what it would get differs from what it has, and the next one when it
-//! has answered X
+//! has answered that one.
 
 mod connections;
-mod listen;
 mod load_reports;
 mod messages;
 mod published;
@@ -24,7 +23,8 @@ mod translate;
 #[cfg(test)]
 mod tests;
 
-pub use listen::{PodTls, serve};
+pub(crate) use connections::TLS_PORT;
+pub use connections::serve;
 pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;

@@ -91,6 +91,7 @@ pub fn connections<L: Accept>(
     stream::unfold((listener, open, false), move |(listener, open, mut failing)| async move {
         loop {
             match listener.accept().await {
+                Ok((_, address)) if open.has_all_of_peer(address) => open.note_refused(),
                 Ok((socket, address)) => {
                     let Some(guard) = admit_or_evict(&open, address).await else {
                         if !failing {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::future::{pending, poll_fn};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -14,12 +15,17 @@ use hyper::service::Service;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::sleep;
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::debug;
 
-use super::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
+use super::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL, connections, serve_each};
+use super::cores::Cores;
 use super::io::Connection;
+use super::pool::{ConnectionHandle, OpenConnections};
+use super::tls::TlsAcceptor;
 
 /// Maximum time until the headers of an HTTP/1 request are complete, and until the next request
 /// begins.
@@ -40,6 +46,17 @@ pub struct HttpServer {
     builder: Builder<TokioExecutor>,
     age_max: Option<Duration>,
     leaving_max: Option<Duration>,
+}
+
+/// The client of a connection.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Its connection.
+    pub connection: ConnectionHandle,
+    /// Its address.
+    pub address: SocketAddr,
+    /// Its certificate, which the handshake has verified; `None` if it needs none.
+    pub certificate: Option<CertificateDer<'static>>,
 }
 
 // === impl HttpServer ===
@@ -86,6 +103,14 @@ impl HttpServer {
         self
     }
 
+    /// The same for HTTP/2 alone, where a client that is gone without a word is noticed within the
+    /// sum of these: it is pinged at the interval, and answers within the time.
+    #[must_use]
+    pub fn http2_only(mut self, ping_interval: Duration, answer_max: Duration) -> Self {
+        self.builder.http2().keep_alive_interval(ping_interval).keep_alive_timeout(answer_max);
+        Self { builder: self.builder.http2_only(), ..self }
+    }
+
     /// The same, where a connection takes no further requests from the age `age_max` on.
     #[must_use]
     pub fn age(mut self, age_max: Duration) -> Self {
@@ -99,6 +124,48 @@ impl HttpServer {
     pub fn leaving(mut self, max: Duration) -> Self {
         self.leaving_max = Some(max);
         self
+    }
+
+    /// Serves the connections of a listener on the present runtime until `stop` resolves, and then
+    /// until their requests are answered: each with the service that `service` makes for its
+    /// client, and secured by `tls` if that is given.
+    pub async fn serve_listener<S, B>(
+        &self,
+        listener: TcpListener,
+        open: OpenConnections,
+        tls: Option<TlsAcceptor>,
+        stop: impl Future<Output = ()>,
+        service: impl Fn(Client) -> S + Clone + Send + 'static,
+    ) where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
+        S::Future: Send + 'static,
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let server = self.clone();
+        let serve = move |io: Connection<TcpStream>, mut end: watch::Receiver<bool>| {
+            let (server, service, tls) = (server.clone(), service.clone(), tls.clone());
+            async move {
+                // An error means that the client is gone.
+                let Ok(address) = io.get_ref().peer_addr() else { return };
+                let connection = io.handle();
+                let Some(tls) = tls else {
+                    let service = service(Client { connection, address, certificate: None });
+                    return server.serve(io, service, end).await;
+                };
+                let secured = tokio::select! {
+                    secured = tls.secure(io) => secured,
+                    _ = end.wait_for(|end| *end) => return,
+                };
+                // The reason of a failure has been counted.
+                let Ok(io) = secured else { return };
+                let certificates = io.get_ref().get_ref().1.peer_certificates();
+                let certificate = certificates.and_then(|it| it.first()).cloned();
+                let service = service(Client { connection, address, certificate });
+                server.serve(io, service, end).await;
+            }
+        };
+        serve_each(connections(listener, None, open), &Cores::current(), stop, serve).await;
     }
 
     /// Serves a connection until its client or its pool closes it, or until `stop` becomes true and

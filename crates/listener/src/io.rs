@@ -89,6 +89,11 @@ impl<I> Connection<I> {
         Self::new(io, None, guard.expect("room in an empty pool"))
     }
 
+    /// The byte stream.
+    pub(super) fn get_ref(&self) -> &I {
+        &self.io
+    }
+
     /// Replaces the byte stream by an equivalent one.
     pub fn map<J>(self, map: impl FnOnce(I) -> J) -> Connection<J> {
         let Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard } = self;
@@ -218,6 +223,7 @@ impl<I> Connection<I> {
         let Protocol::Http2(http2) = &self.protocol else { return Ok(()) };
         let long_lived = self.guard.handle().long_lived_streams();
         let mut waiting = http2.waiting(long_lived);
+        waiting.unfinished = waiting.unfinished.saturating_sub(self.guard.handle().streams());
         if client == Client::Stalled {
             waiting.unread = http2.open().saturating_sub(long_lived);
         }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
-//! served. Whatever has a port uses it: the ports of a pod, and the API of the control plane.
+//! served. Whatever has a port uses it: a pod, the control plane, and the injector.
 //!
 //! # Modules
 //!
@@ -36,7 +36,7 @@ pub use accept::{
     Accept, Accepted, FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL, connections, serve_each,
 };
 pub use cores::{Cores, runtime_builder};
-pub use http::HttpServer;
+pub use http::{Client, HttpServer};
 pub use io::{Connection, PREFACE};
 pub use pool::{
     CONNECTIONS_MAX, ConnectionGuard, ConnectionHandle, IncompleteRequest, LongLivedStream,

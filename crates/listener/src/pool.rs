@@ -70,6 +70,8 @@ struct Pool {
     is_nearly_full: AtomicBool,
     clock: Clock,
     use_by: UseBy,
+    /// Maximum number of connections of one peer.
+    of_peer_max: usize,
     /// Seconds without use after which a connection is asked to go away.
     idle_max: u32,
 }
@@ -110,6 +112,8 @@ pub struct LongLivedStream(Arc<Member>);
 #[derive(Debug)]
 pub struct RequestInUse {
     handle: ConnectionHandle,
+    /// Whether both ends keep it open.
+    is_stream: bool,
     _stream: LongLivedStream,
 }
 
@@ -130,39 +134,19 @@ impl OpenConnections {
     /// connection: only requests in use ([`ConnectionHandle::begin_request`]) count as its use, and
     /// one without use is asked to go away after `idle_max`. A full pool closes one that was never
     /// used if there is any, of the peer that has the most of these; else the one of the peer with
-    /// the most that was used the longest ago.
-    pub fn for_known_clients(max: usize, idle_max: Duration) -> Self {
-        let idle_max = u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX);
-        Self::with(max, UNFINISHED_MAX, UseBy::Requests, idle_max)
+    /// the most that was used the longest ago. A peer that has `of_peer_max` is given no further
+    /// one.
+    pub fn for_known_clients(max: usize, of_peer_max: usize, idle_max: Duration) -> Self {
+        Self(Arc::new(Pool {
+            use_by: UseBy::Requests,
+            of_peer_max,
+            idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
+            ..Pool::new(max, UNFINISHED_MAX)
+        }))
     }
 
     fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
-        Self::with(max, unfinished_max, UseBy::Answers, IDLE_MAX)
-    }
-
-    fn with(max: usize, unfinished_max: usize, use_by: UseBy, idle_max: u32) -> Self {
-        Self(Arc::new(Pool {
-            max: max.clamp(
-                1,
-                match use_by {
-                    UseBy::Answers => CONNECTIONS_MAX,
-                    UseBy::Requests => usize::MAX,
-                },
-            ),
-            members: Mutex::default(),
-            accepted: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-            violations: AtomicU64::new(0),
-            waiting: PendingTotals::new(unfinished_max),
-            incomplete: AtomicUsize::new(0),
-            unanswered: AtomicUsize::new(0),
-            closed: Notify::new(),
-            is_nearly_full: AtomicBool::new(false),
-            clock: Clock::start(),
-            use_by,
-            idle_max,
-        }))
+        Self(Arc::new(Pool::new(max.min(CONNECTIONS_MAX), unfinished_max)))
     }
 
     /// Number of open connections.
@@ -195,6 +179,12 @@ impl OpenConnections {
 
     pub(super) fn note_refused(&self) {
         self.0.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether the peer at this address has as many connections as one may have.
+    pub(super) fn has_all_of_peer(&self, address: Option<IpAddr>) -> bool {
+        let members = self.0.members.lock();
+        members.by_peer.get(&Peer::of(address)).is_some_and(|own| *own >= self.0.of_peer_max)
     }
 
     /// Admits a connection from this address; `None` if there is no room for it yet.
@@ -257,6 +247,28 @@ impl OpenConnections {
     }
 }
 
+impl Pool {
+    fn new(max: usize, unfinished_max: usize) -> Self {
+        Self {
+            max: max.max(1),
+            members: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            violations: AtomicU64::new(0),
+            waiting: PendingTotals::new(unfinished_max),
+            incomplete: AtomicUsize::new(0),
+            unanswered: AtomicUsize::new(0),
+            closed: Notify::new(),
+            is_nearly_full: AtomicBool::new(false),
+            clock: Clock::start(),
+            use_by: UseBy::Answers,
+            of_peer_max: usize::MAX,
+            idle_max: IDLE_MAX,
+        }
+    }
+}
+
 impl Default for OpenConnections {
     fn default() -> Self {
         Self::new(CONNECTIONS_MAX)
@@ -287,7 +299,7 @@ impl ConnectionHandle {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
         loop {
-            let at_once = asked.wait_for(|asked| *asked == Close::AtOnce);
+            let at_once = asked.wait_for(|asked| *asked >= Close::AtOnce);
             let is_at_once = timeout(CLOSE_GRACE, at_once).await.is_ok();
             // A request may have begun just when its connection was asked to go away.
             if is_at_once || !self.has_request_in_use() {
@@ -317,10 +329,25 @@ impl ConnectionHandle {
     /// Notes that the server begins to handle a request that it vouches for, in a pool that is
     /// [for known clients](OpenConnections::for_known_clients).
     pub fn begin_request(&self) -> RequestInUse {
+        self.begin(false)
+    }
+
+    /// The same for a stream that both ends keep open: its request is never complete.
+    pub fn begin_stream(&self) -> RequestInUse {
+        self.begin(true)
+    }
+
+    fn begin(&self, is_stream: bool) -> RequestInUse {
         self.member.long_lived.fetch_add(1, Ordering::Relaxed);
+        self.member.streams.fetch_add(usize::from(is_stream), Ordering::Relaxed);
         self.note_used();
         let stream = LongLivedStream(Arc::clone(&self.member));
-        RequestInUse { handle: self.clone(), _stream: stream }
+        RequestInUse { handle: self.clone(), is_stream, _stream: stream }
+    }
+
+    /// Resolves once the connection has ended, and all that was held of it is dropped.
+    pub async fn ended(&self) {
+        let _ = self.member.close.subscribe().wait_for(|asked| *asked == Close::Ended).await;
     }
 
     /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
@@ -366,6 +393,11 @@ impl ConnectionHandle {
         self.member.long_lived.load(Ordering::Relaxed)
     }
 
+    /// Number of streams that both ends keep open.
+    pub(super) fn streams(&self) -> usize {
+        self.member.streams.load(Ordering::Relaxed)
+    }
+
     pub(super) fn clock(&self) -> &Clock {
         self.pool.clock()
     }
@@ -406,6 +438,7 @@ impl Drop for IncompleteRequest {
 
 impl Drop for RequestInUse {
     fn drop(&mut self) {
+        self.handle.member.streams.fetch_sub(usize::from(self.is_stream), Ordering::Relaxed);
         self.handle.note_used();
     }
 }
@@ -437,6 +470,7 @@ impl Drop for ConnectionGuard {
         pool.waiting.replace(self.waiting, PendingStreams::default());
         self.handle.leave_unanswered();
         pool.members.lock().remove(&self.handle.member);
+        self.handle.member.ask_to_close(Close::Ended);
         pool.closed.notify_one();
     }
 }
@@ -477,6 +511,8 @@ struct Member {
     last_answer_second: AtomicU32,
     /// Number of streams that may be quiet without a time limit.
     long_lived: AtomicUsize,
+    /// Of these, those that both ends keep open.
+    streams: AtomicUsize,
     /// Number of requests that were handed on incomplete.
     incomplete: AtomicUsize,
     close: watch::Sender<Close>,
@@ -489,6 +525,8 @@ enum Close {
     /// After its calls have finished.
     Gracefully,
     AtOnce,
+    /// It has closed.
+    Ended,
 }
 
 /// Seconds without an answer after which a connection may be asked to go away for another. One that
@@ -509,6 +547,7 @@ impl Members {
             second: AtomicU32::new(0),
             last_answer_second: AtomicU32::new(0),
             long_lived: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
             incomplete: AtomicUsize::new(0),
             close: watch::Sender::new(Close::No),
         });

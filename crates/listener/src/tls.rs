@@ -1,11 +1,12 @@
 //! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
 //! replaced while connections are open.
 //!
-//! Of this crate it uses only `pool`, which names clients. The sidecar and the control plane
-//! replace the configuration when certificates change.
+//! Of this crate it uses only `pool`, which names clients, and `io`. `renewal` replaces the
+//! configuration when the files of certificates change.
 
 mod failure;
 mod handshakes;
+mod renewal;
 
 use std::io;
 use std::sync::Arc;
@@ -17,13 +18,16 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::excerpt;
 use ratelease_tls::LoadedServer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::rustls::ServerConnection;
+use tokio_rustls::rustls::{ServerConfig, ServerConnection};
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
 
+use crate::io::Connection;
 use crate::pool::Peer;
+use crate::wire_meter::Metered;
 pub use failure::HandshakeFailure;
 use handshakes::Handshakes;
+pub use renewal::CertificateFiles;
 
 /// Maximum number of answer bytes of a connection that TLS holds until the client reads. rustls
 /// would hold 64 KiB.
@@ -32,13 +36,30 @@ const UNSENT_BYTES_MAX: usize = 16 * 1024;
 /// Interval at which failures of one kind are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
+/// What the clients and the operator of a port are told.
+#[derive(Debug, Clone, Copy)]
+pub struct TlsPort {
+    /// What it is called in the log, as in `the gRPC port`.
+    pub name: &'static str,
+    /// The application protocols (RFC 7301), the preferred one first.
+    pub protocols: &'static [&'static [u8]],
+    /// What the operator has to change after a failure of a handshake; `None` for those that are
+    /// not logged as warnings, since only the client can prevent them.
+    pub advice: fn(HandshakeFailure) -> Option<&'static str>,
+}
+
 /// Secures connections. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct TlsAcceptor(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
+    port: TlsPort,
     current: ArcSwap<LoadedServer>,
+    /// Number of configurations that took the place of another one, and of those that cannot be
+    /// used.
+    replaced: AtomicU64,
+    refused: AtomicU64,
     handshakes: Handshakes,
     completed: AtomicU64,
     failed: [AtomicU64; HandshakeFailure::ALL.len()],
@@ -51,9 +72,12 @@ struct Shared {
 
 impl TlsAcceptor {
     /// Creates an acceptor with this configuration.
-    pub fn new(loaded: LoadedServer, clock: Clock) -> Self {
+    pub fn new(loaded: LoadedServer, port: TlsPort, clock: Clock) -> Self {
         Self(Arc::new(Shared {
-            current: ArcSwap::from_pointee(loaded),
+            current: ArcSwap::from_pointee(port.configured(loaded)),
+            port,
+            replaced: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
             handshakes: Handshakes::default(),
             completed: AtomicU64::new(0),
             failed: Default::default(),
@@ -66,7 +90,18 @@ impl TlsAcceptor {
     /// that have begun, keep theirs. No session is ever resumed, so none goes on without a new
     /// handshake.
     pub fn replace(&self, loaded: LoadedServer) {
-        self.0.current.store(Arc::new(loaded));
+        self.0.current.store(Arc::new(self.0.port.configured(loaded)));
+        self.0.replaced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of times that the configuration was replaced.
+    pub fn replaced(&self) -> u64 {
+        self.0.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Number of times that new files could not be used.
+    pub fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
     }
 
     /// Until when the present certificate is valid, in seconds since 1970.
@@ -114,15 +149,32 @@ impl TlsAcceptor {
         secured
     }
 
+    /// Secures a connection, within the time that it has for its first bytes.
+    ///
+    /// # Errors
+    /// Fails as [`TlsAcceptor::accept`] does, if it takes too long, or if the connection is to be
+    /// closed.
+    pub async fn secure<I>(
+        &self,
+        io: Connection<I>,
+    ) -> io::Result<Connection<TlsStream<Metered<I>>>>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
+        let peer = io.handle().peer();
+        io.secured(|io| self.accept(io, peer)).await
+    }
+
     /// Logs a failure: as a warning if an operator can prevent it and none of its kind was logged
     /// in the last ten minutes.
     fn log(&self, failure: HandshakeFailure, error: &io::Error) {
         // It may quote the certificate of a client.
         let error = excerpt(&error.to_string());
-        match failure.advice() {
+        let TlsPort { name, advice, .. } = self.0.port;
+        match advice(failure) {
             Some(advice) if self.is_due(failure) => warn!(
-                "a TLS handshake with a client of the gRPC port failed: {error}; {advice}; further \
-                 ones are only counted for ten minutes"
+                "a TLS handshake with a client of {name} failed: {error}; {advice}; further ones \
+                 are only counted for ten minutes"
             ),
             _ => debug!(?failure, "a TLS handshake failed: {error}"),
         }
@@ -137,6 +189,17 @@ impl TlsAcceptor {
             logged.store(now, Ordering::Relaxed);
         }
         is_due
+    }
+}
+
+// === impl TlsPort ===
+
+impl TlsPort {
+    /// The configuration with the protocols of the port.
+    fn configured(&self, loaded: LoadedServer) -> LoadedServer {
+        let mut config = ServerConfig::clone(&loaded.config);
+        config.alpn_protocols = self.protocols.iter().map(|it| it.to_vec()).collect();
+        LoadedServer { config: Arc::new(config), ..loaded }
     }
 }
 

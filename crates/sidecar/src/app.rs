@@ -18,6 +18,7 @@ use ratelease_engine::store::Store;
 use ratelease_engine::stripe;
 use ratelease_engine::time::Clock;
 pub use ratelease_listener::runtime_builder;
+use ratelease_listener::tls::TlsAcceptor;
 use ratelease_listener::{Cores, OpenConnections};
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::{self, ConnectionAge, HealthHandle};
@@ -41,7 +42,7 @@ use crate::admin::live::Live;
 use crate::admin::metrics::MetricsSources;
 use crate::admin::status::Stats;
 use crate::admin::status::{Start, Status};
-use crate::certificates::{CertificateCounts, CertificateWatch};
+use crate::certificates::{self, CertificateWatch};
 use crate::http;
 use crate::http::DecisionOptions;
 use crate::http::{HttpServerParts, RequestOrder, unread_answers};
@@ -520,7 +521,7 @@ struct ProcessStats {
     log: Option<LogWriter>,
     observers: Observers,
     runtimes: Vec<RuntimeMetrics>,
-    certificates: Option<CertificateCounts>,
+    certificates: Option<TlsAcceptor>,
     xds: Option<XdsStatus>,
 }
 
@@ -551,7 +552,7 @@ impl ProcessStats {
         counts.extend(self.log.iter().flat_map(LogWriter::counts));
         counts.extend(self.observers.counts());
         counts.extend(self.xds.iter().flat_map(XdsStatus::counts));
-        counts.extend(self.certificates.iter().flat_map(CertificateCounts::counts));
+        counts.extend(self.certificates.iter().flat_map(certificates::counts));
         counts
     }
 

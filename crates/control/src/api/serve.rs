@@ -9,8 +9,7 @@ use axum::response::Response;
 use axum::{Extension, Router};
 use hyper_util::service::TowerToHyperService;
 use ratelease_listener::{
-    Connection, ConnectionHandle, Cores, HttpServer, OpenConnections, Peer, UnreadAnswers,
-    UnreadBounds, connections, serve_each,
+    Client, ConnectionHandle, HttpServer, OpenConnections, Peer, UnreadAnswers, UnreadBounds,
 };
 use tokio::net::TcpListener;
 
@@ -69,7 +68,7 @@ pub fn unread_answers() -> UnreadAnswers<Reader> {
 
 /// Serves the API until `stop` resolves, and the requests that are under way are answered.
 pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
-    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, IDLE_MAX);
+    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, CONNECTIONS_MAX, IDLE_MAX);
     serve_within(listener, routes, open, stop).await;
 }
 
@@ -86,12 +85,10 @@ async fn serve_within(
 ) {
     let server = HttpServer::new(STREAMS_MAX).head_bytes(HEAD_BYTES_MAX);
     let server = server.age(AGE_MAX).leaving(LAST_MAX);
-    let serve = move |io: Connection<_>, end| {
-        let service = TowerToHyperService::new(routes.clone().layer(Extension(io.handle())));
-        let server = server.clone();
-        async move { server.serve(io, service, end).await }
+    let service = move |client: Client| {
+        TowerToHyperService::new(routes.clone().layer(Extension(client.connection)))
     };
-    serve_each(connections(listener, None, open), &Cores::current(), stop, serve).await;
+    server.serve_listener(listener, open, None, stop, service).await;
 }
 
 /// Has the answers of these routes counted, which need no token.
@@ -143,7 +140,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = stopped.map(|_| ());
         let routes = Router::new().route("/", get(|| async { "answered" }));
-        let open = OpenConnections::for_known_clients(2, IDLE_MAX);
+        let open = OpenConnections::for_known_clients(2, 2, IDLE_MAX);
         let served = tokio::spawn(serve_within(listener, routes, open, stopped));
         let mut silent = Vec::new();
         for _ in 0..8 {

@@ -1,31 +1,49 @@
-//! The connections of pods, which strangers may open too: closed if they carry no stream or their
-//! pod does not answer. What a connection sends is read at a bounded rate.
+//! The port for pods, to which any client may connect: plaintext, or TLS with certificates that are
+//! read again when they change. A connection without a stream is idle, and what one sends is read
+//! at a bounded rate.
 
 use std::hash::Hash;
-use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::task::AtomicWaker;
+use axum::Extension;
+use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_listener::Peer;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
-use tokio::time::{Sleep, sleep};
-use tokio_rustls::rustls::pki_types::CertificateDer;
+use ratelease_listener::tls::{CertificateFiles, HandshakeFailure, TlsPort};
+use ratelease_listener::{Client, HttpServer, OpenConnections, Peer};
+use ratelease_tls::ALPN_HTTP2;
+use tokio::net::TcpListener;
+use tokio::time::sleep;
 use tonic::Streaming;
-use tonic::transport::server::Connected;
+use tonic::service::Routes;
 
 use super::selection::{CertifiedNodes, Selection};
-use crate::connections::ConnectionPlace;
+use super::server::PodServer;
+use super::service::{Discovery, LoadReports, PodService};
+
+/// Maximum number of connections, and of those of one client.
+const CONNECTIONS_MAX: usize = 8192;
+const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
 
 /// Maximum time of a connection without a stream.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// A pod that is gone without a word is noticed within the sum of these.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_MAX: Duration = Duration::from_secs(20);
+
+/// Maximum number of streams of a connection; a pod has one for rules and one for reports.
+const STREAMS_MAX: u32 = 4;
+
+/// Bytes that a pod may send before they are read, of a stream and of a connection.
+const WINDOW_BYTES: u32 = 64 << 10;
+
+/// Maximum bytes of the headers of a call.
+const HEAD_BYTES_MAX: u32 = 16 << 10;
+
+/// Interval at which the files of certificates are read.
+const FILES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Messages that a connection may send at once, and how soon it may send another one. Each
 /// response permits two more: its answer, and one that crosses it. A pod sends a report each
@@ -39,33 +57,19 @@ const MESSAGES_OF_RESPONSE: u32 = 2;
 /// the same proxy is read again within seconds.
 const MESSAGES_OWED_MAX: u32 = 16;
 
-/// A connection of a pod.
-#[derive(Debug)]
-pub(super) struct PodConnection<I> {
-    io: I,
-    pod: ConnectedPod,
-    idle: Pin<Box<Sleep>>,
-    had_streams: bool,
-    _place: ConnectionPlace,
-}
+/// What the port tells its clients and operators.
+pub(crate) const TLS_PORT: TlsPort =
+    TlsPort { name: "the port for pods", protocols: &[ALPN_HTTP2], advice: advice_for };
 
 /// What a stream knows of its connection.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectedPod {
-    /// The address of the pod.
-    pub(super) address: SocketAddr,
-    /// Its certificate, which the handshake has verified; `None` without TLS.
-    pub(super) certificate: Option<CertificateDer<'static>>,
+    pub(super) client: Client,
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    streams: AtomicUsize,
-    is_closed: AtomicBool,
-    waker: AtomicWaker,
-    /// Whether the connection has ended.
-    ended: watch::Sender<bool>,
     /// The nodes that its certificate is for.
     certified: OnceLock<Arc<CertifiedNodes>>,
     /// A hash of the id of the first node that reported hits.
@@ -80,22 +84,75 @@ struct MessageBudget {
     full_at: Time,
 }
 
-/// Keeps a connection open; it may be closed a while after the last of these is dropped.
-#[derive(Debug)]
-pub(super) struct StreamGuard(Arc<Shared>);
+/// Serves pods until `stop` resolves. Streams last for days, so that the end does not wait for
+/// them: pods connect to another replica.
+pub async fn serve(
+    listener: TcpListener,
+    certificates: Option<CertificateFiles>,
+    server: PodServer,
+    stop: impl Future<Output = ()>,
+) {
+    let http = HttpServer::new(STREAMS_MAX)
+        .head_bytes(HEAD_BYTES_MAX)
+        .windows(WINDOW_BYTES)
+        .http2_only(PING_INTERVAL, PING_MAX);
+    let open =
+        OpenConnections::for_known_clients(CONNECTIONS_MAX, CONNECTIONS_OF_PEER_MAX, IDLE_MAX);
+    let routes = Routes::new(PodService::<Discovery>::new(server.clone()))
+        .add_service(PodService::<LoadReports>::new(server))
+        .into_axum_router();
+    let service = move |client| {
+        TowerToHyperService::new(routes.clone().layer(Extension(ConnectedPod::new(client))))
+    };
+    let tls = certificates.as_ref().map(|it| it.acceptor().clone());
+    let renewed = async {
+        match certificates {
+            Some(certificates) => certificates.renew_forever(FILES_INTERVAL).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = http.serve_listener(listener, open, tls, std::future::pending(), service) => {}
+        () = renewed => {}
+        () = stop => {}
+    }
+}
+
+/// What the operator has to change after a failed handshake.
+fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
+    match failure {
+        HandshakeFailure::NotTls => Some("set CONFIG_GRPC_XDS_SERVER_USE_TLS in its pod"),
+        HandshakeFailure::NoCertificate => {
+            Some("give its pod a client certificate, or leave out --pods-tls-client-ca")
+        }
+        HandshakeFailure::BadCertificate => {
+            Some("check the certificate of its pod, and --pods-tls-client-ca")
+        }
+        HandshakeFailure::NotTrusted => {
+            Some("check that its pod trusts the CA of --pods-tls-cert, and calls its name")
+        }
+        HandshakeFailure::Incompatible => Some("the client needs TLS 1.2 or 1.3, and HTTP/2"),
+        HandshakeFailure::Abandoned => None,
+        HandshakeFailure::Other => Some("nothing is known about it"),
+    }
+}
 
 // === impl ConnectedPod ===
 
 impl ConnectedPod {
-    /// Notes that a stream begins.
-    pub(super) fn begin_stream(&self) -> StreamGuard {
-        self.shared.streams.fetch_add(1, Ordering::Relaxed);
-        StreamGuard(Arc::clone(&self.shared))
+    fn new(client: Client) -> Self {
+        let shared = Shared {
+            certified: OnceLock::new(),
+            node: OnceLock::new(),
+            clock: Clock::start(),
+            messages: Mutex::default(),
+        };
+        Self { client, shared: Arc::new(shared) }
     }
 
     /// The nodes that its certificate is for; none without TLS.
     pub(super) fn certified(&self, selection: &Selection) -> Arc<CertifiedNodes> {
-        let of = || self.certificate.as_ref().map(|it| selection.certified_by(it));
+        let of = || self.client.certificate.as_ref().map(|it| selection.certified_by(it));
         Arc::clone(self.shared.certified.get_or_init(|| Arc::new(of().unwrap_or_default())))
     }
 
@@ -103,10 +160,10 @@ impl ConnectedPod {
     /// a proxy on this machine have an address of loopback, so that there the id of its node, which
     /// is the pod's own word, counts too: the first one of the connection.
     pub(super) fn identity<'p>(&'p self, node: &str) -> impl Hash + use<'p> {
-        let ip = self.address.ip();
+        let Client { address, certificate, .. } = &self.client;
         let first = || self.shared.node.get_or_init(|| blake3::hash(node.as_bytes()));
-        let node = ip.is_loopback().then(first);
-        (self.certificate.as_deref(), Peer::of(Some(ip)), node)
+        let node = address.ip().is_loopback().then(first);
+        (certificate.as_deref(), Peer::of(Some(address.ip())), node)
     }
 
     /// Reads the next message of a stream, once the budget of the connection allows one. `None` at
@@ -127,36 +184,6 @@ impl ConnectedPod {
     /// Notes that a response is sent, which permits messages.
     pub(super) fn note_response(&self) {
         self.shared.messages.lock().note_response();
-    }
-
-    /// Resolves once the connection has ended.
-    pub(super) async fn ended(&self) {
-        let mut ended = self.shared.ended.subscribe();
-        // The sender is held by this.
-        let _ = ended.wait_for(|ended| *ended).await;
-    }
-
-    /// Closes the connection at once, and frees what was not read of it.
-    pub(super) fn close(&self) {
-        self.shared.is_closed.store(true, Ordering::Release);
-        self.shared.waker.wake();
-    }
-}
-
-// === impl Shared ===
-
-impl Shared {
-    fn new() -> Self {
-        Self {
-            streams: AtomicUsize::default(),
-            is_closed: AtomicBool::default(),
-            waker: AtomicWaker::default(),
-            ended: watch::Sender::default(),
-            certified: OnceLock::new(),
-            node: OnceLock::new(),
-            clock: Clock::start(),
-            messages: Mutex::default(),
-        }
     }
 }
 
@@ -179,104 +206,13 @@ impl MessageBudget {
     }
 }
 
-impl Drop for StreamGuard {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
-        // The connection begins to count its idle time.
-        self.0.waker.wake();
-    }
-}
-
-// === impl PodConnection ===
-
-impl<I> PodConnection<I> {
-    pub(super) fn new(
-        io: I,
-        address: SocketAddr,
-        certificate: Option<CertificateDer<'static>>,
-        place: ConnectionPlace,
-    ) -> Self {
-        let pod = ConnectedPod { address, certificate, shared: Arc::new(Shared::new()) };
-        let idle = Box::pin(sleep(IDLE_MAX));
-        Self { io, pod, idle, had_streams: false, _place: place }
-    }
-
-    /// Whether the connection is to be closed.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        let shared = &self.pod.shared;
-        shared.waker.register(cx.waker());
-        if shared.is_closed.load(Ordering::Acquire) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let has_streams = shared.streams.load(Ordering::Relaxed) > 0;
-        if std::mem::replace(&mut self.had_streams, has_streams) && !has_streams {
-            self.idle = Box::pin(sleep(IDLE_MAX));
-        }
-        if !has_streams && self.idle.as_mut().poll(cx).is_ready() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(())
-    }
-}
-
-impl<I> Drop for PodConnection<I> {
-    fn drop(&mut self) {
-        self.pod.shared.ended.send_replace(true);
-    }
-}
-
-impl<I> Connected for PodConnection<I> {
-    type ConnectInfo = ConnectedPod;
-
-    fn connect_info(&self) -> ConnectedPod {
-        self.pod.clone()
-    }
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for PodConnection<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.poll_end(cx)?;
-        Pin::new(&mut self.io).poll_read(cx, buffer)
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for PodConnection<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buffer)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::hash::{BuildHasher, RandomState};
+    use std::net::SocketAddr;
+
+    use ratelease_listener::Connection;
+    use tokio::io::duplex;
 
     use super::*;
 
@@ -302,6 +238,7 @@ mod tests {
         let now = start + Duration::from_secs(10);
         assert_eq!([read_at(now), read_at(now), read_at(now)], [true, true, false]);
     }
+
     #[test]
     fn a_connection_is_read_again_within_seconds_whatever_it_has_sent() {
         let mut budget = MessageBudget::default();
@@ -313,12 +250,12 @@ mod tests {
         assert!(wait > Duration::from_secs(3) && wait < Duration::from_secs(6), "{wait:?}");
     }
 
-    #[test]
-    fn a_connection_reports_as_one_pod_whatever_its_nodes_are_called() {
-        let connection = |ip: [u8; 4]| ConnectedPod {
-            address: SocketAddr::from((ip, 1)),
-            certificate: None,
-            shared: Arc::new(Shared::new()),
+    #[tokio::test]
+    async fn a_connection_reports_as_one_pod_whatever_its_nodes_are_called() {
+        let connection = |ip: [u8; 4]| {
+            let connection = Connection::standalone(duplex(1).0).handle();
+            let address = SocketAddr::from((ip, 1));
+            ConnectedPod::new(Client { connection, address, certificate: None })
         };
         let hasher = RandomState::new();
         let identity = |of: &ConnectedPod, node: &str| hasher.hash_one(of.identity(node));

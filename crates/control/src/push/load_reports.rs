@@ -90,7 +90,7 @@ impl PodServer {
         let reports = Reports {
             server: self.clone(),
             responses,
-            peer: pod.address.to_string(),
+            peer: pod.client.address.to_string(),
             pod: pod.clone(),
             certified,
             node: NodeInfo::default(),
@@ -98,7 +98,7 @@ impl PodServer {
             step: None,
             reported_at: 0,
         };
-        let guard = pod.begin_stream();
+        let guard = pod.client.connection.begin_stream();
         tokio::spawn(async move {
             let _guard = guard;
             reports.run(request.into_inner()).await;

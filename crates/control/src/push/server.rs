@@ -105,7 +105,7 @@ impl PodServer {
         };
         let certified = pod.certified(&self.selection);
         let (sender, waiting) = mpsc::channel(RESPONSES_MAX);
-        let guard = pod.begin_stream();
+        let guard = pod.client.connection.begin_stream();
         let stream = Stream {
             server: self.clone(),
             responses: sender,
@@ -216,7 +216,7 @@ impl Stream {
             Some(error) => {
                 self.server.streams.note_refusal();
                 let shown = ratelease_rules::excerpt(&error.message);
-                warn!(version, peer = %self.pod.address, "a pod refused a version: {shown}");
+                warn!(version, peer = %self.pod.client.address, "a pod refused a version: {shown}");
                 let fault = error.message;
                 subscription.row.change(|row| {
                     (row.refused, row.fault, row.unanswered_at) = (version, fault, 0);
@@ -248,7 +248,7 @@ impl Stream {
             domains,
             node: node.id.clone(),
             agent: node.agent.clone(),
-            peer: self.pod.address.to_string(),
+            peer: self.pod.client.address.to_string(),
             type_url: type_url.to_owned(),
             connected_at: Timestamp::now().as_millisecond(),
             ..PodRow::default()
@@ -262,7 +262,7 @@ impl Stream {
         let memory = self.node.as_ref().and_then(|it| it.memory);
         info!(node = %shown, %peer, memory, "a pod asks for {type_url}");
         let (since, polls) = (row.connected_at, *self.server.polls.borrow());
-        let row = self.server.streams.add(row, self.pod.address.ip());
+        let row = self.server.streams.add(row, self.pod.client.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
         let subscription = Subscription::new(row, since, Running { version: running, polls });
         self.subscriptions.insert(type_url, subscription);
@@ -311,7 +311,7 @@ impl Stream {
                 continue;
             }
             let bytes = if is_empty { 0 } else { selected.bytes };
-            let peer = Peer::of(Some(self.pod.address.ip()));
+            let peer = Peer::of(Some(self.pod.client.address.ip()));
             let Some(room) = subscription.room(&self.server.deliveries, peer, bytes) else {
                 continue;
             };
@@ -644,10 +644,10 @@ impl Room {
             };
             tokio::select! {
                 () = answered => {}
-                () = pod.ended() => {}
+                () = pod.client.connection.ended() => {}
                 () = late(bytes, waiting) => {
-                    debug!(peer = %pod.address, "a pod is disconnected: it did not answer");
-                    pod.close();
+                    debug!(peer = %pod.client.address, "a pod is disconnected: it did not answer");
+                    pod.client.connection.close();
                 }
             }
         });

@@ -232,7 +232,7 @@ fn incomplete_requests_are_bounded_and_each_connection_may_have_a_few() {
 
 /// A pool of this size whose connections are used by requests.
 fn of_known_clients(max: usize) -> OpenConnections {
-    OpenConnections::for_known_clients(max, Duration::from_secs(10))
+    OpenConnections::for_known_clients(max, max, Duration::from_secs(10))
 }
 
 #[test]

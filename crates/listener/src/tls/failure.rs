@@ -67,26 +67,6 @@ impl HandshakeFailure {
             Self::Other => "other",
         }
     }
-
-    /// What the operator has to change; `None` for failures that are not logged as warnings, since
-    /// only the client can prevent them.
-    pub(super) const fn advice(self) -> Option<&'static str> {
-        match self {
-            Self::NotTls => Some("give Envoy's cluster for it a transport_socket with TLS"),
-            Self::NoCertificate => Some(
-                "give Envoy's TLS context a client certificate, or unset GRPC_CLIENT_TLS_CACERT",
-            ),
-            Self::BadCertificate => {
-                Some("check the client's certificate, GRPC_CLIENT_TLS_CACERT, GRPC_CLIENT_TLS_SAN")
-            }
-            Self::NotTrusted => Some(
-                "check that the client trusts the CA of GRPC_SERVER_TLS_CERT, and calls its name",
-            ),
-            Self::Incompatible => Some("the client needs TLS 1.2 or 1.3, and h2 if it uses ALPN"),
-            Self::Abandoned => None,
-            Self::Other => Some("nothing is known about it"),
-        }
-    }
 }
 
 /// Returns the error of rustls within an I/O error.

@@ -109,7 +109,7 @@ impl App {
             observers,
             runtimes: threads.runtimes.iter().map(Handle::metrics).collect(),
             xds: watcher.xds_status(),
-            certificates: tls.as_ref().map(CertificateWatch::counts),
+            certificates: tls.as_ref().map(CertificateWatch::acceptor),
         };
         let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
