@@ -26,8 +26,8 @@ const GRAPH: [(&str, &[&str]); 14] = [
             "ratelease-tls",
         ],
     ),
-    ("ratelease-injector", &["ratelease-cli", "ratelease-tls"]),
     ("ratelease-listener", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
+    ("ratelease-injector", &["ratelease-cli", "ratelease-listener", "ratelease-tls"]),
     ("ratelease-otlp", &["ratelease-cli", "ratelease-engine"]),
     (
         "ratelease-server",

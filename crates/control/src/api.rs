@@ -26,7 +26,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::get;
 pub use call::{FieldFault, Problem};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
@@ -146,40 +146,26 @@ impl App {
 /// All calls.
 pub fn router(app: Arc<App>) -> Router {
     let short = Router::new()
-        .route("/v1/rules", get(rules::list).post(rules::create))
-        .route("/v1/rules/{id}", get(rules::read).put(rules::change).delete(rules::remove))
-        .route("/v1/rules/{id}/history", get(rules::history))
-        .route("/v1/policies/{id}", get(dialects::read_policy).put(dialects::write_policy))
-        .route("/api/v1/policies/{id}", get(dialects::read_policy).put(dialects::write_policy))
-        .route("/rules", get(dialects::list).post(dialects::create))
-        .route("/rules/{id}", get(dialects::read).put(dialects::change).delete(dialects::remove))
-        .route("/v1/domains", get(observe::domains))
-        .route("/v1/versions", get(publish::versions))
-        .route("/v1/rollouts/{id}", get(rollouts::read))
-        .route("/v1/pods", get(observe::pods))
-        .route("/v1/token", get(observe::token))
-        .route("/v1/audit", get(observe::audit))
+        .merge(rules::calls())
+        .merge(dialects::calls())
+        .merge(publish::calls())
+        .merge(rollouts::calls())
+        .merge(observe::calls())
         .layer(from_fn_with_state(Arc::clone(&app), call::admit_read))
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(REQUEST_MAX, bounded));
     let long = Router::new()
-        .route("/v1/import", post(files::import))
-        .route("/v1/export", get(files::export))
-        .route("/v1/check", post(publish::check))
-        .route("/v1/differences", get(files::differences))
-        .route("/v1/replay", post(replay::replay))
-        .route("/v1/publish", post(publish::publish))
-        .route("/v1/rollback", post(publish::rollback))
-        .route("/v1/rollouts", get(rollouts::list).post(rollouts::begin))
-        .route("/v1/rollouts/{id}/advance", post(rollouts::advance))
-        .route("/v1/rollouts/{id}/abort", post(rollouts::abort))
+        .merge(files::long_calls())
+        .merge(publish::long_calls())
+        .merge(replay::long_calls())
+        .merge(rollouts::long_calls())
         .layer(from_fn_with_state(Arc::clone(&app), call::admit_long))
         .layer(from_fn_with_state(Arc::clone(&app), call::admit))
         .layer(from_fn_with_state(LONG_REQUEST_MAX, bounded));
     let public = Router::new()
         .route("/", get(page::serve))
         .route("/openapi.json", get(serve_openapi))
-        .merge(probe_routes())
+        .merge(observe::probes())
         .with_state(Arc::clone(&app));
     let unread = app.unread.clone();
     Router::new()
@@ -195,11 +181,7 @@ pub fn router(app: Arc<App>) -> Router {
 /// What answers on the port for probes: the health of the process, and its metrics.
 pub fn probes(app: Arc<App>) -> Router {
     let unread = app.unread.clone();
-    serve::count_public(probe_routes().with_state(app), unread).fallback(unknown_path)
-}
-
-fn probe_routes() -> Router<Arc<App>> {
-    Router::new().route("/healthz", get(observe::health)).route("/metrics", get(observe::metrics))
+    serve::count_public(observe::probes().with_state(app), unread).fallback(unknown_path)
 }
 
 /// Ends a request that takes too long: its transaction is dropped, and so rolled back.
@@ -237,41 +219,7 @@ async fn unknown_method() -> Problem {
         title = "ratelease-control",
         description = "The rules of a fleet: draft, check, publish, roll back"
     ),
-    paths(
-        rules::list,
-        rules::create,
-        rules::read,
-        rules::change,
-        rules::remove,
-        rules::history,
-        dialects::read_policy,
-        dialects::write_policy,
-        dialects::list,
-        dialects::create,
-        dialects::read,
-        dialects::change,
-        dialects::remove,
-        observe::domains,
-        files::import,
-        files::export,
-        publish::check,
-        publish::publish,
-        publish::rollback,
-        publish::versions,
-        files::differences,
-        replay::replay,
-        observe::token,
-        rollouts::begin,
-        rollouts::list,
-        rollouts::read,
-        rollouts::advance,
-        rollouts::abort,
-        observe::pods,
-        observe::audit,
-        observe::health,
-        observe::metrics,
-        page::serve,
-    ),
+    paths(page::serve),
     components(schemas(FieldFault, Problem)),
     security(("token" = []))
 )]
@@ -283,6 +231,17 @@ const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 /// The OpenAPI document.
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
+    for calls in [
+        rules::Calls::openapi(),
+        dialects::Calls::openapi(),
+        files::Calls::openapi(),
+        publish::Calls::openapi(),
+        replay::Calls::openapi(),
+        rollouts::Calls::openapi(),
+        observe::Calls::openapi(),
+    ] {
+        document.merge(calls);
+    }
     let components = document.components.get_or_insert_default();
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     components.add_security_scheme("token", scheme);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ratelease_engine::time::Clock;
 use ratelease_listener::tls::CertificateFiles;
 use ratelease_tls::FileFaults;
 use thiserror::Error;
@@ -80,10 +79,8 @@ impl Control {
         let pods_tls = match settings.pods_tls.clone() {
             None => None,
             Some(files) => {
-                let loaded = spawn_blocking(move || {
-                    CertificateFiles::load(files, push::TLS_PORT, Clock::start())
-                })
-                .await;
+                let loaded =
+                    spawn_blocking(move || CertificateFiles::load(files, push::TLS_PORT)).await;
                 let loaded = loaded.map_err(|error| StartError::Serve(error.to_string()))?;
                 Some(loaded.map_err(StartError::Tls)?)
             }
@@ -120,7 +117,8 @@ impl Control {
         let probes_listener = self.probes_listener;
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
         let (polls, polled) = watch::channel(0);
-        let (wake, streams) = (Arc::new(Notify::new()), Streams::default());
+        let wake = Arc::new(Notify::new());
+        let streams = Streams::default();
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -199,7 +197,8 @@ async fn open(database: &Database) -> Result<Store, StoreError> {
              sslmode=disable on a network that is encrypted below"
         );
     }
-    let (mut last, mut pause) = (String::new(), DATABASE_PAUSE);
+    let mut last = String::new();
+    let mut pause = DATABASE_PAUSE;
     let opening = async {
         loop {
             match Store::open(database).await {
@@ -236,7 +235,8 @@ async fn first_token(store: &Store, file: Option<&Path>) -> Result<Option<String
     let row = store.token(token.id()).await?;
     let caller = row.and_then(|row| token.caller(&row));
     if let (Some(path), false) = (file, caller.is_some_and(|it| it.has(Access::Admin))) {
-        let (path, id) = (path.display(), token.id());
+        let path = path.display();
+        let id = token.id();
         warn!(
             "{path}: the token {id} is not a valid one of access admin: it was revoked, has \
              expired, or has another secret or access in the database. Remove the file to have a \

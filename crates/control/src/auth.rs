@@ -86,7 +86,8 @@ impl Token {
     /// # Errors
     /// Fails if the system has no random bits.
     pub fn random() -> Result<Self, getrandom::Error> {
-        let (mut id, mut secret) = ([0; ID_BYTES], [0; SECRET_BYTES]);
+        let mut id = [0; ID_BYTES];
+        let mut secret = [0; SECRET_BYTES];
         getrandom::fill(&mut id)?;
         getrandom::fill(&mut secret)?;
         let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -96,7 +97,9 @@ impl Token {
     /// Reads a token; `None` if the text is none.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = (text.len() <= TOKEN_BYTES_MAX).then(|| text.splitn(3, '_'))?;
-        let (prefix, id, secret) = (parts.next()?, parts.next()?, parts.next()?);
+        let prefix = parts.next()?;
+        let id = parts.next()?;
+        let secret = parts.next()?;
         let is_token = prefix == PREFIX
             && id.len() == 2 * ID_BYTES
             && id.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -11,10 +11,11 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`document`] is
-//! pure; [`store`] holds all SQL, [`auth`] knows tokens, [`rates`] counts requests, and `work`
-//! keeps their permits until their work ends. [`push`] serves pods, [`metrics`], `page` and [`api`]
-//! serve people; [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
+//! Each module names only modules that come before it here. [`document`] is pure, `permits` bounds
+//! what is handled at a time; [`store`] holds all SQL, `work` keeps the permits of requests until
+//! their work ends, [`auth`] knows tokens, and [`rates`] counts requests. [`push`] serves pods,
+//! [`metrics`], `page` and [`api`] serve people; [`settings`] is the command line, [`tokens`] and
+//! [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +25,7 @@ pub mod auth;
 pub mod document;
 pub mod metrics;
 mod page;
-mod places;
+mod permits;
 pub mod push;
 pub mod rates;
 pub mod settings;

@@ -1,14 +1,14 @@
 //! **Push**: each published version to every pod, by xDS (ADS, state of the world).
 //!
 //! ```text
-//! database ─▶ follow ─▶ PublishedSet ─▶ server: a task for each stream ─▶ pods
-//!                          │                │ accepted, refused
-//!                          └ translate      ├▶ streams ─▶ database: what pods run
-//!                          └ rollout        └▶ load_reports ─▶ rollback ─▶ database
+//! database ─▶ published: what each pod gets ─▶ server: a task for each stream ─▶ pods
+//!                          │                     │ accepted, refused
+//!                          └ translate           ├▶ streams ─▶ database: what pods run
+//!                                                └▶ load_reports ─▶ database: hits, a roll back
 //! ```
-//! Pods report hits of the domains of a rollout (LRS); `rollback` ends a rollout that denies too
-//! much. A pod gets a set when what it would get differs from what it has, and the next one when it
-//! has answered that one.
+//! Pods report hits of the domains of a rollout (LRS), which ends if too much is denied. A pod gets
+//! a set when what it would get differs from what it has, and the next one when it has answered
+//! that one.
 
 mod connections;
 mod load_reports;

@@ -2,8 +2,8 @@
 //! may send.
 //!
 //! The engine counts them: token buckets in its in-memory store. Each store holds a bounded number
-//! of keys, because addresses are chosen by strangers; a full one drops the key that expires
-//! soonest.
+//! of keys, because addresses are chosen by clients without a token; a full one drops the key that
+//! expires soonest.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -19,7 +19,7 @@ use ratelease_engine::store::memory::MemoryStore;
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::{Algorithm, Limit, StoreId, Unit};
 
-pub use crate::places::{Place, Places};
+pub use crate::permits::{Permit, Permits};
 use crate::store::LIST_CONNECTIONS_MAX;
 
 /// Maximum number of tokens, and of addresses, that are counted at a time.
@@ -65,23 +65,23 @@ pub struct Rates {
     addresses: MemoryStore,
     address_limit: Limit,
     known: Mutex<KnownTokens>,
-    lookups: Places,
+    lookups: Permits,
     /// Requests that are handled at a time.
-    pub requests: Places,
+    pub requests: Permits,
     /// Those of them that read a few rows.
-    pub reads: Places,
+    pub reads: Permits,
     /// Those of them that are about whole domains.
-    pub long: Places,
+    pub long: Permits,
     /// Further ones of those, for tokens of access admin.
-    pub long_of_admins: Places,
+    pub long_of_admins: Permits,
     /// KiB of the bodies of requests.
-    pub bodies: Places,
+    pub bodies: Permits,
     /// Those of them that publish, one of each token: they wait for each other, in order.
-    pub publishers: Places,
+    pub publishers: Permits,
 }
 
 /// Tokens that were valid when they were last used, the oldest first. Only valid ones enter, so
-/// that a stranger cannot displace them.
+/// that an unauthenticated client cannot displace them.
 #[derive(Default)]
 struct KnownTokens {
     all: HashSet<blake3::Hash>,
@@ -130,13 +130,13 @@ impl Rates {
             addresses: store(),
             address_limit: a_minute(failed_tokens, failed_tokens.get()),
             known: Mutex::default(),
-            lookups: Places::new(usize::MAX, 1),
-            requests: Places::new(usize::MAX, REQUESTS_MAX),
-            reads: Places::new(LIST_CONNECTIONS_MAX as usize, READS_OF_TOKEN_MAX),
-            long: Places::new(LONG_MAX, LONG_OF_TOKEN_MAX),
-            long_of_admins: Places::new(LONG_OF_ADMINS_MAX, 1),
-            bodies: Places::new(BODIES_KIB_MAX, BODIES_OF_TOKEN_KIB_MAX),
-            publishers: Places::new(usize::MAX, 1),
+            lookups: Permits::new(usize::MAX, 1),
+            requests: Permits::new(usize::MAX, REQUESTS_MAX),
+            reads: Permits::new(LIST_CONNECTIONS_MAX as usize, READS_OF_TOKEN_MAX),
+            long: Permits::new(LONG_MAX, LONG_OF_TOKEN_MAX),
+            long_of_admins: Permits::new(LONG_OF_ADMINS_MAX, 1),
+            bodies: Permits::new(BODIES_KIB_MAX, BODIES_OF_TOKEN_KIB_MAX),
+            publishers: Permits::new(usize::MAX, 1),
         }
     }
 
@@ -152,7 +152,7 @@ impl Rates {
     }
 
     /// Whether a token of this address is to be looked at: one that was valid before always is, so
-    /// that no stranger behind the same proxy keeps others out. The quota says how long to wait.
+    /// that no other client behind the same proxy keeps others out. The quota says how long to wait.
     pub fn admits(&self, address: IpAddr, token: &str) -> Result<(), Quota> {
         let quota = self.take(&self.addresses, self.address_limit, &client(address), 0);
         let is_admitted = quota.remaining > 0 || self.is_known(token);
@@ -166,7 +166,7 @@ impl Rates {
 
     /// Waits until no other token of this address that is not known is looked up: else many at a
     /// time would all be admitted before the first is counted.
-    pub async fn take_lookup(&self, address: IpAddr) -> Place {
+    pub async fn take_lookup(&self, address: IpAddr) -> Permit {
         self.lookups.take(client(address).as_str()).await
     }
 
@@ -201,7 +201,8 @@ impl Rates {
 
 impl fmt::Debug for Rates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tokens, addresses) = (self.tokens.keys(), self.addresses.keys());
+        let tokens = self.tokens.keys();
+        let addresses = self.addresses.keys();
         f.debug_struct("Rates").field("tokens", &tokens).field("addresses", &addresses).finish()
     }
 }

@@ -8,8 +8,8 @@
 //!   └ tokens: what each may add, and the answers to repeated writes
 //! Store ── reads: rules, drafts, versions, rollouts, pods, tokens
 //! ```
-//! Both databases are used through the types and the SQL that they share, but for some migrations. A
-//! write is acknowledged after its commit, and a connection that is dropped before rolls back.
+//! Both databases are used through the types and the SQL that they share, but for some migrations.
+//! A write is acknowledged after its commit, and a connection that is dropped before rolls back.
 
 mod pods;
 mod rollouts;
@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use jiff::Timestamp;
 pub use pods::PodRow;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
@@ -37,6 +38,7 @@ pub use rules::{
     ChangeRow, Draft, DraftDomain, Replacement, RuleFilter, RulePage, RulePosition, StoredDraft,
     StoredRule,
 };
+use serde::Serializer;
 use sqlx::any::AnyPoolOptions;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
@@ -72,6 +74,11 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// The channel on which PostgreSQL announces new versions.
 pub(crate) const CHANNEL: &str = "ratelease_control";
+
+/// Writes a time in milliseconds since the Unix epoch as RFC 3339 has it.
+fn as_time<S: Serializer>(at: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&Timestamp::from_millisecond(*at).unwrap_or_default())
+}
 
 /// Which database it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

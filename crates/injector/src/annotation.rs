@@ -19,7 +19,7 @@ pub const INJECT: &str = "ratelease.io/inject";
 pub const NAMESPACE_LABEL: (&str, &str) = ("ratelease.io/injection", "enabled");
 
 /// Maximum bytes of the value of an annotation that is read.
-pub(crate) const VALUE_MAX: usize = 16 << 10;
+const VALUE_MAX: usize = 16 << 10;
 /// Maximum number of warnings about unknown names.
 const UNKNOWN_MAX: usize = 10;
 
@@ -93,7 +93,8 @@ impl Defaults {
 
     /// The same, with the pairs that are good beside the faults of the others.
     pub(crate) fn read_all(pairs: &[String]) -> (Self, Vec<Fault>) {
-        let (mut values, mut faults) = (BTreeMap::new(), Vec::new());
+        let mut values = BTreeMap::new();
+        let mut faults = Vec::new();
         for pair in pairs {
             let Some((name, value)) = pair.split_once('=') else {
                 let problem = format!("expected NAME=value, found {pair:?}");

@@ -36,7 +36,8 @@ impl Editor {
     /// are added: as lists before an index or `-`, else as maps.
     pub(crate) fn add(&mut self, path: &[&str], value: Value) -> Result<(), Fault> {
         for end in 1..path.len() {
-            let (parent, next) = (&path[..end], path[end]);
+            let parent = &path[..end];
+            let next = path[end];
             if self.get(parent).is_none_or(Value::is_null) {
                 let is_list = next == "-" || next.bytes().all(|byte| byte.is_ascii_digit());
                 self.add_one(parent, if is_list { json!([]) } else { json!({}) })?;

@@ -1,9 +1,6 @@
 //! Decides whether a pod gets the sidecar, and makes the patch that adds it. Pure: the same pod and
 //! the same defaults give the same patch, and the pod that results is left as it is.
 
-mod checks;
-mod limits;
-
 use std::collections::HashSet;
 
 use json_patch::Patch;
@@ -12,7 +9,8 @@ use serde_json::{Value, json};
 use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
 use crate::edit::Editor;
 use crate::environment::{self, SOCKET, SOCKETS, XDS_TLS};
-use crate::fault::Fault;
+use crate::fault::{Fault, cut};
+use crate::quantity::Quantity;
 use crate::settings::{Listen, MISSING, NativeSidecar, Redis, RedisUrl, RuleSource, Settings};
 use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
 
@@ -76,6 +74,39 @@ pub struct Injection {
     pub warnings: Vec<String>,
 }
 
+// === impl Cluster ===
+
+/// The first version of Kubernetes with native sidecars turned on.
+const NATIVE_SIDECARS_SINCE: (u32, u32) = (1, 29);
+/// The first version whose nodes all have them: they may be three minor versions older.
+const ALL_NATIVE_SINCE: (u32, u32) = (1, 32);
+
+impl Cluster {
+    /// A cluster whose version is not known.
+    pub(crate) const UNKNOWN: Self = Self { native_sidecars: NativeSidecars::OnSomeNodes };
+
+    /// What a cluster of this version can do, given as `1.31`, `v1.31.4` or `1.31+`.
+    ///
+    /// # Errors
+    /// What was expected.
+    pub fn of(version: &str) -> Result<Self, String> {
+        let expected = || format!("expected a version such as 1.31, found {version:?}");
+        let mut parts = version.trim_start_matches('v').split('.');
+        let mut number = || {
+            let part = parts.next()?;
+            let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+            part[..digits].parse::<u32>().ok()
+        };
+        let version = number().zip(number()).ok_or_else(expected)?;
+        let native_sidecars = match version {
+            version if version >= ALL_NATIVE_SINCE => NativeSidecars::OnAllNodes,
+            version if version >= NATIVE_SIDECARS_SINCE => NativeSidecars::OnSomeNodes,
+            _ => NativeSidecars::Absent,
+        };
+        Ok(Self { native_sidecars })
+    }
+}
+
 /// Injects the sidecar into a pod, or into a pod template. The pod is taken by value and changed in
 /// place: a pod of 512 KiB may take 50 times that in memory, and a copy as much again.
 pub fn inject(pod: Value, defaults: &Defaults, cluster: Cluster) -> Injection {
@@ -91,7 +122,8 @@ pub fn inject(pod: Value, defaults: &Defaults, cluster: Cluster) -> Injection {
 
 /// The faults of defaults, which every pod would have. What is missing may be in annotations.
 pub fn check_defaults(defaults: &Defaults) -> Vec<Fault> {
-    let (mut faults, pod) = (Vec::new(), Value::Null);
+    let mut faults = Vec::new();
+    let pod = Value::Null;
     let from = Lookup::new(&pod, defaults, (&mut faults, &mut Vec::new()));
     if let Some(settings) = Settings::read(&from, &mut faults) {
         environment::check(&settings, &from, &mut faults);
@@ -147,12 +179,13 @@ impl Draft {
     }
 
     fn run(&mut self, defaults: &Defaults, cluster: Cluster) -> Result<Verdict, Vec<Fault>> {
-        let (mut faults, pod) = (Vec::new(), self.editor.document());
+        let mut faults = Vec::new();
+        let pod = self.editor.document();
         if is_opted_out(pod) {
             return Ok(Verdict::OptedOut);
         }
         let from = Lookup::new(pod, defaults, (&mut faults, &mut self.warnings));
-        checks::check_count(pod)?;
+        check_count(pod)?;
         if has_ours(pod) {
             self.warnings.clear();
             self.converge(&from).map_err(|fault| vec![fault])?;
@@ -160,10 +193,10 @@ impl Draft {
         }
         let mut settings = Settings::read(&from, &mut faults);
         if let Some(settings) = &mut settings {
-            settings.resources.resolve_cpu_limit(limits::largest_cpu_limit(pod));
+            settings.resources.resolve_cpu_limit(largest_cpu_limit(pod));
             environment::check(settings, &from, &mut faults);
         }
-        let is_native = checks::check(pod, settings.as_ref(), &from, cluster, &mut faults);
+        let is_native = check_pod(pod, settings.as_ref(), &from, cluster, &mut faults);
         match settings {
             Some(settings) if faults.is_empty() => {
                 self.add_all(&settings, is_native).map_err(|fault| vec![fault])?;
@@ -230,7 +263,8 @@ impl Draft {
             let first = self.native_index();
             if first > at {
                 // One place earlier, since the container before it is taken out.
-                let (at, to) = (at.to_string(), (first - 1).to_string());
+                let at = at.to_string();
+                let to = (first - 1).to_string();
                 let list = |at| ["spec", "initContainers", at];
                 self.editor.move_to(&list(&at), &list(&to))?;
             }
@@ -331,6 +365,175 @@ fn is_native(native: NativeSidecar, cluster: Cluster) -> bool {
         NativeSidecar::Auto => cluster.native_sidecars == NativeSidecars::OnAllNodes,
         NativeSidecar::Always => true,
         NativeSidecar::Never => false,
+    }
+}
+
+// What of a pod would not go with the sidecar. Each is a fault here, since the API server would
+// refuse the pod, or the pod would not work.
+
+/// Maximum number of faults about ports: a pod may declare any number of them.
+const PORT_FAULTS_MAX: usize = 20;
+
+/// Adds each fault of the pod. Returns whether the sidecar is to be a native one.
+fn check_pod(
+    pod: &Value,
+    settings: Option<&Settings>,
+    from: &Lookup<'_>,
+    cluster: Cluster,
+    faults: &mut Vec<Fault>,
+) -> bool {
+    check_shape(pod, faults);
+    check_machine(pod, faults);
+    check_names(pod, faults);
+    let Some(settings) = settings else { return false };
+    check_ports(pod, settings, from, faults);
+    check_volumes(pod, settings, faults);
+    check_native(pod, settings.native, (cluster, from), faults);
+    is_native(settings.native, cluster)
+}
+
+/// That the pod has no more containers than one may be looked at for.
+fn check_count(pod: &Value) -> Result<(), Vec<Fault>> {
+    let count: usize = LISTS.iter().map(|list| containers(pod, list).len()).sum();
+    if count <= CONTAINERS_MAX {
+        return Ok(());
+    }
+    let problem = format!("{count} containers, more than {CONTAINERS_MAX}");
+    Err(vec![Fault::new("spec.containers", problem, "use fewer")])
+}
+
+/// That the lists which are added to are lists.
+fn check_shape(pod: &Value, faults: &mut Vec<Fault>) {
+    if containers(pod, "containers").is_empty() {
+        let fix = "give the pod a list of containers";
+        faults.push(Fault::new("spec.containers", "no list, or an empty one", fix));
+    }
+    for name in ["initContainers", "volumes"] {
+        let list = &pod["spec"][name];
+        if !list.is_null() && !list.is_array() {
+            faults.push(Fault::new(format!("spec.{name}"), "no list", "make it one"));
+        }
+    }
+}
+
+fn check_machine(pod: &Value, faults: &mut Vec<Fault>) {
+    let spec = &pod["spec"];
+    let selector = |label: &str| &spec["nodeSelector"][label];
+    for (place, os) in [
+        ("spec.os.name", &spec["os"]["name"]),
+        ("spec.nodeSelector", selector("kubernetes.io/os")),
+        ("spec.nodeSelector", selector("beta.kubernetes.io/os")),
+    ] {
+        if os == "windows" {
+            let fix = "set the label ratelease.io/inject to false";
+            faults.push(Fault::new(place, "the sidecar runs on Linux only", fix));
+        }
+    }
+    if pod["spec"]["hostNetwork"] == true {
+        let problem = "the sidecar would listen on the node's loopback, for all of its pods";
+        let fix = "take hostNetwork out, or set the label ratelease.io/inject to false";
+        faults.push(Fault::new("spec.hostNetwork", problem, fix));
+    }
+}
+
+/// That the name of the container is free.
+fn check_names(pod: &Value, faults: &mut Vec<Fault>) {
+    for list in LISTS {
+        if containers(pod, list).iter().any(|container| container["name"] == CONTAINER) {
+            let problem = format!("has a container {CONTAINER} that no injector added");
+            let fix = "remove or rename it, or set the label ratelease.io/inject to false";
+            faults.push(Fault::new(format!("spec.{list}"), problem, fix));
+        }
+    }
+}
+
+/// That no other container declares a port of the sidecar: all of them share one loopback.
+fn check_ports(pod: &Value, settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fault>) {
+    let ours = environment::ports(settings);
+    let faults_max = faults.len() + PORT_FAULTS_MAX;
+    for container in LISTS.iter().flat_map(|list| containers(pod, list)) {
+        let name = cut(container["name"].as_str().unwrap_or_default());
+        let declared = container["ports"].as_array().into_iter().flatten();
+        for port in declared.filter(|port| port["protocol"] != "UDP") {
+            let number = port["containerPort"].as_u64();
+            let Some((port, key)) = ours.iter().find(|(ours, _)| number == Some((*ours).into()))
+            else {
+                continue;
+            };
+            if faults.len() == faults_max {
+                return;
+            }
+            let place = from.place(key);
+            let problem = format!("port {port} is taken by the container {name}");
+            let fix = match *key {
+                "env" => "set DEBUG_PORT there to another port".to_owned(),
+                _ => format!("set {place} to another port"),
+            };
+            faults.push(Fault::new(place, problem, fix));
+        }
+    }
+}
+
+/// That the names of the volumes are free, and the place of the socket in Envoy's containers.
+fn check_volumes(pod: &Value, settings: &Settings, faults: &mut Vec<Fault>) {
+    let present = pod["spec"]["volumes"].as_array().map_or(&[][..], Vec::as_slice);
+    for volume in sidecar::volumes(settings) {
+        if present.iter().any(|it| it["name"] == *volume.name) {
+            let problem = format!("has a volume {} that no injector added", volume.name);
+            faults.push(Fault::new("spec.volumes", problem, "rename it"));
+        }
+    }
+    if settings.listen != Listen::Unix {
+        return;
+    }
+    let names: HashSet<_> = settings.envoy_containers.iter().map(String::as_str).collect();
+    let all = LISTS.iter().flat_map(|list| containers(pod, list));
+    for envoy in all.filter(|it| it["name"].as_str().is_some_and(|name| names.contains(name))) {
+        if mounts(envoy).any(|mount| mount["mountPath"] == SOCKETS) {
+            let problem = format!("the container {} mounts something there", envoy["name"]);
+            faults.push(Fault::new(SOCKETS, problem, "mount that elsewhere"));
+        }
+    }
+}
+
+/// That the pod ends with its work: an ordinary sidecar of a Job would keep it running.
+fn check_native(
+    pod: &Value,
+    native: NativeSidecar,
+    (cluster, from): (Cluster, &Lookup<'_>),
+    faults: &mut Vec<Fault>,
+) {
+    let is_of_job = ["OnFailure", "Never"].iter().any(|it| pod["spec"]["restartPolicy"] == **it);
+    if is_of_job && !is_native(native, cluster) {
+        let problem = "the pod would never complete, since an ordinary sidecar goes on running";
+        let fix = "set ratelease.io/native-sidecar to true if all nodes have Kubernetes 1.29, or \
+                   the label ratelease.io/inject to false";
+        faults.push(Fault::new("spec.restartPolicy", problem, fix));
+    }
+    if native == NativeSidecar::Always && cluster.native_sidecars == NativeSidecars::Absent {
+        let place = from.place("native-sidecar");
+        let problem = "this cluster is older than Kubernetes 1.29, and has no native sidecars";
+        faults.push(Fault::new(place, problem, "set it to auto"));
+    }
+}
+
+// The limits that the containers of a pod have.
+
+/// The largest limit of CPU of the containers, init containers included; `None` if one of them has
+/// no limit.
+fn largest_cpu_limit(pod: &Value) -> Option<Quantity> {
+    let all = LISTS.iter().flat_map(|list| containers(pod, list));
+    let limits: Option<Vec<_>> =
+        all.map(|it| cpu_limit(&it["resources"]["limits"]["cpu"])).collect();
+    limits?.into_iter().max_by_key(|limit| limit.nanos)
+}
+
+/// The API server writes quantities as text; manifests may have numbers.
+fn cpu_limit(value: &Value) -> Option<Quantity> {
+    match value {
+        Value::String(text) => Quantity::parse(text).ok(),
+        Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
+        _ => None,
     }
 }
 

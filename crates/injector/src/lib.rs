@@ -12,13 +12,13 @@
 //! the sidecar starts with (`ratelease-cli`). It never keeps a pod from starting: a pod whose
 //! annotations are faulty starts without the sidecar, and says why in an annotation.
 //!
-//! Uses `ratelease-cli` and `ratelease-tls`, and nothing that serves requests.
+//! Uses `ratelease-cli`, `ratelease-listener` and `ratelease-tls`, and nothing that decides
+//! requests.
 
 #![forbid(unsafe_code)]
 
 pub mod annotation;
 mod certificate;
-mod cluster;
 pub mod command;
 mod edit;
 mod environment;

@@ -1,49 +1,54 @@
-//! The listener of the webhook: HTTPS, with bounds on all that a client may take.
+//! The webhook: HTTPS, with bounds on all that a client may take; its paths, and their answers.
 
-mod bodies;
-mod connections;
-mod route;
-
-use std::io;
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use parking_lot::Mutex;
+use ratelease_listener::tls::TlsAcceptor;
+use ratelease_listener::{
+    Client, ConnectionHandle, HttpServer, OpenConnections, UnreadAnswers, UnreadBounds,
+};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tracing::{debug, warn};
+use tracing::{info, warn};
 
 use crate::annotation::Defaults;
-use crate::inject::Cluster;
-use bodies::Bodies;
-use connections::{Connection, Connections};
+use crate::fault::reason;
+use crate::inject::{Cluster, Verdict};
+use crate::review::{self, Answer, Reason};
 
 // The limit of memory in the chart is 128 MiB. At most: 15 MiB of the program; 28 MiB of the one
 // review that is parsed (REVIEW_BYTES_MAX); 24 MiB of bodies, as buffers grow by doubling; 13 MiB
-// of 64 connections, with two buffers of 64 KiB and 64 KiB of TLS each; 25 MiB of answers that are
-// not read, 4 of 100 KiB on each connection. That is 105 MiB.
+// of 64 connections, with two buffers of 64 KiB and 64 KiB of TLS each; 16 MiB of answers that are
+// not read. That is 96 MiB.
 
 /// Maximum number of connections; an API server keeps a few open. A further one takes the place of
-/// the one that was idle for longest, of the client that has the most.
+/// one that never had a request with a body, of the client that has the most; else of the one whose
+/// last request is the longest ago, of the client that has the most.
 const CONNECTIONS_MAX: usize = 64;
+/// Time without such a request after which a connection is asked to go away.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 /// Maximum bytes of all bodies that are arriving.
 const BODIES_BYTES_MAX: usize = 12 << 20;
 /// Maximum number of calls at a time on a connection of HTTP/2.
 const STREAMS_MAX: u32 = 4;
 /// Maximum bytes of each buffer of a connection.
 const BUFFER_MAX: u32 = 64 << 10;
-/// Maximum time from the accept to the head of the first request, of the head of a request, and
-/// between two requests.
-const HEAD_MAX: Duration = Duration::from_secs(10);
-/// Maximum time that calls have to finish on a connection that lost its place.
-const LOST_MAX: Duration = Duration::from_secs(1);
+/// What answers that are not read may take: one has some 100 KiB at most.
+const UNREAD: UnreadBounds = UnreadBounds {
+    bytes_max: 16 << 20,
+    counted_max: 1 << 20,
+    of_client_max: 12 << 20,
+    bytes_per_second_min: Some(32 << 10),
+};
 /// Age at which a connection is closed, so that a client finds new injectors and certificates.
 const AGE_MAX: Duration = Duration::from_secs(300);
 /// Time for which connections are still accepted after a signal: until then the API server may not
@@ -51,14 +56,17 @@ const AGE_MAX: Duration = Duration::from_secs(300);
 const LAME_DUCK: Duration = Duration::from_secs(2);
 /// Maximum time that calls have to finish after that.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// Wait after a failed accept, for example when no file descriptor is left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Maximum bytes of a body: an API server takes no request above 3 MiB, and sends it on with some
+/// fields around it.
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// Maximum time until a body has arrived: with the chart, API servers wait 5 s for an answer.
+const BODY_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// What answers are made of.
 #[derive(Debug)]
 pub(crate) struct Webhook {
-    pub(crate) defaults: Defaults,
-    pub(crate) cluster: watch::Receiver<Cluster>,
+    defaults: Defaults,
+    cluster: watch::Receiver<Cluster>,
     bodies: Bodies,
 }
 
@@ -71,132 +79,254 @@ impl Webhook {
 }
 
 /// Serves until `stop` resolves, and then until the calls in flight are finished. Each connection
-/// is secured with the configuration that is in force when it begins.
+/// is secured with the certificate that is in force when it begins.
 pub(crate) async fn serve(
     listener: TcpListener,
-    tls: watch::Receiver<Arc<ServerConfig>>,
+    tls: TlsAcceptor,
     webhook: Webhook,
     stop: impl Future<Output = ()>,
 ) {
+    let server = HttpServer::new(STREAMS_MAX)
+        .head_bytes(BUFFER_MAX)
+        .windows(BUFFER_MAX)
+        .age(AGE_MAX)
+        .leaving(DRAIN_MAX);
+    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, None, IDLE_MAX);
     let webhook = Arc::new(webhook);
-    let (connections, mut tasks) = (Connections::new(CONNECTIONS_MAX), JoinSet::new());
-    let (ending, is_ending) = watch::channel(false);
-    let accepting = async {
-        loop {
-            let (stream, from) = accept(&listener).await;
-            while tasks.try_join_next().is_some() {}
-            // Connections that lost their places end within `LOST_MAX`.
-            while tasks.len() >= 2 * CONNECTIONS_MAX {
-                tasks.join_next().await;
+    let unread = UnreadAnswers::new(UNREAD);
+    let service = move |Client { connection, .. }: Client| {
+        let webhook = Arc::clone(&webhook);
+        let unread = unread.clone();
+        service_fn(move |request| {
+            let webhook = Arc::clone(&webhook);
+            let unread = unread.clone();
+            let connection = connection.clone();
+            async move {
+                let response = answer(&webhook, &connection, request).await;
+                let peer = connection.peer();
+                Ok::<_, Infallible>(unread.count(response, peer, &connection, None::<()>))
             }
-            let (config, webhook, is_ending) =
-                (Arc::clone(&tls.borrow()), Arc::clone(&webhook), is_ending.clone());
-            tasks.spawn(connection(stream, config, webhook, (connections.open(from), is_ending)));
-        }
+        })
     };
     let stopped = async {
         stop.await;
         sleep(LAME_DUCK).await;
     };
-    tokio::select! {
-        () = accepting => {}
-        () = stopped => {}
-    }
-    drop(listener);
-    let _ = ending.send(true);
-    let ended = async { while tasks.join_next().await.is_some() {} };
-    if timeout(DRAIN_MAX, ended).await.is_err() {
-        warn!("connections are still open after {DRAIN_MAX:?}; ending anyway");
+    server.serve_listener(listener, open, Some(tls), stopped, service).await;
+}
+
+/// Answers a request.
+async fn answer(
+    webhook: &Webhook,
+    connection: &ConnectionHandle,
+    request: Request<Incoming>,
+) -> Response<Full<Bytes>> {
+    let path = request.uri().path().to_owned();
+    match (request.method(), path.as_str()) {
+        (&Method::GET, "/healthz") => {
+            drop(connection.begin_request());
+            text(StatusCode::OK, "ok")
+        }
+        (&Method::POST, "/inject") => inject(webhook, connection, request, Reason::Namespace).await,
+        (&Method::POST, "/unlabelled") => {
+            inject(webhook, connection, request, Reason::PodAlone).await
+        }
+        (_, "/healthz" | "/inject" | "/unlabelled") => {
+            text(StatusCode::METHOD_NOT_ALLOWED, "POST an AdmissionReview, or GET /healthz")
+        }
+        _ => text(StatusCode::NOT_FOUND, "the paths are /inject, /unlabelled and /healthz"),
     }
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
+async fn inject(
+    webhook: &Webhook,
+    connection: &ConnectionHandle,
+    request: Request<Incoming>,
+    reason: Reason,
+) -> Response<Full<Bytes>> {
+    let reading = read(webhook, request.into_body());
+    let late = || Err((StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 3 s".into()));
+    let body = match timeout(BODY_TIME_MAX, reading).await.unwrap_or_else(|_| late()) {
+        Ok(body) => body,
+        Err((status, why)) => return refuse(status, &why),
+    };
+    // Only now: a client that sends its body slowly has no use of its connection.
+    let _in_use = connection.begin_request();
+    let cluster = *webhook.cluster.borrow();
+    match review::answer(&body, reason, &webhook.defaults, cluster) {
+        Ok(answer) => {
+            log(&answer);
+            let mut response = Response::new(Full::from(answer.review.to_string()));
+            let json = http::HeaderValue::from_static("application/json");
+            response.headers_mut().insert(http::header::CONTENT_TYPE, json);
+            response
+        }
+        Err(why) => refuse(StatusCode::BAD_REQUEST, &why),
+    }
+}
+
+/// Reads a body, within the memory that all bodies share.
+async fn read(webhook: &Webhook, body: Incoming) -> Result<Bytes, (StatusCode, String)> {
+    let arriving = webhook.bodies.begin();
+    let mut body = Limited::new(body, BODY_BYTES_MAX);
+    let mut read = BytesMut::new();
+    let full = || (StatusCode::SERVICE_UNAVAILABLE, "too many large bodies at a time".to_owned());
     loop {
-        match listener.accept().await {
-            Ok((stream, address)) => return (stream, address.ip()),
-            Err(error) => {
-                warn!("a connection cannot be accepted: {error}");
-                sleep(ACCEPT_PAUSE).await;
+        let frame = tokio::select! {
+            frame = body.frame() => frame,
+            () = arriving.evicted() => return Err(full()),
+        };
+        match frame {
+            None => return Ok(read.freeze()),
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                if !arriving.grow(data.len()) {
+                    return Err(full());
+                }
+                read.extend_from_slice(&data);
+            }
+            Some(Err(error)) if error.is::<LengthLimitError>() => {
+                let why = "the AdmissionReview has more than 4 MiB; make the pod smaller";
+                return Err((StatusCode::PAYLOAD_TOO_LARGE, why.to_owned()));
+            }
+            Some(Err(error)) => {
+                return Err((StatusCode::BAD_REQUEST, format!("the body breaks off: {error}")));
             }
         }
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    config: Arc<ServerConfig>,
-    webhook: Arc<Webhook>,
-    (place, is_ending): (Arc<Connection>, watch::Receiver<bool>),
-) {
-    let silent = sleep(HEAD_MAX);
-    let mut silent = std::pin::pin!(silent);
-    let accepted = tokio::select! {
-        accepted = TlsAcceptor::from(config).accept(stream) => accepted,
-        () = &mut silent => Err(io::ErrorKind::TimedOut.into()),
-        () = place.lost() => Err(io::ErrorKind::ConnectionAborted.into()),
+fn log(answer: &Answer) {
+    let Answer { pod, is_dry_run, warnings, .. } = answer;
+    let verdict = match answer.verdict {
+        Some(Verdict::Injected) => "injected",
+        Some(Verdict::Kept) => "has the sidecar already",
+        Some(Verdict::OptedOut) => "opted out",
+        Some(Verdict::Refused) => "not injected",
+        None => "is no new pod that can be read",
     };
-    let stream = match accepted {
-        Ok(stream) => stream,
-        Err(error) => return debug!("no handshake: {error}"),
-    };
-    let of_calls = Arc::clone(&place);
-    let answer = service_fn(move |request| {
-        let (webhook, place) = (Arc::clone(&webhook), Arc::clone(&of_calls));
-        async move {
-            place.used();
-            route::answer(&webhook, request).await
-        }
-    });
-    let builder = builder();
-    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), answer));
-    let served = tokio::select! {
-        served = serving.as_mut() => served,
-        time = end(&place, silent, is_ending) => {
-            serving.as_mut().graceful_shutdown();
-            timeout(time, serving).await.unwrap_or(Ok(()))
-        }
-    };
-    if let Err(error) = served {
-        debug!("a connection ended: {error}");
+    if warnings.is_empty() {
+        info!(?pod, is_dry_run, "{verdict}");
+    } else {
+        warn!(?pod, is_dry_run, ?warnings, "{verdict}");
     }
 }
 
-/// Resolves once a connection is to end; returns the time that its calls have to finish.
-async fn end(
-    place: &Connection,
-    silent: impl Future<Output = ()>,
-    mut is_ending: watch::Receiver<bool>,
-) -> Duration {
-    let without_call = async {
-        silent.await;
-        if place.has_called() {
-            std::future::pending::<()>().await;
-        }
-    };
-    tokio::select! {
-        _ = is_ending.wait_for(|is_ending| *is_ending) => DRAIN_MAX,
-        () = sleep(AGE_MAX) => DRAIN_MAX,
-        () = without_call => Duration::ZERO,
-        () = place.lost() => LOST_MAX,
+fn refuse(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    let why = reason(why);
+    warn!("a request without an answer: {why}");
+    text(status, &why)
+}
+
+fn text(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(format!("{text}\n")));
+    *response.status_mut() = status;
+    response
+}
+
+// The bodies that are arriving, and the memory that all of them may take together. The largest one
+// has to go when there is too much, so a client that sends half of a body does not keep others out.
+
+/// All bodies.
+#[derive(Debug)]
+struct Bodies {
+    bytes_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    bytes: usize,
+    arriving: BTreeMap<u64, (usize, Arc<Notify>)>,
+}
+
+/// One body; its bytes are given back once this is dropped.
+#[derive(Debug)]
+struct Arriving<'b> {
+    bodies: &'b Bodies,
+    id: u64,
+    has_to_go: Arc<Notify>,
+}
+
+// === impl Bodies ===
+
+impl Bodies {
+    fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, state: Mutex::default() }
+    }
+
+    /// Begins a body without any bytes.
+    fn begin(&self) -> Arriving<'_> {
+        let has_to_go = Arc::new(Notify::new());
+        let mut state = self.state.lock();
+        let id = state.next;
+        state.next += 1;
+        state.arriving.insert(id, (0, Arc::clone(&has_to_go)));
+        drop(state);
+        Arriving { bodies: self, id, has_to_go }
     }
 }
 
-fn builder() -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_MAX)
-        .max_buf_size(BUFFER_MAX as usize);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
-        .initial_stream_window_size(BUFFER_MAX)
-        .initial_connection_window_size(BUFFER_MAX)
-        .max_send_buf_size(BUFFER_MAX as usize)
-        .max_header_list_size(BUFFER_MAX)
-        .keep_alive_interval(HEAD_MAX)
-        .keep_alive_timeout(HEAD_MAX);
-    builder
+// === impl State ===
+
+impl State {
+    fn remove(&mut self, id: u64) -> Option<Arc<Notify>> {
+        let (bytes, has_to_go) = self.arriving.remove(&id)?;
+        self.bytes -= bytes;
+        Some(has_to_go)
+    }
+
+    fn largest(&self) -> Option<u64> {
+        let largest = self.arriving.iter().max_by_key(|(_, (bytes, _))| *bytes);
+        largest.map(|(id, _)| *id)
+    }
+}
+
+// === impl Arriving ===
+
+impl Arriving<'_> {
+    /// Adds bytes. While all bodies together are too large, the largest one has to go. Returns
+    /// whether this one may go on.
+    fn grow(&self, bytes: usize) -> bool {
+        let mut state = self.bodies.state.lock();
+        let Some((of_this, _)) = state.arriving.get_mut(&self.id) else { return false };
+        *of_this += bytes;
+        state.bytes += bytes;
+        while state.bytes > self.bodies.bytes_max {
+            let Some(has_to_go) = state.largest().and_then(|largest| state.remove(largest)) else {
+                break;
+            };
+            has_to_go.notify_one();
+        }
+        state.arriving.contains_key(&self.id)
+    }
+
+    /// Resolves once this body has to go.
+    async fn evicted(&self) {
+        self.has_to_go.notified().await;
+    }
+}
+
+impl Drop for Arriving<'_> {
+    fn drop(&mut self) {
+        self.bodies.state.lock().remove(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_body_has_to_go() {
+        let bodies = Bodies::new(100);
+        let (small, large) = (bodies.begin(), bodies.begin());
+        assert!(small.grow(10) && large.grow(80));
+        assert!(small.grow(20), "it is not the largest");
+        assert!(!large.grow(0), "it had to go");
+        assert!(!bodies.begin().grow(101), "it is too large alone");
+        drop(small);
+        assert!(bodies.begin().grow(100), "all bytes are given back");
+    }
 }

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
 
-use crate::cores::{Cores, Place};
+use crate::cores::{Cores, Slot};
 use crate::io::Connection;
 use crate::pool::{ConnectionGuard, OpenConnections};
 
@@ -143,15 +143,16 @@ pub async fn serve_each<L, F>(
         tasks.spawn_on(serve_core(accepted, ended.clone(), serve.clone()), runtime);
         queue
     };
-    let queues: Vec<mpsc::Sender<(Accepted<L>, Place)>> = cores.runtimes().map(queue).collect();
+    let queues: Vec<mpsc::Sender<(Accepted<L>, Slot)>> = cores.runtimes().map(queue).collect();
     let accept = async {
-        let (mut incoming, mut since_yield) = (Box::pin(incoming), 0);
+        let mut incoming = Box::pin(incoming);
+        let mut since_yield = 0;
         while let Some(accepted) = incoming.next().await {
             let has_room = |core: usize| queues.get(core).is_some_and(|it| it.capacity() > 0);
-            let place = cores.place(has_room);
-            if let Some(queue) = queues.get(place.core()) {
+            let slot = cores.slot(has_room);
+            if let Some(queue) = queues.get(slot.core()) {
                 // An error means that the core's runtime has ended, and with it the process.
-                let _ = queue.send((accepted, place)).await;
+                let _ = queue.send((accepted, slot)).await;
             }
             yield_at_times(&mut since_yield).await;
         }
@@ -171,22 +172,23 @@ pub async fn serve_each<L, F>(
 /// Serves the connections that are `accepted` for this core, until there will be no more and all
 /// have ended. Dropping the future ends them.
 async fn serve_core<L: Accept, F>(
-    mut accepted: mpsc::Receiver<(Accepted<L>, Place)>,
+    mut accepted: mpsc::Receiver<(Accepted<L>, Slot)>,
     ended: watch::Receiver<bool>,
     serve: impl Fn(Connection<L::Io>, watch::Receiver<bool>) -> F,
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
-    let (mut open, mut since_yield) = (JoinSet::new(), 0);
+    let mut open = JoinSet::new();
+    let mut since_yield = 0;
     loop {
         tokio::select! {
             next = accepted.recv() => {
-                let Some((accepted, place)) = next else { break };
+                let Some((accepted, slot)) = next else { break };
                 // An error concerns only that connection.
                 if let Ok(io) = accepted.register() {
                     // An async block would hold what it awaits twice (rust-lang/rust#62958), and a
                     // crowd of connections would take that much more memory.
-                    open.spawn(serve(io, ended.clone()).map(|()| drop(place)));
+                    open.spawn(serve(io, ended.clone()).map(|()| drop(slot)));
                 }
                 yield_at_times(&mut since_yield).await;
             }

@@ -55,7 +55,7 @@ struct Core {
 
 /// Counts one connection on its core until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Slot {
     cores: Cores,
     core: usize,
 }
@@ -79,14 +79,14 @@ impl Cores {
         Self::new(vec![Handle::current()])
     }
 
-    /// The runtimes, in the order of [`Place::core`].
+    /// The runtimes, in the order of [`Slot::core`].
     pub(super) fn runtimes(&self) -> impl Iterator<Item = &Handle> {
         self.0.cores.iter().map(|core| &core.runtime)
     }
 
-    /// Takes a place on the core that has the fewest connections, among those for which `has_room`
+    /// Takes a slot on the core that has the fewest connections, among those for which `has_room`
     /// returns true, or among all if there is none. Cores with equally many take turns.
-    pub(super) fn place(&self, has_room: impl Fn(usize) -> bool) -> Place {
+    pub(super) fn slot(&self, has_room: impl Fn(usize) -> bool) -> Slot {
         let Shared { cores, next } = &*self.0;
         let first = next.fetch_add(1, Ordering::Relaxed);
         let in_turn = (0..cores.len()).map(|step| first.wrapping_add(step) % cores.len());
@@ -96,20 +96,20 @@ impl Cores {
         if let Some(core) = cores.get(core) {
             core.connections.fetch_add(1, Ordering::Relaxed);
         }
-        Place { cores: self.clone(), core }
+        Slot { cores: self.clone(), core }
     }
 }
 
-// === impl Place ===
+// === impl Slot ===
 
-impl Place {
+impl Slot {
     /// The number of the core, from 0.
     pub(super) fn core(&self) -> usize {
         self.core
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(core) = self.cores.0.cores.get(self.core) {
             core.connections.fetch_sub(1, Ordering::Relaxed);
@@ -124,16 +124,16 @@ mod tests {
     #[tokio::test]
     async fn each_connection_goes_to_the_core_with_the_fewest_and_equals_take_turns() {
         let cores = Cores::new(vec![Handle::current(), Handle::current(), Handle::current()]);
-        let place = || cores.place(|_| true);
-        let mut places: Vec<_> = (0..6).map(|_| place()).collect();
-        assert_eq!(places.iter().map(Place::core).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
-        places.retain(|place| place.core() != 1);
-        let next = [place(), place()];
-        assert_eq!(next.each_ref().map(Place::core), [1, 1]);
-        let other = cores.place(|core| core == 2);
+        let slot = || cores.slot(|_| true);
+        let mut slots: Vec<_> = (0..6).map(|_| slot()).collect();
+        assert_eq!(slots.iter().map(Slot::core).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
+        slots.retain(|slot| slot.core() != 1);
+        let next = [slot(), slot()];
+        assert_eq!(next.each_ref().map(Slot::core), [1, 1]);
+        let other = cores.slot(|core| core == 2);
         assert_eq!(other.core(), 2, "the others have no room");
         drop((next, other));
-        drop(places);
+        drop(slots);
         let counts = cores.0.cores.iter().map(|core| core.connections.load(Ordering::Relaxed));
         assert_eq!(counts.sum::<usize>(), 0);
     }

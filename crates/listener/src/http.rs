@@ -144,7 +144,9 @@ impl HttpServer {
     {
         let server = self.clone();
         let serve = move |io: Connection<TcpStream>, mut end: watch::Receiver<bool>| {
-            let (server, service, tls) = (server.clone(), service.clone(), tls.clone());
+            let server = server.clone();
+            let service = service.clone();
+            let tls = tls.clone();
             async move {
                 // An error means that the client is gone.
                 let Ok(address) = io.get_ref().peer_addr() else { return };
@@ -182,7 +184,8 @@ impl HttpServer {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
-        let (handle, turn) = (io.handle(), io.require_turns());
+        let handle = io.handle();
+        let turn = io.require_turns();
         let mut connection = pin!(self.builder.serve_connection(TokioIo::new(io), service));
         let mut close_requested = pin!(async {
             tokio::select! {
@@ -193,7 +196,8 @@ impl HttpServer {
             }
         });
         let mut over = pin!(handle.run_until_closed());
-        let (mut is_leaving, mut left) = (false, pin!(after(None)));
+        let mut is_leaving = false;
+        let mut left = pin!(after(None));
         loop {
             tokio::select! {
                 // One turn a poll, however many requests it has.

@@ -160,7 +160,8 @@ impl Http2Limits {
 
     /// Fails if streams have made no progress for too long; `long_lived` of them may.
     pub(super) fn sweep(&self, second: u32, long_lived: usize) -> Result<(), LimitExceeded> {
-        let (mut unfinished, mut quiet) = (0, 0);
+        let mut unfinished = 0;
+        let mut quiet = 0;
         for stream in &self.streams {
             let still = second.wrapping_sub(stream.last_progress);
             unfinished += usize::from(!stream.is_complete && still > UNFINISHED_MAX);

@@ -73,10 +73,16 @@ impl<I> Connection<I> {
     /// Takes the connection `io`, which `guard` admitted and which is asked to end at `max_age`. It
     /// must be called in a runtime: the preface has a deadline.
     pub fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
-        let deadline = Deadline::of_preface(max_age);
-        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
-        let (stall, last_sweep, wire) = (None, 0, None);
-        Self { io, protocol, deadline, stall, last_sweep, turn, wire, guard }
+        Self {
+            io,
+            protocol: Protocol::Unknown(0),
+            deadline: Deadline::of_preface(max_age),
+            stall: None,
+            last_sweep: 0,
+            turn: Turn::default(),
+            wire: None,
+            guard,
+        }
     }
 
     /// Makes a connection of `io` that has a pool of its own, for tests and benches.

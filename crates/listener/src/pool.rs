@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -135,11 +135,11 @@ impl OpenConnections {
     /// one without use is asked to go away after `idle_max`. A full pool closes one that was never
     /// used if there is any, of the peer that has the most of these; else the one of the peer with
     /// the most that was used the longest ago. A peer that has `of_peer_max` is given no further
-    /// one.
-    pub fn for_known_clients(max: usize, of_peer_max: usize, idle_max: Duration) -> Self {
+    /// one, if that is given.
+    pub fn for_known_clients(max: usize, of_peer_max: Option<usize>, idle_max: Duration) -> Self {
         Self(Arc::new(Pool {
             use_by: UseBy::Requests,
-            of_peer_max,
+            of_peer_max: of_peer_max.unwrap_or(usize::MAX),
             idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
             ..Pool::new(max, UNFINISHED_MAX)
         }))
@@ -488,6 +488,9 @@ struct Members {
 pub enum Peer {
     /// On this machine.
     Local,
+    /// On this machine, at an address of loopback other than the usual one: a process may use any
+    /// number of them.
+    OtherLocal,
     /// At this IPv4 address.
     Address(IpAddr),
     /// The network part of an IPv6 address: a host may use any number of addresses within it.
@@ -677,6 +680,7 @@ impl Peer {
             return Self::Local;
         };
         match address {
+            IpAddr::V4(v4) if v4.is_loopback() && v4 != Ipv4Addr::LOCALHOST => Self::OtherLocal,
             address if address.is_loopback() => Self::Local,
             IpAddr::V4(_) => Self::Address(address),
             IpAddr::V6(address) => {

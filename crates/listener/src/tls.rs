@@ -72,7 +72,7 @@ struct Shared {
 
 impl TlsAcceptor {
     /// Creates an acceptor with this configuration.
-    pub fn new(loaded: LoadedServer, port: TlsPort, clock: Clock) -> Self {
+    pub fn new(loaded: LoadedServer, port: TlsPort) -> Self {
         Self(Arc::new(Shared {
             current: ArcSwap::from_pointee(port.configured(loaded)),
             port,
@@ -81,7 +81,7 @@ impl TlsAcceptor {
             handshakes: Handshakes::default(),
             completed: AtomicU64::new(0),
             failed: Default::default(),
-            clock,
+            clock: Clock::start(),
             logged: Default::default(),
         }))
     }

@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-use ratelease_engine::time::Clock;
 use ratelease_listener::tls::{CertificateFiles, HandshakeFailure, TlsAcceptor, TlsPort};
 use ratelease_server::metrics::counter::{Count, Counter};
 use ratelease_tls::{ALPN_HTTP2, FileFaults, ServerFiles};
@@ -80,8 +79,8 @@ impl CertificateWatch {
     ///
     /// # Errors
     /// Fails if the files cannot be used, or if the thread cannot be started.
-    pub fn start(files: ServerFiles, clock: Clock) -> Result<Self, CertificateError> {
-        let files = CertificateFiles::load(files, GRPC_PORT, clock);
+    pub fn start(files: ServerFiles) -> Result<Self, CertificateError> {
+        let files = CertificateFiles::load(files, GRPC_PORT);
         let files = files.map_err(CertificateError::Files)?;
         let acceptor = files.acceptor().clone();
         let (waker, wake) = sync_channel(1);

@@ -154,7 +154,9 @@ impl<'a> Parts<'a> {
             _ => return None,
         };
         let fields = start.get(..start.len() - rest.len())?;
-        let (signed, algorithm, issuer) = (body.whole, algorithm.content, issuer.content);
+        let signed = body.whole;
+        let algorithm = algorithm.content;
+        let issuer = issuer.content;
         Some(Self { signed, algorithm, signature, issuer, fields, extensions, tail })
     }
 

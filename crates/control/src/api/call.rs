@@ -33,7 +33,7 @@ use crate::work;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Maximum bytes of a body that is not an import, of a reason, and of an idempotency key.
-pub(super) const BODY_BYTES_MAX: usize = MIB;
+const BODY_BYTES_MAX: usize = MIB;
 const REASON_BYTES_MAX: usize = 1024;
 const KEY_BYTES_MAX: usize = 128;
 
@@ -77,25 +77,27 @@ pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     key: Option<AnswerKey>,
 }
 
-/// What a write begins with.
-pub(super) enum Begun {
-    /// A transaction.
-    New(Box<Write>),
-    /// The answer that the first request of its key got.
+/// Why a write is not done.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// It is refused.
+    Refused(Problem),
+    /// It was done before: the answer that the first request of its key got.
     Repeated(Box<Response>),
 }
 
 // === impl WriteCall ===
 
 impl<const MAX: usize> FromRequest<Arc<App>> for WriteCall<MAX> {
-    type Rejection = Response;
+    type Rejection = Ending;
 
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Response> {
-        let call = Self::read(request, app).await.map_err(IntoResponse::into_response)?;
-        match call.repeated(app).await.map_err(IntoResponse::into_response)? {
-            Some(response) => Err(response),
-            None => Ok(call),
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Ending> {
+        let call = Self::read(request, app).await?;
+        // The transaction asks again: both requests may be under way.
+        if let Some(key) = &call.key {
+            replay(app.store.earlier(&call.caller.name, key).await?)?;
         }
+        Ok(call)
     }
 }
 
@@ -127,29 +129,19 @@ impl<const MAX: usize> WriteCall<MAX> {
     }
 
     /// Begins the write, unless it was done already.
-    pub(super) async fn begin(&self, app: &App) -> Result<Begun, Problem> {
+    pub(super) async fn begin(&self, app: &App) -> Result<Box<Write>, Ending> {
         let author = Author { name: self.caller.name.clone(), reason: self.reason.clone() };
         let mut write = match self.caller.has(Access::Admin) {
             true => app.store.begin(&author).await?,
             false => app.store.begin_of_token(&author).await?,
         };
-        if let Some(key) = &self.key
-            && let Some(response) = replay(write.earlier(key).await?)?
-        {
-            return Ok(Begun::Repeated(Box::new(response)));
+        if let Some(key) = &self.key {
+            replay(write.earlier(key).await?)?;
         }
-        let (own, max) = (self.caller.domains(), app.bytes_max_of(&self.caller));
+        let own = self.caller.domains();
+        let max = app.bytes_max_of(&self.caller);
         write.count_for(&self.caller.id, own, max).await?;
-        Ok(Begun::New(Box::new(write)))
-    }
-
-    /// The answer that the first request of the key got, if this is a later one. The transaction
-    /// asks again: both may be under way.
-    async fn repeated(&self, app: &App) -> Result<Option<Response>, Problem> {
-        match &self.key {
-            None => Ok(None),
-            Some(key) => replay(app.store.earlier(&self.caller.name, key).await?),
-        }
+        Ok(Box::new(write))
     }
 
     /// Commits the write, and then answers.
@@ -160,7 +152,7 @@ impl<const MAX: usize> WriteCall<MAX> {
         status: StatusCode,
         etag: Option<String>,
         body: &impl Serialize,
-    ) -> Result<Response, Problem> {
+    ) -> Result<Response, Ending> {
         self.finish_with(app, write, answer(status, etag, body)).await
     }
 
@@ -170,7 +162,7 @@ impl<const MAX: usize> WriteCall<MAX> {
         app: &App,
         mut write: Box<Write>,
         answer: Answer,
-    ) -> Result<Response, Problem> {
+    ) -> Result<Response, Ending> {
         if let Some(key) = &self.key {
             write.keep_answer(key, &answer).await?;
         }
@@ -212,24 +204,42 @@ pub(super) fn answer(status: StatusCode, etag: Option<String>, body: &impl Seria
         StatusCode::NO_CONTENT => String::new(),
         _ => serde_json::to_string(body).unwrap_or_default(),
     };
-    let (status, etag) = (status.as_u16(), etag.unwrap_or_default());
+    let status = status.as_u16();
+    let etag = etag.unwrap_or_default();
     Answer { status, etag, location: String::new(), body }
 }
 
-/// The answer to a request that is repeated; `None` for a new one.
-fn replay(earlier: Earlier) -> Result<Option<Response>, Problem> {
+/// Ends a request that is repeated.
+fn replay(earlier: Earlier) -> Result<(), Ending> {
     match earlier {
-        Earlier::New => Ok(None),
+        Earlier::New => Ok(()),
         Earlier::Same(answer) => {
             let mut response = response(answer);
             let name = HeaderName::from_static("idempotency-replayed");
             response.headers_mut().insert(name, HeaderValue::from_static("true"));
-            Ok(Some(response))
+            Err(Ending::Repeated(Box::new(response)))
         }
-        Earlier::Other => Err(Problem::faults(
+        Earlier::Other => Err(Ending::from(Problem::faults(
             "the Idempotency-Key was used for another request; choose a new one",
             vec![FieldFault::of("Idempotency-Key", "used for another request")],
-        )),
+        ))),
+    }
+}
+
+// === impl Ending ===
+
+impl<E: Into<Problem>> From<E> for Ending {
+    fn from(refusal: E) -> Self {
+        Self::Refused(refusal.into())
+    }
+}
+
+impl IntoResponse for Ending {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Refused(problem) => problem.into_response(),
+            Self::Repeated(response) => *response,
+        }
     }
 }
 
@@ -386,7 +396,7 @@ const RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
 /// Marks a request that gets its permit among those about whole domains only once its body has
 /// arrived, so that a client that sends it slowly holds none.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TakesLongPermit;
+struct TakesLongPermit;
 
 /// A caller, and what is left of its rate.
 #[derive(Debug, Clone)]
@@ -459,7 +469,7 @@ pub(super) async fn admit_long(
 
 /// Waits for a permit of the requests about whole domains, and holds it for the present one. Other
 /// tokens keep none from those of an administrator, who may have to roll back.
-pub(super) async fn hold_long_permit(app: &App, caller: &Caller) {
+async fn hold_long_permit(app: &App, caller: &Caller) {
     let shared = app.rates.long.take(&caller.name);
     if !caller.has(Access::Admin) {
         return work::hold(shared.await);

@@ -5,19 +5,21 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use axum::routing::get;
+use axum::{Json, Router};
 use http::StatusCode;
-pub(super) use ratelease_rules::request::scoped::DOMAIN;
+use ratelease_rules::request::scoped::DOMAIN;
 use ratelease_rules::request::scoped::{self, Scope};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, FieldFault, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer, check_text,
+    CommonProblems, Ending, FieldFault, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer,
+    check_text,
 };
 use super::rules::{Change, Edit, check, make};
 use crate::auth::Caller;
@@ -33,7 +35,7 @@ const WINDOW_SECONDS: u32 = 60;
 /// A policy: a limit that requests name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Policy {
+struct Policy {
     /// The id: the value of the entry `policy`, with which a request names it.
     #[serde(default)]
     policy_id: String,
@@ -59,7 +61,7 @@ pub(super) struct Policy {
 /// What is answered when Redis cannot be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum FailMode {
+enum FailMode {
     /// The request passes.
     Open,
     /// It does not.
@@ -71,7 +73,7 @@ pub(super) enum FailMode {
 }
 
 /// The `rate_limit` of these numbers.
-pub(super) fn limit(
+fn limit(
     algorithm: &str,
     requests: u32,
     window_seconds: u32,
@@ -89,7 +91,7 @@ pub(super) fn limit(
 }
 
 /// Requests, seconds of the window, and burst of a rule that [`limit`] made; `None` for others.
-pub(super) fn numbers_of(rule: &StoredRule) -> Option<(u32, u32, Option<u32>)> {
+fn numbers_of(rule: &StoredRule) -> Option<(u32, u32, Option<u32>)> {
     let limit = rule.record.settings.get("rate_limit")?;
     let number = |name: &str| limit.get(name)?.as_u64().and_then(|it| u32::try_from(it).ok());
     let numbers = (number("requests_per_unit")?, number("unit_multiplier")?, number("burst"));
@@ -97,13 +99,13 @@ pub(super) fn numbers_of(rule: &StoredRule) -> Option<(u32, u32, Option<u32>)> {
 }
 
 /// The algorithm of a rule; empty if it names none.
-pub(super) fn algorithm_of(rule: &StoredRule) -> String {
+fn algorithm_of(rule: &StoredRule) -> String {
     let limit = rule.record.settings.get("rate_limit");
     let name = limit.and_then(|it| it.get("algorithm")?.as_str());
     name.unwrap_or_default().to_owned()
 }
 
-pub(super) fn token_bucket() -> String {
+fn token_bucket() -> String {
     "token_bucket".to_owned()
 }
 
@@ -111,10 +113,25 @@ fn window_seconds() -> u32 {
     WINDOW_SECONDS
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(read_policy, write_policy, list, create, read, change, remove))]
+pub(super) struct Calls;
+
+/// The calls.
+pub(super) fn calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/policies/{id}", get(read_policy).put(write_policy))
+        .route("/api/v1/policies/{id}", get(read_policy).put(write_policy))
+        .route("/rules", get(list).post(create))
+        .route("/rules/{id}", get(read).put(change).delete(remove))
+}
+
 /// Read a policy
-#[utoipa::path(get, operation_id = "read", tag = "policies", path = "/v1/policies/{id}", params(("id" = String, Path)), responses(
+#[utoipa::path(get, operation_id = "read", tag = "policies", path = "/v1/policies/{id}",
+    params(("id" = String, Path)), responses(
     (status = 200, description = "The policy", body = Policy), CommonProblems))]
-pub(super) async fn read_policy(
+async fn read_policy(
     State(app): State<Arc<App>>,
     caller: Caller,
     IdOf(id): IdOf,
@@ -133,19 +150,20 @@ pub(super) async fn read_policy(
 }
 
 /// Make or change a policy, and publish it
-#[utoipa::path(put, operation_id = "write", tag = "policies", path = "/v1/policies/{id}", params(("id" = String, Path), WriteQuery),
+#[utoipa::path(put, operation_id = "write", tag = "policies", path = "/v1/policies/{id}",
+    params(("id" = String, Path), WriteQuery),
     request_body = Policy, responses(
     (status = 200, description = "Published, and committed", body = Policy), CommonProblems))]
-pub(super) async fn write_policy(
+async fn write_policy(
     State(app): State<Arc<App>>,
     IdOf(id): IdOf,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     let policy: Policy = call.json()?;
     call.caller.need_domain(DOMAIN)?;
     if !policy.policy_id.is_empty() && policy.policy_id != id {
         let fault = FieldFault::of("policyId", "is not the one of the path");
-        return Err(Problem::faults("the policy has another id", vec![fault]));
+        return Err(Problem::faults("the policy has another id", vec![fault]).into());
     }
     let record = policy.record(&id)?;
     check(&app, DOMAIN, &record).await?;
@@ -250,7 +268,7 @@ const LIST_MAX: usize = 1000;
 /// A rule by who calls and which endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ScopedRule {
+struct ScopedRule {
     /// The id; of a rule that is written, it is left out.
     #[serde(default)]
     rule_id: String,
@@ -283,7 +301,7 @@ pub(super) struct ScopedRule {
 /// Which rules to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ScopeQuery {
+struct ScopeQuery {
     /// Of this scope.
     scope: Option<String>,
     /// Of this value of the scope.
@@ -293,7 +311,7 @@ pub(super) struct ScopeQuery {
 /// List rules by scope, at most 1000
 #[utoipa::path(get, tag = "scoped", path = "/rules", params(ScopeQuery), responses(
     (status = 200, description = "The rules", body = Vec<ScopedRule>), CommonProblems))]
-pub(super) async fn list(
+async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<ScopeQuery>,
@@ -311,7 +329,7 @@ pub(super) async fn list(
 /// Read a rule by its id
 #[utoipa::path(get, tag = "scoped", path = "/rules/{id}", params(("id" = String, Path)), responses(
     (status = 200, description = "The rule", body = ScopedRule), CommonProblems))]
-pub(super) async fn read(
+async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
     IdOf(id): IdOf,
@@ -322,12 +340,10 @@ pub(super) async fn read(
 }
 
 /// Add a rule, and publish it
-#[utoipa::path(post, tag = "scoped", path = "/rules", params(WriteQuery), request_body = ScopedRule, responses(
+#[utoipa::path(post, tag = "scoped", path = "/rules",
+    params(WriteQuery), request_body = ScopedRule, responses(
     (status = 201, description = "Published, and committed", body = ScopedRule), CommonProblems))]
-pub(super) async fn create(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Response, Problem> {
+async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     write_scoped(&app, call, None).await
 }
 
@@ -335,28 +351,29 @@ pub(super) async fn create(
 #[utoipa::path(put, tag = "scoped", path = "/rules/{id}", params(("id" = String, Path), WriteQuery),
     request_body = ScopedRule, responses(
     (status = 200, description = "Published, and committed", body = ScopedRule), CommonProblems))]
-pub(super) async fn change(
+async fn change(
     State(app): State<Arc<App>>,
     IdOf(id): IdOf,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     write_scoped(&app, call, Some(id)).await
 }
 
 /// Remove a rule, and publish that
-#[utoipa::path(delete, tag = "scoped", path = "/rules/{id}", params(("id" = String, Path), WriteQuery),
+#[utoipa::path(delete, tag = "scoped", path = "/rules/{id}",
+    params(("id" = String, Path), WriteQuery),
     responses((status = 204, description = "Published, and committed"), CommonProblems))]
-pub(super) async fn remove(
+async fn remove(
     State(app): State<Arc<App>>,
     IdOf(id): IdOf,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     call.caller.need_domain(DOMAIN)?;
     make(&app, &call, DOMAIN, true, &RemovedRule { id }).await
 }
 
 /// Adds a rule, or changes the one of this id, which may move to another scope or endpoint.
-async fn write_scoped(app: &App, call: WriteCall, id: Option<String>) -> Result<Response, Problem> {
+async fn write_scoped(app: &App, call: WriteCall, id: Option<String>) -> Result<Response, Ending> {
     let input: ScopedRule = call.json()?;
     call.caller.need_domain(DOMAIN)?;
     let record = input.record()?;

@@ -3,16 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use http::{HeaderValue, StatusCode, header};
 use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
-    Begun, CommonProblems, FieldFault, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
+    CommonProblems, Ending, FieldFault, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
     check_text, page_size,
 };
 use super::publish::{
@@ -34,7 +35,7 @@ const FILES_MAX: usize = 1000;
 /// Rule files, each of one domain.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Files {
+struct Files {
     /// The files.
     files: Vec<RuleFile>,
 }
@@ -42,7 +43,7 @@ pub(super) struct Files {
 /// A rule file.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RuleFile {
+struct RuleFile {
     /// Its name, which faults begin with.
     name: String,
     /// Its text.
@@ -51,14 +52,14 @@ pub(super) struct RuleFile {
 
 /// What was imported.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Imported {
+struct Imported {
     /// The domains.
     domains: Vec<ImportedDomain>,
 }
 
 /// A domain that was imported.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ImportedDomain {
+struct ImportedDomain {
     /// Its name.
     domain: String,
     /// Number of its rules.
@@ -70,7 +71,7 @@ pub(super) struct ImportedDomain {
 /// What to export.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ExportQuery {
+struct ExportQuery {
     /// This domain, as a rule file; without it all domains, as JSON that `/v1/import` takes.
     #[param(min_length = 1, max_length = 1024)]
     domain: Option<String>,
@@ -78,18 +79,31 @@ pub(super) struct ExportQuery {
     version: Option<i64>,
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(import, export, differences))]
+pub(super) struct Calls;
+
+/// The calls about whole domains.
+pub(super) fn long_calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/import", post(import))
+        .route("/v1/export", get(export))
+        .route("/v1/differences", get(differences))
+}
+
 /// Import rule files
 ///
 /// A file becomes the draft of its domain; rules that it lacks are removed. The body is the text
 /// of one file, or JSON with several.
-#[utoipa::path(post, path = "/v1/import", params(WriteQuery),
+#[utoipa::path(post, tag = "files", path = "/v1/import", params(WriteQuery),
     request_body(content((Files = "application/json"), (Object = "application/yaml"))),
     responses((status = 200, description = "Imported", body = Imported), CommonProblems))]
-pub(super) async fn import(
+async fn import(
     State(app): State<Arc<App>>,
     headers: http::HeaderMap,
     call: WriteCall<IMPORT_BYTES_MAX>,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|it| it.to_str().ok());
     let sources = match kind.unwrap_or_default().split(';').next().map(str::trim) {
         Some("application/json") => sources(call.json()?)?,
@@ -119,10 +133,7 @@ pub(super) async fn import(
             true => Some(approve(&app, &call.caller, &texts).await),
             false => None,
         };
-        let mut write = match call.begin(&app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
+        let mut write = call.begin(&app).await?;
         // Only now: a repeated call gets its first answer, whatever would be refused today.
         let approved = approved.transpose()?;
         let replaced = replace(&mut write, &documents, &replacements, call.publishes).await?;
@@ -137,7 +148,7 @@ pub(super) async fn import(
         }
         return call.finish(&app, write, StatusCode::OK, None, &imported).await;
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 /// Makes these documents the drafts of their domains. Returns the number of the last change of
@@ -148,7 +159,8 @@ async fn replace(
     replacements: &[Replacement],
     publishes: bool,
 ) -> Result<Option<(Imported, Vec<i64>)>, Problem> {
-    let (mut domains, mut numbers) = (Vec::new(), Vec::new());
+    let mut domains = Vec::new();
+    let mut numbers = Vec::new();
     for (document, replacement) in documents.iter().zip(replacements) {
         let domain = document.domain.clone();
         if publishes && write.draft_state(&domain).await?.0 {
@@ -167,10 +179,10 @@ async fn replace(
 }
 
 /// Export rule files
-#[utoipa::path(get, path = "/v1/export", params(ExportQuery), responses(
+#[utoipa::path(get, tag = "files", path = "/v1/export", params(ExportQuery), responses(
     (status = 200, description = "A rule file, or all of them", content(
         (Files = "application/json"), (Object = "application/yaml"))), CommonProblems))]
-pub(super) async fn export(
+async fn export(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<ExportQuery>,
@@ -232,7 +244,7 @@ fn sources(files: Files) -> Result<Vec<Source>, Problem> {
 /// Which states to compare.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct DifferencesQuery {
+struct DifferencesQuery {
     /// The earlier state: a version, 0 for no rules; by default, the version that is published.
     from: Option<i64>,
     /// The later state: a version; by default, the draft.
@@ -246,7 +258,7 @@ pub(super) struct DifferencesQuery {
 
 /// What differs.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Differences {
+struct Differences {
     /// The domains that differ.
     domains: Vec<DomainDifference>,
     /// Whether there are more rules that differ than are listed.
@@ -255,7 +267,7 @@ pub(super) struct Differences {
 
 /// What differs in one domain.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DomainDifference {
+struct DomainDifference {
     /// The domain.
     domain: String,
     /// Number of rules that the later state alone has.
@@ -283,9 +295,10 @@ enum Content {
 type Contents = BTreeMap<String, Content>;
 
 /// Compare versions, or a version with the draft
-#[utoipa::path(get, operation_id = "read", tag = "differences", path = "/v1/differences", params(DifferencesQuery), responses(
+#[utoipa::path(get, operation_id = "read", tag = "differences", path = "/v1/differences",
+    params(DifferencesQuery), responses(
     (status = 200, description = "What differs", body = Differences), CommonProblems))]
-pub(super) async fn differences(
+async fn differences(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<DifferencesQuery>,
@@ -309,7 +322,8 @@ pub(super) async fn differences(
     let names: BTreeSet<_> = before.keys().chain(after.keys()).filter(|it| is_wanted(it)).collect();
     let mut found = Differences { domains: Vec::new(), is_truncated: false };
     for name in names {
-        let (before, after) = (before.get(name), after.get(name));
+        let before = before.get(name);
+        let after = after.get(name);
         if before == after {
             continue;
         }
@@ -369,7 +383,8 @@ impl Differences {
     fn add(&mut self, difference: Difference, room: &mut usize) {
         let Difference { domain, mut rules, defaults_or_order } = difference;
         let count = |is: fn(&RuleChange) -> bool| rules.iter().filter(|it| is(it)).count();
-        let (added, removed) = (count(|it| it.before.is_none()), count(|it| it.after.is_none()));
+        let added = count(|it| it.before.is_none());
+        let removed = count(|it| it.after.is_none());
         let changed = rules.len() - added - removed;
         self.is_truncated |= rules.len() > *room;
         rules.truncate(*room);

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router};
 use http::header;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use utoipa::{IntoParams, ToSchema};
+use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
     CommonProblems, HistoryQuery, PAGE_MAX, Problem, QueryOf, check_text, page_size, time,
@@ -24,7 +25,7 @@ use crate::store::{AuditRow, DraftDomain, PodRow};
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
 /// up to each that changes one of them.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct PodList {
+struct PodList {
     /// The last version.
     version: i64,
     /// The streams of pods that are open, by node.
@@ -37,7 +38,7 @@ pub(super) struct PodList {
 /// Which pods to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct PodQuery {
+struct PodQuery {
     /// After this place: `next` of the page before.
     after: Option<String>,
     /// At most so many, up to 1000, which is the default.
@@ -47,7 +48,7 @@ pub(super) struct PodQuery {
 
 /// The stream of a pod for one type of resources.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct PodView {
+struct PodView {
     /// The id of its node.
     node: String,
     /// Its address.
@@ -82,46 +83,47 @@ pub(super) struct PodView {
 
 /// The audit log.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct AuditList {
+struct AuditList {
     /// The actions, the latest first.
-    actions: Vec<ActionView>,
+    actions: Vec<AuditRow>,
     /// `before` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<i64>,
 }
 
-/// An action.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ActionView {
-    /// Its number.
-    number: i64,
-    /// When.
-    #[schema(value_type = String, format = DateTime)]
-    at: String,
-    /// Which token or command.
-    author: String,
-    /// What, as in `rule.change`.
-    action: String,
-    /// To what.
-    subject: String,
-    /// Why.
-    reason: String,
-}
-
 /// Whether the process serves.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Health {
+struct Health {
     /// Always `serving`: pods are served also while the database is away.
     status: &'static str,
     /// Whether the database answers.
     database: bool,
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(domains, token, pods, audit, health, metrics))]
+pub(super) struct Calls;
+
+/// The calls.
+pub(super) fn calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/domains", get(domains))
+        .route("/v1/pods", get(pods))
+        .route("/v1/token", get(token))
+        .route("/v1/audit", get(audit))
+}
+
+/// What needs no token.
+pub(super) fn probes() -> Router<Arc<App>> {
+    Router::new().route("/healthz", get(health)).route("/metrics", get(metrics))
+}
+
 /// List pods
-#[utoipa::path(get, path = "/v1/pods", params(PodQuery), responses(
+#[utoipa::path(get, tag = "observe", path = "/v1/pods", params(PodQuery), responses(
     (status = 200, description = "The pods that are connected to any replica", body = PodList),
     CommonProblems))]
-pub(super) async fn pods(
+async fn pods(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<PodQuery>,
@@ -183,35 +185,37 @@ impl OwnVersions<'_> {
 }
 
 /// Read the audit log
-#[utoipa::path(get, path = "/v1/audit", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "observe", path = "/v1/audit", params(HistoryQuery), responses(
     (status = 200, description = "Actions, the latest first", body = AuditList),
     CommonProblems))]
-pub(super) async fn audit(
+async fn audit(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<AuditList>, Problem> {
     caller.need(Access::Admin)?;
-    let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
+    let before = query.before.unwrap_or(i64::MAX);
+    let limit = page_size(query.limit)?;
     let (actions, has_more) = app.lists().audit(before, limit).await?;
     let next = actions.last().filter(|_| has_more).map(|last| last.number);
-    Ok(Json(AuditList { actions: actions.into_iter().map(ActionView::from).collect(), next }))
+    Ok(Json(AuditList { actions, next }))
 }
 
 /// Ask whether the process serves
-#[utoipa::path(get, path = "/healthz", security(()), responses(
+#[utoipa::path(get, tag = "observe", path = "/healthz", security(()), responses(
     (status = 200, description = "It serves", body = Health)))]
-pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Health> {
+async fn health(State(app): State<Arc<App>>) -> Json<Health> {
     Json(Health { status: "serving", database: app.has_database().await })
 }
 
 /// Read metrics, for Prometheus
-#[utoipa::path(get, path = "/metrics", security(()), responses(
+#[utoipa::path(get, tag = "observe", path = "/metrics", security(()), responses(
     (status = 200, description = "Prometheus' text format", body = String,
         content_type = "text/plain")))]
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let has_database = app.has_database().await;
-    let (mut last, now) = (app.metrics.lock().await, Timestamp::now());
+    let mut last = app.metrics.lock().await;
+    let now = Timestamp::now();
     last.take_if(|(at, _)| now.duration_since(*at).unsigned_abs() > METRICS_AGE_MAX);
     let make = || (now, Bytes::from(metrics_text(&app, has_database)));
     let text = last.get_or_insert_with(make).1.clone();
@@ -220,7 +224,8 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 
 fn metrics_text(app: &App, has_database: bool) -> String {
     let set = Arc::clone(&app.published.borrow());
-    let (states, lag) = (app.streams.states(set.version, set.at), app.streams.lag());
+    let states = app.streams.states(set.version, set.at);
+    let lag = app.streams.lag();
     let mut text = metrics::render(&set, states, &lag, has_database);
     metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);
     text
@@ -245,18 +250,11 @@ impl From<PodRow> for PodView {
     }
 }
 
-impl From<AuditRow> for ActionView {
-    fn from(row: AuditRow) -> Self {
-        let AuditRow { number, at, author, action, subject, reason } = row;
-        Self { number, at: time(at), author, action, subject, reason }
-    }
-}
-
 // What a token may do, for clients that show only that.
 
 /// The token of a request.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct TokenView {
+struct TokenView {
     /// Its name and id, as history and audit log show it.
     name: String,
     /// What it may do.
@@ -272,13 +270,11 @@ pub(super) struct TokenView {
 /// Read what the token may do
 #[utoipa::path(get, operation_id = "read", tag = "own_token", path = "/v1/token", responses(
     (status = 200, description = "The token of this request", body = TokenView), CommonProblems))]
-pub(super) async fn token(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-) -> Result<Json<TokenView>, Problem> {
+async fn token(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<TokenView>, Problem> {
     let kept_bytes = app.lists().token(&caller.id).await?.map_or(0, |it| it.written);
     let kept_bytes_max = app.bytes_max_of(&caller);
-    let (access, domains) = (caller.access(), caller.domains().map(<[_]>::to_vec));
+    let access = caller.access();
+    let domains = caller.domains().map(<[_]>::to_vec);
     Ok(Json(TokenView { name: caller.name, access, domains, kept_bytes, kept_bytes_max }))
 }
 
@@ -286,37 +282,16 @@ pub(super) async fn token(
 
 /// Domains.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DomainList {
+struct DomainList {
     /// The domains, by name.
-    domains: Vec<DraftDomainView>,
-}
-
-/// A domain.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DraftDomainView {
-    /// Its name.
-    domain: String,
-    /// Number of rules of its draft.
-    rules: i64,
-    /// Whether the draft has changes that are not published.
-    is_changed: bool,
+    domains: Vec<DraftDomain>,
 }
 
 /// List domains
 #[utoipa::path(get, operation_id = "list", tag = "domains", path = "/v1/domains", responses(
     (status = 200, description = "The domains that the token may use", body = DomainList),
     CommonProblems))]
-pub(super) async fn domains(
-    State(app): State<Arc<App>>,
-    caller: Caller,
-) -> Result<Json<DomainList>, Problem> {
+async fn domains(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<DomainList>, Problem> {
     let domains = app.lists().domains().await?.into_iter().filter(|it| caller.may_use(&it.name));
-    Ok(Json(DomainList { domains: domains.map(DraftDomainView::from).collect() }))
-}
-
-impl From<DraftDomain> for DraftDomainView {
-    fn from(domain: DraftDomain) -> Self {
-        let DraftDomain { name, rules, is_changed, changed: _ } = domain;
-        Self { domain: name, rules, is_changed }
-    }
+    Ok(Json(DomainList { domains: domains.collect() }))
 }

@@ -6,23 +6,24 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use http::StatusCode;
 use ratelease_rules::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::warn;
-use utoipa::ToSchema;
+use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    Begun, CommonProblems, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
-    check_domain, page_size, time,
+    CommonProblems, Ending, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
+    check_domain, page_size,
 };
 use super::files::published_hashes;
-use super::rollouts::reason_for;
+use super::rollouts::hide_reason;
 use super::rules::ATTEMPTS_MAX;
 use crate::auth::Caller;
 use crate::document::{
@@ -42,7 +43,7 @@ pub(super) struct Selection {
 
 /// A dry run: what publishing would do.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct CheckReport {
+struct CheckReport {
     /// The `If-Match` with which exactly this is published.
     etag: String,
     /// Number of rules of the domains.
@@ -56,7 +57,7 @@ pub(super) struct CheckReport {
 /// What to go back to.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RollbackInput {
+struct RollbackInput {
     /// The version whose rules are published again, as a new version.
     version: i64,
     /// Only these domains; by default all that differ and that the token may use.
@@ -68,38 +69,33 @@ pub(super) struct RollbackInput {
 
 /// Versions.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct VersionList {
+struct VersionList {
     /// The versions, the latest first.
-    versions: Vec<VersionView>,
+    versions: Vec<VersionRow>,
 }
 
-/// A version.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct VersionView {
-    /// Its number.
-    version: i64,
-    /// When it was published.
-    #[schema(value_type = String, format = DateTime)]
-    at: String,
-    /// Which token.
-    author: String,
-    /// Why.
-    reason: String,
-    /// The version that it brings back.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    restores: Option<i64>,
-    /// The rollout that it is a step of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rollout: Option<i64>,
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(check, publish, rollback, versions))]
+pub(super) struct Calls;
+
+/// The calls.
+pub(super) fn calls() -> Router<Arc<App>> {
+    Router::new().route("/v1/versions", get(versions))
+}
+
+/// The calls about whole domains.
+pub(super) fn long_calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/check", post(check))
+        .route("/v1/publish", post(publish))
+        .route("/v1/rollback", post(rollback))
 }
 
 /// Check the draft: a dry run of publishing
-#[utoipa::path(post, path = "/v1/check", request_body = Selection, responses(
+#[utoipa::path(post, tag = "publish", path = "/v1/check", request_body = Selection, responses(
     (status = 200, description = "It can be published", body = CheckReport), CommonProblems))]
-pub(super) async fn check(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Json<CheckReport>, Problem> {
+async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<CheckReport>, Problem> {
     let selection: Selection = body_or_default(&call)?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     let published = published(&app, &checked.documents).await?;
@@ -117,45 +113,37 @@ pub(super) async fn check(
 ///
 /// All of its domains become one version, or none does. With `If-Match`, only what
 /// `/v1/check` reported is published.
-#[utoipa::path(post, path = "/v1/publish",
+#[utoipa::path(post, tag = "publish", path = "/v1/publish",
     params(("If-Match" = Option<String>, Header), WriteQuery), request_body = Selection,
     responses((status = 200, description = "Published, and committed", body = Published),
     CommonProblems))]
-pub(super) async fn publish(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Response, Problem> {
+async fn publish(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let selection: Selection = body_or_default(&call)?;
     app.take_publisher_turn(&call.caller).await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     for _ in 0..ATTEMPTS_MAX {
         let approved = approve(&app, &call.caller, &checked.texts).await;
-        let mut write = match call.begin(&app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
+        let mut write = call.begin(&app).await?;
         call.need_draft(&checked.etag())?;
         let published = publish_texts(&mut write, &checked.texts, None, approved?).await?;
         if let Some(published) = published {
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
         }
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 /// Roll back to an earlier version
 ///
 /// Its rules become the draft, and are published as a new version.
-#[utoipa::path(post, path = "/v1/rollback", params(WriteQuery), request_body = RollbackInput,
+#[utoipa::path(post, tag = "publish", path = "/v1/rollback",
+    params(WriteQuery), request_body = RollbackInput,
     responses((status = 200, description = "Published, and committed", body = Published),
     CommonProblems))]
-pub(super) async fn rollback(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Response, Problem> {
+async fn rollback(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let RollbackInput { version, domains, discard_draft } = call.json()?;
     if !(1..=app.store.last_version().await?).contains(&version) {
-        return Err(Problem::not_found(format!("there is no version {version}")));
+        return Err(Problem::not_found(format!("there is no version {version}")).into());
     }
     let domains = named_domains(&call.caller, domains)?;
     app.take_publisher_turn(&call.caller).await?;
@@ -165,10 +153,7 @@ pub(super) async fn rollback(
         let documents = Arc::new(former.into_iter().map(|(document, _)| document).collect());
         let replacements = replacements(&app, &documents).await?;
         let approved = approve(&app, &call.caller, &texts).await;
-        let mut write = match call.begin(&app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
+        let mut write = call.begin(&app).await?;
         let restored = restore(&mut write, &replacements, texts, discard_draft).await?;
         let Some(texts) = restored else { continue };
         let published = publish_texts(&mut write, &texts, Some(version), approved?).await?;
@@ -176,11 +161,12 @@ pub(super) async fn rollback(
             return call.finish(&app, write, StatusCode::OK, None, &published).await;
         }
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 fn text_of(document: &Document, yaml: Option<String>) -> PublishedText {
-    let (domain, rules) = (document.domain.clone(), document.records.len());
+    let domain = document.domain.clone();
+    let rules = document.records.len();
     PublishedText { domain, changed: 0, yaml, rules }
 }
 
@@ -212,18 +198,19 @@ async fn restore(
 }
 
 /// List versions
-#[utoipa::path(get, path = "/v1/versions", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "publish", path = "/v1/versions", params(HistoryQuery), responses(
     (status = 200, description = "Versions that change a domain of the token, the latest first",
         body = VersionList),
     CommonProblems))]
-pub(super) async fn versions(
+async fn versions(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<VersionList>, Problem> {
-    let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
-    let versions = app.lists().versions(caller.domains(), before, limit).await?;
-    let versions = versions.into_iter().map(|it| VersionView::new(it, &caller)).collect();
+    let before = query.before.unwrap_or(i64::MAX);
+    let limit = page_size(query.limit)?;
+    let mut versions = app.lists().versions(caller.domains(), before, limit).await?;
+    versions.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
     Ok(Json(VersionList { versions }))
 }
 
@@ -322,16 +309,6 @@ async fn former_documents(
     Ok(documents)
 }
 
-// === impl VersionView ===
-
-impl VersionView {
-    fn new(row: VersionRow, caller: &Caller) -> Self {
-        let VersionRow { number, at, author, reason, restores, rollout } = row;
-        let reason = reason_for(caller, &author, reason);
-        Self { version: number, at: time(at), author, reason, restores, rollout }
-    }
-}
-
 // Compiles drafts, and makes versions of them in the transaction of a write.
 //
 // Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
@@ -374,7 +351,8 @@ pub(super) async fn compile_all(
     let compiled = heavy(move |_| {
         let (warnings, texts) = compile(&documents, memory)?;
         let texts = documents.iter().zip(texts).zip(changed).map(|((document, text), changed)| {
-            let (domain, rules) = (document.domain.clone(), document.records.len());
+            let domain = document.domain.clone();
+            let rules = document.records.len();
             // A domain without rules is one that pods need not know.
             PublishedText { domain, changed, yaml: (rules > 0).then_some(text), rules }
         });
@@ -442,7 +420,9 @@ pub(super) async fn approve(
         return Ok(approved);
     }
     check_share(app, caller, &published, &next).await?;
-    let (before, after, max) = (bytes(&published), bytes(&next), app.push_bytes_max);
+    let before = bytes(&published);
+    let after = bytes(&next);
+    let max = app.push_bytes_max;
     if after <= max {
         if let Some(open) = &rollout {
             check_rollout(app, caller, &next, open).await?;
@@ -623,7 +603,8 @@ async fn check_share(
         let text = |domain: &String| Some((domain.clone(), texts.get(domain)?.clone()));
         own.iter().filter_map(text).collect()
     };
-    let (before, after) = (share(published), share(next));
+    let before = share(published);
+    let after = share(next);
     if before == after {
         return Ok(());
     }

@@ -3,22 +3,23 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, LazyLock};
 
-use axum::Json;
 use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
 use ratelease_replay::{
     Decided, FormatFault, LineFormat, Mapping, Replay, ReplayCounts, RuleCounts, show_time,
 };
 use ratelease_rules::request::Request;
 use ratelease_rules::{Options, Rules, Source, load};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{OpenApi, ToSchema};
 
 use super::call::{CommonProblems, FieldFault, Problem, WriteCall, check_domain};
 use super::files::published_hashes;
 use super::publish::compile_all;
 use super::{App, MIB};
 use crate::auth::Caller;
-use crate::rates::Places;
+use crate::rates::Permits;
 use crate::work::{self, Cancel, heavy};
 
 /// Maximum bytes of a body: some 100 000 lines.
@@ -36,12 +37,12 @@ const WORK_PER_CHECK: u64 = 4 << 20;
 const LINE_BYTES_MAX: usize = 64 << 10;
 
 /// One of each token, so that none keeps all others waiting.
-static REPLAYS: LazyLock<Places> = LazyLock::new(|| Places::new(REPLAYS_MAX, 1));
+static REPLAYS: LazyLock<Permits> = LazyLock::new(|| Permits::new(REPLAYS_MAX, 1));
 
 /// A log, and how its lines become requests, as for `ratectl replay`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReplayInput {
+struct ReplayInput {
     /// Its lines: decision samples of pods in JSON, requests in JSON, or an access log of Envoy.
     log: String,
     /// The domain of lines that name none.
@@ -59,13 +60,23 @@ struct RuleSets {
     draft: Rules,
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(replay))]
+pub(super) struct Calls;
+
+/// The calls about whole domains.
+pub(super) fn long_calls() -> Router<Arc<App>> {
+    Router::new().route("/v1/replay", post(replay))
+}
+
 /// Replay a log under the draft
 ///
 /// A dry run on traffic: how many requests of the log the draft decides otherwise than what is
 /// published. Each line is decided at its own time, by counts that begin empty.
-#[utoipa::path(post, path = "/v1/replay", request_body = ReplayInput, responses(
+#[utoipa::path(post, tag = "replay", path = "/v1/replay", request_body = ReplayInput, responses(
     (status = 200, description = "What would change", body = ReplayReport), CommonProblems))]
-pub(super) async fn replay(
+async fn replay(
     State(app): State<Arc<App>>,
     call: WriteCall<REPLAY_BYTES_MAX>,
 ) -> Result<Json<ReplayReport>, Problem> {
@@ -105,8 +116,10 @@ fn cannot_replay(faults: Vec<FieldFault>) -> Problem {
 /// Loads what is published and the draft, of the domains that the caller may use.
 async fn rule_sets(app: &App, caller: &Caller) -> Result<RuleSets, Problem> {
     let hashes = published_hashes(app, i64::MAX).await?;
-    let (mut published, mut draft) = (Vec::new(), Vec::new());
-    let (mut documents, mut changes) = (Vec::new(), Vec::new());
+    let mut published = Vec::new();
+    let mut draft = Vec::new();
+    let mut documents = Vec::new();
+    let mut changes = Vec::new();
     for domain in app.store.domains().await?.into_iter().filter(|it| caller.may_use(&it.name)) {
         let text = match hashes.get(&domain.name) {
             Some(hash) => Some(app.store.text(hash).await?),
@@ -151,7 +164,8 @@ fn run(
         needs_time: true,
     };
     let mut comparison = Comparison::new(&sets.published, &sets.draft);
-    let (mut read, mut checked) = (0, 0);
+    let mut read = 0;
+    let mut checked = 0;
     for (number, line) in (1..).zip(input.log.lines()) {
         let line = line.trim();
         if line.len() > LINE_BYTES_MAX {
@@ -201,14 +215,14 @@ const RULES_MAX: usize = 20;
 const EXAMPLES_MAX: usize = 10;
 
 /// Maximum number of keys that have counts at a time, of each set: about 100 bytes each.
-pub(super) const KEYS_MAX: usize = 1 << 18;
+const KEYS_MAX: usize = 1 << 18;
 
 /// Maximum characters of a value in an example.
 const VALUE_CHARS_MAX: usize = 200;
 
 /// What the draft decides otherwise than what is published.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ReplayReport {
+struct ReplayReport {
     /// Lines read, without blank ones.
     lines: u64,
     /// Requests decided.
@@ -245,7 +259,7 @@ pub(super) struct ReplayReport {
 
 /// Results of one set of rules.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Totals {
+struct Totals {
     /// Requests that passed.
     passed: u64,
     /// Requests that were denied.
@@ -254,7 +268,7 @@ pub(super) struct Totals {
 
 /// Results of one rule in both sets.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RuleResults {
+struct RuleResults {
     /// Its path: domain and keys.
     rule: String,
     /// In what is published; null if no request met it there.
@@ -265,7 +279,7 @@ pub(super) struct RuleResults {
 
 /// Descriptors that met a rule.
 #[derive(Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(super) struct RuleTotals {
+struct RuleTotals {
     /// Within the limit.
     passed: u64,
     /// Denied.
@@ -276,7 +290,7 @@ pub(super) struct RuleTotals {
 
 /// Requests of the same descriptors that are decided otherwise.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Example {
+struct Example {
     /// The number of the line of the first one, from 1.
     line: usize,
     /// Number of these requests.
@@ -291,7 +305,7 @@ pub(super) struct Example {
 
 /// A line that could not be read.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct UnreadableLine {
+struct UnreadableLine {
     /// Its number, from 1.
     line: u64,
     /// What is wrong with it.
@@ -299,7 +313,7 @@ pub(super) struct UnreadableLine {
 }
 
 /// A replay under both sets.
-pub(super) struct Comparison<'r> {
+struct Comparison<'r> {
     published: Replay<'r>,
     draft: Replay<'r>,
     domains: HashSet<&'r str>,
@@ -312,7 +326,7 @@ pub(super) struct Comparison<'r> {
 // === impl Comparison ===
 
 impl<'r> Comparison<'r> {
-    pub(super) fn new(published: &'r Rules, draft: &'r Rules) -> Self {
+    fn new(published: &'r Rules, draft: &'r Rules) -> Self {
         Self {
             domains: published.domains().chain(draft.domains()).collect(),
             published: Replay::within(published, KEYS_MAX),
@@ -328,7 +342,7 @@ impl<'r> Comparison<'r> {
     ///
     /// # Errors
     /// The format does not say which request the line stands for.
-    pub(super) fn line(
+    fn line(
         &mut self,
         number: usize,
         line: &str,
@@ -342,17 +356,17 @@ impl<'r> Comparison<'r> {
     }
 
     /// The work of deciding so far.
-    pub(super) fn work(&self) -> u64 {
+    fn work(&self) -> u64 {
         self.published.work + self.draft.work
     }
 
     /// Whether there was no room for a key.
-    pub(super) fn is_full(&self) -> bool {
+    fn is_full(&self) -> bool {
         self.published.counts.uncounted + self.draft.counts.uncounted > 0
     }
 
     /// Notes a line that stands for no request.
-    pub(super) fn note_unreadable(&mut self, number: usize, why: impl FnOnce() -> String) {
+    fn note_unreadable(&mut self, number: usize, why: impl FnOnce() -> String) {
         self.draft.counts.note_unreadable("", number as u64, why);
     }
 
@@ -377,8 +391,9 @@ impl<'r> Comparison<'r> {
         }
     }
 
-    pub(super) fn report(self) -> ReplayReport {
-        let (published, draft) = (&self.published.counts, &self.draft.counts);
+    fn report(self) -> ReplayReport {
+        let published = &self.published.counts;
+        let draft = &self.draft.counts;
         let unreadable = draft.first_unreadable.iter();
         let unreadable =
             unreadable.map(|it| UnreadableLine { line: it.line, why: it.why.clone() }).collect();
@@ -444,7 +459,8 @@ impl Example {
             };
             descriptor.entries.iter().map(entry).collect::<Vec<_>>().join(", ")
         });
-        let (domain, descriptors) = (request.domain.to_owned(), descriptors.collect());
+        let domain = request.domain.to_owned();
+        let descriptors = descriptors.collect();
         Self { line, requests: 1, domain, descriptors, is_denied }
     }
 

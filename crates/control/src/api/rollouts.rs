@@ -1,21 +1,23 @@
-//! Gradual change: a draft that some pods run before the others; and what is shown of it: its steps,
-//! the hits of both groups of pods side by side, and what a reader should know before the next step.
+//! Gradual change: a draft that some pods run before the others; and what is shown of it: its
+//! steps, the hits of both groups of pods side by side, and what a reader should know before the
+//! next step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
+use axum::routing::{get, post};
+use axum::{Json, Router};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use utoipa::ToSchema;
+use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    Begun, CommonProblems, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
-    check_text, page_size, time,
+    CommonProblems, Ending, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
+    check_text, page_size,
 };
 use super::publish::{
     Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all, published,
@@ -35,7 +37,7 @@ const DOMAINS_MAX: usize = 1000;
 
 /// A step that was taken.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct StepTaken {
+struct StepTaken {
     /// The rollout.
     rollout: i64,
     /// Its stage.
@@ -46,32 +48,44 @@ pub(super) struct StepTaken {
     domains: Vec<String>,
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(begin, list, read, advance, abort))]
+pub(super) struct Calls;
+
+/// The calls.
+pub(super) fn calls() -> Router<Arc<App>> {
+    Router::new().route("/v1/rollouts/{id}", get(read))
+}
+
+/// The calls about whole domains.
+pub(super) fn long_calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/rollouts", get(list).post(begin))
+        .route("/v1/rollouts/{id}/advance", post(advance))
+        .route("/v1/rollouts/{id}/abort", post(abort))
+}
+
 /// Begin a rollout: some pods run the draft
 ///
 /// With `If-Match`, only what `/v1/check` reported is rolled out. One rollout at a time.
-#[utoipa::path(post, path = "/v1/rollouts",
+#[utoipa::path(post, tag = "rollouts", path = "/v1/rollouts",
     params(("If-Match" = Option<String>, Header), WriteQuery), request_body = RolloutInput,
     responses((status = 201, description = "Begun, and committed", body = StepTaken),
     CommonProblems))]
-pub(super) async fn begin(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Response, Problem> {
+async fn begin(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let RolloutInput { domains, pods, stage, bound } = call.json()?;
     let (choice, bound) = checked(pods, bound)?;
     app.take_publisher_turn(&call.caller).await?;
     for _ in 0..ATTEMPTS_MAX {
         let selection = Selection { domains: domains.clone() };
         let prepared = prepare(&app, &call, selection).await;
-        let mut write = match call.begin(&app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
+        let mut write = call.begin(&app).await?;
         if let Some(open) = write.open_rollout().await? {
-            return Err(under_way(&open, "a rollout"));
+            return Err(under_way(&open, "a rollout").into());
         }
         if write.last_version().await? == 0 {
-            return Err(nothing_published());
+            return Err(nothing_published().into());
         }
         let Prepared { texts, base, approved } = prepared?;
         // The shadows were made of what was published at `base`.
@@ -82,7 +96,7 @@ pub(super) async fn begin(
         let taken = add(&mut write, &new).await?;
         return call.finish(&app, write, StatusCode::CREATED, None, &taken).await;
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 /// What a rollout begins with, compiled before its transaction.
@@ -121,14 +135,15 @@ fn nothing_published() -> Problem {
 /// Advance a rollout to a later stage
 ///
 /// Repeated at the stage that it is at, it changes nothing.
-#[utoipa::path(post, path = "/v1/rollouts/{id}/advance", params(("id" = i64, Path), WriteQuery),
+#[utoipa::path(post, tag = "rollouts", path = "/v1/rollouts/{id}/advance",
+    params(("id" = i64, Path), WriteQuery),
     request_body = AdvanceInput, responses((status = 200, description = "Committed",
     body = StepTaken), CommonProblems))]
-pub(super) async fn advance(
+async fn advance(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     let AdvanceInput { stage, force } = call.json()?;
     let stage = Stage::from(stage);
     app.take_publisher_turn(&call.caller).await?;
@@ -137,18 +152,15 @@ pub(super) async fn advance(
             Stage::All => approve_last(&app, &call, &id).await,
             _ => Ok(None),
         };
-        let (mut write, rollout) = match own(&app, &call, &id).await? {
-            Own::Found(write, rollout) => (write, rollout),
-            Own::Repeated(response) => return Ok(*response),
-        };
-        let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id)) };
+        let (mut write, rollout) = own(&app, &call, &id).await?;
+        let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id).into()) };
         if last.stage == stage {
             return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout, &last)).await;
         }
         need_open(&rollout, stage)?;
         if !force && let Some(why) = exceeding(&app, &rollout).await? {
             let detail = format!("{why}; change the rules, or send force: true");
-            return Err(Problem::conflict("bound-exceeded", detail));
+            return Err(Problem::conflict("bound-exceeded", detail).into());
         }
         if let Some(approved) = approved?
             && !approved.is_current(&mut write).await?
@@ -160,7 +172,7 @@ pub(super) async fn advance(
         let last = rollout.last().cloned().unwrap_or(last);
         return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout, &last)).await;
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 /// Compiles what the last step of a rollout would publish; `None` if the caller sees no such
@@ -176,18 +188,16 @@ async fn approve_last(app: &App, call: &WriteCall, id: &str) -> Result<Option<Ap
 }
 
 /// Abort a rollout: all pods run what is published
-#[utoipa::path(post, path = "/v1/rollouts/{id}/abort", params(("id" = i64, Path), WriteQuery),
+#[utoipa::path(post, tag = "rollouts", path = "/v1/rollouts/{id}/abort",
+    params(("id" = i64, Path), WriteQuery),
     responses((status = 200, description = "Committed", body = StepTaken), CommonProblems))]
-pub(super) async fn abort(
+async fn abort(
     State(app): State<Arc<App>>,
     Path(id): Path<String>,
     call: WriteCall,
-) -> Result<Response, Problem> {
-    let (mut write, rollout) = match own(&app, &call, &id).await? {
-        Own::Found(write, rollout) => (write, rollout),
-        Own::Repeated(response) => return Ok(*response),
-    };
-    let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id)) };
+) -> Result<Response, Ending> {
+    let (mut write, rollout) = own(&app, &call, &id).await?;
+    let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id).into()) };
     if last.stage != Stage::Aborted {
         need_open(&rollout, Stage::Aborted)?;
         step(&mut write, &rollout, Stage::Aborted).await?;
@@ -198,15 +208,16 @@ pub(super) async fn abort(
 }
 
 /// List rollouts
-#[utoipa::path(get, path = "/v1/rollouts", params(HistoryQuery), responses(
+#[utoipa::path(get, tag = "rollouts", path = "/v1/rollouts", params(HistoryQuery), responses(
     (status = 200, description = "Rollouts of domains that the token may use, the latest first",
     body = RolloutList), CommonProblems))]
-pub(super) async fn list(
+async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<HistoryQuery>,
 ) -> Result<Json<RolloutList>, Problem> {
-    let (before, limit) = (query.before.unwrap_or(i64::MAX), page_size(query.limit)?);
+    let before = query.before.unwrap_or(i64::MAX);
+    let limit = page_size(query.limit)?;
     let mut rollouts = Vec::new();
     for rollout in app.store.rollouts(caller.domains(), before, limit).await? {
         rollouts.push(view(&app, &caller, &rollout).await?);
@@ -215,9 +226,10 @@ pub(super) async fn list(
 }
 
 /// Read a rollout: its stage, and what pods report
-#[utoipa::path(get, path = "/v1/rollouts/{id}", params(("id" = i64, Path)), responses(
+#[utoipa::path(get, tag = "rollouts", path = "/v1/rollouts/{id}",
+    params(("id" = i64, Path)), responses(
     (status = 200, description = "The rollout", body = RolloutView), CommonProblems))]
-pub(super) async fn read(
+async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(id): Path<String>,
@@ -238,7 +250,8 @@ async fn texts(
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
     let mut drafts = BTreeMap::new();
-    let (mut shadows, mut changed) = (Vec::new(), Vec::new());
+    let mut shadows = Vec::new();
+    let mut changed = Vec::new();
     for ((after, before), text) in checked.documents.iter().zip(&before).zip(checked.texts) {
         if !difference(before, after).is_empty() {
             shadows.push(shadow(before, after));
@@ -262,27 +275,18 @@ async fn texts(
     Ok((etag, both.collect()))
 }
 
-/// A write that concerns a rollout.
-enum Own {
-    Found(Box<Write>, Rollout),
-    Repeated(Box<Response>),
-}
-
 /// Begins a write of a rollout, all of whose domains the caller may use.
-async fn own(app: &App, call: &WriteCall, id: &str) -> Result<Own, Problem> {
+async fn own(app: &App, call: &WriteCall, id: &str) -> Result<(Box<Write>, Rollout), Ending> {
     let number = number(id)?;
-    let mut write = match call.begin(app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(Own::Repeated(response)),
-    };
+    let mut write = call.begin(app).await?;
     let rollout = write.rollout(number).await?.filter(|it| is_seen_by(&call.caller, it));
     let rollout = rollout.ok_or_else(|| no_rollout(id))?;
     // The names of the others are not the caller's to know.
     if !rollout.domains.iter().all(|it| call.caller.may_use(&it.domain)) {
         let detail = "the rollout has domains that the token is not for; an operator steps it";
-        return Err(Problem::forbidden(detail));
+        return Err(Problem::forbidden(detail).into());
     }
-    Ok(Own::Found(write, rollout))
+    Ok((write, rollout))
 }
 
 /// Refuses a step of a rollout that has ended, or a step back.
@@ -291,7 +295,8 @@ fn need_open(rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
     if present.is_open() && present < stage {
         return Ok(());
     }
-    let (id, present) = (rollout.id, present.name());
+    let id = rollout.id;
+    let present = present.name();
     let detail = format!("the rollout {id} is at the stage '{present}'; begin another one");
     Err(Problem::conflict("rollout-ended", detail).with("stage", json!(present)))
 }
@@ -304,7 +309,8 @@ async fn step(write: &mut Write, rollout: &Rollout, stage: Stage) -> Result<(), 
 
 fn taken(rollout: &Rollout, step: &RolloutStep) -> StepTaken {
     let domains = rollout.domains.iter().map(|it| it.domain.clone()).collect();
-    let (stage, version) = (step.stage.name(), step.version);
+    let stage = step.stage.name();
+    let version = step.version;
     StepTaken { rollout: rollout.id, stage, version, domains }
 }
 
@@ -326,59 +332,59 @@ const HITS_MIN: i64 = 100;
 /// A rollout that is to begin.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct RolloutInput {
+struct RolloutInput {
     /// These domains; by default those with changes that the token may use.
-    pub(super) domains: Option<Vec<String>>,
+    domains: Option<Vec<String>>,
     /// Which pods run the draft.
-    pub(super) pods: PodsInput,
+    pods: PodsInput,
     /// The first stage.
     #[serde(default)]
-    pub(super) stage: OpenStage,
+    stage: OpenStage,
     /// When to roll back without being asked.
-    pub(super) bound: Option<BoundInput>,
+    bound: Option<BoundInput>,
 }
 
 /// Which pods are chosen: exactly one of these.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PodsInput {
+struct PodsInput {
     /// So many of a hundred, 1 to 100, by a hash of the rollout and the node's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 100)]
-    pub(super) percent: Option<i64>,
+    percent: Option<i64>,
     /// Those whose nodes have this in their metadata.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) label: Option<LabelInput>,
+    label: Option<LabelInput>,
 }
 
 /// A key of the metadata of nodes, and its value.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LabelInput {
+struct LabelInput {
     /// The key.
-    pub(super) key: String,
+    key: String,
     /// The value, which is text.
-    pub(super) value: String,
+    value: String,
 }
 
 /// When a rollout is rolled back: once the chosen pods denied a larger share of the hits of a
 /// domain in the last 30 s.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BoundInput {
+struct BoundInput {
     /// The largest share that may be denied, 0 to 1.
     #[schema(minimum = 0, maximum = 1)]
-    pub(super) denied_share: f64,
+    denied_share: f64,
     /// Hits of a domain in these 30 s below which its share does not count, from 1; 100 by default.
     #[serde(default = "hits_min")]
     #[schema(minimum = 1)]
-    pub(super) hits_min: i64,
+    hits_min: i64,
 }
 
 /// A stage in which pods run different rules.
 #[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum OpenStage {
+enum OpenStage {
     /// Chosen pods count what the changed rules would deny.
     #[default]
     Shadow,
@@ -389,7 +395,7 @@ pub(super) enum OpenStage {
 /// A later stage.
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum LaterStage {
+enum LaterStage {
     /// Chosen pods enforce the changed rules.
     Enforced,
     /// All pods do: they are published.
@@ -399,12 +405,12 @@ pub(super) enum LaterStage {
 /// Where a rollout is to go.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct AdvanceInput {
+struct AdvanceInput {
     /// The stage.
-    pub(super) stage: LaterStage,
+    stage: LaterStage,
     /// Whether to go on although more would be denied than the bound allows.
     #[serde(default)]
-    pub(super) force: bool,
+    force: bool,
 }
 
 fn hits_min() -> i64 {
@@ -412,10 +418,7 @@ fn hits_min() -> i64 {
 }
 
 /// Checks the choice of pods and the bound, and lists all faults.
-pub(super) fn checked(
-    pods: PodsInput,
-    bound: Option<BoundInput>,
-) -> Result<(Choice, Option<Bound>), Problem> {
+fn checked(pods: PodsInput, bound: Option<BoundInput>) -> Result<(Choice, Option<Bound>), Problem> {
     let mut faults = Vec::new();
     let mut fault = |field: &str, message: &str| faults.push(FieldFault::of(field, message));
     let choice = match (pods.percent, pods.label) {
@@ -486,14 +489,14 @@ const NAMED_MAX: usize = 5;
 
 /// Rollouts.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RolloutList {
+struct RolloutList {
     /// The rollouts, the latest first.
-    pub(super) rollouts: Vec<RolloutView>,
+    rollouts: Vec<RolloutView>,
 }
 
 /// A rollout.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RolloutView {
+struct RolloutView {
     /// Its number.
     rollout: i64,
     /// `shadow`, `enforced`, `all`, `aborted` or `rolled_back`.
@@ -512,14 +515,14 @@ pub(super) struct RolloutView {
     /// different rules.
     domains: Vec<DomainView>,
     /// What was done, in order.
-    steps: Vec<StepView>,
+    steps: Vec<RolloutStep>,
     /// Why the hits may say less than they seem to.
     warnings: Vec<String>,
 }
 
 /// Pods of both groups.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(super) struct PodGroups {
+struct PodGroups {
     /// The chosen ones.
     chosen: PodGroup,
     /// The others.
@@ -528,7 +531,7 @@ pub(super) struct PodGroups {
 
 /// Pods that are connected.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(super) struct PodGroup {
+struct PodGroup {
     /// Their number.
     connected: usize,
     /// Those that run the version of the step.
@@ -541,7 +544,7 @@ pub(super) struct PodGroup {
 
 /// A domain of a rollout.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct DomainView {
+struct DomainView {
     /// Its name.
     domain: String,
     /// Hits on the chosen pods since the stage began.
@@ -556,7 +559,7 @@ pub(super) struct DomainView {
 
 /// Hits of limits.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct HitView {
+struct HitView {
     /// All of them.
     hits: u64,
     /// Those that were denied.
@@ -571,42 +574,21 @@ pub(super) struct HitView {
     shadow_denied_share: Option<f64>,
 }
 
-/// A step of a rollout.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct StepView {
-    /// The stage that it led to.
-    stage: &'static str,
-    /// Its version.
-    version: i64,
-    /// When.
-    #[schema(value_type = String, format = DateTime)]
-    at: String,
-    /// Which token; `rollout` for the control plane itself.
-    author: String,
-    /// Why.
-    reason: String,
-}
-
 /// Whether a token may see a rollout: it may use one of its domains.
 pub(super) fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
     rollout.domains.iter().any(|it| caller.may_use(&it.domain))
 }
 
-/// The reason of a step or a version that `caller` may see. The control plane's reason for a roll
-/// back names domains and their hits, which a token of other domains does not see.
-pub(super) fn reason_for(caller: &Caller, author: &str, reason: String) -> String {
-    match caller.domains() {
-        Some(_) if author == ROLLBACK_AUTHOR => "chosen pods denied too much".to_owned(),
-        _ => reason,
+/// Hides the control plane's reason for a roll back from a token that is for some domains: it names
+/// domains and their hits.
+pub(super) fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
+    if caller.domains().is_some() && author == ROLLBACK_AUTHOR {
+        "chosen pods denied too much".clone_into(reason);
     }
 }
 
 /// What `caller` may see of a rollout.
-pub(super) async fn view(
-    app: &App,
-    caller: &Caller,
-    rollout: &Rollout,
-) -> Result<RolloutView, Problem> {
+async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutView, Problem> {
     let stage = rollout.last().map_or(Stage::Aborted, |step| step.stage);
     let version = rollout.last_open().map_or(0, |step| step.version);
     let Counts { all, recent, weighed, unread } = Counts::read(&app.store, version).await?;
@@ -625,6 +607,8 @@ pub(super) async fn view(
     warnings.extend(unread);
     let bound =
         rollout.bound.map(|it| BoundInput { denied_share: it.denied_share, hits_min: it.hits_min });
+    let mut steps = rollout.steps.clone();
+    steps.iter_mut().for_each(|it| hide_reason(caller, &it.author, &mut it.reason));
     Ok(RolloutView {
         rollout: rollout.id,
         stage: stage.name(),
@@ -633,7 +617,7 @@ pub(super) async fn view(
         bound,
         pods,
         domains,
-        steps: rollout.steps.iter().map(|it| StepView::new(it, caller)).collect(),
+        steps,
         warnings,
     })
 }
@@ -650,7 +634,7 @@ struct Counts {
 
 /// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
 /// words; `None` if there are none, or no bound.
-pub(super) async fn exceeding(app: &App, rollout: &Rollout) -> Result<Option<String>, Problem> {
+async fn exceeding(app: &App, rollout: &Rollout) -> Result<Option<String>, Problem> {
     let version = rollout.last().map_or(0, |step| step.version);
     Ok(exceeding_of(rollout, &app.store.weighed_hits(version).await?))
 }
@@ -683,7 +667,8 @@ impl Counts {
     /// Reads the hits. Rows that cannot be read must not hide the rollout, nor a list of rollouts.
     async fn read(store: &Store, version: i64) -> Result<Self, Problem> {
         let read = async {
-            let (all, recent) = (store.hits(version).await?, store.recent_hits(version).await?);
+            let all = store.hits(version).await?;
+            let recent = store.recent_hits(version).await?;
             Ok(Self { all, recent, weighed: store.weighed_hits(version).await?, unread: None })
         };
         match read.await {
@@ -747,7 +732,8 @@ impl PodGroups {
         let silent = domains.iter().filter(|it| it.chosen.hits == 0);
         let silent: Vec<_> = silent.map(|it| ratelease_rules::excerpt(&it.domain)).collect();
         if !silent.is_empty() && chosen.connected > 0 {
-            let (count, first) = (silent.len(), silent[..silent.len().min(NAMED_MAX)].join(", "));
+            let count = silent.len();
+            let first = silent[..silent.len().min(NAMED_MAX)].join(", ");
             warnings.push(format!("no hits yet on the chosen pods of {count} domains: {first}"));
         }
         warnings
@@ -796,14 +782,6 @@ impl From<HitCount> for HitView {
             denied_share: count.denied_share(),
             shadow_denied_share: count.shadow_share(),
         }
-    }
-}
-
-impl StepView {
-    fn new(step: &RolloutStep, caller: &Caller) -> Self {
-        let RolloutStep { version, stage, at, author, reason } = step.clone();
-        let reason = reason_for(caller, &author, reason);
-        Self { stage: stage.name(), version, at: time(at), author, reason }
     }
 }
 

@@ -1,11 +1,12 @@
-//! Rules of the draft: read, added, changed, removed; published at once if the call asks for it; and
-//! what changed in each.
+//! Rules of the draft: read, added, changed, removed; published at once if the call asks for it;
+//! and what changed in each.
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, StatusCode, header};
@@ -15,12 +16,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
-use utoipa::{IntoParams, PartialSchema, ToSchema};
+use utoipa::{IntoParams, OpenApi, PartialSchema, ToSchema};
 
 use super::App;
 use super::call::{
-    Begun, CommonProblems, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall, WriteQuery,
-    answer, check_domain, check_search, check_text, page_size, time,
+    CommonProblems, Ending, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall,
+    WriteQuery, answer, check_domain, check_search, check_text, page_size, time,
 };
 use super::publish::{Approved, approve, compile_all, publish_texts, unpublished_changes};
 use crate::auth::Caller;
@@ -29,7 +30,7 @@ use crate::store::{Answer, ChangeRow, PublishedText, RuleFilter, RulePosition, S
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub(super) struct RuleView {
+struct RuleView {
     /// The id, which domain and entries determine.
     id: RuleId,
     /// The domain.
@@ -52,7 +53,7 @@ pub(super) struct RuleView {
 
 /// What a rule says, as in a rule file: the options of a descriptor, from their table in
 /// `ratelease-rules`. The compiler checks all of it.
-pub(super) struct RuleSettings;
+struct RuleSettings;
 
 /// The options of a descriptor that say where a rule stands.
 const STRUCTURE: [&str; 3] = ["key", "value", "descriptors"];
@@ -63,7 +64,7 @@ const UNNAMED: &str = "unnamed";
 /// A rule that is added, or the new settings of one. Fields that a rule has when it is read may be
 /// sent back.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct RuleInput {
+struct RuleInput {
     /// The domain; of a rule that is changed, it may be left out.
     #[schema(min_length = 1, max_length = 1024)]
     domain: Option<String>,
@@ -92,7 +93,7 @@ pub(super) struct RuleInput {
 /// Which rules to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(super) struct ListQuery {
+struct ListQuery {
     /// Of this domain.
     domain: Option<String>,
     /// Whose first entry has this key, as in `user_id`.
@@ -112,7 +113,7 @@ pub(super) struct ListQuery {
 
 /// A page of rules.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RuleList {
+struct RuleList {
     /// The rules, by domain and position.
     rules: Vec<RuleView>,
     /// The `cursor` of the next page, if there is one.
@@ -120,10 +121,23 @@ pub(super) struct RuleList {
     next: Option<String>,
 }
 
+/// Describes the calls.
+#[derive(OpenApi)]
+#[openapi(paths(list, create, read, change, remove, history))]
+pub(super) struct Calls;
+
+/// The calls.
+pub(super) fn calls() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/rules", get(list).post(create))
+        .route("/v1/rules/{id}", get(read).put(change).delete(remove))
+        .route("/v1/rules/{id}/history", get(history))
+}
+
 /// List rules of the draft
-#[utoipa::path(get, path = "/v1/rules", params(ListQuery), responses(
+#[utoipa::path(get, tag = "rules", path = "/v1/rules", params(ListQuery), responses(
     (status = 200, description = "A page of rules", body = RuleList), CommonProblems))]
-pub(super) async fn list(
+async fn list(
     State(app): State<Arc<App>>,
     caller: Caller,
     QueryOf(query): QueryOf<ListQuery>,
@@ -145,13 +159,11 @@ pub(super) async fn list(
 }
 
 /// Add a rule to the draft
-#[utoipa::path(post, path = "/v1/rules", params(WriteQuery), request_body = RuleInput, responses(
+#[utoipa::path(post, tag = "rules", path = "/v1/rules",
+    params(WriteQuery), request_body = RuleInput, responses(
     (status = 201, description = "Added; published too if `publish` asks for it",
         body = RuleView, headers(("ETag"), ("Location"))), CommonProblems))]
-pub(super) async fn create(
-    State(app): State<Arc<App>>,
-    call: WriteCall,
-) -> Result<Response, Problem> {
+async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
     let input: RuleInput = call.json()?;
     let given = [("domain", input.domain.is_some()), ("entries", input.entries.is_some())];
     let missing = given.into_iter().filter(|(_, is_given)| !is_given);
@@ -167,21 +179,24 @@ pub(super) async fn create(
     check_entries(&mut entries)?;
     let record = Record { entries, settings: input.settings };
     match check(&app, &domain, &record).await {
-        Err(problem) if problem.errors.is_empty() || faults.is_empty() => return Err(problem),
+        Err(problem) if problem.errors.is_empty() || faults.is_empty() => {
+            return Err(problem.into());
+        }
         Err(problem) => faults.extend(problem.errors),
         Ok(()) => {}
     }
     if !faults.is_empty() {
-        return Err(Problem::faults("the rule cannot be added; fix each field", faults));
+        return Err(Problem::faults("the rule cannot be added; fix each field", faults).into());
     }
     let change = NewRule { id: record.id(&domain), record };
     make(&app, &call, &domain, call.publishes, &change).await
 }
 
 /// Read a rule of the draft
-#[utoipa::path(get, path = "/v1/rules/{id}", params(("id" = String, Path)), responses(
+#[utoipa::path(get, tag = "rules", path = "/v1/rules/{id}",
+    params(("id" = String, Path)), responses(
     (status = 200, description = "The rule", body = RuleView, headers(("ETag"))), CommonProblems))]
-pub(super) async fn read(
+async fn read(
     State(app): State<Arc<App>>,
     caller: Caller,
     IdOf(id): IdOf,
@@ -199,15 +214,15 @@ pub(super) async fn read(
 /// Change a rule of the draft
 ///
 /// The body has all settings that the rule will have. `If-Match` is required.
-#[utoipa::path(put, path = "/v1/rules/{id}",
+#[utoipa::path(put, tag = "rules", path = "/v1/rules/{id}",
     params(("id" = String, Path), ("If-Match" = String, Header), WriteQuery),
     request_body = RuleInput, responses(
     (status = 200, description = "Changed", body = RuleView, headers(("ETag"))), CommonProblems))]
-pub(super) async fn change(
+async fn change(
     State(app): State<Arc<App>>,
     IdOf(id): IdOf,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     let input: RuleInput = call.json()?;
     let known = known(&app, &call, &id).await?;
     keep_address(&known, &input)?;
@@ -220,14 +235,14 @@ pub(super) async fn change(
 /// Remove a rule from the draft
 ///
 /// `If-Match` is required.
-#[utoipa::path(delete, path = "/v1/rules/{id}",
+#[utoipa::path(delete, tag = "rules", path = "/v1/rules/{id}",
     params(("id" = String, Path), ("If-Match" = String, Header), WriteQuery),
     responses((status = 204, description = "Removed"), CommonProblems))]
-pub(super) async fn remove(
+async fn remove(
     State(app): State<Arc<App>>,
     IdOf(id): IdOf,
     call: WriteCall,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     let known = known(&app, &call, &id).await?;
     let change = ChangedRule { app: &app, call: &call, id: &id, record: None };
     make(&app, &call, &known.domain, call.publishes, &change).await
@@ -377,7 +392,7 @@ async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
     let problem = problem.with("current", json!(RuleView::from(present)));
     match app.store.changes(&id, None, i64::MAX, 1).await {
         Ok((changes, _)) => {
-            let last = changes.into_iter().next().map(ChangeView::from);
+            let last = changes.into_iter().next();
             problem.with("last_change", json!(last))
         }
         Err(_) => problem,
@@ -472,12 +487,9 @@ pub(super) async fn make(
     domain: &str,
     publishes: bool,
     change: &impl Change,
-) -> Result<Response, Problem> {
+) -> Result<Response, Ending> {
     if !publishes {
-        let mut write = match call.begin(app).await? {
-            Begun::New(write) => write,
-            Begun::Repeated(response) => return Ok(*response),
-        };
+        let mut write = call.begin(app).await?;
         let edit = change.edit(&mut write).await?;
         let answer = apply(&mut write, domain, edit, change).await?;
         return call.finish_with(app, write, answer).await;
@@ -488,7 +500,7 @@ pub(super) async fn make(
             return Ok(response);
         }
     }
-    Err(Problem::raced())
+    Err(Problem::raced().into())
 }
 
 /// Makes and publishes a change; `None` if another replica published meanwhile.
@@ -497,21 +509,15 @@ async fn attempt(
     call: &WriteCall,
     domain: &str,
     change: &impl Change,
-) -> Result<Option<Response>, Problem> {
+) -> Result<Option<Response>, Ending> {
     // The edit is decided twice: before the domain is compiled, and when it is made.
-    let mut write = match call.begin(app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(Some(*response)),
-    };
+    let mut write = call.begin(app).await?;
     let edit = change.edit(&mut write).await?;
     let changed = clean_draft(&mut write, domain).await?;
     drop(write);
     let Some(prepared) = prepare(app, call, domain, &edit, changed).await? else { return Ok(None) };
     let Prepared { changed, mut text, approved } = prepared;
-    let mut write = match call.begin(app).await? {
-        Begun::New(write) => write,
-        Begun::Repeated(response) => return Ok(Some(*response)),
-    };
+    let mut write = call.begin(app).await?;
     let edit = change.edit(&mut write).await?;
     if clean_draft(&mut write, domain).await? != changed {
         return Ok(None);
@@ -592,32 +598,12 @@ impl Edit {
 
 /// The changes of a rule.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct History {
+struct History {
     /// The changes, the latest first.
-    changes: Vec<ChangeView>,
+    changes: Vec<ChangeRow>,
     /// `before` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<i64>,
-}
-
-/// A change of a rule.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ChangeView {
-    /// Its number.
-    number: i64,
-    /// When.
-    #[schema(value_type = String, format = DateTime)]
-    at: String,
-    /// Which token.
-    author: String,
-    /// Why.
-    reason: String,
-    /// The settings before; null if the rule was added.
-    #[schema(value_type = Option<Object>)]
-    before: Option<Value>,
-    /// The settings after; null if it was removed.
-    #[schema(value_type = Option<Object>)]
-    after: Option<Value>,
 }
 
 /// List the changes of a rule
@@ -626,7 +612,7 @@ pub(super) struct ChangeView {
 #[utoipa::path(get, tag = "history", path = "/v1/rules/{id}/history",
     params(("id" = String, Path), HistoryQuery), responses(
     (status = 200, description = "The changes", body = History), CommonProblems))]
-pub(super) async fn history(
+async fn history(
     State(app): State<Arc<App>>,
     caller: Caller,
     IdOf(id): IdOf,
@@ -639,15 +625,5 @@ pub(super) async fn history(
         return Err(Problem::no_rule(&id));
     }
     let next = found.last().filter(|_| has_more).map(|last| last.number);
-    let changes = found.into_iter().map(ChangeView::from).collect();
-    Ok(Json(History { changes, next }))
-}
-
-// === impl ChangeView ===
-
-impl From<ChangeRow> for ChangeView {
-    fn from(change: ChangeRow) -> Self {
-        let ChangeRow { number, before, after, at, author, reason } = change;
-        Self { number, at: time(at), author, reason, before, after }
-    }
+    Ok(Json(History { changes: found, next }))
 }

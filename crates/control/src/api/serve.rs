@@ -68,7 +68,7 @@ pub fn unread_answers() -> UnreadAnswers<Reader> {
 
 /// Serves the API until `stop` resolves, and the requests that are under way are answered.
 pub async fn serve(listener: TcpListener, routes: Router, stop: impl Future<Output = ()>) {
-    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, CONNECTIONS_MAX, IDLE_MAX);
+    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, None, IDLE_MAX);
     serve_within(listener, routes, open, stop).await;
 }
 
@@ -94,8 +94,8 @@ async fn serve_within(
 /// Has the answers of these routes counted, which need no token.
 pub(super) fn count_public(routes: Router, unread: UnreadAnswers<Reader>) -> Router {
     routes.layer(from_fn(move |request: Request, next: Next| {
-        let (unread, connection) =
-            (unread.clone(), request.extensions().get::<ConnectionHandle>().cloned());
+        let unread = unread.clone();
+        let connection = request.extensions().get::<ConnectionHandle>().cloned();
         async move {
             let response = next.run(request).await;
             match connection {
@@ -140,7 +140,7 @@ mod tests {
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = stopped.map(|_| ());
         let routes = Router::new().route("/", get(|| async { "answered" }));
-        let open = OpenConnections::for_known_clients(2, 2, IDLE_MAX);
+        let open = OpenConnections::for_known_clients(2, None, IDLE_MAX);
         let served = tokio::spawn(serve_within(listener, routes, open, stopped));
         let mut silent = Vec::new();
         for _ in 0..8 {

@@ -96,8 +96,11 @@ pub async fn serve(
         .head_bytes(HEAD_BYTES_MAX)
         .windows(WINDOW_BYTES)
         .http2_only(PING_INTERVAL, PING_MAX);
-    let open =
-        OpenConnections::for_known_clients(CONNECTIONS_MAX, CONNECTIONS_OF_PEER_MAX, IDLE_MAX);
+    let open = OpenConnections::for_known_clients(
+        CONNECTIONS_MAX,
+        Some(CONNECTIONS_OF_PEER_MAX),
+        IDLE_MAX,
+    );
     let routes = Routes::new(PodService::<Discovery>::new(server.clone()))
         .add_service(PodService::<LoadReports>::new(server))
         .into_axum_router();

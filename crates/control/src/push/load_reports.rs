@@ -187,8 +187,10 @@ impl Reports {
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
         let pod = counts.pod(self.pod.identity(&self.node.id));
         for (domain, count) in self.read(report) {
-            let (version, domain) = (rollout.version, domain.to_owned());
-            let (key, count) = (CountKey { version, domain, is_chosen }, count.scaled(hits_max));
+            let version = rollout.version;
+            let domain = domain.to_owned();
+            let key = CountKey { version, domain, is_chosen };
+            let count = count.scaled(hits_max);
             counts.note(key, pod, &count, (hits_min, second));
         }
         counts.note_report();
@@ -245,7 +247,7 @@ const TRIMMED_MIN: usize = 3;
 const ENTRIES_MAX: usize = 1 << 18;
 
 /// Identifies a pod within this process.
-pub(super) type PodId = u64;
+type PodId = u64;
 
 /// The pods beyond [`ENTRIES_MAX`].
 const OTHERS: PodId = 0;
@@ -290,9 +292,9 @@ struct Counted {
 
 /// What is to be written.
 #[derive(Debug)]
-pub(super) struct Rows {
-    pub(super) replica: u32,
-    pub(super) counts: Vec<(CountKey, ReplicaCount)>,
+struct Rows {
+    replica: u32,
+    counts: Vec<(CountKey, ReplicaCount)>,
     /// The number of the last change of each count.
     changes: Vec<u64>,
 }
@@ -323,28 +325,22 @@ impl RolloutCounts {
         self.0.rollbacks.load(Ordering::Relaxed)
     }
 
-    pub(super) fn note_rollback(&self) {
+    fn note_rollback(&self) {
         self.0.rollbacks.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The clock that all seconds are of.
-    pub(super) fn clock(&self) -> Clock {
+    fn clock(&self) -> Clock {
         self.0.clock
     }
 
     /// The number of the pod with this identity.
-    pub(super) fn pod(&self, identity: impl Hash) -> PodId {
+    fn pod(&self, identity: impl Hash) -> PodId {
         self.0.hasher.hash_one(identity)
     }
 
     /// Adds hits of a pod, at this second of the clock. `hits_min` is that of the rollout's bound.
-    pub(super) fn note(
-        &self,
-        key: CountKey,
-        pod: PodId,
-        count: &HitCount,
-        (hits_min, second): (u64, u64),
-    ) {
+    fn note(&self, key: CountKey, pod: PodId, count: &HitCount, (hits_min, second): (u64, u64)) {
         let mut state = self.0.state.lock();
         state.hits_min = hits_min;
         state.turn(second);
@@ -360,10 +356,11 @@ impl RolloutCounts {
 
     /// What the database is to have of this replica at this second. There are as many rows as the
     /// steps have domains, twice.
-    pub(super) fn rows(&self, second: u64) -> Rows {
+    fn rows(&self, second: u64) -> Rows {
         let mut state = self.0.state.lock();
         state.turn(second);
-        let (replica, hits_min) = (state.replica, state.hits_min);
+        let replica = state.replica;
+        let hits_min = state.hits_min;
         let counts = state.counts.iter().map(|(key, it)| (key.clone(), it.row(hits_min)));
         let changes = state.counts.values().map(|it| it.changes).collect();
         Rows { replica, counts: counts.collect(), changes }
@@ -371,7 +368,7 @@ impl RolloutCounts {
 
     /// Notes that the database has these rows. Those of other versions than `present`, the last
     /// step's, are forgotten unless they have changed since.
-    pub(super) fn written(&self, rows: &Rows, present: Option<i64>) {
+    fn written(&self, rows: &Rows, present: Option<i64>) {
         let mut state = self.0.state.lock();
         for ((key, _), changes) in rows.counts.iter().zip(&rows.changes) {
             let is_written = state.counts.get(key).is_some_and(|it| it.changes == *changes);
@@ -382,13 +379,13 @@ impl RolloutCounts {
     }
 
     /// Notes that a report was counted.
-    pub(super) fn note_report(&self) {
+    fn note_report(&self) {
         self.0.reports.fetch_add(1, Ordering::Relaxed);
         self.0.changed.notify_one();
     }
 
     /// Resolves after the next report.
-    pub(super) async fn changed(&self) {
+    async fn changed(&self) {
         self.0.changed.notified().await;
     }
 }
@@ -398,8 +395,7 @@ impl RolloutCounts {
 impl Default for State {
     fn default() -> Self {
         let replica = u32::try_from(next_u64() >> 33).unwrap_or_default().max(1);
-        let (counts, window, entries, hits_min) = (BTreeMap::new(), 0, 0, 0);
-        Self { replica, counts, window, entries, hits_min }
+        Self { replica, counts: BTreeMap::new(), window: 0, entries: 0, hits_min: 0 }
     }
 }
 
@@ -494,7 +490,8 @@ pub async fn watch_rollout(
     published: watch::Receiver<Arc<PublishedSet>>,
     follower: Arc<Notify>,
 ) {
-    let (reserved, clock) = (store.reserved(), counts.clock());
+    let reserved = store.reserved();
+    let clock = counts.clock();
     let mut is_away = false;
     loop {
         let _ = timeout(LOOK_INTERVAL, counts.changed()).await;

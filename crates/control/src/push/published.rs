@@ -108,7 +108,7 @@ impl PublishedSet {
     }
 
     /// Forgets when domains were removed, if that is known of more than `max`.
-    pub(super) fn forget_removed(&mut self, max: usize) {
+    fn forget_removed(&mut self, max: usize) {
         if self.changed.len() > self.domains.len() + max {
             self.changed.retain(|name, _| self.domains.contains_key(name));
         }
@@ -152,8 +152,11 @@ impl PublishedSet {
     ) -> Selected {
         #[cfg(test)]
         self.selections.fetch_add(1, Ordering::Relaxed);
-        let (mut domains, mut present) = (Vec::new(), Vec::new());
-        let (mut hasher, mut last, mut bytes) = (blake3::Hasher::new(), 0, 0);
+        let mut domains = Vec::new();
+        let mut present = Vec::new();
+        let mut hasher = blake3::Hasher::new();
+        let mut last = 0;
+        let mut bytes = 0;
         for name in names {
             let domain = match rollout.and_then(|it| it.domains.get(name)) {
                 Some(instead) => instead.as_ref(),
@@ -174,7 +177,8 @@ impl PublishedSet {
             domains.push(Arc::clone(domain));
             present.push(name.to_owned());
         }
-        let (names, content) = (present.into(), hasher.finalize());
+        let names = present.into();
+        let content = hasher.finalize();
         Selected { domains, names, content, changed: last, bytes }
     }
 }
@@ -381,8 +385,11 @@ async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<Pu
         return Ok(known.ended.clone());
     };
     let domains = last.domains.iter().map(|it| (it.domain.clone(), None)).collect();
-    let (id, choice, bound) = (last.id, last.choice.clone(), last.bound);
-    let (version, stage) = (step.version, step.stage);
+    let id = last.id;
+    let choice = last.choice.clone();
+    let bound = last.bound;
+    let version = step.version;
+    let stage = step.stage;
     Ok(Some(Arc::new(PublishedRollout { id, version, stage, choice, bound, domains })))
 }
 

@@ -26,7 +26,7 @@ use super::messages::{DiscoveryRequest, DiscoveryResponse, Kind};
 use super::published::{PublishedDomain, PublishedSet, Selected};
 use super::selection::{CertifiedNodes, NodeInfo, Selection};
 use super::streams::{Row, Streams};
-use crate::rates::{Place, Places};
+use crate::rates::{Permit, Permits};
 use crate::store::PodRow;
 
 /// Responses on their way to a pod: at most one of each type.
@@ -88,7 +88,8 @@ impl PodServer {
         selection: Selection,
         counts: RolloutCounts,
     ) -> Self {
-        let (selection, deliveries) = (Arc::new(selection), Deliveries::default());
+        let selection = Arc::new(selection);
+        let deliveries = Deliveries::default();
         Self { published, polls, streams, selection, counts, deliveries }
     }
 
@@ -258,10 +259,12 @@ impl Stream {
         } else if row.agent == AGENT && !self.subscriptions.contains_key(RULES_TYPE) {
             self.grace = Some(Box::pin(sleep(GRACE)));
         }
-        let (shown, peer) = (ratelease_rules::excerpt(&row.node), &row.peer);
+        let shown = ratelease_rules::excerpt(&row.node);
+        let peer = &row.peer;
         let memory = self.node.as_ref().and_then(|it| it.memory);
         info!(node = %shown, %peer, memory, "a pod asks for {type_url}");
-        let (since, polls) = (row.connected_at, *self.server.polls.borrow());
+        let since = row.connected_at;
+        let polls = *self.server.polls.borrow();
         let row = self.server.streams.add(row, self.pod.client.address.ip());
         let row = row.ok_or_else(|| Status::resource_exhausted("too many pods; ask another"))?;
         let subscription = Subscription::new(row, since, Running { version: running, polls });
@@ -390,48 +393,48 @@ fn version_of(request: &DiscoveryRequest) -> i64 {
 // What a pod has of one type of resources, and the next response of it.
 
 /// What a pod has of one type.
-pub(super) struct Subscription {
-    pub(super) row: Row,
+struct Subscription {
+    row: Row,
     /// When the pod asked for it, in milliseconds since the Unix epoch.
-    pub(super) since: i64,
+    since: i64,
     /// What the pod ran then.
-    pub(super) running: Running,
+    running: Running,
     /// The number of the last response.
-    pub(super) nonce: u64,
+    nonce: u64,
     /// The response that is not answered yet.
     pub(super) open: Option<Sent>,
     /// What was sent last: an identifier of the texts, and the version.
-    pub(super) content: Option<(blake3::Hash, i64)>,
+    content: Option<(blake3::Hash, i64)>,
     /// Whether the pod refused the last response that it answered.
-    pub(super) is_refused: bool,
+    is_refused: bool,
     /// Whether the pod may have resources of the type from this stream: some were sent, and it has
     /// not answered an empty response since.
-    pub(super) may_have_some: bool,
+    may_have_some: bool,
     /// While the next response waits for room.
-    pub(super) waiting: Option<RoomWait>,
+    waiting: Option<RoomWait>,
 }
 
 /// What a pod ran when it asked for rules.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Running {
+struct Running {
     /// The version; 0 if the pod named none.
-    pub(super) version: i64,
+    version: i64,
     /// How often the database had been asked for the last version.
-    pub(super) polls: u64,
+    polls: u64,
 }
 
 /// What a response needs on its way.
-pub(super) struct Way<'w> {
-    pub(super) room: Room,
-    pub(super) pod: &'w ConnectedPod,
+struct Way<'w> {
+    room: Room,
+    pod: &'w ConnectedPod,
 }
 
 /// A response that is not answered yet.
-pub(super) struct Sent {
-    pub(super) version: i64,
-    pub(super) is_empty: bool,
-    pub(super) at: i64,
-    pub(super) unanswered: Unanswered,
+struct Sent {
+    version: i64,
+    is_empty: bool,
+    at: i64,
+    unanswered: Unanswered,
 }
 
 // === impl Running ===
@@ -441,7 +444,7 @@ impl Running {
     /// knows after this many polls. A replica that cannot ask the database may know an old one.
     /// What the database says after the pod has asked is true, whatever the pod says: its version
     /// may be one of another database. One poll may have begun before the pod asked.
-    pub(super) fn may_be_newer(self, version: i64, polls: u64) -> bool {
+    fn may_be_newer(self, version: i64, polls: u64) -> bool {
         self.version > version && polls < self.polls.saturating_add(2)
     }
 }
@@ -449,7 +452,7 @@ impl Running {
 // === impl Subscription ===
 
 impl Subscription {
-    pub(super) fn new(row: Row, since: i64, running: Running) -> Self {
+    fn new(row: Row, since: i64, running: Running) -> Self {
         Self {
             row,
             since,
@@ -464,12 +467,12 @@ impl Subscription {
     }
 
     /// Notes the rollout that chose the pod, and the domains that it is limited to.
-    pub(super) fn note_chosen(&mut self, rollout: i64, limited_to: Option<Arc<[String]>>) {
+    fn note_chosen(&mut self, rollout: i64, limited_to: Option<Arc<[String]>>) {
         self.row.change(|row| (row.chosen_by, row.domains) = (rollout, limited_to));
     }
 
     /// Notes that this version holds what the pod has.
-    pub(super) fn note_same(&mut self, version: i64) {
+    fn note_same(&mut self, version: i64) {
         self.waiting = None;
         self.row.change(|row| {
             if row.refused == 0 {
@@ -479,26 +482,22 @@ impl Subscription {
     }
 
     /// Room for a response of this size; `None` while the response waits for it.
-    pub(super) fn room(
-        &mut self,
-        deliveries: &Deliveries,
-        peer: Peer,
-        bytes: usize,
-    ) -> Option<Room> {
+    fn room(&mut self, deliveries: &Deliveries, peer: Peer, bytes: usize) -> Option<Room> {
         let waiting = self.waiting.take().filter(|it| it.is_for(bytes));
         let waiting = waiting.unwrap_or_else(|| deliveries.wait(peer, bytes));
         waiting.take().map_err(|waiting| self.waiting = Some(waiting)).ok()
     }
 
     /// Makes the next response, and notes that it is sent.
-    pub(super) async fn response(
+    async fn response(
         &mut self,
         type_url: &'static str,
         set: &PublishedSet,
         domains: &[Arc<PublishedDomain>],
         way: Way<'_>,
     ) -> DiscoveryResponse {
-        let (mut resources, mut faults) = (Vec::new(), Vec::new());
+        let mut resources = Vec::new();
+        let mut faults = Vec::new();
         for domain in domains {
             if type_url == RULES_TYPE {
                 resources.push(domain.rules().clone());
@@ -556,26 +555,26 @@ const PRESSED_BYTES_PER_SECOND: u64 = 1 << 20;
 /// The KiB that may be on their way. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub(super) struct Deliveries {
-    places: Places<Peer>,
+    permits: Permits<Peer>,
 }
 
 /// A wait for room, which resolves once there is some.
-pub(super) struct RoomWait {
+struct RoomWait {
     bytes: usize,
     room: MaybeDone<BoxFuture<'static, Room>>,
 }
 
 /// Room for a response.
 #[derive(Debug)]
-pub(super) struct Room {
-    _place: Place<Peer>,
+struct Room {
+    _permit: Permit<Peer>,
     /// Number of responses that wait for room of other clients than their own.
     waiting: watch::Receiver<usize>,
 }
 
 /// A response that is not answered yet.
 #[derive(Debug)]
-pub(super) struct Unanswered(oneshot::Sender<()>);
+struct Unanswered(oneshot::Sender<()>);
 
 // === impl Deliveries ===
 
@@ -588,15 +587,15 @@ impl Default for Deliveries {
 impl Deliveries {
     /// At most so many KiB of all responses, and of those to one client.
     pub(super) fn new(kib_max: u32, of_peer_kib_max: u32) -> Self {
-        Self { places: Places::new(kib_max as usize, of_peer_kib_max) }
+        Self { permits: Permits::new(kib_max as usize, of_peer_kib_max) }
     }
 
     /// Begins to wait until a response of this size to this client may be made. The largest one
     /// waits until the client has no other.
-    pub(super) fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
+    fn wait(&self, peer: Peer, bytes: usize) -> RoomWait {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).saturating_add(1);
-        let waiting = self.places.waiting();
-        let room = self.places.take_many(peer, kib).map(|_place| Room { _place, waiting });
+        let waiting = self.permits.waiting();
+        let room = self.permits.take_many(peer, kib).map(|_permit| Room { _permit, waiting });
         RoomWait { bytes, room: maybe_done(room.boxed()) }
     }
 }
@@ -605,12 +604,12 @@ impl Deliveries {
 
 impl RoomWait {
     /// Whether the room is enough for a response of this size.
-    pub(super) fn is_for(&self, bytes: usize) -> bool {
+    fn is_for(&self, bytes: usize) -> bool {
         bytes <= self.bytes
     }
 
     /// The room, or this again if there is none yet.
-    pub(super) fn take(mut self) -> Result<Room, Self> {
+    fn take(mut self) -> Result<Room, Self> {
         // The next poll of the wait has the task woken.
         let _ = (&mut self).now_or_never();
         Pin::new(&mut self.room).take_output().ok_or(self)
@@ -631,12 +630,12 @@ impl Room {
     /// Keeps the room until the pod has answered `response`, or its connection has ended. If that
     /// takes too long, the connection is closed. The end of the stream alone frees nothing: what
     /// the pod has not read is still held.
-    pub(super) fn deliver(self, response: &DiscoveryResponse, pod: &ConnectedPod) -> Unanswered {
+    fn deliver(self, response: &DiscoveryResponse, pod: &ConnectedPod) -> Unanswered {
         let (sender, answer) = oneshot::channel();
         let bytes = u64::try_from(response.encoded_len()).unwrap_or(u64::MAX);
         let pod = pod.clone();
         tokio::spawn(async move {
-            let Self { _place, waiting } = self;
+            let Self { _permit, waiting } = self;
             let answered = async {
                 if answer.await.is_err() {
                     std::future::pending::<()>().await;
@@ -672,7 +671,7 @@ async fn late(bytes: u64, mut waiting: watch::Receiver<usize>) {
 
 impl Unanswered {
     /// Notes that the pod has answered, and so read the response.
-    pub(super) fn answered(self) {
+    fn answered(self) {
         // An error means that the connection has ended.
         let _ = self.0.send(());
     }

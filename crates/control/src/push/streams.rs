@@ -290,7 +290,8 @@ struct Changes {
 
 /// Reports the streams of `replica` to the database. It does not return.
 pub async fn report(store: Store, streams: Streams, replica: String) {
-    let (mut is_away, mut reported) = (false, None);
+    let mut is_away = false;
+    let mut reported = None;
     let mut refresh = interval(REFRESH_INTERVAL);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut is_due = true;

@@ -8,12 +8,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::{Serialize, Serializer};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
+use utoipa::ToSchema;
 
 use super::versions::places;
 use super::write::{Cell, bound};
-use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write};
+use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as_time};
 
 /// Maximum bytes of a label's key and of its value.
 pub const LABEL_BYTES_MAX: usize = 1024;
@@ -64,16 +66,21 @@ pub struct RolloutDomain {
     pub hash: Option<String>,
 }
 
-/// A step of a rollout, which is a version.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A step of a rollout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = StepView)]
 pub struct RolloutStep {
-    /// The version.
-    pub version: i64,
-    /// What it leads to.
+    /// The stage that it led to.
+    #[serde(serialize_with = "as_name")]
+    #[schema(value_type = String)]
     pub stage: Stage,
-    /// When, in milliseconds since the Unix epoch.
+    /// Its version.
+    pub version: i64,
+    /// When.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
     pub at: i64,
-    /// Who took it.
+    /// Which token; `rollout` for the control plane itself.
     pub author: String,
     /// Why.
     pub reason: String,
@@ -125,6 +132,10 @@ impl Stage {
     pub fn is_open(self) -> bool {
         matches!(self, Self::Shadow | Self::Enforced)
     }
+}
+
+fn as_name<S: Serializer>(stage: &Stage, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(stage.name())
 }
 
 impl FromStr for Stage {
@@ -265,7 +276,8 @@ impl Write {
             self.keep_text(shadow, hashes.0.as_deref()).await?;
             self.keep_text(text, hashes.1.as_deref()).await?;
             let domain = Cell::Text(text.domain.clone());
-            let (shadow, hash) = (Cell::Nullable(hashes.0), Cell::Nullable(hashes.1));
+            let shadow = Cell::Nullable(hashes.0);
+            let hash = Cell::Nullable(hashes.1);
             rows.push(vec![Cell::Int(id), domain, Cell::Int(text.changed), shadow, hash]);
         }
         let into = "rollout_domains (rollout, domain, changed, shadow, hash)";
@@ -285,8 +297,8 @@ impl Write {
             let mut rows = Vec::new();
             for it in &rollout.domains {
                 self.note_published(&it.domain, it.changed, it.hash.as_deref()).await?;
-                let (domain, hash) =
-                    (Cell::Text(it.domain.clone()), Cell::Nullable(it.hash.clone()));
+                let domain = Cell::Text(it.domain.clone());
+                let hash = Cell::Nullable(it.hash.clone());
                 rows.push(vec![Cell::Int(version.number), domain, hash]);
             }
             self.keep("version_domains (version, domain, hash)", rows).await?;
@@ -467,7 +479,8 @@ impl Store {
         counts: &[(CountKey, ReplicaCount)],
     ) -> StoreResult<()> {
         let mut tx = self.pool.begin().await?;
-        let (now, replica) = (bucket(), i64::from(replica));
+        let now = bucket();
+        let replica = i64::from(replica);
         let sql = "INSERT INTO rollout_counts \
                    (version, domain, chosen, bucket, hits, denied, shadow) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7) \

@@ -3,13 +3,15 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{Any, AssertSqlSafe, Executor, Row};
+use utoipa::ToSchema;
 
 use super::versions::{of_domains, places};
 use super::write::{Cell, PageQuery, bound};
-use super::{Store, StoreError, StoreResult, Write};
+use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Document, Entry, Record, RuleChange, RuleId, difference};
 
 /// The columns of a rule, in the order that [`StoredRule::read`] needs.
@@ -107,7 +109,8 @@ impl Store {
         let query =
             PageQuery { columns: COLUMNS, from, order: ORDER, texts, cells, limit: rows_max };
         let (rows, mut has_more) = query.fetch(&self.pool).await?;
-        let (mut rules, mut last) = (Vec::new(), None);
+        let mut rules = Vec::new();
+        let mut last = None;
         for row in &rows {
             if rules.len() == limit {
                 has_more = true;
@@ -123,7 +126,7 @@ impl Store {
     }
 
     /// All rules of the draft of a domain, which a ceiling bounds.
-    pub(super) async fn rules_of(&self, domain: &str) -> StoreResult<Vec<StoredRule>> {
+    async fn rules_of(&self, domain: &str) -> StoreResult<Vec<StoredRule>> {
         let filter = RuleFilter { domains: Some(vec![domain.to_owned()]), ..RuleFilter::default() };
         select(&self.pool, &filter).await
     }
@@ -174,7 +177,8 @@ fn list_query(filter: &RuleFilter, after: Option<&RulePosition>) -> (String, Vec
     }
     if let Some(RulePosition { domain, position, id }) = after {
         let domain = place(Cell::Text(domain.clone()));
-        let (position, id) = (place(Cell::Int(*position)), place(Cell::Text(id.clone())));
+        let position = place(Cell::Int(*position));
+        let id = place(Cell::Text(id.clone()));
         all.push(format!("(domain, position, id) > ({domain}, {position}, {id})"));
     }
     (format!("rules WHERE {}", all.join(" AND ")), cells)
@@ -220,7 +224,8 @@ impl Write {
         settings: Map<String, Value>,
     ) -> StoreResult<StoredRule> {
         self.touch_domain(&rule.domain).await?;
-        let (before, number) = (&rule.record.settings, self.number());
+        let before = &rule.record.settings;
+        let number = self.number();
         let changed = StoredRule {
             record: Record { entries: rule.record.entries.clone(), settings },
             revision: number,
@@ -293,7 +298,8 @@ impl StoredRule {
     }
 
     fn place(&self) -> RulePosition {
-        let (domain, id) = (self.domain.clone(), self.id.to_string());
+        let domain = self.domain.clone();
+        let id = self.id.to_string();
         RulePosition { domain, position: self.position, id }
     }
 
@@ -333,17 +339,20 @@ impl StoredRule {
 
 // The draft, domain by domain.
 
-/// A domain of the draft.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = DraftDomainView)]
 pub struct DraftDomain {
     /// Its name.
+    #[serde(rename = "domain")]
     pub name: String,
     /// The number of the last change of its draft.
+    #[serde(skip)]
     pub changed: i64,
-    /// Whether something of it is not published.
-    pub is_changed: bool,
-    /// Number of its rules.
+    /// Number of rules of its draft.
     pub rules: i64,
+    /// Whether the draft has changes that are not published.
+    pub is_changed: bool,
 }
 
 /// The draft of a domain.
@@ -434,7 +443,7 @@ impl Store {
 
 impl Write {
     /// Notes that the draft of a domain changes, and makes the domain if there is none.
-    pub(super) async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
+    async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
         let sql = "INSERT INTO domains (name, defaults, changed, published, sized) \
                    VALUES ($1, '{}', $2, 0, $2) \
                    ON CONFLICT (name) DO UPDATE SET changed = excluded.changed, sized = \
@@ -468,20 +477,25 @@ impl Write {
 // What changed in the rules of the draft.
 
 /// A change of a rule.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = ChangeView)]
 pub struct ChangeRow {
     /// Its number.
     pub number: i64,
-    /// The settings before; `None` if the rule was added.
-    pub before: Option<Value>,
-    /// The settings after; `None` if it was removed.
-    pub after: Option<Value>,
-    /// When, in milliseconds since the Unix epoch.
+    /// When.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
     pub at: i64,
-    /// Who.
+    /// Which token.
     pub author: String,
     /// Why.
     pub reason: String,
+    /// The settings before; null if the rule was added.
+    #[schema(value_type = Option<Object>)]
+    pub before: Option<Value>,
+    /// The settings after; null if it was removed.
+    #[schema(value_type = Option<Object>)]
+    pub after: Option<Value>,
 }
 
 // === impl Store ===
@@ -530,7 +544,7 @@ impl Store {
 
 impl Write {
     /// Adds a change of one rule to the history.
-    pub(super) async fn note_change(
+    async fn note_change(
         &mut self,
         domain: &str,
         id: &RuleId,
@@ -538,17 +552,14 @@ impl Write {
         after: Option<&Map<String, Value>>,
     ) -> StoreResult<()> {
         let entries = Vec::new();
-        let (before, after) = (before.cloned(), after.cloned());
+        let before = before.cloned();
+        let after = after.cloned();
         let change = RuleChange { id: id.clone(), entries, before, after };
         self.note_changes(domain, &[change]).await
     }
 
     /// Adds changes to the history. Takes a number for each change.
-    pub(super) async fn note_changes(
-        &mut self,
-        domain: &str,
-        changes: &[RuleChange],
-    ) -> StoreResult<()> {
+    async fn note_changes(&mut self, domain: &str, changes: &[RuleChange]) -> StoreResult<()> {
         let first = self.take_numbers(i64::try_from(changes.len()).unwrap_or(i64::MAX)).await?;
         let text = |of: &Option<Map<String, Value>>| {
             Cell::Nullable(of.as_ref().map(|settings| json!(settings).to_string()))
@@ -832,7 +843,7 @@ const DOMAINS_MAX: i64 = 10_000;
 
 /// The number of rules of the draft of a row of `domains`, and their bytes. A release that does not
 /// keep them may change the draft meanwhile, while replicas are replaced one by one.
-pub(super) const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE \
+const DRAFT_RULES: &str = "CASE WHEN sized = changed THEN rules ELSE \
      (SELECT COUNT(*) FROM rules r WHERE r.domain = domains.name) END";
 const DRAFT_BYTES: &str = "CASE WHEN sized = changed THEN bytes ELSE \
      (SELECT COALESCE(SUM(OCTET_LENGTH(r.entries) + OCTET_LENGTH(r.settings)), 0) \
@@ -857,7 +868,7 @@ impl Write {
     ///
     /// # Errors
     /// [`StoreError::TooLarge`] if it grows above a ceiling. One that is too large may shrink.
-    pub(super) async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
+    async fn resize(&mut self, domain: &str, rules: i64, bytes: i64) -> StoreResult<()> {
         let sql = format!(
             "UPDATE domains SET rules = {DRAFT_RULES} + $1, bytes = {DRAFT_BYTES} + $2, \
              sized = changed WHERE name = $3 RETURNING rules, bytes"

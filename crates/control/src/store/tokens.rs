@@ -253,7 +253,9 @@ async fn earlier<'e>(
         return Ok(Earlier::Other);
     }
     let status = u16::try_from(row.try_get::<i64, _>(1)?).unwrap_or(200);
-    let (etag, location, body) = (row.try_get(2)?, row.try_get(3)?, row.try_get(4)?);
+    let etag = row.try_get(2)?;
+    let location = row.try_get(3)?;
+    let body = row.try_get(4)?;
     Ok(Earlier::Same(Answer { status, etag, location, body }))
 }
 

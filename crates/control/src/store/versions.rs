@@ -2,26 +2,34 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
+use utoipa::ToSchema;
 
 use super::write::{Cell, PageQuery, bound};
-use super::{Rollout, Stage, Store, StoreError, StoreResult, Write};
+use super::{Rollout, Stage, Store, StoreError, StoreResult, Write, as_time};
 
 /// A version.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = VersionView)]
 pub struct VersionRow {
-    /// Its number, from 1.
+    /// Its number.
+    #[serde(rename = "version")]
     pub number: i64,
-    /// When it was published, in milliseconds since the Unix epoch.
+    /// When it was published.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
     pub at: i64,
-    /// Who published it.
+    /// Which token.
     pub author: String,
     /// Why.
     pub reason: String,
     /// The version that it brings back.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub restores: Option<i64>,
     /// The rollout that it is a step of.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<i64>,
 }
 
@@ -365,14 +373,17 @@ impl VersionChange {
 
 // The audit log. The database refuses to edit it.
 
-/// One action.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// An action.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ActionView)]
 pub struct AuditRow {
     /// Its number.
     pub number: i64,
-    /// When, in milliseconds since the Unix epoch.
+    /// When.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
     pub at: i64,
-    /// Who.
+    /// Which token or command.
     pub author: String,
     /// What, as in `rule.change`.
     pub action: String,
@@ -428,7 +439,8 @@ impl Write {
         version: i64,
     ) -> StoreResult<()> {
         let domains: Vec<_> = rollout.domains.iter().map(|it| &*it.domain).collect();
-        let (id, domains) = (rollout.id, domains.join(", "));
+        let id = rollout.id;
+        let domains = domains.join(", ");
         let subject = format!("{id}: {domains}: {}, version {version}", rollout.choice);
         self.note_action(&format!("rollout.{}", stage.name()), &subject).await
     }

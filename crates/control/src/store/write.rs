@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
-use crate::places::{Place, Places};
+use crate::permits::{Permit, Permits};
 
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535, but SQLite
 /// finds each by a search through those before it: the import of 100 000 rules takes 4.1 s with 50
@@ -30,12 +30,12 @@ const OPERATOR_TURN_MAX: Duration = Duration::from_secs(30);
 /// one. One of an operator waits for the present one, and for one of a token at most.
 #[derive(Debug, Clone)]
 pub(super) struct WriteTurns {
-    tokens: Places,
+    tokens: Permits,
     present: Arc<Semaphore>,
 }
 
 /// While this is held, others wait.
-type WriteTurn = (OwnedSemaphorePermit, Option<Place>);
+type WriteTurn = (OwnedSemaphorePermit, Option<Permit>);
 
 /// Who writes, and why.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ async fn in_time(
 
 impl Default for WriteTurns {
     fn default() -> Self {
-        Self { tokens: Places::new(1, 1), present: Arc::new(Semaphore::new(1)) }
+        Self { tokens: Permits::new(1, 1), present: Arc::new(Semaphore::new(1)) }
     }
 }
 
@@ -160,10 +160,15 @@ impl Store {
     }
 
     async fn begin_in(&self, turn: WriteTurn, author: &Author) -> StoreResult<Write> {
-        let tx = self.pool.begin().await?;
-        let (author, at) = (author.clone(), Timestamp::now().as_millisecond());
-        let (backend, kept) = (self.backend, Kept::default());
-        let mut write = Write { tx, author, at, number: 0, backend, kept, _turn: turn };
+        let mut write = Write {
+            tx: self.pool.begin().await?,
+            author: author.clone(),
+            at: Timestamp::now().as_millisecond(),
+            number: 0,
+            backend: self.backend,
+            kept: Kept::default(),
+            _turn: turn,
+        };
         write.take_numbers(1).await?;
         Ok(write)
     }
@@ -297,7 +302,8 @@ impl PageQuery<'_> {
         // One more than wanted tells whether there is a next page.
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         cells.extend([Cell::Int(limit.saturating_add(1)), Cell::Int(PAGE_BYTES_MAX)]);
-        let (limit_at, bytes_at) = (cells.len() - 1, cells.len());
+        let limit_at = cells.len() - 1;
+        let bytes_at = cells.len();
         let size = texts.iter().map(|text| format!("COALESCE(OCTET_LENGTH({text}), 0)"));
         let size = size.collect::<Vec<_>>().join(" + ");
         let sql = format!(

@@ -281,3 +281,21 @@ fn a_pod_that_opts_out_stays_as_it_is() {
         assert_eq!((made.verdict, made.patch.0.len()), (Verdict::OptedOut, 0));
     }
 }
+
+#[test]
+fn native_sidecars_are_there_from_1_29_on_and_on_all_nodes_from_1_32_on() {
+    use NativeSidecars::{Absent, OnAllNodes, OnSomeNodes};
+    for (version, expected) in [
+        ("1.28", Absent),
+        ("1.29", OnSomeNodes),
+        ("v1.31.4", OnSomeNodes),
+        ("1.32+", OnAllNodes),
+        ("1.9", Absent),
+        ("2.0", OnAllNodes),
+    ] {
+        assert_eq!(Cluster::of(version).unwrap().native_sidecars, expected, "{version}");
+    }
+    for bad in ["", "1", "x.y", "1."] {
+        assert!(Cluster::of(bad).is_err(), "{bad}");
+    }
+}

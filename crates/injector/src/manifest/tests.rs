@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::documents::Format;
+use super::Format;
 use super::*;
 use crate::inject::NativeSidecars;
 
@@ -195,12 +195,12 @@ fn any_value() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn what_is_written_is_read_as_the_same(value in any_value()) {
-        prop_assert_eq!(parse(&documents::to_yaml(&json!({"a": value}))), json!({"a": value}));
+        prop_assert_eq!(parse(&to_yaml(&json!({"a": value}))), json!({"a": value}));
     }
 
     #[test]
     fn all_pieces_together_are_the_stream(text in "(---|[-a{}\"1: #\n\t])*") {
-        let joined: String = documents::pieces(&text).iter().map(|piece| match piece {
+        let joined: String = pieces(&text).iter().map(|piece| match piece {
             Piece::Separator(text) => *text,
             Piece::Document(document) => document.text,
         }).collect();

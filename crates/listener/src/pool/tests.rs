@@ -1,6 +1,8 @@
 //! Full pools: which connections close, and which stay.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
+
+use futures_util::FutureExt;
 
 use super::*;
 
@@ -232,7 +234,7 @@ fn incomplete_requests_are_bounded_and_each_connection_may_have_a_few() {
 
 /// A pool of this size whose connections are used by requests.
 fn of_known_clients(max: usize) -> OpenConnections {
-    OpenConnections::for_known_clients(max, max, Duration::from_secs(10))
+    OpenConnections::for_known_clients(max, None, Duration::from_secs(10))
 }
 
 #[test]
@@ -289,4 +291,30 @@ async fn a_connection_without_a_request_in_use_goes_after_seconds() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(is_asked_to_close(&busy));
     counting.abort();
+}
+
+#[test]
+fn a_peer_with_its_part_of_all_connections_is_given_no_further_one() {
+    let open = OpenConnections::for_known_clients(9, Some(2), Duration::from_secs(10));
+    let at = |last: u8| Some(IpAddr::from([10, 0, 0, last]));
+    let mut held: Vec<_> = (0..2).map(|_| open.admit(at(1))).collect();
+    assert!(open.has_all_of_peer(at(1)) && !open.has_all_of_peer(at(2)));
+    held.pop();
+    assert!(!open.has_all_of_peer(at(1)), "one has ended");
+}
+
+#[tokio::test]
+async fn a_stream_in_use_keeps_its_connection_and_its_end_is_seen() {
+    let open = OpenConnections::for_known_clients(1, None, Duration::from_secs(10));
+    let guard = open.admit(None).unwrap();
+    let handle = guard.handle().clone();
+    let stream = handle.begin_stream();
+    assert!(open.admit(None).is_none() && handle.close_requested().now_or_never().is_none());
+    assert_eq!(handle.streams(), 1);
+    drop(stream);
+    assert_eq!(handle.streams(), 0);
+    assert!(open.admit(None).is_none() && handle.close_requested().now_or_never().is_some());
+    assert!(handle.ended().now_or_never().is_none(), "it was only asked to close");
+    drop(guard);
+    handle.ended().await;
 }

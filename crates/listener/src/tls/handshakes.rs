@@ -44,7 +44,7 @@ struct Handshake {
 
 /// The place of a handshake, which is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Permit {
     all: Arc<Mutex<InProgress>>,
     number: u64,
 }
@@ -54,7 +54,7 @@ pub(super) struct Place {
 impl Handshakes {
     /// Begins a handshake with this client at the time `now`. The receiver is closed when it is to
     /// be given up for another.
-    pub(super) fn begin(&self, peer: Peer, now: Time) -> (Place, oneshot::Receiver<Infallible>) {
+    pub(super) fn begin(&self, peer: Peer, now: Time) -> (Permit, oneshot::Receiver<Infallible>) {
         let (keep, kept) = oneshot::channel();
         let mut in_progress = self.0.lock();
         let number = in_progress.next;
@@ -63,7 +63,7 @@ impl Handshakes {
         if in_progress.begun.len() > MAX {
             in_progress.give_up(now);
         }
-        (Place { all: Arc::clone(&self.0), number }, kept)
+        (Permit { all: Arc::clone(&self.0), number }, kept)
     }
 }
 
@@ -89,9 +89,9 @@ impl InProgress {
     }
 }
 
-// === impl Place ===
+// === impl Permit ===
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let begun = &mut self.all.lock().begun;
         if let Ok(at) = begun.binary_search_by_key(&self.number, |it| it.number) {
@@ -110,7 +110,7 @@ mod tests {
 
     const NOW: Time = Time::from_nanos(5_000_000_000);
 
-    type Begun = (Place, oneshot::Receiver<Infallible>);
+    type Begun = (Permit, oneshot::Receiver<Infallible>);
 
     fn peer(last: u8) -> Peer {
         Peer::of(Some(Ipv4Addr::new(10, 0, 0, last).into()))

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ratelease_engine::time::Clock;
 use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -35,9 +34,9 @@ impl CertificateFiles {
     ///
     /// # Errors
     /// Every file that cannot be used.
-    pub fn load(files: ServerFiles, port: TlsPort, clock: Clock) -> Result<Self, FileFaults> {
+    pub fn load(files: ServerFiles, port: TlsPort) -> Result<Self, FileFaults> {
         let (in_force, loaded) = load(&files);
-        let acceptor = TlsAcceptor::new(loaded?, port, clock);
+        let acceptor = TlsAcceptor::new(loaded?, port);
         Ok(Self { files, in_force, last_fault: String::new(), acceptor })
     }
 

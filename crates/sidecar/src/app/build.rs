@@ -80,7 +80,7 @@ impl App {
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
         let bound = bind_listeners(&listeners, &metrics).await?;
-        let tls = grpc_tls.map(|files| certificates(files, clock)).transpose()?;
+        let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
@@ -152,8 +152,8 @@ fn rule_parts(
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.
-fn certificates(files: ServerFiles, clock: Clock) -> Result<CertificateWatch, BuildError> {
-    CertificateWatch::start(files, clock).map_err(|error| BuildError::new(error.to_string()))
+fn certificates(files: ServerFiles) -> Result<CertificateWatch, BuildError> {
+    CertificateWatch::start(files).map_err(|error| BuildError::new(error.to_string()))
 }
 
 async fn bind_listeners(
