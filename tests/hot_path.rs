@@ -55,7 +55,8 @@ fn service() -> DecisionService {
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
     let sample = NonZeroU32::new(4).unwrap();
-    let hot_keys = HotKeys::new(settings::HotKeys { sample, values: false }, limiter.clock());
+    let hot_keys =
+        HotKeys::new(settings::HotKeys { is_on: true, sample, values: false }, limiter.clock());
     let meters = Some(Meters::default());
     let observers = Observers { meters, hot_keys, ..Observers::default() };
     DecisionService::new(limiter, published, None, 64).observed_by(observers)

@@ -238,10 +238,11 @@ fn read_file(root: &Yaml, config: &mut RateLimitConfig) -> Result<(), String> {
         match name {
             "domain" => config.domain = text_in(value),
             "descriptors" => config.descriptors = descriptors_of(value)?,
-            "defaults" => match value.fields().next() {
-                Some((name, _)) => return Err(format!("defaults.{name}")),
-                None => {}
-            },
+            "defaults" => {
+                if let Some((name, _)) = value.fields().next() {
+                    return Err(format!("defaults.{name}"));
+                }
+            }
             name => return Err(name.to_owned()),
         }
     }
