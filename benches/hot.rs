@@ -22,7 +22,7 @@ criterion_group!(benches, note);
 const KEYS: [usize; 3] = [1, 100, 100_000];
 
 fn note(criterion: &mut Criterion) {
-    let options = |sample, values| settings::HotKeys { sample, values };
+    let options = |sample, values| settings::HotKeys { is_on: true, sample, values };
     let every = NonZeroU32::MIN;
     let sample = NonZeroU32::new(4).expect("the default of HOT_KEYS_SAMPLE");
     let mut group = criterion.benchmark_group("hot/note");

@@ -29,7 +29,7 @@ fn rules() -> Rules {
 
 fn hot_keys(sample: u32, values: bool) -> HotKeys {
     let sample = NonZeroU32::new(sample).unwrap();
-    HotKeys::new(Options { sample, values }, Clock::start())
+    HotKeys::new(Options { is_on: true, sample, values }, Clock::start())
 }
 
 fn request<'a>(entries: &[(&'a str, &'a str)]) -> Request<'a> {
@@ -117,7 +117,7 @@ fn the_true_top_ten_of_zipf_traffic_are_found_and_their_counts_within_the_bounds
     let (hasher, rules) = (KeyHasher::new("zipf"), rules());
     let rule = rules.by_path("d.user").unwrap();
     let keys: Vec<_> = (0..KEYS as u64).map(|n| hasher.key("d", n, std::iter::empty())).collect();
-    let options = Options { sample: NonZeroU32::new(4).unwrap(), values: false };
+    let options = Options { is_on: true, sample: NonZeroU32::new(4).unwrap(), values: false };
     let hot = HotKeys::new(options, Clock::start());
     let stream = zipf(SEED);
     let parts: Vec<_> = stream.chunks(stream.len().div_ceil(THREADS)).collect();
