@@ -12,12 +12,12 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`safe`] makes
-//! text safe for a terminal, and [`log_limiter`] bounds the log of a server; [`settings`] holds the
-//! table of settings and the meaning of each; [`out`] prints results and errors, [`source`] reads
-//! rule files, and [`client`] calls a server. [`check`] and [`health`] are the subcommands of
-//! `ratelease` other than `serve`; [`grammar`] parses a command line, and [`commands`] defines that
-//! of `ratelease`. [`migration`] says what becomes of the reference's environment.
+//! Each module names only modules that come before it here. [`safe`] makes text safe for a terminal,
+//! and [`log_limiter`] bounds the log of a server; [`settings`] holds the table of settings and the
+//! meaning of each; [`out`] prints results and errors, [`source`] reads rule files, and [`client`]
+//! calls a server. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;
+//! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`. [`migration`]
+//! says what becomes of the reference's environment.
 
 #![forbid(unsafe_code)]
 

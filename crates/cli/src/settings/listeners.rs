@@ -211,18 +211,20 @@ impl GrpcTls {
         if !self.is_on {
             return None;
         }
-        for (name, file) in
-            [("GRPC_SERVER_TLS_CERT", &self.certificate), ("GRPC_SERVER_TLS_KEY", &self.key)]
-        {
+        let names = FileNames {
+            certificate: "GRPC_SERVER_TLS_CERT",
+            key: "GRPC_SERVER_TLS_KEY",
+            roots: match self.client_roots {
+                Some(_) => "GRPC_CLIENT_TLS_CACERT",
+                None => "GRPC_SERVER_TLS_CA_CERT",
+            },
+        };
+        for (name, file) in [(names.certificate, &self.certificate), (names.key, &self.key)] {
             if file.is_none() {
                 let problem = "not set, and GRPC_SERVER_USE_TLS is true";
                 faults.add(Fault::new(name, problem, "name a PEM file"));
             }
         }
-        let roots_name = match self.client_roots {
-            Some(_) => "GRPC_CLIENT_TLS_CACERT",
-            None => "GRPC_SERVER_TLS_CA_CERT",
-        };
         if let (Some(one), Some(other)) = (&self.client_roots, &self.client_roots_of_gateway)
             && one != other
         {
@@ -239,13 +241,8 @@ impl GrpcTls {
         }
         let (certificate, key) = self.certificate.zip(self.key)?;
         let files = ServerFiles { certificate, key, client_roots, client_name: self.client_name };
-        let named_by = |role| match role {
-            FileRole::Certificate => "GRPC_SERVER_TLS_CERT".to_owned(),
-            FileRole::Key => "GRPC_SERVER_TLS_KEY".to_owned(),
-            FileRole::Roots => roots_name.to_owned(),
-        };
         if let Err(found) = files.load(&files.read(), UnixTime::now()) {
-            add_file_faults(found, named_by, faults);
+            names.add_faults(found, faults);
         }
         Some(files)
     }
@@ -265,16 +262,16 @@ impl GrpcTls {
     }
 }
 
-/// The names of the settings that name the files of a client of TLS.
-pub(super) struct ClientFileNames {
-    pub(super) roots: &'static str,
-    pub(super) certificate: &'static str,
-    pub(super) key: &'static str,
+/// The names of the settings that name the files of TLS.
+pub(super) struct FileNames<'n> {
+    pub(super) roots: &'n str,
+    pub(super) certificate: &'n str,
+    pub(super) key: &'n str,
 }
 
-// === impl ClientFileNames ===
+// === impl FileNames ===
 
-impl ClientFileNames {
+impl FileNames<'_> {
     /// Adds a fault for a certificate without its key, and for a key without its certificate.
     pub(super) fn check_identity(
         &self,
@@ -291,15 +288,30 @@ impl ClientFileNames {
         faults.add(Fault::new(missing, problem, "set both, or neither"));
     }
 
-    /// Adds a fault for each of the files that cannot be used.
+    /// Adds a fault for each file of a client that cannot be used.
     pub(super) fn check(&self, files: &ClientFiles, faults: &mut Faults) {
-        let named_by = |role| match role {
-            FileRole::Certificate => self.certificate.to_owned(),
-            FileRole::Key => self.key.to_owned(),
-            FileRole::Roots => self.roots.to_owned(),
-        };
         if let Err(found) = files.load(&files.read(), Some(UnixTime::now())) {
-            add_file_faults(found, named_by, faults);
+            self.add_faults(found, faults);
+        }
+    }
+
+    /// Adds a fault for each file that cannot be used.
+    pub(super) fn add_faults(&self, found: FileFaults, faults: &mut Faults) {
+        for FileFault { role, path, problem } in found {
+            let (name, fix) = match role {
+                FileRole::Certificate => {
+                    (self.certificate, "name a PEM file with a certificate that is valid now")
+                }
+                FileRole::Key => {
+                    (self.key, "name the PEM file with the key of the certificate named beside it")
+                }
+                FileRole::Roots => (self.roots, "name a PEM file of the certificates to trust"),
+            };
+            faults.add(match path {
+                Some(path) => Fault::new(name, format!("the file {problem}"), fix)
+                    .in_file(&path.to_string_lossy()),
+                None => Fault::new(name, problem, fix),
+            });
         }
     }
 }
@@ -309,27 +321,5 @@ pub(super) fn server_name(text: &str) -> Result<Option<ServerName<'static>>, Exp
     match ServerName::try_from(text.to_owned()) {
         Ok(name) => Ok(Some(name)),
         Err(_) => Err(Expected::new("a DNS name or an IP address").example("envoy.shop.internal")),
-    }
-}
-
-/// Adds a fault for each file that cannot be used. `named_by` tells the setting that names the file
-/// of a role.
-pub(super) fn add_file_faults(
-    found: FileFaults,
-    named_by: impl Fn(FileRole) -> String,
-    faults: &mut Faults,
-) {
-    for FileFault { role, path, problem } in found {
-        let fix = match role {
-            FileRole::Certificate => "name a PEM file with a certificate that is valid now",
-            FileRole::Key => "name the PEM file with the key of the certificate named beside it",
-            FileRole::Roots => "name a PEM file of the certificates to trust",
-        };
-        let name = named_by(role);
-        faults.add(match path {
-            Some(path) => Fault::new(name, format!("the file {problem}"), fix)
-                .in_file(&path.to_string_lossy()),
-            None => Fault::new(name, problem, fix),
-        });
     }
 }

@@ -16,7 +16,7 @@ use ratelease_tls::{ClientFiles, ServerCheck};
 
 use super::Role;
 use super::fault::{Expected, Fault, Faults, flag_name};
-use super::listeners::ClientFileNames;
+use super::listeners::FileNames;
 use super::table::{
     Names, Section, Sections, Values, optional, parsed_secret, path, secret, setting, switch,
 };
@@ -83,7 +83,7 @@ settings! {
 }
 
 /// The settings that name files.
-const FILES: ClientFileNames = ClientFileNames {
+const FILES: FileNames<'static> = FileNames {
     roots: "REDIS_TLS_CACERT",
     certificate: "REDIS_TLS_CLIENT_CERT",
     key: "REDIS_TLS_CLIENT_KEY",

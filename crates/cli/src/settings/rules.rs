@@ -11,7 +11,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::Role;
 use super::fault::{Expected, Fault, Faults};
-use super::listeners::{ClientFileNames, server_name};
+use super::listeners::{FileNames, server_name};
 use super::table::{
     Section, Sections, Values, optional, parsed_secret, path, setting, switch, text,
 };
@@ -321,7 +321,7 @@ pub struct XdsRetry {
 }
 
 /// The settings that name files.
-const FILES: ClientFileNames = ClientFileNames {
+const FILES: FileNames<'static> = FileNames {
     roots: "CONFIG_GRPC_XDS_SERVER_TLS_CACERT",
     certificate: "CONFIG_GRPC_XDS_CLIENT_TLS_CERT",
     key: "CONFIG_GRPC_XDS_CLIENT_TLS_KEY",

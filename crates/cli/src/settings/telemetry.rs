@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use ratelease_engine::secret::{Secret, SecretFile};
-use ratelease_tls::{ALPN_HTTP2, ClientFiles, FileRole, ServerCheck};
+use ratelease_tls::{ALPN_HTTP2, ClientFiles, ServerCheck};
 use tokio_rustls::rustls::ClientConfig;
 
 use super::fault::{Expected, Fault, Faults};
-use super::listeners::add_file_faults;
+use super::listeners::FileNames;
 use super::table::{Values, setting, switch, text};
 use super::value::{self, HostPort};
 use crate::settings;
@@ -497,17 +497,14 @@ impl Lookup<'_> {
             (None, None) => None,
         };
         let files = ClientFiles { roots: path(ROOTS), identity, server: ServerCheck::Host };
-        let named_by = |role| {
-            let suffix = match role {
-                FileRole::Roots => ROOTS,
-                FileRole::Certificate => CERTIFICATE,
-                FileRole::Key => KEY,
-            };
+        let name_of = |suffix: &str| {
             let unset = || format!("OTEL_EXPORTER_OTLP_{suffix}");
             self.find(suffix).map_or_else(unset, |(name, _)| name)
         };
+        let [roots, certificate, key] = [ROOTS, CERTIFICATE, KEY].map(name_of);
+        let names = FileNames { roots: &roots, certificate: &certificate, key: &key };
         let loaded = files.load(&files.read(), None);
-        let mut config = loaded.map_err(|found| add_file_faults(found, named_by, faults)).ok()?;
+        let mut config = loaded.map_err(|found| names.add_faults(found, faults)).ok()?;
         config.alpn_protocols = match protocol {
             OtlpProtocol::Grpc => vec![ALPN_HTTP2.to_vec()],
             OtlpProtocol::Http => vec![b"http/1.1".to_vec()],
