@@ -52,7 +52,7 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-iT3Snl45Kz2EPEkvGlc4+I/slxX0C9JZDX5+EvoCEEA='; \
+     script-src 'sha256-2Ixq1zS3CXU2Jo3+cMQOry08awlL9m3x53/B0gXhOjQ='; \
      style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
