@@ -69,8 +69,8 @@ impl CurrentRules {
         self.rules.load_full()
     }
 
-    /// Like [`CurrentRules::current`], for an answer that is computed without waiting: touches no
-    /// reference count that cores share.
+    /// Like [`CurrentRules::current`], for the time of one answer: touches no reference count that
+    /// cores share, unless several answers of the thread wait meanwhile.
     pub fn borrow(&self) -> arc_swap::Guard<Option<Arc<Rules>>> {
         self.rules.load()
     }
