@@ -12,7 +12,6 @@
 
 mod connections;
 mod load_reports;
-mod messages;
 mod published;
 mod selection;
 mod server;
@@ -22,8 +21,6 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use connections::TLS_PORT;
-pub use connections::serve;
 pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;
@@ -32,6 +29,8 @@ pub(crate) use published::listen;
 pub use published::{PublishedRollout, PublishedSet};
 pub use selection::Selection;
 pub use server::PodServer;
+pub(crate) use service::TLS_PORT;
+pub use service::serve;
 pub(crate) use streams::LAG_BOUNDS;
 pub use streams::report;
 pub use streams::{Lag, StreamStates, Streams};

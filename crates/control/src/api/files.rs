@@ -17,9 +17,9 @@ use super::call::{
     check_text, page_size,
 };
 use super::publish::{
-    Checked, approve, compile_all, publish_texts, read_text, replacements, unpublished_changes,
+    ATTEMPTS_MAX, Checked, approve, compile_all, publish_texts, published_hashes, read_text,
+    replacements, unpublished_changes,
 };
-use super::rules::ATTEMPTS_MAX;
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::document::{Difference, Document, RuleChange, check_weights, difference, read, render};
@@ -344,15 +344,6 @@ async fn check_version(app: &App, version: Option<i64>, first: i64) -> Result<()
         }
         _ => Ok(()),
     }
-}
-
-/// What a version published.
-pub(super) async fn published_hashes(
-    app: &App,
-    version: i64,
-) -> Result<BTreeMap<String, String>, Problem> {
-    let state = app.store.state_at(version).await?.into_iter();
-    Ok(state.filter_map(|row| Some((row.domain, row.hash?))).collect())
 }
 
 async fn version_contents(app: &App, version: i64) -> Result<Contents, Problem> {

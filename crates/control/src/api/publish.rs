@@ -22,16 +22,18 @@ use super::call::{
     CommonProblems, Ending, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
     check_domain, page_size,
 };
-use super::files::published_hashes;
-use super::rollouts::hide_reason;
-use super::rules::ATTEMPTS_MAX;
 use crate::auth::Caller;
 use crate::document::{
     Difference, Document, Finding, check as compile, check_together, difference, memory_for_rules,
     mib, read,
 };
+use crate::push::ROLLBACK_AUTHOR;
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
 use crate::work::heavy;
+
+/// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
+/// a lock was lost, or a draft changed between two reads.
+pub(super) const ATTEMPTS_MAX: usize = 5;
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -212,6 +214,23 @@ async fn versions(
     let mut versions = app.lists().versions(caller.domains(), before, limit).await?;
     versions.iter_mut().for_each(|it| hide_reason(&caller, &it.author, &mut it.reason));
     Ok(Json(VersionList { versions }))
+}
+
+/// Hides the control plane's reason for a roll back from a token that is for some domains: it names
+/// domains and their hits.
+pub(super) fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
+    if caller.domains().is_some() && author == ROLLBACK_AUTHOR {
+        "chosen pods denied too much".clone_into(reason);
+    }
+}
+
+/// What a version published.
+pub(super) async fn published_hashes(
+    app: &App,
+    version: i64,
+) -> Result<BTreeMap<String, String>, Problem> {
+    let state = app.store.state_at(version).await?.into_iter();
+    Ok(state.filter_map(|row| Some((row.domain, row.hash?))).collect())
 }
 
 /// A body may be missing.

@@ -15,8 +15,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
 use super::call::{CommonProblems, FieldFault, Problem, WriteCall, check_domain};
-use super::files::published_hashes;
-use super::publish::compile_all;
+use super::publish::{compile_all, published_hashes};
 use super::{App, MIB};
 use crate::auth::Caller;
 use crate::rates::Permits;

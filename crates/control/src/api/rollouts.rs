@@ -20,13 +20,11 @@ use super::call::{
     check_text, page_size,
 };
 use super::publish::{
-    Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all, published,
-    under_way,
+    ATTEMPTS_MAX, Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all,
+    hide_reason, published, under_way,
 };
-use super::rules::ATTEMPTS_MAX;
 use crate::auth::Caller;
 use crate::document::{difference, shadow};
-use crate::push::ROLLBACK_AUTHOR;
 use crate::store::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
     RolloutStep, Stage, Store, StoreError, Write,
@@ -577,14 +575,6 @@ struct HitView {
 /// Whether a token may see a rollout: it may use one of its domains.
 pub(super) fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
     rollout.domains.iter().any(|it| caller.may_use(&it.domain))
-}
-
-/// Hides the control plane's reason for a roll back from a token that is for some domains: it names
-/// domains and their hits.
-pub(super) fn hide_reason(caller: &Caller, author: &str, reason: &mut String) {
-    if caller.domains().is_some() && author == ROLLBACK_AUTHOR {
-        "chosen pods denied too much".clone_into(reason);
-    }
 }
 
 /// What `caller` may see of a rollout.

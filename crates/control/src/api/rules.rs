@@ -23,7 +23,9 @@ use super::call::{
     CommonProblems, Ending, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall,
     WriteQuery, answer, check_domain, check_search, check_text, page_size, time,
 };
-use super::publish::{Approved, approve, compile_all, publish_texts, unpublished_changes};
+use super::publish::{
+    ATTEMPTS_MAX, Approved, approve, compile_all, publish_texts, unpublished_changes,
+};
 use crate::auth::Caller;
 use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
 use crate::store::{Answer, ChangeRow, PublishedText, RuleFilter, RulePosition, StoredRule, Write};
@@ -440,10 +442,6 @@ impl From<StoredRule> for RuleView {
 // A change that is published at once is compiled outside of any transaction, so that no other
 // write waits for it. It is committed only if the draft and the published rules are still those
 // that were compiled; else all of it is repeated.
-
-/// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
-/// a lock was lost, or a draft changed between two reads.
-pub(super) const ATTEMPTS_MAX: usize = 5;
 
 /// What a change does with the rules of its domain.
 #[derive(Debug, Default)]

@@ -1,49 +1,16 @@
-//! The port for pods, to which any client may connect: plaintext, or TLS with certificates that are
-//! read again when they change. A connection without a stream is idle, and what one sends is read
-//! at a bounded rate.
+//! What the streams of a connection share: its client, and the rate at which they are read.
 
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Extension;
-use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_listener::tls::{CertificateFiles, HandshakeFailure, TlsPort};
-use ratelease_listener::{Client, HttpServer, OpenConnections, Peer};
-use ratelease_tls::ALPN_HTTP2;
-use tokio::net::TcpListener;
+use ratelease_listener::{Client, Peer};
 use tokio::time::sleep;
 use tonic::Streaming;
-use tonic::service::Routes;
 
 use super::selection::{CertifiedNodes, Selection};
-use super::server::PodServer;
-use super::service::{Discovery, LoadReports, PodService};
-
-/// Maximum number of connections, and of those of one client.
-const CONNECTIONS_MAX: usize = 8192;
-const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
-
-/// Maximum time of a connection without a stream.
-const IDLE_MAX: Duration = Duration::from_secs(10);
-
-/// A pod that is gone without a word is noticed within the sum of these.
-const PING_INTERVAL: Duration = Duration::from_secs(20);
-const PING_MAX: Duration = Duration::from_secs(20);
-
-/// Maximum number of streams of a connection; a pod has one for rules and one for reports.
-const STREAMS_MAX: u32 = 4;
-
-/// Bytes that a pod may send before they are read, of a stream and of a connection.
-const WINDOW_BYTES: u32 = 64 << 10;
-
-/// Maximum bytes of the headers of a call.
-const HEAD_BYTES_MAX: u32 = 16 << 10;
-
-/// Interval at which the files of certificates are read.
-const FILES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Messages that a connection may send at once, and how soon it may send another one. Each
 /// response permits two more: its answer, and one that crosses it. A pod sends a report each
@@ -56,10 +23,6 @@ const MESSAGES_OF_RESPONSE: u32 = 2;
 /// one, and streams that end without a message count too. More are forgotten, so that a pod behind
 /// the same proxy is read again within seconds.
 const MESSAGES_OWED_MAX: u32 = 16;
-
-/// What the port tells its clients and operators.
-pub(crate) const TLS_PORT: TlsPort =
-    TlsPort { name: "the port for pods", protocols: &[ALPN_HTTP2], advice: advice_for };
 
 /// What a stream knows of its connection.
 #[derive(Debug, Clone)]
@@ -84,66 +47,10 @@ struct MessageBudget {
     full_at: Time,
 }
 
-/// Serves pods until `stop` resolves. Streams last for days, so that the end does not wait for
-/// them: pods connect to another replica.
-pub async fn serve(
-    listener: TcpListener,
-    certificates: Option<CertificateFiles>,
-    server: PodServer,
-    stop: impl Future<Output = ()>,
-) {
-    let http = HttpServer::new(STREAMS_MAX)
-        .head_bytes(HEAD_BYTES_MAX)
-        .windows(WINDOW_BYTES)
-        .http2_only(PING_INTERVAL, PING_MAX);
-    let open = OpenConnections::for_known_clients(
-        CONNECTIONS_MAX,
-        Some(CONNECTIONS_OF_PEER_MAX),
-        IDLE_MAX,
-    );
-    let routes = Routes::new(PodService::<Discovery>::new(server.clone()))
-        .add_service(PodService::<LoadReports>::new(server))
-        .into_axum_router();
-    let service = move |client| {
-        TowerToHyperService::new(routes.clone().layer(Extension(ConnectedPod::new(client))))
-    };
-    let tls = certificates.as_ref().map(|it| it.acceptor().clone());
-    let renewed = async {
-        match certificates {
-            Some(certificates) => certificates.renew_forever(FILES_INTERVAL).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        () = http.serve_listener(listener, open, tls, std::future::pending(), service) => {}
-        () = renewed => {}
-        () = stop => {}
-    }
-}
-
-/// What the operator has to change after a failed handshake.
-fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
-    match failure {
-        HandshakeFailure::NotTls => Some("set CONFIG_GRPC_XDS_SERVER_USE_TLS in its pod"),
-        HandshakeFailure::NoCertificate => {
-            Some("give its pod a client certificate, or leave out --pods-tls-client-ca")
-        }
-        HandshakeFailure::BadCertificate => {
-            Some("check the certificate of its pod, and --pods-tls-client-ca")
-        }
-        HandshakeFailure::NotTrusted => {
-            Some("check that its pod trusts the CA of --pods-tls-cert, and calls its name")
-        }
-        HandshakeFailure::Incompatible => Some("the client needs TLS 1.2 or 1.3, and HTTP/2"),
-        HandshakeFailure::Abandoned => None,
-        HandshakeFailure::Other => Some("nothing is known about it"),
-    }
-}
-
 // === impl ConnectedPod ===
 
 impl ConnectedPod {
-    fn new(client: Client) -> Self {
+    pub(super) fn new(client: Client) -> Self {
         let shared = Shared {
             certified: OnceLock::new(),
             node: OnceLock::new(),

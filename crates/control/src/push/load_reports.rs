@@ -18,8 +18,10 @@ use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use envoy_types::pb::google::protobuf;
 use futures_util::stream::{BoxStream, StreamExt};
 use parking_lot::Mutex;
+use prost::Message;
 use ratelease_engine::rng::next_u64;
 use ratelease_engine::time::{Clock, Time};
+use ratelease_xds::shape::{FLAT, Field, Shape};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,9 +29,8 @@ use tonic::{Request, Status, Streaming};
 use tracing::{debug, warn};
 
 use super::connections::ConnectedPod;
-use super::messages::{ClusterStats, LoadStatsRequest};
 use super::published::{PublishedRollout, PublishedSet};
-use super::selection::{CertifiedNodes, NodeInfo};
+use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo};
 use super::server::{FIRST_MAX, PodServer};
 use crate::store::{
     Author, Bound, CountKey, HitCount, ReplicaCount, Stage, Store, StoreError, StoreResult,
@@ -54,6 +55,55 @@ const SECONDS_MAX: u64 = 60;
 
 /// The category of hits that would have been dropped, but for shadow mode.
 const SHADOW: &str = "shadow";
+
+/// A report of LRS.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct LoadStatsRequest {
+    #[prost(message, optional, tag = "1")]
+    node: Option<Node>,
+    #[prost(message, repeated, tag = "2")]
+    cluster_stats: Vec<ClusterStats>,
+}
+
+/// The hits of a domain.
+#[derive(Clone, PartialEq, Message)]
+struct ClusterStats {
+    #[prost(string, tag = "1")]
+    cluster_name: String,
+    #[prost(message, repeated, tag = "2")]
+    upstream_locality_stats: Vec<UpstreamLocalityStats>,
+    #[prost(uint64, tag = "3")]
+    total_dropped_requests: u64,
+    #[prost(message, repeated, tag = "5")]
+    dropped_requests: Vec<DroppedRequests>,
+}
+
+/// Hits that passed.
+#[derive(Clone, PartialEq, Message)]
+struct UpstreamLocalityStats {
+    #[prost(uint64, tag = "8")]
+    total_issued_requests: u64,
+}
+
+/// Hits of a category that were dropped.
+#[derive(Clone, PartialEq, Message)]
+struct DroppedRequests {
+    #[prost(string, tag = "1")]
+    category: String,
+    #[prost(uint64, tag = "2")]
+    dropped_count: u64,
+}
+
+/// What a `LoadStatsRequest` takes in memory.
+pub(super) static REPORT_SHAPE: Shape = Shape(&[
+    Field { number: 1, item: 0, of: &NODE_SHAPE },
+    Field { number: 2, item: size_of::<ClusterStats>(), of: &STATS_SHAPE },
+]);
+
+static STATS_SHAPE: Shape = Shape(&[
+    Field { number: 2, item: size_of::<UpstreamLocalityStats>(), of: &FLAT },
+    Field { number: 5, item: size_of::<DroppedRequests>(), of: &FLAT },
+]);
 
 /// The reports of one pod.
 struct Reports {
@@ -199,7 +249,8 @@ impl Reports {
     /// The hits of each domain that the pod was asked for. One that the report has several times is
     /// counted once, with the sum.
     fn read<'r>(&self, report: &'r [ClusterStats]) -> BTreeMap<&'r str, HitCount> {
-        let (mut counts, mut odd) = (BTreeMap::<_, HitCount>::new(), BTreeSet::new());
+        let mut counts = BTreeMap::<_, HitCount>::new();
+        let mut odd = BTreeSet::new();
         for stats in report.iter().filter(|it| self.asked.contains(&it.cluster_name)) {
             match read(stats) {
                 Some(count) => counts.entry(&*stats.cluster_name).or_default().add(&count),
@@ -585,8 +636,12 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use envoy_types::pb::envoy::config::endpoint::v3 as endpoint;
+    use envoy_types::pb::envoy::service::load_stats::v3 as load_stats;
+    use ratelease_xds::shape::{Undecoded, decode};
+
     use super::*;
-    use crate::push::messages::{DroppedRequests, UpstreamLocalityStats};
+    use crate::push::server::{DISCOVERY_SHAPE, DiscoveryRequest};
 
     fn stats(issued: u64, denied: u64, shadow: u64) -> ClusterStats {
         let locality = UpstreamLocalityStats { total_issued_requests: issued };
@@ -699,5 +754,54 @@ mod tests {
         let expected = "chosen pods denied too much in the last 30 s: 'shop': 122 of 200 hits \
                         (61.0 %); the bound is 5.0 %";
         assert_eq!(reason, expected);
+    }
+
+    fn report(bytes: &[u8]) -> Result<LoadStatsRequest, Undecoded> {
+        decode(bytes, &REPORT_SHAPE, usize::MAX)
+    }
+
+    #[test]
+    fn reports_and_requests_that_would_fill_the_memory_are_not_decoded() {
+        let field = |number: u8, content: &[u8]| {
+            let mut bytes = vec![number << 3 | 2];
+            prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+            [&bytes, content].concat()
+        };
+        let stats = |fields: &[u8]| report(&field(2, fields));
+        assert!(matches!(report(&[0x12, 0].repeat(500_000)), Err(Undecoded::TooLarge(_))));
+        let localities = stats(&[0x12, 0].repeat(500_000)).unwrap();
+        assert_eq!(localities.cluster_stats[0].upstream_locality_stats.len(), 500_000);
+        assert!(size_of::<UpstreamLocalityStats>() <= 8, "500 000 of them take 8 MiB");
+        assert!(matches!(stats(&[0x2a, 0].repeat(500_000)), Err(Undecoded::TooLarge(_))));
+        // Extensions of the node are skipped.
+        let node = |fields: &[u8]| {
+            decode::<DiscoveryRequest>(&field(2, fields), &DISCOVERY_SHAPE, usize::MAX)
+        };
+        assert!(node(&[0x4a, 0].repeat(100_000)).is_ok());
+    }
+
+    #[test]
+    fn the_fields_that_are_read_are_those_of_the_protocol() {
+        let stats = endpoint::ClusterStats {
+            cluster_name: "shop".into(),
+            upstream_locality_stats: vec![endpoint::UpstreamLocalityStats {
+                total_issued_requests: 7,
+                total_successful_requests: 6,
+                ..Default::default()
+            }],
+            total_dropped_requests: 3,
+            dropped_requests: vec![endpoint::cluster_stats::DroppedRequests {
+                category: "shadow".into(),
+                dropped_count: 2,
+            }],
+            ..Default::default()
+        };
+        let many = load_stats::LoadStatsRequest { cluster_stats: vec![stats; 1000], node: None };
+        let read = report(&many.encode_to_vec()).unwrap().cluster_stats;
+        let ClusterStats { cluster_name, upstream_locality_stats: passed, .. } = &read[999];
+        assert_eq!((read.len(), &**cluster_name), (1000, "shop"));
+        assert_eq!((passed[0].total_issued_requests, read[0].total_dropped_requests), (7, 3));
+        let dropped = &read[0].dropped_requests[0];
+        assert_eq!((&*dropped.category, dropped.dropped_count), ("shadow", 2));
     }
 }

@@ -8,8 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
+use envoy_types::pb::google::protobuf::Any;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use prost::Message;
 use ratelease_rules::Source;
 use ratelease_xds::config::config_of;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
@@ -19,7 +21,6 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use super::messages::any;
 use super::selection::NodeInfo;
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
@@ -180,6 +181,11 @@ impl PublishedSet {
         let content = hasher.finalize();
         Selected { domains, names, content, changed: last, bytes }
     }
+}
+
+/// A resource of this type, encoded.
+fn any(type_url: &str, message: &impl Message) -> Bytes {
+    Any { type_url: type_url.to_owned(), value: message.encode_to_vec() }.encode_to_vec().into()
 }
 
 // === impl PublishedDomain ===
@@ -451,7 +457,6 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::push::messages::{Kind, Node, Struct, Value};
     use crate::push::selection::NodeInfo;
     use crate::store::{Author, Choice, NewRollout, PublishedText, Stage, Write};
 
@@ -461,7 +466,7 @@ mod tests {
     }
 
     fn node(id: &str) -> NodeInfo {
-        NodeInfo::of(Node { id: id.to_owned(), ..Node::default() }).unwrap()
+        NodeInfo::named(id, &[])
     }
 
     #[test]
@@ -493,11 +498,7 @@ mod tests {
     #[test]
     fn a_label_chooses_nodes_whose_metadata_has_it() {
         let rollout = rollout(1, Choice::Label("zone".into(), "a".into()));
-        let labelled = |value: &str| {
-            let kind = Some(Kind::StringValue(value.to_owned()));
-            let metadata = Struct { fields: [("zone".to_owned(), Value { kind })].into() };
-            NodeInfo::of(Node { metadata: Some(metadata), ..Node::default() }).unwrap()
-        };
+        let labelled = |value: &str| NodeInfo::named("", &[("zone", value)]);
         assert!(rollout.chooses(&labelled("a")));
         assert!(!rollout.chooses(&labelled("b")) && !rollout.chooses(&node("a")));
     }

@@ -1,15 +1,16 @@
 //! Which domains a pod may have: by the names of its certificate, and by what it says of itself,
 //! which is kept within bounds: any client chooses it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use prost::{Message, Oneof};
 use ratelease_xds::MEMORY_KEY;
+use ratelease_xds::shape::{FLAT, Field, Shape};
 use tokio_rustls::rustls::client::verify_server_name;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tonic::Status;
 
-use super::messages::{Kind, Node};
 use crate::store::LABEL_BYTES_MAX;
 
 /// Maximum bytes of a node's id, and of the names of its domains.
@@ -25,6 +26,44 @@ const LABELS_BYTES_MAX: usize = 64 << 10;
 /// The metadata of a node that names its domains, separated by commas.
 const DOMAINS_KEY: &str = "domains";
 
+/// A pod.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Node {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(message, optional, tag = "3")]
+    metadata: Option<Struct>,
+    #[prost(string, tag = "6")]
+    user_agent_name: String,
+}
+
+/// Its metadata.
+#[derive(Clone, PartialEq, Message)]
+struct Struct {
+    #[prost(map = "string, message", tag = "1")]
+    fields: HashMap<String, Value>,
+}
+
+/// A text, or a value of another type, which is skipped.
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(oneof = "Kind", tags = "3")]
+    kind: Option<Kind>,
+}
+
+/// The type of a value.
+#[derive(Clone, PartialEq, Oneof)]
+enum Kind {
+    #[prost(string, tag = "3")]
+    StringValue(String),
+}
+
+/// What a [`Node`] takes in memory.
+pub(super) static NODE_SHAPE: Shape = Shape(&[Field { number: 3, item: 0, of: &STRUCT_SHAPE }]);
+
+static STRUCT_SHAPE: Shape =
+    Shape(&[Field { number: 1, item: size_of::<(String, Value)>(), of: &FLAT }]);
+
 /// A node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NodeInfo {
@@ -37,6 +76,17 @@ pub(super) struct NodeInfo {
     domains: Option<BTreeSet<String>>,
     /// The texts of its metadata by which a rollout may choose it.
     labels: BTreeMap<String, String>,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The text that its metadata has at this key.
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        match self.metadata.as_ref()?.fields.get(key)?.kind.as_ref()? {
+            Kind::StringValue(text) => Some(text),
+        }
+    }
 }
 
 // === impl NodeInfo ===
@@ -80,6 +130,15 @@ impl NodeInfo {
             return Err(Status::invalid_argument(why));
         }
         Ok(Self { id, agent, memory, domains, labels: texts })
+    }
+
+    /// A node with this id and these texts in its metadata, for tests.
+    #[cfg(test)]
+    pub(super) fn named(id: &str, texts: &[(&str, &str)]) -> Self {
+        let value = |text: &str| Value { kind: Some(Kind::StringValue(text.to_owned())) };
+        let fields = texts.iter().map(|(key, text)| ((*key).to_owned(), value(text))).collect();
+        let metadata = Some(Struct { fields });
+        Self::of(Node { id: id.to_owned(), metadata, ..Node::default() }).unwrap_or_default()
     }
 
     /// The text that the node's metadata has at this key.
@@ -145,7 +204,6 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::push::messages::{Struct, Value};
 
     fn node(fields: impl IntoIterator<Item = (String, String)>) -> Result<NodeInfo, Status> {
         let text = |text| Value { kind: Some(Kind::StringValue(text)) };

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, MaybeDone, maybe_done};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use jiff::Timestamp;
 use prost::Message;
 use ratelease_listener::Peer;
+use ratelease_xds::shape::{Field, Shape};
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RULES_VERSION_KEY};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Sleep, sleep, timeout};
@@ -22,9 +24,8 @@ use tracing::{debug, info, warn};
 
 use super::connections::ConnectedPod;
 use super::load_reports::RolloutCounts;
-use super::messages::{DiscoveryRequest, DiscoveryResponse, Kind};
 use super::published::{PublishedDomain, PublishedSet, Selected};
-use super::selection::{CertifiedNodes, NodeInfo, Selection};
+use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo, Selection};
 use super::streams::{Row, Streams};
 use crate::rates::{Permit, Permits};
 use crate::store::PodRow;
@@ -41,6 +42,45 @@ const GRACE: Duration = Duration::from_millis(200);
 
 /// The name of ratelease in its node.
 const AGENT: &str = "ratelease";
+
+/// A request of ADS.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DiscoveryRequest {
+    #[prost(string, tag = "1")]
+    version_info: String,
+    #[prost(message, optional, tag = "2")]
+    node: Option<Node>,
+    #[prost(string, tag = "4")]
+    type_url: String,
+    #[prost(string, tag = "5")]
+    response_nonce: String,
+    #[prost(message, optional, tag = "6")]
+    error_detail: Option<ErrorDetail>,
+}
+
+/// Why a response was refused.
+#[derive(Clone, PartialEq, Message)]
+struct ErrorDetail {
+    #[prost(string, tag = "2")]
+    message: String,
+}
+
+/// A response of ADS.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct DiscoveryResponse {
+    #[prost(string, tag = "1")]
+    version_info: String,
+    /// Encoded resources: see [`any`]. Streams share them.
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    resources: Vec<Bytes>,
+    #[prost(string, tag = "4")]
+    type_url: String,
+    #[prost(string, tag = "5")]
+    nonce: String,
+}
+
+/// What a `DiscoveryRequest` takes in memory.
+pub(super) static DISCOVERY_SHAPE: Shape = Shape(&[Field { number: 2, item: 0, of: &NODE_SHAPE }]);
 
 /// The server.
 #[derive(Debug, Clone)]
@@ -381,13 +421,8 @@ async fn any_room(subscriptions: &mut BTreeMap<&'static str, Subscription>) {
 
 /// The version that a pod says it runs; 0 if it says none of this server.
 fn version_of(request: &DiscoveryRequest) -> i64 {
-    let metadata = request.node.as_ref().and_then(|node| node.metadata.as_ref());
-    let field = metadata.and_then(|it| it.fields.get(RULES_VERSION_KEY)?.kind.as_ref());
-    let text = match field {
-        Some(Kind::StringValue(text)) => text,
-        _ => &request.version_info,
-    };
-    text.parse().unwrap_or_default()
+    let text = request.node.as_ref().and_then(|node| node.text(RULES_VERSION_KEY));
+    text.unwrap_or(&request.version_info).parse().unwrap_or_default()
 }
 
 // What a pod has of one type of resources, and the next response of it.

@@ -1,27 +1,59 @@
-//! The calls of pods: ADS for rules, and LRS for hits. Requests are bounded in the memory that they
-//! take once they are decoded. Responses of ADS are encoded from resources that all streams share:
-//! each stream copies them once, into what it sends.
+//! The port for pods, to which any client may connect: plaintext, or TLS with certificates that are
+//! read again when they change; and its calls, ADS for rules and LRS for hits.
+//!
+//! Requests are bounded in the memory that they take once they are decoded. Responses of ADS are
+//! encoded from resources that all streams share: each stream copies them once, into what it sends.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use axum::Extension;
 use bytes::Buf;
 use envoy_types::pb::envoy::service::load_stats::v3::LoadStatsResponse;
 use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
+use hyper_util::service::TowerToHyperService;
 use prost::Message;
+use ratelease_listener::tls::{CertificateFiles, HandshakeFailure, TlsPort};
+use ratelease_listener::{HttpServer, OpenConnections};
+use ratelease_tls::ALPN_HTTP2;
 use ratelease_xds::shape::{Shape, Undecoded, decode};
+use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::{Body as HttpBody, Service, StdError, http};
 use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::messages::{
-    DISCOVERY_SHAPE, DiscoveryRequest, DiscoveryResponse, LoadStatsRequest, REPORT_SHAPE,
-};
-use super::server::PodServer;
+use super::connections::ConnectedPod;
+use super::load_reports::{LoadStatsRequest, REPORT_SHAPE};
+use super::server::{DISCOVERY_SHAPE, DiscoveryRequest, DiscoveryResponse, PodServer};
+
+/// Maximum number of connections, and of those of one client.
+const CONNECTIONS_MAX: usize = 8192;
+const CONNECTIONS_OF_PEER_MAX: usize = CONNECTIONS_MAX / 4;
+
+/// Maximum time of a connection without a stream.
+const IDLE_MAX: Duration = Duration::from_secs(10);
+
+/// A pod that is gone without a word is noticed within the sum of these.
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_MAX: Duration = Duration::from_secs(20);
+
+/// Maximum number of streams of a connection; a pod has one for rules and one for reports.
+const STREAMS_MAX: u32 = 4;
+
+/// Bytes that a pod may send before they are read, of a stream and of a connection.
+const WINDOW_BYTES: u32 = 64 << 10;
+
+/// Maximum bytes of the headers of a call.
+const HEAD_BYTES_MAX: u32 = 16 << 10;
+
+/// Interval at which the files of certificates are read.
+const FILES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of a request of ADS: a node, and the faults of a refusal.
 const REQUEST_BYTES_MAX: usize = 256 << 10;
@@ -31,6 +63,66 @@ const REPORT_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum bytes of a response.
 const RESPONSE_BYTES_MAX: usize = 256 << 20;
+
+/// What the port tells its clients and operators.
+pub(crate) const TLS_PORT: TlsPort =
+    TlsPort { name: "the port for pods", protocols: &[ALPN_HTTP2], advice: advice_for };
+
+/// Serves pods until `stop` resolves. Streams last for days, so that the end does not wait for
+/// them: pods connect to another replica.
+pub async fn serve(
+    listener: TcpListener,
+    certificates: Option<CertificateFiles>,
+    server: PodServer,
+    stop: impl Future<Output = ()>,
+) {
+    let http = HttpServer::new(STREAMS_MAX)
+        .head_bytes(HEAD_BYTES_MAX)
+        .windows(WINDOW_BYTES)
+        .http2_only(PING_INTERVAL, PING_MAX);
+    let open = OpenConnections::for_known_clients(
+        CONNECTIONS_MAX,
+        Some(CONNECTIONS_OF_PEER_MAX),
+        IDLE_MAX,
+    );
+    let routes = Routes::new(PodService::<Discovery>::new(server.clone()))
+        .add_service(PodService::<LoadReports>::new(server))
+        .into_axum_router();
+    let service = move |client| {
+        TowerToHyperService::new(routes.clone().layer(Extension(ConnectedPod::new(client))))
+    };
+    let tls = certificates.as_ref().map(|it| it.acceptor().clone());
+    let renewed = async {
+        match certificates {
+            Some(certificates) => certificates.renew_forever(FILES_INTERVAL).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = http.serve_listener(listener, open, tls, std::future::pending(), service) => {}
+        () = renewed => {}
+        () = stop => {}
+    }
+}
+
+/// What the operator has to change after a failed handshake.
+fn advice_for(failure: HandshakeFailure) -> Option<&'static str> {
+    match failure {
+        HandshakeFailure::NotTls => Some("set CONFIG_GRPC_XDS_SERVER_USE_TLS in its pod"),
+        HandshakeFailure::NoCertificate => {
+            Some("give its pod a client certificate, or leave out --pods-tls-client-ca")
+        }
+        HandshakeFailure::BadCertificate => {
+            Some("check the certificate of its pod, and --pods-tls-client-ca")
+        }
+        HandshakeFailure::NotTrusted => {
+            Some("check that its pod trusts the CA of --pods-tls-cert, and calls its name")
+        }
+        HandshakeFailure::Incompatible => Some("the client needs TLS 1.2 or 1.3, and HTTP/2"),
+        HandshakeFailure::Abandoned => None,
+        HandshakeFailure::Other => Some("nothing is known about it"),
+    }
+}
 
 /// The responses of a stream.
 type Responses<T> = BoxStream<'static, Result<T, Status>>;
