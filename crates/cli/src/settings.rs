@@ -9,9 +9,9 @@
 mod answers;
 mod fault;
 mod listeners;
-mod redis;
 pub(crate) mod reference;
 mod rules;
+mod store;
 mod table;
 mod telemetry;
 #[cfg(test)]
@@ -26,9 +26,9 @@ use ratelease_tls::{ClientFiles, ServerCheck, ServerFiles};
 pub use answers::{HeaderNames, Headers, HotKeys, Key, Leases, Responses};
 pub use fault::{Expected, Fault, Faults};
 pub use listeners::{DebugListener, GrpcListen, HealthListener, Listeners, Uds, call_at};
-pub use redis::{Store, key_prefix_of};
-pub(crate) use redis::{store_names, with_named_stores};
 pub use rules::{HealthyWith, Reading, RulesDir, RulesSource, Xds, XdsRetry};
+pub use store::{Store, key_prefix_of};
+pub(crate) use store::{store_names, with_named_stores};
 pub use table::{
     Flags, Names, Row, Section, Sections, Setting, Values, optional, parsed_secret, path, secret,
     setting, switch, text,
@@ -119,11 +119,11 @@ impl Sections for Settings {
         rules::FileOptions::SECTION,
         rules::Service::SECTION,
         Xds::SECTION,
-        redis::Redis::SECTION,
-        redis::RedisTls::SECTION,
-        redis::KeyPrefix::SECTION,
-        redis::PerSecond::SECTION,
-        redis::SECOND_REDIS,
+        store::Redis::SECTION,
+        store::RedisTls::SECTION,
+        store::KeyPrefix::SECTION,
+        store::PerSecond::SECTION,
+        store::SECOND_REDIS,
         answers::AskedHeaders::SECTION,
         Responses::SECTION,
         Leases::SECTION,
