@@ -223,7 +223,8 @@ fn resources(from: &Lookup<'_>, faults: &mut Vec<Fault>) -> Option<Resources> {
     let mut pair = |request: &str, limit: &str, parse: ParseLimit| {
         let low = from.parse(request, faults, Quantity::parse);
         let high = from.parse(limit, faults, parse);
-        let (low, high) = (low?, high?.flatten());
+        let low = low?;
+        let high = high?.flatten();
         if let (Some(low), Some(high)) = (&low, &high)
             && low.nanos > high.nanos
         {

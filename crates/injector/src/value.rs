@@ -97,7 +97,8 @@ pub(crate) fn word(words: &'static [&'static str]) -> impl Fn(&str) -> Result<St
 
 /// Lines `NAME=value`, in order; empty lines are left out.
 pub(crate) fn environment(text: &str) -> Result<Vec<(String, String)>, String> {
-    let (mut pairs, mut names) = (Vec::new(), HashSet::new());
+    let mut pairs = Vec::new();
+    let mut names = HashSet::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let pair = line.split_once('=').filter(|(name, _)| is_variable(name));
         let Some((name, value)) = pair else {

@@ -277,8 +277,8 @@ fn unit_refusal(unit: &str, findings: &Findings) -> String {
 fn multiplier(units: NonZeroU32, unit: Option<Unit>) -> Result<NonZeroU32, String> {
     match unit {
         Some(unit) if u64::from(units.get()) * unit.seconds() > WINDOW_SECONDS_MAX => {
-            let (name, most) =
-                (unit.name().to_ascii_lowercase(), WINDOW_SECONDS_MAX / unit.seconds());
+            let name = unit.name().to_ascii_lowercase();
+            let most = WINDOW_SECONDS_MAX / unit.seconds();
             Err(format!(
                 "'unit_multiplier' makes a window of more than ten years; for unit {name} it must \
                  be at most {most}, found {units}"

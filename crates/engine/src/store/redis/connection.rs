@@ -72,7 +72,8 @@ impl Connection {
         opened.limit.note_login();
         let heard = AtomicU64::new(context.clock.now().nanos());
         let owed = Owed::default();
-        let (has_scripts, reloaded) = (AtomicBool::new(false), AtomicU64::new(0));
+        let has_scripts = AtomicBool::new(false);
+        let reloaded = AtomicU64::new(0);
         let end = OnceLock::new();
         Self { address, opened, context, timeout, heard, has_scripts, reloaded, owed, stage, end }
     }
@@ -204,7 +205,8 @@ impl Connection {
         let now = self.context.clock.now();
         let last = self.reloaded.load(Ordering::Relaxed);
         let is_due = last == 0 || now.since(Time::from_nanos(last)) >= RELOAD_GAP;
-        let (order, now) = (Ordering::Relaxed, now.nanos().max(1));
+        let order = Ordering::Relaxed;
+        let now = now.nanos().max(1);
         self.has_scripts.load(order)
             && is_due
             && self.reloaded.compare_exchange(last, now, order, order).is_ok()
@@ -816,7 +818,8 @@ impl Connector {
         let within = timeout.for_connect();
         let opened = open(&self.context, &address, Peer::Server, Some(&stages), within).await?;
         timeout.connected(self.context.clock.now().since(began));
-        let (context, timeout) = (Arc::clone(&self.context), Arc::clone(timeout));
+        let context = Arc::clone(&self.context);
+        let timeout = Arc::clone(timeout);
         Ok(Connection::new(address, opened, stages, context, timeout))
     }
 
