@@ -408,4 +408,34 @@ mod tests {
     fn the_grammar_has_no_fault() {
         Cli::command().debug_assert();
     }
+
+    /// What `serve` says of faulty flags, a line each.
+    fn faults(line: &str) -> Vec<String> {
+        let line = ["ratelease-injector", "serve"].into_iter().chain(line.split(' '));
+        match Cli::try_parse_from(line).unwrap().command {
+            Command::Serve(flags) => {
+                let faults = flags.settings.read(Settings::read_all).unwrap_err();
+                faults.iter().map(ToString::to_string).collect()
+            }
+            Command::Inject(_) => panic!("not serve"),
+        }
+    }
+
+    #[test]
+    fn every_faulty_flag_of_serve_is_reported_at_once() {
+        let line = "--listen 8443 --certificate-lifetime 0s --kubernetes-version new";
+        let expected = [
+            "--listen: expected an IP address and a port, found \"8443\"; set --listen, as in \
+             --listen=0.0.0.0:8443",
+            "--certificate-lifetime: expected a duration above 0 with its unit, found \"0s\"; set \
+             --certificate-lifetime, as in --certificate-lifetime=2160h",
+            "--kubernetes-version: expected a version, found \"new\"; set --kubernetes-version, as \
+             in --kubernetes-version=1.31",
+            "--namespace: not set, and the certificate is in a Secret; set it, or --certificates",
+        ];
+        assert_eq!(faults(line), expected);
+        let of_others = faults("--certificates /certs --namespace limits --secret other");
+        assert_eq!(of_others.len(), 2, "{of_others:?}");
+        assert!(of_others[1].starts_with("--secret: has no effect with --certificates"));
+    }
 }
