@@ -95,7 +95,7 @@ fn what_cannot_be_used_ends_with_2() {
         ),
         (&["inject", "--kubernetes-version", "new"], POD, "expected a version such as 1.31"),
         (&["inject"], "kind: Pod\na: [\n", "-:"),
-        (&["serve"], "", "--namespace <NAME>"),
+        (&["serve"], "", "--namespace: not set, and the certificate is in a Secret"),
         (
             &["serve", "--certificates", "/nowhere", "--kubernetes-version", "1.31"],
             "",

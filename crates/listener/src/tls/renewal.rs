@@ -70,9 +70,9 @@ impl CertificateFiles {
         match loaded {
             Ok(loaded) => {
                 let not_after = loaded.not_after.as_secs();
-                info!(not_after, "{name} has a new certificate");
                 self.acceptor.replace(loaded);
                 self.in_force = pems;
+                info!(not_after, "{name} has a new certificate");
                 self.last_fault.clear();
             }
             Err(faults) => {
