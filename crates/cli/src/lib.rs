@@ -12,7 +12,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`safe`] makes text safe for a terminal,
+//! [`safe`] makes text safe for a terminal,
 //! and [`log_limiter`] bounds the log of a server; [`settings`] holds the table of settings and the
 //! meaning of each; [`out`] prints results and errors, [`source`] reads rule files, and [`client`]
 //! calls a server. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;

@@ -11,7 +11,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`document`] is pure, `permits` bounds
+//! [`document`] is pure, `permits` bounds
 //! what is handled at a time; [`store`] holds all SQL, `work` keeps the permits of requests until
 //! their work ends, [`auth`] knows tokens, and [`rates`] counts requests. [`push`] serves pods,
 //! [`metrics`], `page` and [`api`] serve people; [`settings`] is the command line, [`tokens`] and

@@ -12,7 +12,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. `pool` counts the connections of a
+//! `pool` counts the connections of a
 //! listener and closes some for others; `io` is one of them, whose frames `frames` and
 //! `http2_limits` count; [`cores`] are the threads that serve them. [`accept`] accepts, and [`tls`]
 //! secures, with certificates that are read again when they change. `http` serves HTTP on a

@@ -11,7 +11,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`origin`] is
+//! [`origin`] is
 //! the identity of the sender, [`failure_log`] logs that a collector is away, and `transport`
 //! connects to it. [`span_pipeline`] exports spans, [`metrics_client`] metrics.
 

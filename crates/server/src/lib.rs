@@ -15,7 +15,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`request`] names the protocols, and the
+//! [`request`] names the protocols, and the
 //! reasons why a call gets no verdict; [`current_rules`] are the rules in force. [`metrics`] counts
 //! all decisions, [`hot_keys`] the hottest keys, [`trace`] makes spans of some requests, and
 //! [`observe`] passes each decision to all of them and logs some. [`service`] checks and decides a

@@ -13,7 +13,7 @@
 //!
 //! # Modules
 //!
-//! Each module names only modules that come before it here. [`supervise`]
+//! [`supervise`]
 //! restarts background tasks; [`telemetry`] is the log and what is pushed. `file_watch` reports
 //! changes of files: [`certificates`] keeps the certificate of the gRPC port up to date with it,
 //! and [`rule_source`] the rules. [`admin`] shows the state of the process, and [`http`] serves

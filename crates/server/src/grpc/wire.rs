@@ -1,4 +1,4 @@
-//! Reads and writes Envoy's messages by their field numbers. The only file that names Envoy's
+//! Reads and writes Envoy's messages by their field numbers. The only file of this crate that names Envoy's
 //! types.
 //!
 //! Field numbers are those of `envoy/service/ratelimit/v3/rls.proto`, of `v3/ratelimit.proto` in
