@@ -13,7 +13,7 @@ use hyper::service::service_fn;
 use parking_lot::Mutex;
 use ratelease_listener::tls::TlsAcceptor;
 use ratelease_listener::{
-    Client, ConnectionHandle, HttpServer, OpenConnections, UnreadAnswers, UnreadBounds,
+    Client, ConnectionHandle, HttpServer, OpenConnections, RequestInUse, UnreadAnswers, UnreadBounds,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
@@ -91,7 +91,7 @@ pub(crate) async fn serve(
         .windows(BUFFER_MAX)
         .age(AGE_MAX)
         .leaving(DRAIN_MAX);
-    let open = OpenConnections::for_known_clients(CONNECTIONS_MAX, None, IDLE_MAX);
+    let open = OpenConnections::for_any_clients(CONNECTIONS_MAX, IDLE_MAX);
     let webhook = Arc::new(webhook);
     let unread = UnreadAnswers::new(UNREAD);
     let service = move |Client { connection, .. }: Client| {
@@ -102,9 +102,9 @@ pub(crate) async fn serve(
             let unread = unread.clone();
             let connection = connection.clone();
             async move {
-                let response = answer(&webhook, &connection, request).await;
+                let (response, in_use) = answer(&webhook, &connection, request).await;
                 let peer = connection.peer();
-                Ok::<_, Infallible>(unread.count(response, peer, &connection, None::<()>))
+                Ok::<_, Infallible>(unread.count(response, peer, &connection, in_use))
             }
         })
     };
@@ -115,27 +115,30 @@ pub(crate) async fn serve(
     server.serve_listener(listener, open, Some(tls), stopped, service).await;
 }
 
+/// An answer, and what keeps its connection until it has been sent.
+type Answered = (Response<Full<Bytes>>, Option<RequestInUse>);
+
 /// Answers a request.
 async fn answer(
     webhook: &Webhook,
     connection: &ConnectionHandle,
     request: Request<Incoming>,
-) -> Response<Full<Bytes>> {
+) -> Answered {
     let path = request.uri().path().to_owned();
-    match (request.method(), path.as_str()) {
-        (&Method::GET, "/healthz") => {
-            drop(connection.begin_request());
-            text(StatusCode::OK, "ok")
+    let answer = match (request.method(), path.as_str()) {
+        (&Method::POST, "/inject") => {
+            return inject(webhook, connection, request, Reason::Namespace).await;
         }
-        (&Method::POST, "/inject") => inject(webhook, connection, request, Reason::Namespace).await,
         (&Method::POST, "/unlabelled") => {
-            inject(webhook, connection, request, Reason::PodAlone).await
+            return inject(webhook, connection, request, Reason::PodAlone).await;
         }
+        (&Method::GET, "/healthz") => text(StatusCode::OK, "ok"),
         (_, "/healthz" | "/inject" | "/unlabelled") => {
             text(StatusCode::METHOD_NOT_ALLOWED, "POST an AdmissionReview, or GET /healthz")
         }
         _ => text(StatusCode::NOT_FOUND, "the paths are /inject, /unlabelled and /healthz"),
-    }
+    };
+    (answer, None)
 }
 
 async fn inject(
@@ -143,15 +146,15 @@ async fn inject(
     connection: &ConnectionHandle,
     request: Request<Incoming>,
     reason: Reason,
-) -> Response<Full<Bytes>> {
+) -> Answered {
     let reading = read(webhook, request.into_body());
     let late = || Err((StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 3 s".into()));
     let body = match timeout(BODY_TIME_MAX, reading).await.unwrap_or_else(|_| late()) {
         Ok(body) => body,
-        Err((status, why)) => return refuse(status, &why),
+        Err((status, why)) => return (refuse(status, &why), None),
     };
     // Only now: a client that sends its body slowly has no use of its connection.
-    let _in_use = connection.begin_request();
+    let in_use = connection.begin_request();
     let cluster = *webhook.cluster.borrow();
     match review::answer(&body, reason, &webhook.defaults, cluster) {
         Ok(answer) => {
@@ -159,9 +162,9 @@ async fn inject(
             let mut response = Response::new(Full::from(answer.review.to_string()));
             let json = http::HeaderValue::from_static("application/json");
             response.headers_mut().insert(http::header::CONTENT_TYPE, json);
-            response
+            (response, Some(in_use))
         }
-        Err(why) => refuse(StatusCode::BAD_REQUEST, &why),
+        Err(why) => (refuse(StatusCode::BAD_REQUEST, &why), None),
     }
 }
 

@@ -217,6 +217,9 @@ async fn admit_or_evict(
         if let Some(guard) = open.admit(address) {
             return Some(guard);
         }
+        if !open.is_making_room() {
+            break; // all have calls in use: the next one need not wait for that
+        }
         open.wait_for_close(EVICTION_WAIT_MAX).await;
     }
     open.note_refused();

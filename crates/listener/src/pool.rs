@@ -83,6 +83,8 @@ enum UseBy {
     Answers,
     /// Requests that the server vouches for, such as those with a valid token.
     Requests,
+    /// Requests of clients that nobody vouches for: any client can make one.
+    AnyRequests,
 }
 
 /// One connection of a pool, for the server of the connection. Clones share it.
@@ -140,6 +142,16 @@ impl OpenConnections {
         Self(Arc::new(Pool {
             use_by: UseBy::Requests,
             of_peer_max: of_peer_max.unwrap_or(usize::MAX),
+            idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
+            ..Pool::new(max, UNFINISHED_MAX)
+        }))
+    }
+
+    /// The same for clients that cannot be told apart but by their addresses: whatever its requests,
+    /// the peer that has the most connections without a request in use is the first to lose one.
+    pub fn for_any_clients(max: usize, idle_max: Duration) -> Self {
+        Self(Arc::new(Pool {
+            use_by: UseBy::AnyRequests,
             idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
             ..Pool::new(max, UNFINISHED_MAX)
         }))
@@ -214,6 +226,12 @@ impl OpenConnections {
     /// Resolves once a connection has ended, or after `limit`.
     pub(super) async fn wait_for_close(&self, limit: Duration) {
         let _ = timeout(limit, self.0.closed.notified()).await;
+    }
+
+    /// Whether a connection that has to close at once has not ended yet.
+    pub(super) fn is_making_room(&self) -> bool {
+        let members = self.0.members.lock();
+        members.open.values().any(|member| *member.close.borrow() == Close::AtOnce)
     }
 
     /// Closes a group of connections that were never answered, if they are half of all. Returns
@@ -575,8 +593,8 @@ impl Members {
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
     /// loses no call and reconnects.
     fn next_to_close(&self, how: Close, use_by: UseBy) -> Option<&Arc<Member>> {
-        if use_by == UseBy::Requests {
-            return self.next_unused(how);
+        if use_by != UseBy::Answers {
+            return self.next_unused(how, use_by);
         }
         let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
@@ -593,8 +611,9 @@ impl Members {
 
     /// The connection to close for another, of those that have no request in use: one that never
     /// had any if there is one; among these one of the peer that has the most of them, and of those
-    /// the one whose use is the longest ago.
-    fn next_unused(&self, how: Close) -> Option<&Arc<Member>> {
+    /// the one whose use is the longest ago. If nobody vouches for requests, one of the peer that has
+    /// the most of all comes first.
+    fn next_unused(&self, how: Close, use_by: UseBy) -> Option<&Arc<Member>> {
         let unused: Vec<_> = self
             .open
             .values()
@@ -605,6 +624,14 @@ impl Members {
             })
             .collect();
         let never_used = |member: &Member| !member.was_answered.load(Ordering::Relaxed);
+        if use_by == UseBy::AnyRequests {
+            let counts = counts_by_peer(unused.iter().copied());
+            let next = unused.iter().min_by_key(|member| {
+                let used = member.last_answer.load(Ordering::Relaxed);
+                (Reverse(counts.get(&member.peer)), !never_used(member), used, member.number)
+            });
+            return next.copied();
+        }
         let is_any_new = unused.iter().any(|member| never_used(member));
         let candidates = unused.iter().filter(|member| never_used(member) == is_any_new);
         let counts = counts_by_peer(candidates.clone().copied());
@@ -630,7 +657,7 @@ impl Members {
         }
         let counts = match use_by {
             UseBy::Answers => HashMap::new(),
-            UseBy::Requests => counts_by_peer(found.iter().copied()),
+            UseBy::Requests | UseBy::AnyRequests => counts_by_peer(found.iter().copied()),
         };
         if found.len() > most {
             let order = |member: &&Arc<Member>| (Reverse(counts.get(&member.peer)), member.number);

@@ -262,6 +262,45 @@ fn a_crowd_without_requests_gives_way_to_any_other_client() {
     }
 }
 
+/// A client that makes requests on all its connections fills no pool in which nobody vouches for
+/// them: another one has the time that its first request takes.
+#[test]
+fn a_client_that_asks_on_all_its_connections_gives_way_to_any_other() {
+    let open = OpenConnections::for_any_clients(64, Duration::from_secs(10));
+    let mut crowd: Vec<_> = (0..64).map(|_| open.admit(addresses(1)).expect("room")).collect();
+    let ask = |guard: &ConnectionGuard| drop(guard.handle.begin_request());
+    for _ in 0..100 {
+        crowd.iter().for_each(ask);
+        let new = loop {
+            if let Some(new) = open.admit(addresses(2)) {
+                break new;
+            }
+            crowd.retain(|guard| !is_asked_to_close(guard));
+        };
+        // One more of the crowd, which asks before the new client does.
+        let more = loop {
+            if let Some(more) = open.admit(addresses(1)) {
+                break more;
+            }
+            assert!(!is_asked_to_close(&new));
+            crowd.retain(|guard| !is_asked_to_close(guard));
+        };
+        ask(&more);
+        crowd.push(more);
+        assert!(!is_asked_to_close(&new));
+    }
+}
+
+#[test]
+fn a_full_pool_says_whether_it_is_making_room() {
+    let open = of_known_clients(2);
+    let guards: Vec<_> = (1..3).map(|last| open.admit(addresses(last)).expect("room")).collect();
+    let mut requests: Vec<_> = guards.iter().map(|guard| guard.handle.begin_request()).collect();
+    assert!(open.admit(addresses(4)).is_none() && !open.is_making_room());
+    requests.pop();
+    assert!(open.admit(addresses(4)).is_none() && open.is_making_room());
+}
+
 #[test]
 fn a_connection_with_a_request_in_use_closes_for_no_other() {
     let open = of_known_clients(3);
