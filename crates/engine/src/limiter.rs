@@ -658,18 +658,22 @@ impl<'a, 'r> PlaceInQueue<'a, 'r> {
     }
 
     /// Handles a charge that a failure mode admitted and whose request passes. A lease that arrived
-    /// meanwhile pays for the charge; else it is owed, if a lease can still pay for it.
+    /// meanwhile pays for the charge; else it is owed, if a lease can still pay for it. That is so
+    /// even if the ask that was out has just been answered with nothing: the store counts again.
     fn settle_debt(mut self) {
         self.reply.close();
-        self.open = false;
-        match self.reply.try_recv() {
+        let was_open = std::mem::replace(&mut self.open, false);
+        let failed = match self.reply.try_recv() {
             Ok(Ok(attempt)) if attempt.taken().tokens > 0 => {
                 if self.charge.failure_mode() == FailureMode::Local {
                     self.shared.return_charge(self.charge);
                 }
+                return;
             }
-            _ => self.shared.note_debt(self.charge, self.has_no_room),
-        }
+            Ok(Err(error)) => !error.is_lack_of_room(),
+            _ => false,
+        };
+        self.shared.note_debt(self.charge, self.has_no_room || (was_open && !failed));
     }
 }
 
