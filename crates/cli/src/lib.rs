@@ -13,7 +13,7 @@
 //! # Modules
 //!
 //! [`safe`] makes text safe for a terminal,
-//! and [`log_limiter`] bounds the log of a server; [`settings`] holds the table of settings and the
+//! and [`log_limiter`] bounds the log of a server; [`mod@settings`] holds the table of settings and the
 //! meaning of each; [`out`] prints results and errors, [`source`] reads rule files, and [`client`]
 //! calls a server. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;
 //! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`. [`migration`]

@@ -106,7 +106,7 @@ settings! {
 }
 
 /// The settings of the store, of every command that looks at counts. Those of named stores follow
-/// once `REDIS_STORES` is known: [`with_named_stores`] adds them.
+/// once `REDIS_STORES` is known: `with_named_stores` adds them.
 #[derive(Debug)]
 pub enum Store {}
 

@@ -21,7 +21,7 @@ use super::value;
 /// One row of the table: a setting as clap needs it.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// The name of the variable, whose flag is [`flag_name`]; or, of a flag without a variable, the
+    /// The name of the variable, whose flag is `flag_name`; or, of a flag without a variable, the
     /// flag with its dashes.
     pub name: &'static str,
     help: &'static str,

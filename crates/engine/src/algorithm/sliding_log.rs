@@ -31,7 +31,7 @@ pub(super) static COUNTING: Counting = Counting {
 static SCRIPT: Script = Script::new(include_str!("sliding_log.lua"));
 
 /// What the store keeps for one key: when each token was leased, in microseconds since the Unix
-/// epoch, oldest first. At most [`ENTRIES_MAX`] entries.
+/// epoch, oldest first. At most `ENTRIES_MAX` entries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     times: VecDeque<u64>,

@@ -42,7 +42,7 @@ static SCRIPT: Script = Script::new(include_str!("sliding_window.lua"));
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
-    /// Tokens leased in it and not given back, at most [`COUNT_MAX`].
+    /// Tokens leased in it and not given back, at most `COUNT_MAX`.
     pub count: u32,
     /// The same count for the window before.
     pub previous: u32,
