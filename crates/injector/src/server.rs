@@ -13,7 +13,8 @@ use hyper::service::service_fn;
 use parking_lot::Mutex;
 use ratelease_listener::tls::TlsAcceptor;
 use ratelease_listener::{
-    Client, ConnectionHandle, HttpServer, OpenConnections, RequestInUse, UnreadAnswers, UnreadBounds,
+    Client, ConnectionHandle, HttpServer, OpenConnections, RequestInUse, UnreadAnswers,
+    UnreadBounds,
 };
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
