@@ -89,7 +89,7 @@ fn fail(name: &str, seed: u64, execution: u64, input: &[u8], why: &str) -> ! {
     fs::create_dir_all(&directory).and_then(|()| fs::write(&file, input)).unwrap();
     panic!(
         "fuzz {name}: execution {execution} of seed {seed} {why}; its input is in {}: put it into \
-         tests/fuzz/corpus/{name} once it is mended\n{}",
+         tests/fuzz/corpus/{name} once it is fixed\n{}",
         file.display(),
         String::from_utf8_lossy(input)
     );

@@ -159,7 +159,7 @@ fn review(
     environment: &EnvironmentReview,
 ) -> Result<RulesReview, CliError> {
     let Some(settings) = &environment.settings else {
-        return Ok(unread("the settings are too faulty to find the rules; mend them first", ""));
+        return Ok(unread("the settings are too faulty to find the rules; fix them first", ""));
     };
     if settings.xds.is_some() && dir.is_none() {
         return Ok(unread("come from an xDS server (CONFIG_TYPE); docs/xds.md says how", ""));
@@ -468,7 +468,7 @@ fn print_rules(rules: &RulesReview, out: &mut Out) -> Result<(), CliError> {
     };
     heading(out, format_args!("rules: {origin}: {what}"))?;
     for fault in faults {
-        row(out, "fault", &fault.to_string(), "mend it; `ratelease check` shows the place")?;
+        row(out, "fault", &fault.to_string(), "fix it; `ratelease check` shows the place")?;
     }
     if *more_faults > 0 {
         row(out, "fault", &format!("and {more_faults} more"), "")?;

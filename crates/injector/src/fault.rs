@@ -20,7 +20,7 @@ pub struct Fault {
     pub place: String,
     /// What is wrong there.
     pub problem: String,
-    /// How to mend it.
+    /// How to fix it.
     pub fix: String,
 }
 

@@ -351,7 +351,7 @@ options! {
         Ratelease algorithm: Parsed<Algorithm> = Word::<Algorithm>(PhantomData);
         /// Longest time that a leaky_bucket holds a request; 0 by default.
         Ratelease max_delay: Parsed<u32> = Span { example: "50ms", check: max_delay };
-        /// How tokens are lent to pods; with off every decision asks Redis.
+        /// How tokens are leased to pods; with off every decision asks Redis.
         Ratelease lease: Parsed<LeaseOption> = LeaseValue;
         /// Pools of each count, on Redis slots of their own.
         Ratelease shards: Parsed<NonZeroU8> = Number { range: 1..=POOLS_MAX.into(), check: shards };

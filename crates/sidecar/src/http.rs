@@ -412,7 +412,7 @@ impl Refusal {
 
     /// Fields are wrong.
     fn faults(faults: Vec<FieldFault>) -> Self {
-        let reason = "the request has faults, and charged nothing; mend each field";
+        let reason = "the request has faults, and charged nothing; fix each field";
         Self { faults, ..Self::new(StatusCode::BAD_REQUEST, reason) }
     }
 

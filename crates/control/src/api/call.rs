@@ -671,7 +671,7 @@ pub struct Problem {
     pub title: &'static str,
     /// The HTTP status.
     pub status: u16,
-    /// What is wrong, and how to mend it.
+    /// What is wrong, and how to fix it.
     pub detail: String,
     /// Each fault of the request, at most 100.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -815,7 +815,7 @@ impl Problem {
 impl From<Vec<Finding>> for Problem {
     fn from(findings: Vec<Finding>) -> Self {
         let faults = findings.into_iter().map(FieldFault::from).collect();
-        Self::faults("the compiler refuses these rules; mend each field", faults)
+        Self::faults("the compiler refuses these rules; fix each field", faults)
     }
 }
 
@@ -838,7 +838,7 @@ impl From<ReadFaults> for Problem {
                 faults.iter().map(place).collect()
             }
         };
-        Self::faults("the compiler refuses these files; mend each place", errors)
+        Self::faults("the compiler refuses these files; fix each of them", errors)
     }
 }
 

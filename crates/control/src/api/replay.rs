@@ -109,7 +109,7 @@ fn mappings(descriptors: &[String]) -> Result<Vec<Mapping>, Problem> {
 }
 
 fn cannot_replay(faults: Vec<FieldFault>) -> Problem {
-    Problem::faults("the log cannot be replayed; mend each field", faults)
+    Problem::faults("the log cannot be replayed; fix each field", faults)
 }
 
 /// Loads what is published and the draft, of the domains that the caller may use.

@@ -455,7 +455,7 @@ fn checked(pods: PodsInput, bound: Option<BoundInput>) -> Result<(Choice, Option
             let checked = |BoundInput { denied_share, hits_min }| Bound { denied_share, hits_min };
             Ok((choice, bound.map(checked)))
         }
-        _ => Err(Problem::faults("the rollout cannot begin; mend each field", faults)),
+        _ => Err(Problem::faults("the rollout cannot begin; fix each field", faults)),
     }
 }
 

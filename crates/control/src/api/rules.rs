@@ -365,7 +365,7 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
     };
     // What one rule is about needs neither its domain nor its id.
     let faults = findings.drain(..).map(|it| FieldFault::of(&it.field, it.message)).collect();
-    Err(Problem::faults("the compiler refuses this rule; mend each field", faults))
+    Err(Problem::faults("the compiler refuses this rule; fix each field", faults))
 }
 
 /// Refuses to move a rule: another address is another rule.
