@@ -83,7 +83,7 @@ enum UseBy {
     Answers,
     /// Requests that the server vouches for, such as those with a valid token.
     Requests,
-    /// Requests of clients that nobody vouches for: any client can make one.
+    /// Requests of clients that the server cannot authenticate.
     AnyRequests,
 }
 
@@ -139,22 +139,23 @@ impl OpenConnections {
     /// the most that was used the longest ago. A peer that has `of_peer_max` is given no further
     /// one, if that is given.
     pub fn for_known_clients(max: usize, of_peer_max: Option<usize>, idle_max: Duration) -> Self {
-        Self(Arc::new(Pool {
-            use_by: UseBy::Requests,
-            of_peer_max: of_peer_max.unwrap_or(usize::MAX),
-            idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
-            ..Pool::new(max, UNFINISHED_MAX)
-        }))
+        let of_peer_max = of_peer_max.unwrap_or(usize::MAX);
+        Self::used_by(
+            UseBy::Requests,
+            idle_max,
+            Pool { of_peer_max, ..Pool::new(max, UNFINISHED_MAX) },
+        )
     }
 
-    /// The same for clients that cannot be told apart but by their addresses: whatever its requests,
-    /// the peer that has the most connections without a request in use is the first to lose one.
+    /// The same for clients that the server cannot authenticate. The peer that has the most
+    /// connections without a request in use loses one first, also if it made requests on them.
     pub fn for_any_clients(max: usize, idle_max: Duration) -> Self {
-        Self(Arc::new(Pool {
-            use_by: UseBy::AnyRequests,
-            idle_max: u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX),
-            ..Pool::new(max, UNFINISHED_MAX)
-        }))
+        Self::used_by(UseBy::AnyRequests, idle_max, Pool::new(max, UNFINISHED_MAX))
+    }
+
+    fn used_by(use_by: UseBy, idle_max: Duration, pool: Pool) -> Self {
+        let idle_max = u32::try_from(idle_max.as_secs()).unwrap_or(u32::MAX);
+        Self(Arc::new(Pool { use_by, idle_max, ..pool }))
     }
 
     fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
@@ -609,10 +610,10 @@ impl Members {
         })
     }
 
-    /// The connection to close for another, of those that have no request in use: one that never
-    /// had any if there is one; among these one of the peer that has the most of them, and of those
-    /// the one whose use is the longest ago. If nobody vouches for requests, one of the peer that has
-    /// the most of all comes first.
+    /// The connection to close for another, of those without a request in use. The candidates are
+    /// those that never had a request, if there are any; for [`UseBy::AnyRequests`] all of them. Of
+    /// the peer with the most candidates, one that never had a request goes first, then the one that
+    /// was used the longest ago.
     fn next_unused(&self, how: Close, use_by: UseBy) -> Option<&Arc<Member>> {
         let unused: Vec<_> = self
             .open
@@ -624,20 +625,14 @@ impl Members {
             })
             .collect();
         let never_used = |member: &Member| !member.was_answered.load(Ordering::Relaxed);
-        if use_by == UseBy::AnyRequests {
-            let counts = counts_by_peer(unused.iter().copied());
-            let next = unused.iter().min_by_key(|member| {
-                let used = member.last_answer.load(Ordering::Relaxed);
-                (Reverse(counts.get(&member.peer)), !never_used(member), used, member.number)
-            });
-            return next.copied();
-        }
         let is_any_new = unused.iter().any(|member| never_used(member));
-        let candidates = unused.iter().filter(|member| never_used(member) == is_any_new);
+        let candidates = unused
+            .iter()
+            .filter(|member| use_by == UseBy::AnyRequests || never_used(member) == is_any_new);
         let counts = counts_by_peer(candidates.clone().copied());
         let next = candidates.min_by_key(|member| {
             let used = member.last_answer.load(Ordering::Relaxed);
-            (Reverse(counts.get(&member.peer)), used, member.number)
+            (Reverse(counts.get(&member.peer)), !never_used(member), used, member.number)
         });
         next.copied()
     }

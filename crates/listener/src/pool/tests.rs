@@ -262,8 +262,8 @@ fn a_crowd_without_requests_gives_way_to_any_other_client() {
     }
 }
 
-/// A client that makes requests on all its connections fills no pool in which nobody vouches for
-/// them: another one has the time that its first request takes.
+/// Where clients are not authenticated, one that makes requests on all its connections loses them
+/// to others: a new client keeps its connection until its first request.
 #[test]
 fn a_client_that_asks_on_all_its_connections_gives_way_to_any_other() {
     let open = OpenConnections::for_any_clients(64, Duration::from_secs(10));
