@@ -36,7 +36,7 @@ const UNSENT_BYTES_MAX: usize = 16 * 1024;
 /// Interval at which failures of one kind are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(600);
 
-/// What the clients and the operator of a port are told.
+/// The name, the protocols and the advice with which a port uses TLS.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsPort {
     /// What it is called in the log, as in `the gRPC port`.

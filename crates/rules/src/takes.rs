@@ -62,7 +62,7 @@ pub(crate) enum Text {
     /// It may not be left out or empty.
     Required,
     StoreName,
-    /// Beside `unlimited` a unit has no effect, whatever it is.
+    /// The name of a unit. Beside `unlimited` it has no effect, and any text is accepted.
     UnitName,
 }
 

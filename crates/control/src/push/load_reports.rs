@@ -599,7 +599,7 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
     let Some(reason) = exceeded(&bound, &recent) else { return Ok(false) };
     let author = Author { name: AUTHOR.to_owned(), reason };
     let mut write = store.begin(&author).await?;
-    // Another replica may have done it, or somebody has taken another step.
+    // Another replica may have rolled it back already, or a client may have changed its step.
     let present = write.open_rollout().await?.filter(|it| it.id == rollout.id);
     let is_same = |version| version == rollout.version;
     let present = present.filter(|it| it.last().is_some_and(|step| is_same(step.version)));

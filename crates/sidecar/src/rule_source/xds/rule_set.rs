@@ -385,7 +385,7 @@ const REMOVAL_WAIT: Duration = Duration::from_secs(2);
 /// server does not send a version twice on a stream.
 const RETRY_WAIT: Duration = Duration::from_secs(30);
 
-/// Maximum number of faults that the server is told.
+/// Maximum number of faults in a refusal that is sent to the server.
 const FAULTS_TOLD_MAX: usize = 20;
 
 /// gRPC's code for an argument that cannot be used.
