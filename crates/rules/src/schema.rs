@@ -36,6 +36,7 @@ const fn definition(kind: MapKind) -> &'static str {
         MapKind::Replaced => "replaced",
         MapKind::Defaults => "defaults",
         MapKind::Lease => "lease",
+        MapKind::Anchor => "anchor",
     }
 }
 
@@ -58,7 +59,7 @@ fn map(kind: MapKind) -> Value {
         MapKind::Descriptor => json!({"required": ["key"], "allOf": [shared_pattern()]}),
         MapKind::Replaced => json!({"required": ["name"]}),
         MapKind::RateLimit => unit_or_unlimited(),
-        MapKind::Defaults | MapKind::Lease => json!({}),
+        MapKind::Defaults | MapKind::Lease | MapKind::Anchor => json!({}),
     };
     if let (Value::Object(map), Value::Object(more)) = (&mut map, more) {
         map.extend(more);

@@ -79,7 +79,8 @@ fn allowance<'r>(
                 _ => None,
             };
             let store = store.unwrap_or_else(|| rules.store_of_domain(request.domain));
-            Some((Allowance::Limited(Limit { store, ..limit }), None))
+            let limit = Limit { store, ..rules.of_override(limit) };
+            Some((Allowance::Limited(limit), None))
         }
         // A rule that allows everything cannot be replaced, as in the reference implementation.
         (Lookup::Rule(rule), None) => {

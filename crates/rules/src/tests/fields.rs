@@ -14,6 +14,7 @@ fn file(map: MapKind, pairs: &str) -> String {
         MapKind::Replaced => limit(&format!("replaces: [{{{pairs}}}]")),
         MapKind::Defaults => format!("domain: d\ndefaults: {{{pairs}}}\n"),
         MapKind::Lease => limit(&format!("lease: {{{pairs}}}")),
+        MapKind::Anchor => limit(&format!("anchor: {{{pairs}}}")),
     }
 }
 
@@ -69,6 +70,13 @@ fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
             load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
         }
     }
+    for (name, ends) in ranges(MapKind::Anchor) {
+        for end in ends {
+            let pairs =
+                format!("unit: calendar_year, requests_per_unit: 9, anchor: {{{name}: {end}}}");
+            load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
+        }
+    }
 }
 
 #[test]
@@ -79,7 +87,7 @@ fn every_option_that_the_reference_lacks_warns_beside_unlimited() {
             let text = file(MapKind::RateLimit, &format!("unlimited: true, {name}: {value}"));
             load(&[source(&text)], NO_MERGE).ok()
         };
-        let loaded = ["1", "1s", "off"].iter().find_map(of_type).expect(name);
+        let loaded = ["1", "1s", "off", "{}"].iter().find_map(of_type).expect(name);
         let warning = format!("'{name}' has no effect with 'unlimited'");
         assert!(loaded.warnings.iter().any(|it| it.message == warning), "{name}");
     }
