@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Number as JsonNumber, Value, json};
 
 use crate::fault::{Place, excerpt};
-use crate::limit::{Algorithm, FailureMode, Unit, Weekday};
+use crate::limit::{Algorithm, FailureMode, Unit, UnlessSettled, Weekday};
 use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
@@ -202,6 +202,15 @@ impl Named for FailureMode {
 impl Named for Weekday {
     const WHAT: &'static str = "weekday";
     const ALL: &'static [Weekday] = &Weekday::ALL;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+impl Named for UnlessSettled {
+    const WHAT: &'static str = "end of a hold";
+    const ALL: &'static [UnlessSettled] = &UnlessSettled::ALL;
 
     fn name(self) -> &'static str {
         self.name()

@@ -42,6 +42,8 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
+    /// Why requests cannot hold its tokens, if they cannot.
+    no_holds: Option<&'static str>,
     /// What a limit of these requests and this window allows.
     words: fn(&str, &str, Limit) -> String,
 }
@@ -53,6 +55,7 @@ const FIXED_WINDOW: Row = Row {
     option: None,
     is_leased: true,
     no_pools: None,
+    no_holds: None,
     words: |requests, window, limit| {
         if let Some(calendar) = limit.calendar {
             return format!("{requests} in each {}", calendar.words(limit.unit));
@@ -89,6 +92,7 @@ const SLIDING_LOG: Row = Row {
     identity: 3,
     requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
     is_leased: false,
+    no_holds: Some("keeps the time of each request"),
     words: |requests, window, _| format!("{requests} in any {window}, exactly"),
     ..FIXED_WINDOW
 };
@@ -98,6 +102,7 @@ const LEAKY_BUCKET: Row = Row {
     identity: 4,
     option: Some("max_delay"),
     no_pools: Some("is one queue and cannot be split"),
+    no_holds: Some("hands out slots, which end before a request does"),
     words: |requests, window, limit| {
         let delay = limit.algorithm.max_delay();
         format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
@@ -209,6 +214,19 @@ impl Algorithm {
     /// Returns why its counts have no pools, if they have none.
     pub(crate) const fn has_no_pools(self) -> Option<&'static str> {
         self.row().no_pools
+    }
+
+    /// Returns why a limit of this algorithm cannot have a `hold`.
+    pub(crate) fn refuses_hold(self) -> Option<String> {
+        let Row { name, no_holds, .. } = *self.row();
+        let can = |one: &Self| one.row().no_holds.is_none();
+        let names: Vec<_> = Self::ALL.into_iter().filter(can).map(Self::name).collect();
+        no_holds.map(|why| {
+            format!(
+                "'hold' cannot be used with {name}, which {why}; remove it, or use one of {}",
+                names.join(", ")
+            )
+        })
     }
 
     /// Describes a limit of this algorithm.

@@ -15,6 +15,7 @@ fn file(map: MapKind, pairs: &str) -> String {
         MapKind::Defaults => format!("domain: d\ndefaults: {{{pairs}}}\n"),
         MapKind::Lease => limit(&format!("lease: {{{pairs}}}")),
         MapKind::Anchor => limit(&format!("anchor: {{{pairs}}}")),
+        MapKind::Hold => limit(&format!("hold: {{{pairs}}}")),
     }
 }
 

@@ -122,7 +122,7 @@ fn all_faults_of_a_calendar_are_reported_at_once() {
                     rate_limit: {unit: calendar_year, requests_per_unit: 5}}\n";
     let found = refusal(&[source(defaults)], NO_MERGE);
     assert_eq!(found.len(), 1);
-    assert!(found[0].starts_with("a.yaml:4:30: calendar_year is a fixed window"), "{found:?}");
+    assert!(found[0].starts_with("a.yaml:4:31: calendar_year is a fixed window"), "{found:?}");
 }
 
 #[test]
