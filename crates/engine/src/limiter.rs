@@ -801,7 +801,7 @@ pub struct Options {
     pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 13 MiB in addition, and the lease client's
+    /// and state that only few keys have, take up to 14 MiB in addition, and the lease client's
     /// queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table

@@ -146,7 +146,7 @@ impl Limit {
     /// lowering a limit keeps its count. For fixed windows it is the window alone, below 2^56: its
     /// seconds, or from 2^55 its calendar.
     #[inline]
-    pub const fn identity(self) -> u64 {
+    pub fn identity(self) -> u64 {
         let window = match self.calendar {
             None => self.window_seconds(),
             Some(calendar) => 1 << 55 | calendar.identity(self.unit),

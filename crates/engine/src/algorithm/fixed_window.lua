@@ -1,12 +1,15 @@
 -- One step of a fixed window: the same sums as `fixed_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the
---            next window are asked for (0 or 1),
+--   ARGV     want, need, charge a denial (0 or 1), limit, whether tokens of the next window are
+--            asked for (0 or 1), window in seconds,
+--            only if that is 0, windows of a calendar: the number of the first, and when it and the
+--            five after it begin, in seconds,
 --            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, and of the window that was asked: its number, its
---            count
+--            count; or, if the time lies outside of the first three windows of the calendar, the time
+--            alone, and nothing has changed
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
 -- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time
@@ -20,11 +23,25 @@
 -- continued, or that window would be leased twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, seconds, next_window = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
-local back, lent_in = tonumber(ARGV[7]), tonumber(ARGV[8])
+local limit, next_window, seconds = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
-local window = math.floor(now / seconds)
+local rest, first, window = 7, nil, nil
+if seconds > 0 then
+  window = math.floor(now / seconds)
+else
+  -- An empty window, of a day that the zone skipped, is never the present one.
+  rest, first = 14, tonumber(ARGV[7])
+  for i = 0, 2 do
+    if tonumber(ARGV[8 + i]) <= now and now < tonumber(ARGV[9 + i]) then window = first + i end
+  end
+  if not window then return { now * 1000000 + micros } end
+end
+local back, lent_in = tonumber(ARGV[rest]), tonumber(ARGV[rest + 1])
+local function starts(of)
+  if seconds > 0 then return of * seconds end
+  return tonumber(ARGV[8 + of - first])
+end
 
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
@@ -68,7 +85,7 @@ if count ~= stored or next_count ~= stored_next then
     state, lasts = state .. string.format(':%010d', next_count), 2
   end
   -- A second past the last window's end: expiry can never take a count that is still in force.
-  redis.call('SET', KEYS[1], state, 'PXAT', ((window + lasts) * seconds + 1) * 1000)
+  redis.call('SET', KEYS[1], state, 'PXAT', (starts(window + lasts) + 1) * 1000)
 end
 local at = now * 1000000 + micros
 if next_window then return { tokens, at, window + 1, next_count } end

