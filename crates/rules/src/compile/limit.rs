@@ -47,11 +47,12 @@ impl Compiler<'_> {
         let allowed = self.limit(limit, &own, kind);
         let leasing = self.leasing(&own, &options, kind);
         let shards = self.shards(&own, &options, kind, allowed);
+        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(), kind);
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
-            flags: flags.over(&options.flags).flags(),
+            flags,
             failure_mode: options.failure_mode.value().copied().unwrap_or_default(),
         })
     }
@@ -231,6 +232,36 @@ impl Compiler<'_> {
             return Leasing::Off;
         }
         options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
+    }
+
+    /// Returns the flags without those that the algorithm cannot have; one that the limit itself
+    /// gives is reported.
+    fn debt_flags(
+        &mut self,
+        own: &LimitOptions,
+        mut flags: Flags,
+        kind: Option<Algorithm>,
+    ) -> Flags {
+        let Some(kind) = kind else { return flags };
+        let name = kind.name();
+        if let Some(why) = kind.has_no_debt() {
+            let why = format!("{name} {why}, so it cannot count a cost whole; remove 'settle'");
+            self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
+        }
+        if kind != Algorithm::FixedWindow {
+            let why = format!(
+                "'carry_debt' belongs to fixed_window, and this limit is a {name}; remove it"
+            );
+            self.refuse_flag(&own.flags.carry_debt, &mut flags.carry_debt, why);
+        }
+        flags
+    }
+
+    fn refuse_flag(&mut self, own: &Parsed<bool>, flag: &mut bool, why: String) {
+        *flag = false;
+        if let Some(place) = own.place().filter(|_| own.is_true()) {
+            self.findings.fault(place, why);
+        }
     }
 
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would

@@ -42,6 +42,9 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
+    /// Why a count cannot exceed its limit, so that a cost that has been incurred is not counted
+    /// whole, if it cannot.
+    no_debt: Option<&'static str>,
     /// What a limit of these requests and this window allows.
     words: fn(&str, &str, Limit) -> String,
 }
@@ -53,6 +56,7 @@ const FIXED_WINDOW: Row = Row {
     option: None,
     is_leased: true,
     no_pools: None,
+    no_debt: None,
     words: |requests, window, limit| {
         let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
         format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
@@ -86,6 +90,7 @@ const SLIDING_LOG: Row = Row {
     identity: 3,
     requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
     is_leased: false,
+    no_debt: Some("keeps the times of requests within the limit only"),
     words: |requests, window, _| format!("{requests} in any {window}, exactly"),
     ..FIXED_WINDOW
 };
@@ -95,6 +100,7 @@ const LEAKY_BUCKET: Row = Row {
     identity: 4,
     option: Some("max_delay"),
     no_pools: Some("is one queue and cannot be split"),
+    no_debt: Some("gives each request a slot of time before it passes"),
     words: |requests, window, limit| {
         let delay = limit.algorithm.max_delay();
         format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
@@ -206,6 +212,11 @@ impl Algorithm {
     /// Returns why its counts have no pools, if they have none.
     pub(crate) const fn has_no_pools(self) -> Option<&'static str> {
         self.row().no_pools
+    }
+
+    /// Returns why a count cannot exceed its limit, if it cannot.
+    pub(crate) const fn has_no_debt(self) -> Option<&'static str> {
+        self.row().no_debt
     }
 
     /// Describes a limit of this algorithm.
