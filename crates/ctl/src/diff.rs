@@ -171,6 +171,11 @@ impl<'r> Change<'r> {
     }
 }
 
+/// What stands for the values of each level in the names of the rule's counts.
+fn shared(rule: &Rule) -> Vec<Option<&str>> {
+    (0..rule.levels.len()).map(|level| rule.shared_at(level)).collect()
+}
+
 // === impl CountChange ===
 
 impl CountChange {
@@ -182,8 +187,7 @@ impl CountChange {
             (Allowance::Unlimited, Allowance::Unlimited) => return Self::None,
         };
         // A key is made of the entries (for shared levels, their pattern) and the identity.
-        let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
-        let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
+        let (shared_before, shared_after) = (shared(old), shared(new));
         let is_counted_elsewhere = before.store != after.store;
         if before.identity() != after.identity()
             || shared_before != shared_after

@@ -67,6 +67,8 @@ struct Explained<'r> {
     typed: &'r DescriptorArg,
     /// `None` if the domain has no rules.
     trace: Option<Trace<'r>>,
+    /// Its hits settle what the entries before the last one charge.
+    settles: bool,
     conclusion: Conclusion<'r>,
     /// Place of the rule, if one was found.
     location: Option<SourceLocation<'r>>,
@@ -147,8 +149,8 @@ fn explain<'r>(
     let resolved = resolve(rules, request, hasher);
     let each = request.descriptors.iter().zip(&resolved).zip(typed);
     each.map(|((descriptor, resolved), typed)| {
-        let found = rules.find(request.domain, &descriptor.entries);
-        let conclusion = match (found, resolved) {
+        let charged = rules.charged(request.domain, descriptor);
+        let conclusion = match (charged.lookup, resolved) {
             (Lookup::UnknownDomain, _) => Conclusion::UnknownDomain,
             (Lookup::NoRule, _) => Conclusion::NoRule,
             (Lookup::Rule(rule), Resolved::Charged(charge)) => {
@@ -161,16 +163,16 @@ fn explain<'r>(
                 Conclusion::Replaced { rule, by }
             }
         };
-        let trace = rules.trace(request.domain, &descriptor.entries);
+        let trace = rules.trace(request.domain, charged.entries);
         let location = conclusion.rule().and_then(|rule| places.of(&rule.path));
-        Explained { typed, trace, conclusion, location }
+        Explained { typed, trace, settles: charged.settles, conclusion, location }
     })
     .collect()
 }
 
 /// Returns the first rule of the request that has `rule` in its `replaces`.
 fn replacer<'r>(rules: &'r Rules, request: &Request<'_>, rule: &Rule) -> Option<&'r Rule> {
-    request.descriptors.iter().find_map(|other| match rules.find(request.domain, &other.entries) {
+    request.descriptors.iter().find_map(|other| match rules.charged(request.domain, other).lookup {
         Lookup::Rule(other) if other.replaces.contains(&rule.name) => Some(&**other),
         _ => None,
     })
@@ -353,6 +355,13 @@ fn conclusion(
     if let Some(location) = one.location {
         field("file", &location.to_string(), out)?;
     }
+    if one.settles {
+        field(
+            "settles",
+            "its hits are a cost that is known now: counted whole, never denied",
+            out,
+        )?;
+    }
     match &one.conclusion {
         Conclusion::UnknownDomain => {
             field("result", "no rule file names this domain; it passes", out)
@@ -399,6 +408,7 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         leasing,
         failure_mode,
         shards,
+        hold,
         metadata,
         levels,
         meter: _,
@@ -414,6 +424,9 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
         field("store", stores.name(limit.store), out)?;
     }
     field("store away", rule::failure(*failure_mode), out)?;
+    if let Some(hold) = hold {
+        field("hold", &rule::hold(*hold), out)?;
+    }
     for (row, is) in flags.iter() {
         let (label, words) = row.shown;
         if is != row.default {
@@ -562,6 +575,7 @@ fn json(
         json!({
             "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
             "levels": levels,
+            "settles": one.settles,
             "result": result,
             "rule": rule.map(|rule| &rule.path),
             "place": rule::place(one.location),

@@ -1,7 +1,9 @@
 //! Describes a rule's settings, under their names in rule files and in words.
 
 use ratelease_engine::algorithm::{Token, counting};
-use ratelease_rules::{FailureMode, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames};
+use ratelease_rules::{
+    FailureMode, Hold, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames, UnlessSettled,
+};
 use serde_json::{Map, Value, json};
 
 /// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
@@ -30,6 +32,21 @@ pub fn failure(mode: FailureMode) -> &'static str {
         FailureMode::Deny => "deny: everything is over the limit",
         FailureMode::Error => "error: no verdict, Envoy's failure_mode_deny decides",
     }
+}
+
+/// Describes how long the hits of a request are held.
+pub fn hold(hold: Hold) -> String {
+    let Hold { level, unless_settled, .. } = hold;
+    let end = match unless_settled {
+        UnlessSettled::Keep => "stays counted",
+        UnlessSettled::Release => "is given back",
+    };
+    format!(
+        "by the value of level {}: what a request takes is held for {:?} at most, and {end} unless \
+         it is settled",
+        usize::from(level) + 1,
+        hold.lasts()
+    )
 }
 
 /// Describes how tokens are leased.

@@ -578,7 +578,7 @@ fn check(
         if let Some((place, rule)) = rule {
             let counted = status.limit.and_then(|applied| applied.rule).map(|rule| &rule.path);
             // A rule without a limit counts nothing, and the status does not name it.
-            let unlimited = match rules.find(request.domain, &descriptor.entries) {
+            let unlimited = match rules.charged(request.domain, descriptor).lookup {
                 Lookup::Rule(rule) if status.remaining == u32::MAX => Some(&rule.path),
                 _ => None,
             };

@@ -492,6 +492,16 @@ impl RulePath {
         }
         start
     }
+
+    /// Returns each level with its text: its key, and its value if it has one.
+    fn iter(&self) -> impl Iterator<Item = (&Level, &str)> {
+        let start = |level: &Level| usize::try_from(level.start).unwrap_or(usize::MAX);
+        self.levels.iter().enumerate().map(move |(at, level)| {
+            let next = self.levels.get(at + 1).map(|next| start(next).saturating_sub(1));
+            let end = next.unwrap_or(self.path.len());
+            (level, self.path.get(start(level)..end).unwrap_or_default())
+        })
+    }
 }
 
 // === impl Paths ===
@@ -579,8 +589,8 @@ impl Compiler<'_> {
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let counted = self.compiled_limit(limit, &descriptor.flags)?;
-        let CompiledLimit { allowance, leasing, shards, flags, failure_mode } = counted;
+        let counted = self.compiled_limit(limit, &descriptor.flags, rule_path)?;
+        let CompiledLimit { allowance, leasing, shards, hold, flags, failure_mode } = counted;
         self.take_room(descriptor, limit, rule_path)?;
         let (path, levels) = self.identity(rule_path, limit.place)?;
         let rule = Arc::new(Rule {
@@ -592,6 +602,7 @@ impl Compiler<'_> {
             leasing,
             failure_mode,
             shards,
+            hold,
             metadata: descriptor
                 .metadata
                 .value()

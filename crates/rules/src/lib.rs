@@ -48,13 +48,13 @@ pub use compile::{
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use fault::{Fault, Faults, Place, alters_display, excerpt, nearest};
 pub use limit::{
-    Algorithm, FILL_SECONDS_MAX, FailureMode, LeaseTerms, Leasing, Limit, MAX_DELAY_MAX, POOLS_MAX,
-    Unit, WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms, Leasing, Limit, MAX_DELAY_MAX,
+    POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
 };
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};
 pub use rule::{Allowance, Attachment, Level, LevelMatch, Rule, RuleOption};
-pub use rules::{Candidate, Lookup, MatchKind, Rules, Step, Trace};
+pub use rules::{Candidate, Charged, Lookup, MatchKind, Rules, SETTLE_KEY, Step, Trace};
 pub use schema::schema;
 pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,

@@ -283,5 +283,72 @@ impl FailureMode {
     }
 }
 
+// The hits that a request takes before its cost is known.
+
+/// The terms of a hold (`hold`): what a request takes at its start is held under its id until a
+/// settlement says what it has cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold {
+    /// The index of the level whose value is the id of the request. It is no part of the count.
+    pub level: u8,
+    /// What becomes of the hits that no settlement has come for.
+    pub unless_settled: UnlessSettled,
+    /// From [`Hold::LASTS_MIN`] to [`Hold::LASTS_MAX`].
+    lasts_ms: u32,
+}
+
+/// What becomes of the hits of a hold that no settlement has come for in time
+/// (`unless_settled`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UnlessSettled {
+    /// They stay counted.
+    #[default]
+    Keep,
+    /// They are given back.
+    Release,
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// The shortest time that a hold may last.
+    pub const LASTS_MIN: Duration = Duration::from_secs(1);
+
+    /// The longest time that a hold may last.
+    pub const LASTS_MAX: Duration = Duration::from_secs(24 * 3_600);
+
+    /// Makes the terms of a hold that lasts so long, which is counted in whole milliseconds.
+    pub fn new(level: u8, lasts: Duration, unless_settled: UnlessSettled) -> Self {
+        let lasts = lasts.clamp(Self::LASTS_MIN, Self::LASTS_MAX).as_millis();
+        Self { level, unless_settled, lasts_ms: u32::try_from(lasts).unwrap_or(u32::MAX) }
+    }
+
+    /// How long after its start a request is expected to be settled at the latest.
+    pub fn lasts(self) -> Duration {
+        Duration::from_millis(self.lasts_ms.into())
+    }
+
+    /// Whether the value of this level is the id.
+    #[inline]
+    pub fn is_at(self, level: usize) -> bool {
+        usize::from(self.level) == level
+    }
+}
+
+// === impl UnlessSettled ===
+
+impl UnlessSettled {
+    /// All values.
+    pub const ALL: [UnlessSettled; 2] = [UnlessSettled::Keep, UnlessSettled::Release];
+
+    /// Returns the name in rule files.
+    pub fn name(self) -> &'static str {
+        match self {
+            UnlessSettled::Keep => "keep",
+            UnlessSettled::Release => "release",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

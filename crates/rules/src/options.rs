@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 
 use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
-    Algorithm, FailureMode, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX, UNIT_MULTIPLIER_MAX,
+    Algorithm, FailureMode, Hold, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX,
+    UNIT_MULTIPLIER_MAX, UnlessSettled,
 };
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
@@ -78,6 +79,8 @@ pub enum MapKind {
     Defaults,
     /// The terms of a `lease`.
     Lease,
+    /// The terms of a `hold`.
+    Hold,
 }
 
 /// The options of a map as they are read.
@@ -161,7 +164,7 @@ macro_rules! options {
         impl<'d> MapOptions<'d> for $Name $(<$life>)? {
             const ROWS: &'static [OptionRow] = &[$(
                 OptionRow {
-                    name: stringify!($option),
+                    name: bare(stringify!($option)),
                     meaning: concat!($($meaning),+).trim_ascii(),
                     origin: Origin::$origin,
                     schema: || $takes.schema(),
@@ -171,7 +174,7 @@ macro_rules! options {
 
             fn read(&mut self, reader: &mut Reader<'d, '_>, field: Field<'d>) {
                 match field.name {
-                    $( name if name == stringify!($option) => {
+                    $( name if name == bare(stringify!($option)) => {
                         $takes.read(reader, field, &mut self.$option);
                     } )+
                     _ => {}
@@ -249,9 +252,10 @@ macro_rules! flags {
                 Flags::ROWS.iter().zip([$( &self.$flag ),+])
             }
 
-            /// Returns the flags of a rule for which these are given.
-            pub(crate) fn flags(&self) -> Flags {
-                Flags { $( $flag: self.$flag.value().copied().unwrap_or($default), )+ }
+            /// Returns the flags of a rule for which these are given, which `holds` or not.
+            pub(crate) fn flags(&self, holds: bool) -> Flags {
+                let default = Flags::of_rule(holds);
+                Flags { $( $flag: self.$flag.value().copied().unwrap_or(default.$flag), )+ }
             }
         }
 
@@ -328,6 +332,8 @@ options! {
         Ratelease burst: Parsed<NonZeroU32> = Number { range: 1..=u32::MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
+        /// The hits of a request are held under its id until its cost is known.
+        Ratelease hold: Parsed<HoldOptions<'d>> = HoldMap;
     }
 }
 
@@ -374,6 +380,20 @@ options! {
     }
 }
 
+options! {
+    /// The terms of a `hold`.
+    struct HoldOptions<'d> {
+        --
+        /// Key of the level whose value is the id of the request, which is no part of the count;
+        /// the last level by default.
+        Ratelease by: Parsed<&'d str> = Text::Any;
+        /// Longest time from the start of a request to its settlement, from 1s to 24h.
+        Ratelease r#for: Parsed<Duration> = Span { example: "2m", check: lasts };
+        /// What becomes of the hits that no settlement has come for; keep by default.
+        Ratelease unless_settled: Parsed<UnlessSettled> = Word::<UnlessSettled>(PhantomData);
+    }
+}
+
 flags! {
     /// Whether a denied charge spends what is left of its own count.
     Ratelease charge_denied in RateLimit = true, "denied": "a denied charge spends nothing";
@@ -393,6 +413,17 @@ flags! {
         "metrics": "with all keys and values of the request";
 }
 
+// === impl Flags ===
+
+impl Flags {
+    /// Returns those of a rule that gives none. If it `holds`, a denied estimate spends nothing:
+    /// its request costs nothing either.
+    pub fn of_rule(holds: bool) -> Self {
+        let flags = Self::default();
+        Self { charge_denied: flags.charge_denied && !holds, ..flags }
+    }
+}
+
 /// A `lease`.
 #[derive(Debug, Clone)]
 pub(crate) enum LeaseOption {
@@ -407,6 +438,15 @@ struct RateLimitMap;
 struct DefaultsMap;
 struct ReplacedList;
 struct LeaseValue;
+struct HoldMap;
+
+/// The name of a raw identifier.
+const fn bare(name: &'static str) -> &'static str {
+    match name.as_bytes() {
+        [b'r', b'#', ..] => name.split_at(2).1,
+        _ => name,
+    }
+}
 
 fn unit_multiplier(units: u32) -> Result<NonZeroU32, String> {
     NonZeroU32::new(units).ok_or_else(|| "'unit_multiplier' must be at least 1, found 0".to_owned())
@@ -447,6 +487,15 @@ fn ttl(span: Duration) -> Result<Duration, String> {
     Err(format!("'ttl' must be from {least:?} to {most:?}, found {span:?}"))
 }
 
+fn lasts(span: Duration) -> Result<Duration, String> {
+    let least = Hold::LASTS_MIN;
+    let most = Hold::LASTS_MAX;
+    if (least..=most).contains(&span) {
+        return Ok(span);
+    }
+    Err(format!("'for' must be from 1s to 24h, found {span:?}"))
+}
+
 // === impl OptionRow ===
 
 impl OptionRow {
@@ -470,13 +519,14 @@ impl OptionRow {
 
 impl MapKind {
     /// Every kind of map.
-    pub const ALL: [MapKind; 6] = [
+    pub const ALL: [MapKind; 7] = [
         MapKind::Root,
         MapKind::Descriptor,
         MapKind::RateLimit,
         MapKind::Replaced,
         MapKind::Defaults,
         MapKind::Lease,
+        MapKind::Hold,
     ];
 
     /// Returns the options that the map may hold.
@@ -488,6 +538,7 @@ impl MapKind {
             MapKind::Replaced => (Replaced::ROWS, [].as_slice()),
             MapKind::Defaults => (LimitOptions::ROWS, [].as_slice()),
             MapKind::Lease => (LeaseOptions::ROWS, [].as_slice()),
+            MapKind::Hold => (HoldOptions::ROWS, [].as_slice()),
         };
         let of_flags = if self == MapKind::Defaults { MapKind::RateLimit } else { self };
         let flags = Flags::ROWS.iter().filter(move |flag| flag.map == of_flags);
@@ -501,7 +552,7 @@ impl MapKind {
 
     /// Returns whether the reference knows this kind of map.
     pub(crate) const fn is_known_to_reference(self) -> bool {
-        !matches!(self, MapKind::Defaults | MapKind::Lease)
+        !matches!(self, MapKind::Defaults | MapKind::Lease | MapKind::Hold)
     }
 
     /// Describes the map, for a message.
@@ -513,6 +564,7 @@ impl MapKind {
             MapKind::Replaced => "an item of 'replaces'",
             MapKind::Defaults => "'defaults'",
             MapKind::Lease => "'lease'",
+            MapKind::Hold => "'hold'",
         }
     }
 
@@ -604,6 +656,18 @@ impl<'d> Takes<'d> for LeaseValue {
         json!({"anyOf": [
             {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
         ]})
+    }
+}
+
+impl<'d> Takes<'d> for HoldMap {
+    type Kept = Parsed<HoldOptions<'d>>;
+
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.hold(field, kept);
+    }
+
+    fn schema(&self) -> Value {
+        json!({"anyOf": [reference("hold"), {"type": "null"}]})
     }
 }
 
@@ -948,6 +1012,28 @@ impl<'d> Reader<'d, '_> {
             read.read(self, field);
         }
         LeaseOption::On(read)
+    }
+
+    /// Reads a `hold`, into the one that is already there.
+    fn hold(&mut self, field: Field<'d>, hold: &mut Parsed<HoldOptions<'d>>) {
+        let node = field.node;
+        if is_null(node) {
+            *hold = Parsed::Absent;
+            return;
+        }
+        let Kind::Map(pairs) = &node.kind else {
+            *hold = self.refuse(field, "a map such as {for: 2m}");
+            return;
+        };
+        let mut read = match std::mem::take(hold) {
+            Parsed::As(_, terms) => terms,
+            _ => HoldOptions::default(),
+        };
+        let entries = self.entries(pairs);
+        for field in self.options(entries, MapKind::Hold) {
+            read.read(self, field);
+        }
+        *hold = Parsed::As(node.place, read);
     }
 
     fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::limit::{Algorithm, FailureMode, LeaseTerms, Leasing, Limit};
+use crate::limit::{Algorithm, FailureMode, Hold, LeaseTerms, Leasing, Limit};
 use crate::options::{Flags, MapKind, is_known_to_reference};
 use crate::request::Entry;
 use crate::store::{StoreId, StoreNames};
@@ -36,6 +36,8 @@ pub struct Rule {
     /// Number of pools for each of its keys, 1 to [`POOLS_MAX`](crate::POOLS_MAX); with 1 a key has
     /// only its own count.
     pub shards: NonZeroU8,
+    /// The terms on which requests hold its tokens, if they do.
+    pub hold: Option<Hold>,
     /// Returned as dynamic metadata with requests that pass.
     pub metadata: Option<Map<String, Value>>,
     /// One item for each level of the path, in order. Neighbouring rules share the list.
@@ -111,13 +113,18 @@ impl Rule {
             leasing,
             failure_mode,
             shards,
+            hold,
             metadata,
             levels,
             meter: _,
         } = self;
+        let defaults = Flags::of_rule(hold.is_some());
         let flags = |map: MapKind| {
-            let those = flags.iter().filter(move |(row, _)| row.map == map);
-            those.map(|(row, is)| RuleOption::new(row.option.name, is, is == row.default))
+            let those =
+                flags.iter().zip(defaults.iter()).filter(move |((row, _), _)| row.map == map);
+            those.map(|((row, is), (_, default))| {
+                RuleOption::new(row.option.name, is, is == default)
+            })
         };
         let mut options = vec![RuleOption::new("name", &**name, name.is_empty())];
         match *allowance {
@@ -134,6 +141,7 @@ impl Rule {
                 *failure_mode == Default::default(),
             ),
         ]);
+        options.extend(hold.map(|hold| self.of_hold(hold)));
         options.extend(flags(MapKind::RateLimit));
         options.extend(
             self.store().map(|store| {
@@ -154,6 +162,35 @@ impl Rule {
         let metadata = Value::Object(metadata.clone().unwrap_or_default());
         options.push(RuleOption::new("metadata", metadata, self.metadata.is_none()));
         options
+    }
+
+    fn of_hold(&self, hold: Hold) -> RuleOption {
+        let by = self.path_parts().nth(usize::from(hold.level) + 1).unwrap_or_default();
+        let lasts = hold.lasts();
+        let unless_settled = hold.unless_settled.name();
+        let terms = json!({
+            "by": by,
+            "for": format!("{lasts:?}"),
+            "unless_settled": unless_settled,
+        });
+        // A JSON string is one of YAML too, whatever is in the key.
+        let written = format!(
+            "{{by: {}, for: {}, unless_settled: {unless_settled}}}",
+            Value::from(by),
+            duration(lasts),
+        );
+        RuleOption { written, ..RuleOption::new("hold", terms, false) }
+    }
+
+    /// What stands for every value of this level in the name of a count, and so on pages; `None`
+    /// if each value has a count of its own.
+    #[inline]
+    pub fn shared_at(&self, level: usize) -> Option<&str> {
+        // No pattern is empty, so the id of a request names no other count than a pattern does.
+        match self.hold {
+            Some(hold) if hold.is_at(level) => Some(""),
+            _ => self.levels.get(level)?.shared.as_deref(),
+        }
     }
 
     /// The domain, with which the path begins.
@@ -293,7 +330,7 @@ impl PartialEq for Attachment {
 // === impl Rule ===
 
 impl Rule {
-    /// Returns the stats key of a decision by this rule on `entries`, which must be the entries
+    /// Returns the stats key of a decision by this rule on `entries`, which must begin with those
     /// that led to the rule: the reference's key, made safe as a metric's name. By default it is
     /// the configured path. With `value_to_metric` or `detailed_metric` it contains values of the
     /// request, so there are as many keys as values.
@@ -301,15 +338,13 @@ impl Rule {
         let mut name = String::with_capacity(self.path.len());
         name.push_str(domain);
         let is_shared = self.levels.iter().any(|level| level.shared.is_some());
-        for (index, entry) in entries.iter().enumerate() {
-            let value = match self.levels.get(index) {
-                Some(level) => level.shown(entry, self.flags.detailed_metric),
-                None => "",
-            };
+        for (index, (entry, level)) in entries.iter().zip(&*self.levels).enumerate() {
+            let is_id = self.hold.is_some_and(|hold| hold.is_at(index));
+            let value = if is_id { "" } else { level.shown(entry, self.flags.detailed_metric) };
             name.push('.');
             name.push_str(entry.key);
             // A quirk of the reference: a detailed name keeps the '_' of an empty value.
-            let keeps_empty = self.flags.detailed_metric && !is_shared;
+            let keeps_empty = self.flags.detailed_metric && !is_shared && !is_id;
             if !value.is_empty() || keeps_empty {
                 name.push('_');
                 name.push_str(value);
@@ -330,13 +365,15 @@ impl Rule {
     /// Returns whether the stats key contains, at this level, the value of the request, so that
     /// there are as many keys as values.
     pub fn varies_at(&self, level: usize) -> bool {
-        self.levels.get(level).is_some_and(|level| match level.matched {
-            LevelMatch::Value => false,
-            LevelMatch::Wildcard(_) if level.shared.is_some() => false,
-            LevelMatch::Wildcard(_) | LevelMatch::Key => {
-                self.flags.detailed_metric || level.value_to_metric
-            }
-        })
+        let is_id = self.hold.is_some_and(|hold| hold.is_at(level));
+        !is_id
+            && self.levels.get(level).is_some_and(|level| match level.matched {
+                LevelMatch::Value => false,
+                LevelMatch::Wildcard(_) if level.shared.is_some() => false,
+                LevelMatch::Wildcard(_) | LevelMatch::Key => {
+                    self.flags.detailed_metric || level.value_to_metric
+                }
+            })
     }
 }
 

@@ -7,7 +7,7 @@ use memchr::memchr_iter;
 use smallvec::SmallVec;
 
 use crate::memory::Memory;
-use crate::request::Entry;
+use crate::request::{Descriptor, Entry};
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
 use crate::store::{StoreId, StoreNames};
@@ -44,6 +44,22 @@ pub enum Lookup<'r> {
     Rule(&'r Arc<Rule>),
 }
 
+/// The key of the entry that ends a descriptor whose hits are the cost of what has been used
+/// already: a settlement.
+pub const SETTLE_KEY: &str = "ratelease.settle";
+
+/// What a descriptor charges.
+#[derive(Debug, Clone, Copy)]
+pub struct Charged<'r, 'e> {
+    /// The rule for the entries.
+    pub lookup: Lookup<'r>,
+    /// The entries that the rule is found by, and the count named by: those of the descriptor,
+    /// without the [`SETTLE_KEY`] of a settlement.
+    pub entries: &'e [Entry<'e>],
+    /// The hits are the cost of what has been used already: they are never refused.
+    pub settles: bool,
+}
+
 // === impl Rules ===
 
 impl Rules {
@@ -75,6 +91,32 @@ impl Rules {
             Some(rule) => Lookup::Rule(rule),
             None => Lookup::NoRule,
         }
+    }
+
+    /// Returns what `descriptor` charges. If no rule matches it as it stands, and its last entry has
+    /// the [`SETTLE_KEY`], it settles what the entries before that one charge.
+    #[inline]
+    pub fn charged<'e>(&self, domain: &str, descriptor: &'e Descriptor<'_>) -> Charged<'_, 'e> {
+        let entries = &descriptor.entries[..];
+        let lookup = self.find(domain, entries);
+        match (lookup, entries) {
+            (Lookup::NoRule, [before @ .., last]) if last.key == SETTLE_KEY => {
+                self.settled(domain, descriptor, before)
+            }
+            _ => Charged { lookup, entries, settles: false },
+        }
+    }
+
+    fn settled<'e>(
+        &self,
+        domain: &str,
+        descriptor: &'e Descriptor<'_>,
+        before: &'e [Entry<'e>],
+    ) -> Charged<'_, 'e> {
+        let lookup = self.find(domain, before);
+        let is_limited = matches!(lookup, Lookup::Rule(_)) || descriptor.limit.is_some();
+        let entries = if is_limited { before } else { &descriptor.entries };
+        Charged { lookup, entries, settles: is_limited }
     }
 
     /// Returns the candidates that [`Rules::find`] considers, level by level; `None` if no rule

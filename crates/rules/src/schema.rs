@@ -36,6 +36,7 @@ const fn definition(kind: MapKind) -> &'static str {
         MapKind::Replaced => "replaced",
         MapKind::Defaults => "defaults",
         MapKind::Lease => "lease",
+        MapKind::Hold => "hold",
     }
 }
 
@@ -58,6 +59,7 @@ fn map(kind: MapKind) -> Value {
         MapKind::Descriptor => json!({"required": ["key"], "allOf": [shared_pattern()]}),
         MapKind::Replaced => json!({"required": ["name"]}),
         MapKind::RateLimit => unit_or_unlimited(),
+        MapKind::Hold => json!({"required": ["for"]}),
         MapKind::Defaults | MapKind::Lease => json!({}),
     };
     if let (Value::Object(map), Value::Object(more)) = (&mut map, more) {

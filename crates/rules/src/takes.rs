@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Number as JsonNumber, Value, json};
 
 use crate::fault::{Place, excerpt};
-use crate::limit::{Algorithm, FailureMode, Unit};
+use crate::limit::{Algorithm, FailureMode, Unit, UnlessSettled};
 use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
@@ -185,6 +185,15 @@ impl Named for Algorithm {
 impl Named for FailureMode {
     const WHAT: &'static str = "failure mode";
     const ALL: &'static [FailureMode] = &FailureMode::ALL;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+impl Named for UnlessSettled {
+    const WHAT: &'static str = "end of a hold";
+    const ALL: &'static [UnlessSettled] = &UnlessSettled::ALL;
 
     fn name(self) -> &'static str {
         self.name()

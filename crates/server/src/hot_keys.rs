@@ -441,11 +441,11 @@ fn takes_over(counted: u32) -> bool {
 }
 
 /// Writes the entries as counted: if a rule shares a count among texts, its pattern appears
-/// instead of the value. Text that does not fit is cut.
+/// instead of the value, and nothing instead of the id of a request. Text that does not fit is cut.
 fn write_entries(text: &mut String, rule: Option<&Rule>, descriptor: &Descriptor<'_>) {
-    let levels = rule.map_or(&[][..], |rule| &rule.levels);
-    for (at, entry) in descriptor.entries.iter().enumerate() {
-        let shared = levels.get(at).and_then(|level| level.shared.as_deref());
+    let counted = rule.map_or(usize::MAX, |rule| rule.levels.len());
+    for (at, entry) in descriptor.entries.iter().enumerate().take(counted) {
+        let shared = rule.and_then(|rule| rule.shared_at(at));
         let separator = if at == 0 { "" } else { ", " };
         for part in [separator, entry.key, "=", shared.unwrap_or(entry.value)] {
             let room = TEXT_BYTES_MAX - text.len();

@@ -139,7 +139,7 @@ impl Counts {
 
     /// The path of the rule of a descriptor, or why there is none.
     fn rule(&self, domain: &str, descriptor: &Descriptor<'_>) -> String {
-        match self.rules.find(domain, &descriptor.entries) {
+        match self.rules.charged(domain, descriptor).lookup {
             // Clients choose domains, so these are counted together.
             Lookup::UnknownDomain => "unknown domain".to_owned(),
             _ if descriptor.limit.is_some() => format!("override in domain '{}'", excerpt(domain)),

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use foldhash::fast::RandomState;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
+use ratelease_rules::{Allowance, Charged, FailureMode, Limit, Lookup, Rule, Rules};
 
 use crate::verdict::AppliedLimit;
 
@@ -44,17 +44,17 @@ pub fn resolve<'r>(
     request: &Request<'_>,
     hasher: &KeyHasher,
 ) -> Few<Resolved<'r>> {
-    let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
-    let lookups: Few<_> = request.descriptors.iter().map(find).collect();
-    let replaced = replaced(request, &lookups);
-    let pairs = request.descriptors.iter().zip(&lookups);
-    let resolved = pairs.map(|(descriptor, lookup)| {
-        match allowance(rules, request, descriptor, *lookup, replaced.as_ref()) {
+    let charged = |descriptor| rules.charged(request.domain, descriptor);
+    let all: Few<Charged<'_, '_>> = request.descriptors.iter().map(charged).collect();
+    let replaced = replaced(request, &all);
+    let pairs = request.descriptors.iter().zip(&all);
+    let resolved = pairs.map(|(descriptor, charged)| {
+        match allowance(rules, request, descriptor, charged.lookup, replaced.as_ref()) {
             None => Resolved::Free,
             Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
             Some((Allowance::Limited(limit), rule)) => {
                 let applied = AppliedLimit { limit, rule };
-                Resolved::Charged(Charge::of(request, descriptor, applied, hasher))
+                Resolved::Charged(Charge::of(request, descriptor, charged, applied, hasher))
             }
         }
     });
@@ -93,15 +93,16 @@ fn allowance<'r>(
 /// Names of rules of a request that other rules of it replace.
 type ReplacedNames<'r> = HashSet<&'r str, RandomState>;
 
-/// The replaced names of the rules that `lookups` found for the descriptors of `request`; `None`
+/// The replaced names of the rules that were found for the descriptors of `request`; `None`
 /// if no rule replaces any, as nearly always. A descriptor with an override replaces nothing.
 ///
 /// The time grows with the number of descriptors plus the number of names that their rules
 /// replace, not with their product; the memory grows with the descriptors alone.
-fn replaced<'r>(request: &Request<'_>, lookups: &[Lookup<'r>]) -> Option<ReplacedNames<'r>> {
+fn replaced<'r>(request: &Request<'_>, charged: &[Charged<'r, '_>]) -> Option<ReplacedNames<'r>> {
     let found = || {
-        request.descriptors.iter().zip(lookups).filter_map(|pair| match pair {
-            (Descriptor { limit: None, .. }, Lookup::Rule(rule)) => Some(*rule),
+        let pairs = request.descriptors.iter().zip(charged);
+        pairs.filter_map(|(descriptor, charged)| match (descriptor, charged.lookup) {
+            (Descriptor { limit: None, .. }, Lookup::Rule(rule)) => Some(rule),
             _ => None,
         })
     };
@@ -138,13 +139,13 @@ impl<'r> Charge<'r> {
     fn of(
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
+        charged: &Charged<'r, '_>,
         applied: AppliedLimit<'r>,
         hasher: &KeyHasher,
     ) -> Self {
         let AppliedLimit { limit, rule } = applied;
-        let levels = rule.map_or(&[][..], |rule| &rule.levels);
-        let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
-            let shared = levels.get(at).and_then(|level| level.shared.as_deref());
+        let parts = charged.entries.iter().enumerate().map(|(at, entry)| {
+            let shared = rule.and_then(|rule| rule.shared_at(at));
             (entry.key, shared.map_or(KeyPart::Value(entry.value), KeyPart::Shared))
         });
         Self {

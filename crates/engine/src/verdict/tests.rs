@@ -21,6 +21,7 @@ fn rule() -> Rule {
         leasing: Leasing::default(),
         failure_mode: FailureMode::Local,
         shards: NonZeroU8::MIN,
+        hold: None,
         metadata: None,
         levels: Arc::default(),
         meter: Attachment::default(),

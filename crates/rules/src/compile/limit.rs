@@ -2,22 +2,25 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
-use super::Compiler;
-use crate::fault::{Findings, excerpt};
+use super::{Compiler, RulePath};
+use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
-    Algorithm, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, Unit, WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, FailureMode, Hold, Leasing, Limit, Unit, UnlessSettled,
+    WINDOW_SECONDS_MAX,
 };
 use crate::options::{
-    FlagOptions, Flags, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
+    FlagOptions, Flags, HoldOptions, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
 };
 use crate::reader::Parsed;
-use crate::rule::Allowance;
+use crate::request::ENTRIES_MAX;
+use crate::rule::{Allowance, Level, LevelMatch};
 
 /// The result of a `rate_limit` combined with its file's `defaults`.
 pub(super) struct CompiledLimit {
     pub(super) allowance: Allowance,
     pub(super) leasing: Leasing,
     pub(super) shards: NonZeroU8,
+    pub(super) hold: Option<Hold>,
     pub(super) flags: Flags,
     pub(super) failure_mode: FailureMode,
 }
@@ -26,11 +29,12 @@ pub(super) struct CompiledLimit {
 
 impl Compiler<'_> {
     /// Returns `None` if `limit` is faulty, after reporting the fault. `flags` are those of the
-    /// descriptor.
+    /// descriptor, and `rule_path` ends with its level.
     pub(super) fn compiled_limit(
         &mut self,
         limit: &RateLimit<'_>,
         flags: &FlagOptions,
+        rule_path: &RulePath,
     ) -> Option<CompiledLimit> {
         if limit.unlimited.is_faulty() {
             return None;
@@ -47,11 +51,13 @@ impl Compiler<'_> {
         let allowed = self.limit(limit, &own, kind);
         let leasing = self.leasing(&own, &options, kind);
         let shards = self.shards(&own, &options, kind, allowed);
-        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(), kind);
+        let hold = self.hold(limit, kind, rule_path)?;
+        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
+            hold,
             flags,
             failure_mode: options.failure_mode.value().copied().unwrap_or_default(),
         })
@@ -105,7 +111,8 @@ impl Compiler<'_> {
             allowance: Allowance::Unlimited,
             leasing: Leasing::default(),
             shards: NonZeroU8::MIN,
-            flags: flags.flags(),
+            hold: None,
+            flags: flags.flags(false),
             failure_mode: FailureMode::default(),
         })
     }
@@ -243,14 +250,13 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
     ) -> Flags {
         let Some(kind) = kind else { return flags };
-        let name = kind.name();
-        if let Some(why) = kind.has_no_debt() {
-            let why = format!("{name} {why}, so it cannot count a cost whole; remove 'settle'");
+        if let Some(why) = kind.refuses_settlements("settle") {
             self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
         }
         if kind != Algorithm::FixedWindow {
             let why = format!(
-                "'carry_debt' belongs to fixed_window, and this limit is a {name}; remove it"
+                "'carry_debt' belongs to fixed_window, and this limit is a {}; remove it",
+                kind.name()
             );
             self.refuse_flag(&own.flags.carry_debt, &mut flags.carry_debt, why);
         }
@@ -294,6 +300,95 @@ impl Compiler<'_> {
             self.findings.warn(place, message);
         }
         useful
+    }
+}
+
+// The hold of a limit.
+
+// === impl Compiler ===
+
+impl Compiler<'_> {
+    /// Returns the hold of `limit`, if it has one; `None` if that is faulty.
+    fn hold(
+        &mut self,
+        limit: &RateLimit<'_>,
+        kind: Option<Algorithm>,
+        rule_path: &RulePath,
+    ) -> Option<Option<Hold>> {
+        let (place, terms) = match &limit.hold {
+            Parsed::Absent => return Some(None),
+            Parsed::Faulty | Parsed::Refused(..) => return None,
+            Parsed::As(place, terms) => (*place, terms),
+        };
+        let refused = kind.and_then(|kind| kind.refuses_settlements("hold"));
+        let is_refused = refused.map(|why| self.findings.fault(place, why)).is_some();
+        let lasts = self.within(&terms.r#for, Ok);
+        if matches!(lasts, Parsed::Absent) {
+            let message = "'hold' has no 'for'; add how long a request may last, such as 'for: 2m'";
+            self.findings.fault(place, message);
+        }
+        let level = self.level_of_id(terms, place, rule_path);
+        let unless_settled = match self.within(&terms.unless_settled, Ok) {
+            Parsed::Absent => Some(UnlessSettled::default()),
+            given => given.value().copied(),
+        };
+        let hold = Hold::new(level?, *lasts.value()?, unless_settled?);
+        (!is_refused).then_some(Some(hold))
+    }
+
+    /// Returns the index of the level that has the id of the request as its value.
+    fn level_of_id(
+        &mut self,
+        terms: &HoldOptions<'_>,
+        place: Place,
+        rule_path: &RulePath,
+    ) -> Option<u8> {
+        if terms.by.is_faulty() {
+            return None;
+        }
+        let place = terms.by.place_or(place);
+        let found = match terms.by.text() {
+            "" => rule_path.iter().enumerate().last(),
+            key => rule_path.iter().enumerate().filter(|(_, (_, text))| is_of(key, text)).last(),
+        };
+        let refusal = match found {
+            None => {
+                let keys: Vec<_> = rule_path.iter().map(|(_, text)| text).collect();
+                let shown = excerpt(terms.by.text());
+                let meant = self.findings.suggestion(terms.by.text(), &[&keys]);
+                format!("no level of this rule has the key '{shown}'{meant}")
+            }
+            Some((at, (level, text))) => match refused_as_id(level) {
+                Some(why) => {
+                    let shown = excerpt(text);
+                    format!(
+                        "the level '{shown}' cannot be the id of a request: it {why}; name a \
+                         level that has only a key, as in hold: {{by: request_id, for: 2m}}"
+                    )
+                }
+                None if at < ENTRIES_MAX => return u8::try_from(at).ok(),
+                None => format!("no request has more than {ENTRIES_MAX} entries"),
+            },
+        };
+        self.findings.fault(place, refusal);
+        None
+    }
+}
+
+/// Whether a level with this text may have this key.
+fn is_of(key: &str, text: &str) -> bool {
+    text.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+}
+
+/// Why the value of a level cannot be the id of a request.
+fn refused_as_id(level: &Level) -> Option<&'static str> {
+    match level.matched {
+        LevelMatch::Value => Some("has a value, which all requests share"),
+        LevelMatch::Wildcard(_) => Some("has a wildcard"),
+        LevelMatch::Key if level.value_to_metric => {
+            Some("has 'value_to_metric', which would make a metric of each request")
+        }
+        LevelMatch::Key => None,
     }
 }
 

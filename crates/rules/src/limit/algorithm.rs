@@ -42,8 +42,8 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
-    /// Why a count cannot exceed its limit, so that a cost that has been incurred is not counted
-    /// whole, if it cannot.
+    /// Why its counts cannot exceed their limit, so that costs which are known afterwards cannot be
+    /// counted whole, if they cannot.
     no_debt: Option<&'static str>,
     /// What a limit of these requests and this window allows.
     words: fn(&str, &str, Limit) -> String,
@@ -90,7 +90,7 @@ const SLIDING_LOG: Row = Row {
     identity: 3,
     requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
     is_leased: false,
-    no_debt: Some("keeps the times of requests within the limit only"),
+    no_debt: Some("keeps the time of each request"),
     words: |requests, window, _| format!("{requests} in any {window}, exactly"),
     ..FIXED_WINDOW
 };
@@ -100,7 +100,7 @@ const LEAKY_BUCKET: Row = Row {
     identity: 4,
     option: Some("max_delay"),
     no_pools: Some("is one queue and cannot be split"),
-    no_debt: Some("gives each request a slot of time before it passes"),
+    no_debt: Some("hands out slots, which end before a request does"),
     words: |requests, window, limit| {
         let delay = limit.algorithm.max_delay();
         format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
@@ -214,9 +214,18 @@ impl Algorithm {
         self.row().no_pools
     }
 
-    /// Returns why a count cannot exceed its limit, if it cannot.
-    pub(crate) const fn has_no_debt(self) -> Option<&'static str> {
-        self.row().no_debt
+    /// Returns why a limit of this algorithm cannot have `option`, which settles costs: `hold` or
+    /// `settle`.
+    pub(crate) fn refuses_settlements(self, option: &str) -> Option<String> {
+        let Row { name, no_debt, .. } = *self.row();
+        let can = |one: &Self| one.row().no_debt.is_none();
+        let names: Vec<_> = Self::ALL.into_iter().filter(can).map(Self::name).collect();
+        no_debt.map(|why| {
+            format!(
+                "'{option}' cannot be used with {name}, which {why}; remove it, or use one of {}",
+                names.join(", ")
+            )
+        })
     }
 
     /// Describes a limit of this algorithm.

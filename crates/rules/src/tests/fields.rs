@@ -14,6 +14,7 @@ fn file(map: MapKind, pairs: &str) -> String {
         MapKind::Replaced => limit(&format!("replaces: [{{{pairs}}}]")),
         MapKind::Defaults => format!("domain: d\ndefaults: {{{pairs}}}\n"),
         MapKind::Lease => limit(&format!("lease: {{{pairs}}}")),
+        MapKind::Hold => limit(&format!("hold: {{{pairs}}}")),
     }
 }
 
@@ -79,7 +80,7 @@ fn every_option_that_the_reference_lacks_warns_beside_unlimited() {
             let text = file(MapKind::RateLimit, &format!("unlimited: true, {name}: {value}"));
             load(&[source(&text)], NO_MERGE).ok()
         };
-        let loaded = ["1", "1s", "off"].iter().find_map(of_type).expect(name);
+        let loaded = ["1", "1s", "off", "{}"].iter().find_map(of_type).expect(name);
         let warning = format!("'{name}' has no effect with 'unlimited'");
         assert!(loaded.warnings.iter().any(|it| it.message == warning), "{name}");
     }

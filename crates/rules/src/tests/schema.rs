@@ -22,13 +22,14 @@ page. A key may be left out, or be null, unless it is required.
 ";
 
 /// The maps of a file, by the names of their definitions.
-const MAPS: [(&str, &str); 6] = [
+const MAPS: [(&str, &str); 7] = [
     ("", "The file"),
     ("descriptor", "A descriptor"),
     ("rate_limit", "`rate_limit`"),
     ("replaced", "An item of `replaces`"),
     ("defaults", "`defaults`"),
     ("lease", "`lease`"),
+    ("hold", "`hold`"),
 ];
 
 fn root() -> PathBuf {
