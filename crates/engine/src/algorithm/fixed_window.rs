@@ -1,5 +1,6 @@
 //! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of a
-//! calendar, and independent of each other. Tokens of the next window may be leased before it begins: they are counted
+//! calendar, and independent
+//! of each other. Tokens of the next window may be leased before it begins: they are counted
 //! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
@@ -23,10 +24,11 @@ pub(super) static COUNTING: Counting = Counting {
         script: &SCRIPT,
         arguments: |ask, store_us| {
             let limit = u64::from(ask.limit.requests_per_unit);
-            let (seconds, calendar) = windows(ask.limit, store_us);
-            let mut own = vec![limit, u64::from(ask.next_window), seconds];
-            own.extend(calendar.into_iter().flatten());
-            arguments(ask, &own)
+            let flags = [u64::from(ask.next_window), u64::from(ask.carry_debt)];
+            let Some(windows) = windows(ask.limit, store_us) else {
+                return arguments(ask, &[limit, window_seconds(ask.limit), flags[0], flags[1]]);
+            };
+            arguments(ask, &[&[limit, 0, flags[0], flags[1]], &windows[..]].concat())
         },
         reply,
     },
@@ -39,6 +41,12 @@ pub(super) static COUNTING: Counting = Counting {
     },
 };
 
+/// A count beyond this is cut to it: it is ten digits wide in Redis.
+const COUNT_MAX: u64 = 9_999_999_999;
+
+/// A count is carried over for a hundred years at most.
+const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;
+
 static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 
 /// What the store keeps for one key.
@@ -46,7 +54,8 @@ static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 pub struct State {
     /// Number of the window that `count` belongs to, as [`Limit::window_at`] counts them.
     pub window: u64,
-    /// Tokens leased in it and not given back; one above the limit if the key is overdrawn.
+    /// Tokens leased in it and not given back, and costs that were owed; at least one above the
+    /// limit if the key is overdrawn.
     pub count: u64,
     /// Tokens of the window after it that were leased ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
@@ -58,11 +67,15 @@ pub struct State {
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
-    let mut state = rolled(state, now_unix_us, terms);
+    let mut state = rolled(state, now_unix_us, ask);
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
-    let counted = if ask.next_window { u64::from(state.next) } else { state.count };
+    let mut counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+    if !ask.next_window {
+        state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
+        counted = state.count;
+    }
     let left = limit.saturating_sub(counted);
     let mut tokens = 0;
     if ask.need <= left {
@@ -84,13 +97,13 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
-    let until_end_us = |window| until_end_us(window, now_unix_us, terms);
-    let until_end = Duration::from_micros(until_end_us(state.window));
+    let until_end = |window| Duration::from_micros(until_end_us(window, now_unix_us, terms));
     let (counted, starts_after, reset_after) = if ask.next_window {
-        let until_next_ends = until_end_us(state.window.saturating_add(1));
-        (u64::from(state.next), until_end, Duration::from_micros(until_next_ends))
+        let counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+        let until_next_ends = until_end(state.window.saturating_add(1));
+        (counted, until_end(state.window), until_next_ends)
     } else {
-        (state.count, Duration::ZERO, until_end)
+        (state.count, Duration::ZERO, until_end(state.window))
     };
     let left = limit.saturating_sub(counted);
     let epoch = state.window.saturating_add(u64::from(ask.next_window));
@@ -106,25 +119,22 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
-/// The windows before and after the one of the estimated time that the script is told of: it counts
-/// in that one and in its neighbours, each of which may be continued by the window after it, whose
-/// count and that of the next one have an end.
-const BEFORE: u64 = 1;
+/// The windows of a calendar that the script is told of, which counts in those of its time that are
+/// among the first three: the pod's estimate may be wrong by one. Each may be continued by the window
+/// after it, and the count of that one, and of the next, has an end.
 const BOUNDARIES: usize = 6;
 
-/// The windows of `terms` for the script: their length in seconds, or 0 and those of the calendar
-/// around the store's time: the number of the first one, and when it and those after it begin, in
-/// seconds since the Unix epoch.
-fn windows(terms: Limit, store_us: u64) -> (u64, Option<[u64; 1 + BOUNDARIES]>) {
-    if terms.calendar.is_none() {
-        return (window_seconds(terms), None);
-    }
-    let first = terms.window_at(store_us.min(STORE_TIME_MAX)).saturating_sub(BEFORE);
-    let mut own = [first; 1 + BOUNDARIES];
-    for (boundary, window) in own.iter_mut().skip(1).zip(first..) {
+/// The windows of a calendar for the script, in seconds: the longest, the number of the one before
+/// the pod's estimate of the store's time, and when it and those after it begin.
+fn windows(terms: Limit, store_us: u64) -> Option<[u64; 2 + BOUNDARIES]> {
+    terms.calendar?;
+    let first = terms.window_at(store_us.min(STORE_TIME_MAX)).saturating_sub(1);
+    let mut windows = [terms.window_max().as_secs(); 2 + BOUNDARIES];
+    windows[1] = first;
+    for (boundary, window) in windows.iter_mut().skip(2).zip(first..) {
         *boundary = terms.window_starts(window) / MICROS_PER_SECOND;
     }
-    (0, Some(own))
+    Some(windows)
 }
 
 /// The latest time that scripts count exactly, in the year 2255.
@@ -132,42 +142,58 @@ const STORE_TIME_MAX: u64 = 1 << 53;
 
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
-    let &[tokens, now_unix_us, window, count] = numbers else { return None };
+    let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
     let limit = u64::from(ask.limit.requests_per_unit);
-    let debited = tokens == 0 || (tokens <= count && count <= limit);
-    let state = if ask.next_window {
-        State { window: window.checked_sub(1)?, count: 0, next: u32::try_from(count).ok()? }
-    } else {
-        State { window, count, next: 0 }
-    };
-    let is_present = is_present(state.window, now_unix_us, ask.limit);
+    let state = State { window, count, next: u32::try_from(next).ok()? };
+    let counted = if ask.next_window { next } else { count };
+    let debited = tokens == 0 || (tokens <= counted && counted <= limit);
+    let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead of
-/// it.
-fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
-    let window = window_of(state.map(|state| state.window), now_unix_us, terms);
-    match state {
-        Some(state) if state.window == window => state,
-        Some(state) if state.window.checked_add(1) == Some(window) => {
-            State { window, count: u64::from(state.next), next: 0 }
-        }
-        _ => State { window, count: 0, next: 0 },
+/// it, and with what is carried over.
+fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
+    let window = window_of(state.map(|state| state.window), now_unix_us, ask.limit);
+    let Some(state) = state.filter(|state| state.window <= window) else {
+        return State { window, count: 0, next: 0 };
+    };
+    let elapsed = window - state.window;
+    let next = if elapsed == 1 { u64::from(state.next) } else { 0 };
+    match elapsed {
+        0 => state,
+        _ => State {
+            window,
+            count: next.saturating_add(carried(state.count, elapsed, ask)),
+            next: 0,
+        },
     }
+}
+
+/// What a `count` that is above the limit leaves to be counted after some windows: each pays for one
+/// limit of it.
+fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
+    let paid = u64::from(ask.limit.requests_per_unit).saturating_mul(windows);
+    if ask.carry_debt { count.saturating_sub(paid) } else { 0 }
 }
 
 // === impl State ===
 
 impl State {
-    /// As [`super::State::ends_at`].
-    pub(super) fn ends_at(&self, terms: Limit) -> u64 {
+    /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
+    /// windows as pay for it.
+    pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
+        let window_seconds = window_seconds(ask.limit);
+        let paid = self.count.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
+        let most = CARRIED_SECONDS_MAX.div_ceil(window_seconds);
+        let paid = if ask.carry_debt { paid.min(most).max(1) } else { 1 };
         let windows = match self {
-            Self { next: 1.., .. } => 2,
-            Self { count: 1.., .. } => 1,
+            Self { next: 1.., .. } => paid.max(2),
+            Self { count: 1.., .. } => paid,
             _ => return 0,
         };
-        terms.window_starts(self.window.saturating_add(windows)).div_ceil(MICROS_PER_SECOND)
+        let ends_us = ask.limit.window_starts(self.window.saturating_add(windows));
+        ends_us.div_ceil(MICROS_PER_SECOND)
     }
 
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
