@@ -321,9 +321,9 @@ fn counts_json(path: &str, counts: Option<&RuleTotals>) -> Value {
     })
 }
 
-/// Formats a limit, such as `100 / 5 minutes`.
+/// Formats a limit, such as `100 / 5 minutes` or `100 / calendar month`.
 fn limit_text(limit: Limit) -> String {
-    let unit = limit.unit.name().to_ascii_lowercase();
+    let unit = limit.unit_name().replace('_', " ");
     match limit.unit_multiplier.get() {
         1 => format!("{} / {unit}", limit.requests_per_unit),
         many => format!("{} / {many} {unit}s", limit.requests_per_unit),
