@@ -4,6 +4,7 @@
 //! This is the only module where buffers and the lease client meet.
 
 mod failure_mode;
+mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
