@@ -129,10 +129,11 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 
 impl State {
     /// When the state becomes equivalent to no state, in seconds since the Unix epoch; 0 if it
-    /// already is. `terms` are those of the ask that produced it.
-    pub fn ends_at(&self, terms: Limit) -> u64 {
+    /// already is. `ask` is the one that produced it.
+    pub fn ends_at(&self, ask: &Ask) -> u64 {
+        let terms = ask.limit;
         match self {
-            Self::FixedWindow(state) => state.ends_at(window_seconds(terms)),
+            Self::FixedWindow(state) => state.ends_at(ask),
             Self::SlidingWindow(state) => state.ends_at(window_seconds(terms)),
             Self::TokenBucket(state) | Self::LeakyBucket(state) => {
                 state.ends_at(window_seconds(terms))
@@ -193,12 +194,14 @@ fn is_present(window: u64, now_unix_us: u64, window_us: u64) -> bool {
 const AMOUNT_MAX: u64 = 1 << 32;
 
 /// The length of the longest list of arguments: those of a bucket, with a return.
-const ARGUMENTS_MAX: usize = 17;
+const ARGUMENTS_MAX: usize = 18;
 
-/// The arguments of a script: what is asked for, what only this script has, and what comes back.
+/// The arguments of a script: what is asked for and owed, what only this script has, and what comes
+/// back.
 fn arguments(ask: &Ask, own: &[u64]) -> Vec<u64> {
     let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
     arguments.extend([amount(ask.want), amount(ask.need), u64::from(ask.charge_denied)]);
+    arguments.push(amount(ask.owed));
     arguments.extend(own);
     if let Some(Return { tokens, epoch }) = ask.back {
         arguments.push(amount(tokens));

@@ -23,6 +23,11 @@ pub struct Ask {
     /// Whether a denial (`need` above what is left) spends what is left. Ignored by pools and for
     /// the next window.
     pub charge_denied: bool,
+    /// Costs that have been incurred: they are counted first and whole, beyond the limit too, and
+    /// no lease pays for them. Ignored by pools, by logs, and for the next window.
+    pub owed: u64,
+    /// Whether what a fixed window was charged beyond its limit counts against the next windows.
+    pub carry_debt: bool,
     /// τ: the longest time that the lease lasts, from its start. It may end sooner, with its
     /// window.
     pub ttl: Duration,
@@ -51,7 +56,7 @@ pub enum Purpose {
     Probe,
     /// No request waits for it yet.
     Ahead,
-    /// It gives tokens back, or moves them to a pool.
+    /// It gives tokens back, moves them to a pool, or reports what a key owed.
     Return,
 }
 
@@ -130,6 +135,8 @@ impl Ask {
             want: 0,
             need: 0,
             charge_denied: false,
+            owed: 0,
+            carry_debt: false,
             ttl: Duration::MAX,
             back: None,
             pool: None,
@@ -140,9 +147,11 @@ impl Ask {
         }
     }
 
-    /// Whether the ask gives unspent tokens back, or moves them to a pool: no request waits for it.
+    /// Whether the ask gives unspent tokens back, moves them to a pool, or reports what a key owed
+    /// that is no longer held: no request waits for it.
     pub fn is_return(&self) -> bool {
-        self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
+        let reports = self.owed > 0 && self.purpose == Purpose::Return;
+        reports || self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
     }
 
     /// The key of the count, or of the pool, that the ask operates on.

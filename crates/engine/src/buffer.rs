@@ -282,6 +282,13 @@ impl<A: Cold> Buffer<A> {
         self.fresh = nanos_between(self.leases.replied_at(), fresh_until);
     }
 
+    /// Notes that `hits` more are owed to the store, which its last figure of what is left does not
+    /// know. If nothing remains, even a charge of 0 is over the limit.
+    pub fn note_owed(&mut self, hits: u64, now: Time) {
+        self.left = self.left.saturating_sub(saturate_u32(hits));
+        self.overdrawn |= self.remaining(now) == 0;
+    }
+
     /// Treats the store's figure of what is left as an estimate, since the limit has changed.
     pub fn mark_estimated(&mut self) {
         self.is_sure = false;

@@ -35,7 +35,7 @@ use crate::limiter::key::{
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::pod_counts::PodCounts;
-use crate::store::{Ask, Store, StoreError};
+use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
 use crate::{buffer, verdict};
@@ -225,6 +225,9 @@ impl Shared {
                 if charge.refund {
                     return state.preview_refund(charge, context);
                 }
+                if charge.settles() {
+                    return state.preview_settlement(context);
+                }
                 let attempt = state.charge_and_note_demand(charge, context);
                 if attempt.is_settled() {
                     state.request_next_window(charge, &attempt, context, asks);
@@ -249,6 +252,32 @@ impl Shared {
         // Without room for the key the refund is lost, as when the store is unavailable.
         let _ = self
             .with_state(charge, now, 0, |state, context, asks| state.refund(charge, context, asks));
+    }
+
+    /// Charges a cost that has been incurred. Without room for the key, or if the key is evicted,
+    /// the store is asked to count the cost, but not again if that fails.
+    fn settle(&self, charge: &Charge<'_>, now: Time) {
+        self.note_active(charge.domain(), now);
+        let AppliedLimit { limit, rule } = charge.applied;
+        let policy = LeasePolicy::of(limit, rule.map(AsRef::as_ref), self.options.wait_min);
+        let blank = policy.blank_ask(charge.key());
+        let lasts = || self.failure_modes.debt_lasts(limit, self.lease_client.shard(&blank));
+        let until = policy.owed_until(now + lasts());
+        let settle = |state: &mut KeyState, context: &PodContext<'_>, asks: &mut Vec<Ask>| {
+            state.settle(charge, until, context, asks)
+        };
+        let owed = self.with_state(charge, now, WAITER_BYTES, settle).unwrap_or_else(|TableFull| {
+            let ask = Ask { owed: charge.hits, purpose: Purpose::Return, ..blank };
+            self.queue_asks(vec![ask]);
+            charge.hits
+        });
+        if owed > 0
+            && charge.failure_mode() == FailureMode::Local
+            && !self.lease_client.takes(&blank)
+        {
+            let pods = self.pods_of(charge);
+            self.failure_modes.count_owed(charge, owed, pods, self.lease_client.shard(&blank));
+        }
     }
 
     /// Charges the tokens held here, or queues for the next lease.
@@ -300,8 +329,10 @@ impl Shared {
                     state.take_back_unsent(&reply, &context);
                     state.watch(&context)
                 });
-                if starts == Some(true) {
-                    self.watch(key, context.now + WATCH_EVERY);
+                match starts {
+                    Some(true) => self.watch(key, context.now + WATCH_EVERY),
+                    Some(false) => {}
+                    None => self.failure_modes.note_unmetered(reply.ask.owed),
                 }
             }
             return;
@@ -382,6 +413,8 @@ struct Transaction<'a, 'r> {
     debts: Vec<PlaceInQueue<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
+    /// Settlements have been applied.
+    settled: bool,
     /// A refund has been queued, so the request stands whatever happens to it now.
     stands: bool,
 }
@@ -391,7 +424,15 @@ struct Transaction<'a, 'r> {
 impl<'a, 'r> Transaction<'a, 'r> {
     fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
         let attempts = smallvec![None; resolved.len()];
-        Self { shared, resolved, attempts, debts: Vec::new(), refunded: Vec::new(), stands: false }
+        Self {
+            shared,
+            resolved,
+            attempts,
+            debts: Vec::new(),
+            refunded: Vec::new(),
+            settled: false,
+            stands: false,
+        }
     }
 
     /// Charges every descriptor from the tokens held here, as far as they go, and previews the
@@ -401,6 +442,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
             let attempt = match self.shared.attempt(charge, now) {
                 Ok(attempt) => attempt,
+                Err(TableFull) if charge.settles() => Attempt::settled(charge),
                 // Nothing is given back before the request is known to pass.
                 Err(TableFull) if charge.refund => Attempt::unknown(charge),
                 Err(TableFull) => Attempt::shed(charge),
@@ -447,6 +489,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// otherwise refunds are applied, and what was taken is spent.
     fn conclude(&mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
+        self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
         if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
@@ -458,6 +501,21 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
         self.attempts.clear(); // what is still held is spent
         verdict
+    }
+
+    /// Applies the settlements of the request, whatever becomes of it: their costs have been
+    /// incurred.
+    fn settle(&mut self, now: Time) {
+        if std::mem::replace(&mut self.settled, true) {
+            return;
+        }
+        for resolved in self.resolved {
+            if let Resolved::Charged(charge) = resolved
+                && charge.settles()
+            {
+                self.shared.settle(charge, now);
+            }
+        }
     }
 
     /// Queues `charges` for leases, and waits for those until `deadline`. Returns the last error
@@ -583,6 +641,7 @@ impl Drop for Transaction<'_, '_> {
     /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
     /// charges are spent even though its caller does not receive the answer.
     fn drop(&mut self) {
+        self.settle(self.shared.clock.now());
         if !self.stands {
             self.release(&[]);
         }

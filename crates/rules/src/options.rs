@@ -397,6 +397,12 @@ options! {
 flags! {
     /// Whether a denied charge spends what is left of its own count.
     Ratelease charge_denied in RateLimit = true, "denied": "a denied charge spends nothing";
+    /// A charge is a cost that has been incurred: it is counted whole and never denied. The limit
+    /// denies requests of 0 hits while nothing is left.
+    Ratelease settle in RateLimit = false, "settle": "charges are counted whole and never denied";
+    /// What a fixed_window was charged beyond its limit counts against the next windows.
+    Ratelease carry_debt in RateLimit = false,
+        "carry": "what is charged beyond the limit counts against the next windows";
     /// The limit is counted and reported, and never denies.
     Reference shadow_mode in Descriptor = false, "shadow": "counted and reported, never denied";
     /// The limit denies only if all quota limits of the request deny.

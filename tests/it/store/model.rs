@@ -30,6 +30,7 @@ const PAUSE: Duration = Duration::from_millis(15);
 struct Count {
     key: Key,
     limit: Limit,
+    carries_debt: bool,
     state: Option<State>,
     /// Epochs of its last grants.
     epochs: [u64; 2],
@@ -177,7 +178,8 @@ impl Count {
             ..Limit::fixed_window(rng.pick(&LIMITS), unit)
         };
         let limit = Limit { algorithm: drawn(rng, algorithm), ..limit };
-        Self { key: fresh_key(), limit, state: None, epochs: [0; 2] }
+        let carries_debt = rng.below(3) == 0;
+        Self { key: fresh_key(), limit, carries_debt, state: None, epochs: [0; 2] }
     }
 
     fn ask(&self, rng: &mut Rng) -> Ask {
@@ -185,6 +187,8 @@ impl Count {
             want: amount(rng),
             need: if rng.below(3) > 0 { 0 } else { amount(rng) },
             charge_denied: rng.below(4) == 0,
+            owed: if rng.below(4) == 0 { amount(rng) } else { 0 },
+            carry_debt: self.carries_debt,
             next_window: rng.below(3) == 0 && counting(self.limit).token == Token::OfWindow,
             ttl: rng.pick(&TTLS),
             back: self.back(rng),
@@ -194,7 +198,8 @@ impl Count {
 
     /// A rule may change while its key is in use, except in properties that give it another key.
     fn sometimes_another(&self, rng: &mut Rng) -> Limit {
-        if rng.below(5) > 0 {
+        // A debt that is carried over expires when the limit that wrote it has paid it.
+        if self.carries_debt || rng.below(5) > 0 {
             return self.limit;
         }
         let algorithm = drawn(rng, self.limit.algorithm);

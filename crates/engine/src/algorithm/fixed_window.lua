@@ -1,15 +1,17 @@
 -- One step of a fixed window: the same sums as `fixed_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the
---            next window are asked for (0 or 1),
+--   ARGV     want, need, charge a denial (0 or 1), hits that are owed, limit, window in seconds,
+--            whether tokens of the next window are asked for (0 or 1), whether what is counted
+--            beyond the limit counts against the next windows (0 or 1),
 --            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
---   reply    tokens, the time in microseconds, and of the window that was asked: its number, its
---            count
+--   reply    tokens, the time in microseconds, the window's number, its count, and the tokens of
+--            the next window that are leased
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
--- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time
+-- need, tokens back and what is owed to 2^32, where the first three already mean "all"; a count is
+-- cut to ten digits. A time
 -- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
@@ -20,8 +22,9 @@
 -- continued, or that window would be leased twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, seconds, next_window = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
-local back, lent_in = tonumber(ARGV[7]), tonumber(ARGV[8])
+local owed, limit, seconds = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local next_window, carries = ARGV[7] == '1', ARGV[8] == '1'
+local back, lent_in = tonumber(ARGV[9]), tonumber(ARGV[10])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
 local window = math.floor(now / seconds)
@@ -29,7 +32,14 @@ local window = math.floor(now / seconds)
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
+local COUNT_MAX, CENTURY = 9999999999, 3153600000
 local stored, stored_next = 0, 0
+
+-- What a count above the limit leaves to be counted after some windows: each pays for one limit.
+local function carried(count, windows)
+  return carries and math.max(0, count - limit * windows) or 0
+end
+
 local value = redis.call('GET', KEYS[1])
 if value then
   local of, one, two = value:match('^(%d+)(' .. TEN .. ')$')
@@ -39,8 +49,9 @@ if value then
   if of == (window + 1) % WINDOWS then window = window + 1 end
   if of == window % WINDOWS then
     stored, stored_next = tonumber(one), tonumber(two or 0)
-  elseif of == (window - 1) % WINDOWS then
-    stored = tonumber(two or 0)
+  else
+    local elapsed = (window - of) % WINDOWS
+    stored = carried(tonumber(one), elapsed) + (elapsed == 1 and tonumber(two or 0) or 0)
   end
 end
 
@@ -52,7 +63,8 @@ if back and (not lent_in or lent_in == window) then
 elseif back and lent_in == window + 1 then
   next_count = math.max(0, next_count - back)
 end
-local left = math.max(0, limit - (next_window and next_count or count))
+if not next_window then count = math.min(count + owed, COUNT_MAX) end
+local left = math.max(0, limit - (next_window and next_count + carried(count, 1) or count))
 local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)
@@ -67,9 +79,11 @@ if count ~= stored or next_count ~= stored_next then
   if next_count > 0 then
     state, lasts = state .. string.format(':%010d', next_count), 2
   end
+  if carries then
+    local paid = math.min(math.ceil(count / math.max(limit, 1)), math.ceil(CENTURY / seconds))
+    lasts = math.max(lasts, paid)
+  end
   -- A second past the last window's end: expiry can never take a count that is still in force.
   redis.call('SET', KEYS[1], state, 'PXAT', ((window + lasts) * seconds + 1) * 1000)
 end
-local at = now * 1000000 + micros
-if next_window then return { tokens, at, window + 1, next_count } end
-return { tokens, at, window, count }
+return { tokens, now * 1000000 + micros, window, count, next_count }

@@ -4,8 +4,6 @@
 
 use std::time::Duration;
 
-use ratelease_rules::Limit;
-
 use super::{
     Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of, window_seconds,
     window_us,
@@ -23,7 +21,8 @@ pub(super) static COUNTING: Counting = Counting {
         script: &SCRIPT,
         arguments: |ask| {
             let limit = u64::from(ask.limit.requests_per_unit);
-            arguments(ask, &[limit, window_seconds(ask.limit), u64::from(ask.next_window)])
+            let flags = [u64::from(ask.next_window), u64::from(ask.carry_debt)];
+            arguments(ask, &[limit, window_seconds(ask.limit), flags[0], flags[1]])
         },
         reply,
     },
@@ -36,6 +35,12 @@ pub(super) static COUNTING: Counting = Counting {
     },
 };
 
+/// A count beyond this is cut to it: it is ten digits wide in Redis.
+const COUNT_MAX: u64 = 9_999_999_999;
+
+/// A count is carried over for a hundred years at most.
+const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;
+
 static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 
 /// What the store keeps for one key.
@@ -43,7 +48,8 @@ static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
-    /// Tokens leased in it and not given back; one above the limit if the key is overdrawn.
+    /// Tokens leased in it and not given back, and costs that were owed; at least one above the
+    /// limit if the key is overdrawn.
     pub count: u64,
     /// Tokens of the window after it that were leased ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
@@ -55,11 +61,15 @@ pub struct State {
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
-    let mut state = rolled(state, now_unix_us, terms);
+    let mut state = rolled(state, now_unix_us, ask);
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
-    let counted = if ask.next_window { u64::from(state.next) } else { state.count };
+    let mut counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+    if !ask.next_window {
+        state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
+        counted = state.count;
+    }
     let left = limit.saturating_sub(counted);
     let mut tokens = 0;
     if ask.need <= left {
@@ -85,7 +95,8 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let until_end =
         Duration::from_micros(until_end_us(state.window, now_unix_us, window_us(terms)));
     let (counted, starts_after, reset_after) = if ask.next_window {
-        (u64::from(state.next), until_end, until_end.saturating_add(window))
+        let counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+        (counted, until_end, until_end.saturating_add(window))
     } else {
         (state.count, Duration::ZERO, until_end)
     };
@@ -105,39 +116,55 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
 
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
-    let &[tokens, now_unix_us, window, count] = numbers else { return None };
+    let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
     let limit = u64::from(ask.limit.requests_per_unit);
-    let debited = tokens == 0 || (tokens <= count && count <= limit);
-    let state = if ask.next_window {
-        State { window: window.checked_sub(1)?, count: 0, next: u32::try_from(count).ok()? }
-    } else {
-        State { window, count, next: 0 }
-    };
-    let is_present = is_present(state.window, now_unix_us, window_us(ask.limit));
+    let state = State { window, count, next: u32::try_from(next).ok()? };
+    let counted = if ask.next_window { next } else { count };
+    let debited = tokens == 0 || (tokens <= counted && counted <= limit);
+    let is_present = is_present(window, now_unix_us, window_us(ask.limit));
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead of
-/// it.
-fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
+/// it, and with what is carried over.
+fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
+    let terms = ask.limit;
     let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
-    match state {
-        Some(state) if state.window == window => state,
-        Some(state) if state.window.checked_add(1) == Some(window) => {
-            State { window, count: u64::from(state.next), next: 0 }
-        }
-        _ => State { window, count: 0, next: 0 },
+    let Some(state) = state.filter(|state| state.window <= window) else {
+        return State { window, count: 0, next: 0 };
+    };
+    let elapsed = window - state.window;
+    let next = if elapsed == 1 { u64::from(state.next) } else { 0 };
+    match elapsed {
+        0 => state,
+        _ => State {
+            window,
+            count: next.saturating_add(carried(state.count, elapsed, ask)),
+            next: 0,
+        },
     }
+}
+
+/// What a `count` that is above the limit leaves to be counted after some windows: each pays for one
+/// limit of it.
+fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
+    let paid = u64::from(ask.limit.requests_per_unit).saturating_mul(windows);
+    if ask.carry_debt { count.saturating_sub(paid) } else { 0 }
 }
 
 // === impl State ===
 
 impl State {
-    /// As [`super::State::ends_at`].
-    pub(super) fn ends_at(&self, window_seconds: u64) -> u64 {
+    /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
+    /// windows as pay for it.
+    pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
+        let window_seconds = window_seconds(ask.limit);
+        let paid = self.count.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
+        let most = CARRIED_SECONDS_MAX.div_ceil(window_seconds);
+        let paid = if ask.carry_debt { paid.min(most).max(1) } else { 1 };
         let windows = match self {
-            Self { next: 1.., .. } => 2,
-            Self { count: 1.., .. } => 1,
+            Self { next: 1.., .. } => paid.max(2),
+            Self { count: 1.., .. } => paid,
             _ => return 0,
         };
         self.window.saturating_add(windows).saturating_mul(window_seconds)

@@ -2,7 +2,7 @@
 -- call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1),
+--   ARGV     want, need, charge a denial (0 or 1), hits that are owed,
 --            nanoseconds in a tick (1 or 1000), what a token costs (ticks, parts of a tick), parts
 --            that make a tick (the limit's requests), tokens at most, debt at most, room without a
 --            debt (ticks, parts of a tick), tokens at its end (1 for the slots of a leaky bucket,
@@ -19,16 +19,18 @@
 -- holds, so that seconds and nanoseconds are read and written apart. A colon and the requests of the
 -- limit that wrote it follow, in hexadecimal digits, so that the value takes an object of 48 bytes;
 -- and where tokens are owed beyond the bucket, a colon and their number, a colon and the capacity of
--- the bucket that could not hold them. A time alone was written by version 0.2, and counts as written
+-- the bucket that could not hold them; or, where incurred costs made the debt larger than that of an
+-- empty bucket, ':0:' and the tokens of the debt. A time alone was written by version 0.2, and counts as written
 -- under the limit that asks. SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local tick = tonumber(ARGV[4])
-local cost, part, parts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local tokens_max, debt_max = tonumber(ARGV[8]), tonumber(ARGV[9])
-local room, room_part, tokens_min = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local window, longest = tonumber(ARGV[13]), tonumber(ARGV[14])
-local ttl, back, lent_at = tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
+local owed, tick = tonumber(ARGV[4]), tonumber(ARGV[5])
+local cost, part, parts = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local tokens_max, debt_max = tonumber(ARGV[9]), tonumber(ARGV[10])
+local room, room_part, tokens_min = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
+local window, longest = tonumber(ARGV[14]), tonumber(ARGV[15])
+local ttl, back, lent_at = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
 local TOKENS_MAX = 4294967295
+local OWED_MAX = math.max(longest, 4503599627370496)
 local CENTURY_US = 3153600000000000
 
 -- What n tokens are worth at a rate, in ticks and parts of a tick. The product of n and part may
@@ -58,6 +60,19 @@ local function earned_at(ticks, rest, most, cost, part, parts)
   return n
 end
 
+-- A debt with incurred costs, which may exceed a full bucket; then all that is owed is one debt.
+local function with_owed(debt, beyond, owed)
+  local sum = debt + cost_at(math.min(owed, TOKENS_MAX), cost, part, parts)
+  if owed == 0 or sum <= longest then return sum, beyond end
+  return math.min(sum + cost_at(beyond, cost, part, parts), OWED_MAX), 0
+end
+
+-- The tokens of a debt that exceeds an empty bucket's, rounded up; 0 for a smaller one.
+local function excess_of(debt)
+  if debt <= longest then return 0 end
+  return math.min(earned_at(debt, 0, TOKENS_MAX, cost, part, parts) + 1, TOKENS_MAX)
+end
+
 local function left_of(debt)
   if debt > room then return 0 end
   return tokens_min + earned_at(room - debt, room_part, tokens_max - tokens_min, cost, part, parts)
@@ -82,7 +97,7 @@ end
 -- What the state `of` seconds and `nanos` owes to this limit: the debt in ticks, the tokens and the
 -- capacity beyond the bucket, and whether the state is in the terms of another limit.
 local function owed_by(of, nanos, requests, beyond, capacity)
-  local same = requests == parts
+  local same, is_excess = requests == parts, beyond == 0 and capacity > 0
   -- A difference above 2^53 is above the longest debt too.
   local ahead = (of - seconds) * ticks_per_second + math.ceil(nanos / tick)
   ahead = math.max(0, ahead - ticks_now)
@@ -99,10 +114,20 @@ local function owed_by(of, nanos, requests, beyond, capacity)
     -- A bucket that is full pays what is owed beyond it, by whole tokens.
     beyond = beyond - earned_at(-us, 0, beyond, old_cost, old_part, requests)
   end
-  if same and ahead <= longest and (beyond == 0 or capacity >= tokens_max) then
+  local most = longest
+  if is_excess then
+    most = math.max(longest, math.min(cost_at(capacity, cost, part, parts), OWED_MAX))
+  end
+  if same and ahead <= most and (beyond == 0 or capacity >= tokens_max) then
     return ahead, beyond, capacity, false
   end
   us = math.max(0, math.min(us, CENTURY_US))
+  if is_excess then
+    us = math.min(us, (worth_at(capacity, old_cost, old_part, requests)) + 1)
+    local held, more = owed_in_tokens(us, 0, old_cost, old_part, requests)
+    local debt = with_owed(held, 0, more)
+    return debt, 0, 0, held > 0 or more > 0
+  end
   local debt, more = owed_in_tokens(us, beyond, old_cost, old_part, requests)
   return debt, more, tokens_max, debt > 0 or more > 0
 end
@@ -112,7 +137,7 @@ local function write(of, nanos, requests, beyond, capacity)
   local state = string.format('%d%09d:%x', of, nanos, requests)
   -- A second past the time, as the clock that expires keys may differ from TIME.
   local expires = (of + 1) * 1000 + math.ceil(nanos / 1000000)
-  if beyond > 0 then
+  if beyond > 0 or capacity > 0 then
     state = state .. string.format(':%d:%d', beyond, capacity)
     expires = expires + math.min(math.ceil(beyond * (window / 1000) / requests), CENTURY_US / 1000)
   end
@@ -133,13 +158,14 @@ if value then
   of, nanos, requests = tonumber(of), tonumber(nanos), requests and tonumber(requests, 16) or parts
   more, held = tonumber(more) or 0, tonumber(held) or 0
   stored, beyond, capacity, converted = owed_by(of, nanos, requests, more, held)
-  if converted and want == 0 and need == 0 then
+  if converted and want == 0 and need == 0 and owed == 0 then
     -- A look, or a pure return, at a state of another limit: the state stays in the terms of the limit that wrote it.
     if is_returned then
       local old_cost, old_part = math.floor(window / requests), window % requests
       local us = of * 1000000 - worth_at(math.max(0, back - more), old_cost, old_part, requests) + math.floor(nanos / 1000)
       us = math.max(us, 1000000000000000)
       of, nanos = math.floor(us / 1000000), us % 1000000 * 1000 + nanos % 1000
+      if more > 0 and more <= back then held = 0 end
       more = math.max(0, more - back)
       write(of, nanos, requests, more, held)
       stored = owed_by(of, nanos, requests, more, held)
@@ -159,6 +185,7 @@ if is_returned then
     before = math.max(0, before - (worth_at(back, cost, part, parts)))
   end
 end
+before, beyond_after = with_owed(before, beyond_after, owed)
 local left = left_of(before)
 local tokens, spent = 0, 0
 if need <= left then
@@ -173,6 +200,7 @@ local after = before + cost_at(spent, cost, part, parts)
 -- the same as its absence.
 if after ~= stored or beyond_after ~= beyond or converted then
   local ticks = ticks_now + after
+  if beyond_after == 0 then capacity = excess_of(after) end
   write(seconds + math.floor(ticks / ticks_per_second), ticks % ticks_per_second * tick, parts, beyond_after, capacity)
 end
 return { tokens, now, before, after }

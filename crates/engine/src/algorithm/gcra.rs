@@ -62,7 +62,7 @@ pub(super) fn moved(ask: &Ask, numbers: &[u64]) -> Option<(Pace, Moved)> {
         _ => tokens <= pace.left(before) && before.checked_add(pace.cost(tokens)) == Some(after),
     };
     let moved = Moved { tokens, now_unix_us, before, after };
-    (debited && after <= pace.longest()).then_some((pace, moved))
+    (debited && after <= pace.owed_max()).then_some((pace, moved))
 }
 
 /// What the store keeps for one key.
@@ -78,6 +78,8 @@ pub struct State {
     /// paid while the bucket is full.
     pub beyond: u32,
     /// [`Pace::tokens_max`] of the bucket that could not hold them. A larger one takes them back.
+    /// Where nothing is owed beyond the bucket, the tokens of a debt that is larger than that of an
+    /// empty bucket, since costs that had been incurred were owed; 0 for a smaller debt.
     pub capacity: u32,
 }
 
@@ -128,6 +130,8 @@ pub struct Move {
     pub need: u64,
     /// Whether a denial spends what is left.
     pub charge_denied: bool,
+    /// As [`Ask::owed`](crate::store::Ask::owed).
+    pub owed: u64,
     /// Tokens to credit first.
     pub back: u64,
 }
@@ -139,7 +143,7 @@ pub struct Moved {
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
-    /// The debt in ticks after the credit.
+    /// The debt in ticks after the credit, and with what is owed.
     pub before: u64,
     /// The debt in ticks after the step.
     pub after: u64,
@@ -196,13 +200,14 @@ impl Pace {
     /// as it is.
     pub fn step(&self, state: Option<State>, now_unix_us: u64, by: Move) -> (State, Moved) {
         let owed = state.map_or(Owed::default(), |state| self.owed(state, now_unix_us));
-        let lends_nothing = by.want == 0 && by.need == 0;
+        let lends_nothing = by.want == 0 && by.need == 0 && by.owed == 0;
         if let Some(state) = state.filter(|_| lends_nothing && owed.converted) {
             return self.credit_of_another(state, now_unix_us, by.back);
         }
         // What comes back pays first what no bucket of this size would have leased.
         let beyond = owed.beyond.saturating_sub(by.back);
         let before = self.credited(owed.debt, by.back.saturating_sub(owed.beyond));
+        let (before, beyond) = self.with_owed(before, beyond, by.owed);
         let left = self.left(before);
         let (tokens, spent) = if by.need <= left {
             let tokens = by.want.max(by.need).min(left);
@@ -215,9 +220,33 @@ impl Pace {
         let state = match state {
             Some(state) if !is_changed => state,
             None if after == 0 => self.state(0, Owed::default()),
-            _ => self.state(self.tat_ns(now_unix_us, after), Owed { beyond, ..owed }),
+            _ => self.state(self.tat_ns(now_unix_us, after), Owed { debt: after, beyond, ..owed }),
         };
         (state, Moved { tokens, now_unix_us, before, after })
+    }
+
+    /// The debt with costs that are owed: they may exceed a full bucket, unlike any lease. Then all
+    /// that is owed is one debt.
+    fn with_owed(&self, debt: u64, beyond: u64, owed: u64) -> (u64, u64) {
+        let sum = debt.saturating_add(self.cost(owed.min(TOKENS_MAX)));
+        if owed == 0 || sum <= self.longest() {
+            return (sum, beyond);
+        }
+        (sum.saturating_add(self.cost(beyond)).min(self.owed_max()), 0)
+    }
+
+    /// The largest debt that costs which are owed can make, in ticks: some 52 days, or a full bucket
+    /// if that is more. What exceeds it is forgotten.
+    fn owed_max(&self) -> u64 {
+        self.longest().max(TICKS_MAX)
+    }
+
+    /// The tokens of a debt that exceeds an empty bucket's, rounded up; 0 for a smaller one.
+    fn excess(&self, debt: u64) -> u64 {
+        if debt <= self.longest() {
+            return 0;
+        }
+        self.earned((debt, 0)).saturating_add(1).min(TOKENS_MAX)
     }
 
     /// A look, or a pure return, at a state of another limit. The pod may have leased the tokens
@@ -235,11 +264,12 @@ impl Pace {
         let beyond = u64::from(state.beyond);
         let credit_us = rate.worth(back.saturating_sub(beyond)).0;
         let tat_ns = state.tat_ns.saturating_sub(credit_us.saturating_mul(1_000));
+        let pays_all_beyond = beyond > 0 && beyond <= back;
         State {
             tat_ns: tat_ns.max(EARLIEST_NS),
             requests,
             beyond: narrow(beyond.saturating_sub(back)),
-            ..state
+            capacity: if pays_all_beyond { 0 } else { state.capacity },
         }
     }
 
@@ -335,11 +365,30 @@ impl Pace {
         let paid = if state.beyond > 0 { rate.whole(idle_us) } else { 0 };
         let beyond = u64::from(state.beyond).saturating_sub(paid);
         let capacity = u64::from(state.capacity);
-        if same && debt <= self.longest() && (beyond == 0 || capacity >= self.tokens_max) {
+        let is_excess = state.beyond == 0 && capacity > 0;
+        let most = if is_excess { self.longest_of(capacity) } else { self.longest() };
+        if same && debt <= most && (beyond == 0 || capacity >= self.tokens_max) {
             return Owed { debt, beyond, capacity, converted: false };
         }
         let rate = if same { Rate { requests: self.requests, ..rate } } else { rate };
-        self.tokens_owed(rate, ahead.div_ceil(1_000).min(DEBT_MAX_US), beyond)
+        let ahead_us = ahead.div_ceil(1_000).min(DEBT_MAX_US);
+        if is_excess {
+            let most = rate.worth(capacity).0.saturating_add(1);
+            return self.excess_owed(rate, ahead_us.min(most));
+        }
+        self.tokens_owed(rate, ahead_us, beyond)
+    }
+
+    /// The largest debt of a state that says that so many tokens exceed the bucket.
+    fn longest_of(&self, excess: u64) -> u64 {
+        self.cost(excess).clamp(self.longest(), self.owed_max())
+    }
+
+    /// The same tokens as a debt of this limit, however large its bucket is.
+    fn excess_owed(&self, rate: Rate, debt_us: u64) -> Owed {
+        let owed = self.tokens_owed(rate, debt_us, 0);
+        let (debt, _) = self.with_owed(owed.debt, 0, owed.beyond);
+        Owed { debt, beyond: 0, capacity: self.excess(debt), converted: owed.converted }
     }
 
     /// The same tokens in this limit's bucket, as many as fit, the others beyond it.
@@ -376,8 +425,8 @@ impl Pace {
         1_000 / self.tick_ns
     }
 
-    fn state(&self, tat_ns: u64, Owed { beyond, capacity, .. }: Owed) -> State {
-        let capacity = if beyond > 0 { narrow(capacity) } else { 0 };
+    fn state(&self, tat_ns: u64, Owed { debt, beyond, capacity, .. }: Owed) -> State {
+        let capacity = narrow(if beyond > 0 { capacity } else { self.excess(debt) });
         State { tat_ns, requests: narrow(self.requests), beyond: narrow(beyond), capacity }
     }
 

@@ -18,7 +18,9 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::LeakyBucket(state), grant)
         },
         script: &gcra::SCRIPT,
-        arguments: |ask| gcra::arguments(&Ask { charge_denied: false, back: None, ..*ask }),
+        arguments: |ask| {
+            gcra::arguments(&Ask { charge_denied: false, owed: 0, back: None, ..*ask })
+        },
         reply: |ask, numbers| {
             let (pace, moved) = gcra::moved(ask, numbers)?;
             Some(grant(&pace, &moved))
@@ -33,7 +35,7 @@ pub(super) static COUNTING: Counting = Counting {
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let pace = Pace::of(ask.limit);
-    let by = Move { want: ask.want, need: ask.need, charge_denied: false, back: 0 };
+    let by = Move { want: ask.want, need: ask.need, charge_denied: false, owed: 0, back: 0 };
     let (state, moved) = pace.step(state, now_unix_us, by);
     (state, grant(&pace, &moved))
 }

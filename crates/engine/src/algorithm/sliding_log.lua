@@ -1,7 +1,8 @@
 -- One step of a sliding log: the same as `sliding_log.rs`, one key per call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1), limit, window in microseconds,
+--   ARGV     want, need, charge a denial (0 or 1), hits that are owed (a log keeps none), limit, window
+--            in microseconds,
 --            and, only if tokens are returned: their number, and the time they are entered under
 --            (none for a refund, which takes the newest)
 --   reply    tokens, the time in microseconds, the time that they are entered under, entries, the
@@ -15,8 +16,8 @@
 -- Redis is out of memory, it refuses the first write.
 local key = KEYS[1]
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, window = tonumber(ARGV[4]), tonumber(ARGV[5])
-local back, epoch = tonumber(ARGV[6]), tonumber(ARGV[7])
+local limit, window = tonumber(ARGV[5]), tonumber(ARGV[6])
+local back, epoch = tonumber(ARGV[7]), tonumber(ARGV[8])
 -- Values of one RPUSH: Lua's stack holds some 8000.
 local PUSH_MAX = 1000
 local time = redis.call('TIME')
@@ -64,7 +65,7 @@ entries = entries + spent
 if credit > 0 or spent > 0 then
   if gone > 0 then redis.call('LPOP', key, gone) end
   if credit > 0 and epoch then
-    redis.call('LREM', key, -credit, ARGV[7])
+    redis.call('LREM', key, -credit, ARGV[8])
   elseif credit > 0 then
     redis.call('RPOP', key, credit)
   end

@@ -1,8 +1,8 @@
 -- One step of a sliding window: the same sums as `sliding_window.rs`, one key per call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, microseconds in a part
---            of the window (1, or 1000000 where it is longer than a day),
+--   ARGV     want, need, charge a denial (0 or 1), hits that are owed, limit, window in seconds,
+--            microseconds in a part of the window (1, or 1000000 where it is longer than a day),
 --            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, window, its count, the count before
@@ -15,7 +15,8 @@
 -- before the same digit repeats. SET is the last command, so a script that fails has changed
 -- nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, seconds, part = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local owed, limit = tonumber(ARGV[4]), tonumber(ARGV[5])
+local seconds, part = tonumber(ARGV[6]), tonumber(ARGV[7])
 local COUNT_MAX = 999999999
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
@@ -38,9 +39,10 @@ if value then
 end
 
 local count = stored
-if ARGV[7] and (not ARGV[8] or tonumber(ARGV[8]) == window) then
-  count = math.max(0, count - tonumber(ARGV[7]))
+if ARGV[8] and (not ARGV[9] or tonumber(ARGV[9]) == window) then
+  count = math.max(0, count - tonumber(ARGV[8]))
 end
+count = math.min(count + owed, COUNT_MAX)
 
 -- The part of the previous count that one window's length up to now still covers, rounded up.
 local parts, rest = seconds, (window + 1) * seconds - now

@@ -65,6 +65,8 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(|of| of == state.window)) {
         state.count = state.count.saturating_sub(u32::try_from(back.tokens).unwrap_or(u32::MAX));
     }
+    state.count = u32::try_from(u64::from(state.count).saturating_add(ask.owed))
+        .map_or(COUNT_MAX, |count| count.min(COUNT_MAX));
     let left = left(state, now_unix_us, terms);
     let (tokens, spent) = if ask.need <= left {
         let tokens = ask.want.max(ask.need).min(left);

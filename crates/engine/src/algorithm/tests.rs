@@ -44,11 +44,13 @@ fn any_amount() -> impl Strategy<Value = u64> {
 fn any_ask(limit: Limit) -> impl Strategy<Value = Ask> {
     let back = proptest::option::of((any_amount(), proptest::option::of(any_time())));
     let ttl = prop_oneof![Just(Duration::from_secs(2)), Just(Duration::MAX)];
-    (any_amount(), any_amount(), any::<bool>(), back, ttl).prop_map(
-        move |(want, need, charge_denied, back, ttl)| {
+    let flags = (any::<bool>(), any::<bool>());
+    let owed = prop_oneof![3 => Just(0), 1 => any_amount()];
+    (any_amount(), any_amount(), owed, flags, back, ttl).prop_map(
+        move |(want, need, owed, (charge_denied, carry_debt), back, ttl)| {
             let back = back.map(|(tokens, epoch)| Return { tokens, epoch });
             let look = Ask::look(Key::for_test(0), limit);
-            Ask { want, need, charge_denied, ttl, back, ..look }
+            Ask { want, need, charge_denied, owed, carry_debt, ttl, back, ..look }
         },
     )
 }
@@ -86,7 +88,7 @@ proptest! {
             let most = most(ask.limit);
             prop_assert!(grant.left <= most && grant.tokens.saturating_add(left) <= most);
             if now < 1 << 53 {
-                prop_assert!(next.ends_at(ask.limit) < 1 << 53);
+                prop_assert!(next.ends_at(&ask) < 1 << 53);
             }
             state = Some(next);
         }
@@ -94,23 +96,27 @@ proptest! {
 
     #[test]
     fn a_look_leaves_nothing_to_keep(limit in any_limit(), now in any_time()) {
-        let (state, grant) = step(None, now, &Ask::look(Key::for_test(0), limit));
-        prop_assert_eq!(state.ends_at(limit), 0);
+        let look = Ask::look(Key::for_test(0), limit);
+        let (state, grant) = step(None, now, &look);
+        prop_assert_eq!(state.ends_at(&look), 0);
         prop_assert_eq!(grant.tokens, 0);
     }
 
     #[test]
     fn a_state_that_has_ended_says_no_more_than_none(
         limit in any_limit(), now in 1_700_000_000_000_000..1_700_000_003_000_000u64,
-        want in 0..20u64, later in 0..5_000_000u64,
+        want in 0..20u64, owed in 0..200u64, carry_debt: bool, later in 0..5_000_000u64,
     ) {
         let look = Ask::look(Key::for_test(0), limit);
-        let (state, _) = step(None, now, &Ask { want, ..look });
-        let ends_us = state.ends_at(limit) * MICROS_PER_SECOND;
+        let ask = Ask { want, owed, carry_debt, ..look };
+        let (state, _) = step(None, now, &ask);
+        let ends_us = state.ends_at(&ask) * MICROS_PER_SECOND;
         let after = ends_us.max(now) + later;
         // The store forgets the key, whatever the limit is by then.
         for requests_per_unit in [limit.requests_per_unit, 1, 1_000] {
-            let look = Ask { limit: Limit { requests_per_unit, ..limit }, ..look };
+            // A smaller limit pays off in more windows what is carried.
+            let requests_per_unit = if carry_debt { limit.requests_per_unit } else { requests_per_unit };
+            let look = Ask { limit: Limit { requests_per_unit, ..limit }, carry_debt, ..look };
             let (_, with) = step(Some(state.clone()), after, &look);
             let (_, without) = step(None, after, &look);
             prop_assert_eq!(with, without);

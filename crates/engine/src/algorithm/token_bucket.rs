@@ -35,6 +35,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         want: ask.want,
         need: ask.need,
         charge_denied: ask.charge_denied,
+        owed: ask.owed,
         back: ask.back.filter(in_time).map_or(0, |back| back.tokens),
     };
     let (state, moved) = pace.step(state, now_unix_us, by);

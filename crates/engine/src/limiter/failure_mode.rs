@@ -169,7 +169,7 @@ impl FailureModes {
 
     /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
     /// the clock of `shard`, else until the limit is as if nothing had been charged.
-    fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
+    pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
         let window = limit.window();
         let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
         match counting(limit).token {
@@ -201,6 +201,15 @@ impl FailureModes {
         let back = Some(Return { tokens: hits, epoch: None });
         let ask = Ask { back, ..Ask::look(key, self.part(key, limit, pods, unix)) };
         // A key without room was denied, so it has nothing to return.
+        let _ = self.own.take_at(&ask, unix);
+    }
+
+    /// For `local`: counts costs that have been incurred against this pod's part of the limit.
+    pub(super) fn count_owed(&self, charge: &Charge<'_>, owed: u64, pods: u32, shard: usize) {
+        let unix = self.unix_time(shard);
+        let part = self.part(charge.key(), charge.applied.limit, pods, unix);
+        let ask = Ask { owed, ..Ask::look(charge.key(), part) };
+        // A key without room is denied anyway.
         let _ = self.own.take_at(&ask, unix);
     }
 

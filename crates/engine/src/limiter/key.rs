@@ -147,9 +147,7 @@ impl KeyState {
         if attempt.is_settled() {
             return Ok(answered(Ok(attempt)));
         }
-        if self.is_lost(context.now) {
-            self.asking = 0;
-        }
+        self.forget_lost_ask(context.now);
         if self.is_overdue(context) {
             return Err(StoreError::Unavailable);
         }
@@ -162,6 +160,41 @@ impl KeyState {
             asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
         }
         Ok(reply)
+    }
+
+    /// Charges a cost that has been incurred, without a wait: the tokens held pay for it as far as
+    /// they go, and the rest is owed to the store, which is asked to count it. A debt to a window
+    /// ends with it at `until`. Returns what is owed more than before.
+    pub(super) fn settle(
+        &mut self,
+        charge: &Charge<'_>,
+        until: Time,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
+        self.note_demand(charge, context.now);
+        self.begin_next_window(context.now);
+        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let held = if limit == charge.applied.limit { self.buffer.tokens(context.now) } else { 0 };
+        let paid = held.min(charge.hits);
+        if paid > 0 {
+            self.buffer.take(paid, false, kind, context.now);
+        }
+        let rest = charge.hits - paid;
+        self.buffer.note_owed(rest, context.now);
+        if rest > 0 {
+            self.owe(rest, until, context.now);
+            self.ask_for_owed(charge.key(), context, asks);
+        }
+        rest
+    }
+
+    /// The state of the key for a settlement, which changes it only when its request has its
+    /// verdict.
+    pub(super) fn preview_settlement(&self, context: &PodContext<'_>) -> Attempt {
+        let LeasePolicy { limit, .. } = self.policy(context);
+        let taken = Take::Taken(LeasedTokens::default());
+        Attempt::local(taken, self.quota(limit, context.now))
     }
 
     /// The effect of a refund on the key, if a lease is held here that can take the refund.
@@ -347,6 +380,11 @@ impl Attempt {
     /// An attempt at a key about which nothing is known.
     pub(super) fn unknown(charge: &Charge<'_>) -> Self {
         Self::local(Take::Short, QuotaSnapshot::unknown(charge))
+    }
+
+    /// A settlement at a key about which nothing is known.
+    pub(super) fn settled(charge: &Charge<'_>) -> Self {
+        Self::local(Take::Taken(LeasedTokens::default()), QuotaSnapshot::unknown(charge))
     }
 
     /// A denial, since this pod has no room for the charge.
@@ -613,7 +651,8 @@ impl Entry for KeyState {
     }
 
     fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now) || self.has_next_window(now) || self.debt(now) > 0
+        let owes = self.debt(now) > 0 || self.owed(now) > 0;
+        owes || self.buffer.is_live(now) || self.has_next_window(now)
     }
 
     fn heap(&self) -> usize {
@@ -710,6 +749,7 @@ struct ColdState {
     debt_until: Time,
     /// Tokens that the asks on their way may bring to waiting requests.
     expected: u32,
+    owed: Option<Box<Owed>>,
     /// Until when the store is not asked, since it holds another program's value under the key.
     suspended_until: Time,
     /// A lease of the next window, which has not begun yet.
@@ -727,6 +767,7 @@ impl ColdState {
     /// Bytes counted for the box and the requests that wait in it.
     fn heap(&self) -> usize {
         let next = if self.next_window.is_some() { size_of::<Refill>() } else { 0 };
+        let next = next + if self.owed.is_some() { size_of::<Owed>() } else { 0 };
         match self.waiting.len() {
             0 => Self::BYTES + next,
             waiting => waiting * WAITER_BYTES + next,
@@ -734,13 +775,27 @@ impl ColdState {
     }
 }
 
+/// Costs that have been incurred and that the store has not counted yet.
+#[derive(Debug, Default)]
+struct Owed {
+    hits: u64,
+    /// Of these, the hits that the asks on their way report.
+    asked: u64,
+    /// When they end uncounted, since their window does.
+    until: Time,
+    /// Whether the store may have counted some of them, since an ask's fate is not known: they are
+    /// reported again, once, after the store has answered.
+    held_back: bool,
+}
+
 impl Cold for ColdState {
     fn is_empty(&self) -> bool {
-        let Self { waiting, debt, expected, suspended_until, next_window, limit, .. } = self;
+        let Self { waiting, debt, expected, owed, suspended_until, next_window, limit, .. } = self;
         let is_suspended = *suspended_until > Time::default();
         waiting.is_empty()
             && *debt == 0
             && *expected == 0
+            && owed.is_none()
             && !is_suspended
             && limit.is_none()
             && next_window.is_none()
@@ -919,7 +974,8 @@ impl KeyState {
         let needy = if expected > 0 { charges().last() } else { charges().next() };
         let need = needy.map_or(0, |pending| pending.hits.saturating_sub(held));
         let size = self.lease_size(&policy, missing, context);
-        let pool = self.pool(&policy, &size, context.now).filter(|_| refunds == 0);
+        let owed = self.report_owed(context.now);
+        let pool = self.pool(&policy, &size, context.now).filter(|_| refunds == 0 && owed == 0);
         let want = match needy {
             None if self.has_waiting() => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
@@ -939,6 +995,7 @@ impl KeyState {
             want,
             need: if own { need } else { 0 },
             charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
+            owed,
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
             ..policy.blank_ask(key)
@@ -1140,6 +1197,7 @@ impl KeyState {
         let is_useful = !kind.is_spaced() && (!windowed || grant.epoch == self.buffer.epoch());
         if is_useful && limit == reply.ask.limit {
             self.buffer.put_back(lease, kind, context.now);
+            self.pay_owed(kind, context.now);
             self.serve(context);
         } else {
             asks.extend(unwanted(reply));
@@ -1225,6 +1283,7 @@ impl KeyState {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
+        self.note_reported(reply);
         match &reply.outcome {
             Ok(grant) if reply.ask.next_window => {
                 self.keep_next_window(reply, grant, context, asks);
@@ -1286,6 +1345,11 @@ impl KeyState {
         self.buffer.refill(refill, policy.kind, context.now);
         self.note_round_trip(context.now.since(reply.asked_at));
         let paid = self.pay_debt(policy.kind, context.now);
+        self.pay_owed(policy.kind, context.now);
+        let owed = self.owed(context.now);
+        if owed > 0 {
+            self.buffer.note_owed(owed, context.now); // the store does not know the rest yet
+        }
         self.serve(context);
         self.fill_pool(reply.ask.key, context, asks);
         paid
@@ -1318,6 +1382,8 @@ impl KeyState {
             asks.push(self.make_ask(key, context));
         } else if self.debt(context.now) > 0 && lends() {
             asks.push(Ask { purpose: Purpose::Ahead, ..self.make_ask(key, context) });
+        } else if self.owed(context.now) > 0 && reply.outcome.is_ok() {
+            self.ask_for_owed(key, context, asks);
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
             self.give_back(key, context.now, asks);
@@ -1400,6 +1466,109 @@ impl KeyState {
     }
 }
 
+// What a key owes: costs that have been incurred, which the store counts whole. They are reported
+// with the next ask, and again with later ones until the store has counted them.
+
+impl KeyState {
+    /// Notes that `hits` more are owed, to be counted by the store before `until`.
+    fn owe(&mut self, hits: u64, until: Time, now: Time) {
+        let owed = self.buffer.make_cold().owed.get_or_insert_default();
+        if now >= owed.until {
+            owed.hits = owed.asked; // the window that the others were owed to is over
+        }
+        owed.hits = owed.hits.saturating_add(hits);
+        owed.until = owed.until.max(until);
+    }
+
+    /// Hits that the store has not counted yet, as far as is known.
+    fn owed(&self, now: Time) -> u64 {
+        let owed = self.buffer.cold().and_then(|cold| cold.owed.as_deref());
+        owed.filter(|owed| now < owed.until).map_or(0, |owed| owed.hits)
+    }
+
+    /// Unless an ask is out, which another one follows, asks the store to count what is owed.
+    fn ask_for_owed(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        if self.asking == 0 && !self.is_suspended(context.now) {
+            asks.push(self.make_ask(key, context));
+        }
+    }
+
+    /// The hits that an ask made now reports.
+    fn report_owed(&mut self, now: Time) -> u64 {
+        let all = self.owed(now);
+        let Some(Owed { asked, held_back, .. }) = self.owed_mut() else { return 0 };
+        let reported = if *held_back { 0 } else { all.saturating_sub(*asked) };
+        *asked = asked.saturating_add(reported);
+        reported
+    }
+
+    /// Notes what the store has counted by `reply`. If it may have counted or not, the next ask
+    /// only finds out whether the store answers: an outage must not report one cost many times.
+    fn note_reported(&mut self, reply: &Reply) {
+        let Some(owed) = self.owed_mut() else { return };
+        let reported = reply.ask.owed;
+        owed.asked = owed.asked.saturating_sub(reported);
+        match &reply.outcome {
+            Ok(_) => {
+                owed.hits = owed.hits.saturating_sub(reported);
+                owed.held_back = false;
+            }
+            Err(error) if reported > 0 && !error.is_not_applied() => owed.held_back = true,
+            Err(_) => {}
+        }
+        self.trim_owed();
+    }
+
+    /// Spends tokens on what is owed and not on its way to the store.
+    fn pay_owed(&mut self, kind: LeaseKind, now: Time) {
+        let tokens = self.buffer.tokens(now);
+        let Some(owed) = self.owed_mut().filter(|owed| now < owed.until) else { return };
+        let due = owed.hits.saturating_sub(owed.asked).min(tokens);
+        if due > 0 {
+            owed.hits -= due;
+            self.buffer.take(due, false, kind, now);
+            self.trim_owed();
+        }
+    }
+
+    /// Forgets an ask that was lost by an internal error.
+    fn forget_lost_ask(&mut self, now: Time) {
+        if !self.is_lost(now) {
+            return;
+        }
+        self.asking = 0;
+        if let Some(owed) = self.owed_mut() {
+            owed.held_back |= owed.asked > 0;
+            owed.asked = 0;
+        }
+    }
+
+    /// Removes what is owed and not on its way to the store; returns it.
+    fn take_unreported(&mut self) -> u64 {
+        let Some(owed) = self.owed_mut() else { return 0 };
+        let unreported = owed.hits.saturating_sub(owed.asked);
+        owed.hits -= unreported;
+        self.trim_owed();
+        unreported
+    }
+
+    fn owed_mut(&mut self) -> Option<&mut Owed> {
+        self.buffer.cold_mut()?.owed.as_deref_mut()
+    }
+
+    /// Frees the room for what is owed if nothing is.
+    fn trim_owed(&mut self) {
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.owed.take_if(|owed| owed.hits == 0);
+            self.buffer.trim();
+        }
+    }
+
+    fn is_worth_watching(&self, context: &PodContext<'_>) -> bool {
+        self.owed(context.now) > 0 || self.holds_above_allowance(context)
+    }
+}
+
 // What a key gives back: tokens of another limit, of an idle key, and beyond the expected demand.
 
 impl KeyState {
@@ -1429,7 +1598,7 @@ impl KeyState {
         self.set_limit(limit);
     }
 
-    /// Returns what the key holds above its allowance: all of it if the key is idle, else what the
+    /// Reports what the key owes, and returns what it holds above its allowance: all of it if the key is idle, else what the
     /// recent demand will not use, since the measured demand falls only slowly after it has moved
     /// to another pod. Nothing goes back to a shard that cannot take it. Returns when to check the
     /// key again; `None` stops watching it.
@@ -1440,9 +1609,14 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) -> Option<Time> {
         self.begin_next_window(context.now);
-        self.flags.set(Flags::WATCHED, self.holds_above_allowance(context));
+        self.flags.set(Flags::WATCHED, self.is_worth_watching(context));
         if !self.flags.has(Flags::WATCHED) {
             return None;
+        }
+        if self.owed(context.now) > 0 {
+            self.forget_lost_ask(context.now);
+            self.ask_for_owed(key, context, asks);
+            return Some(context.now + WATCH_EVERY);
         }
         let policy = self.policy(context);
         if !self.takes_returns(key, context) {
@@ -1476,10 +1650,15 @@ impl KeyState {
         self.demand.idle_after().min(latest)
     }
 
-    /// Removes the unspent tokens; the asks return them to the store.
+    /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
+    /// it.
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         self.give_back_next_window(key, asks);
         let policy = self.return_policy();
+        let owed = self.take_unreported();
+        if owed > 0 {
+            asks.push(Ask { owed, purpose: Purpose::Return, ..policy.blank_ask(key) });
+        }
         let leases = self.buffer.drain(now).into_iter().flatten();
         asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
     }
@@ -1505,8 +1684,15 @@ impl KeyState {
         context.lease_client.takes(&policy.blank_ask(key))
     }
 
-    /// Takes back the tokens of a return that, by `reply`, was not sent.
+    /// Takes back the tokens of a return, or what is owed, that, by `reply`, was not sent.
     pub(super) fn take_back_unsent(&mut self, reply: &Reply, context: &PodContext<'_>) {
+        if reply.ask.owed > 0 {
+            let policy = self.return_policy();
+            let rest = self.buffer.reset_after(context.now).unwrap_or(policy.limit.window());
+            let until = policy.owed_until(context.now + rest);
+            self.owe(reply.ask.owed, until, context.now);
+            return;
+        }
         let LeasePolicy { limit, kind, .. } = self.policy(context);
         let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
         let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
@@ -1524,7 +1710,7 @@ impl KeyState {
 
     /// Starts to watch the key for idleness if it holds enough. Returns whether the watch starts.
     pub(super) fn watch(&mut self, context: &PodContext<'_>) -> bool {
-        let starts = !self.flags.has(Flags::WATCHED) && self.holds_above_allowance(context);
+        let starts = !self.flags.has(Flags::WATCHED) && self.is_worth_watching(context);
         if starts {
             self.flags.set(Flags::WATCHED, true);
         }

@@ -47,6 +47,10 @@ pub(super) struct LeasePolicy {
     pub(super) leasing: Leasing,
     /// Number of pools of the key; 1 means that there is none besides its own count.
     pub(super) pools: NonZeroU8,
+    /// As [`Flags::settle`](ratelease_rules::Flags) of the rule.
+    pub(super) settles: bool,
+    /// As [`Ask::carry_debt`].
+    pub(super) carries_debt: bool,
 }
 
 /// The ask that returns the lease of a reply that is no longer needed.
@@ -80,17 +84,30 @@ impl LeasePolicy {
             (Token::OfWindow, Leasing::On(terms)) if terms.ttl.is_none() => LeaseKind::Windowed,
             _ => LeaseKind::Timed,
         };
-        Self { limit, kind, leasing, pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
+        Self {
+            limit,
+            kind,
+            leasing,
+            pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards),
+            settles: rule.is_some_and(|rule| rule.flags.settle),
+            carries_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
+        }
     }
 
     /// An ask for `key` that takes nothing, to be filled in.
     pub(super) fn blank_ask(&self, key: Key) -> Ask {
-        Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
+        Ask { ttl: self.ttl(), carry_debt: self.carries_debt, ..Ask::look(key, self.limit) }
     }
 
     /// The ask that returns `lease` to the key's own count, even if a pool leased it.
     pub(super) fn returning(&self, key: Key, lease: LeasedTokens) -> Option<Ask> {
         returning(&self.blank_ask(key), lease.tokens, lease.epoch)
+    }
+
+    /// When what is owed now no longer counts, if the window ends at `window_ends`.
+    pub(super) fn owed_until(&self, window_ends: Time) -> Time {
+        let ends = counting(self.limit).token == Token::OfWindow && !self.carries_debt;
+        if ends { window_ends } else { Time::from_nanos(u64::MAX) }
     }
 
     pub(super) fn is_leased(&self) -> bool {
@@ -150,10 +167,12 @@ impl LeasePolicy {
         };
         let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
         let is_crowded = scarcity.pods > CROWD && grant.left == 0;
+        // Looks alone limit costs that are known afterwards, so the last token is the last.
+        let is_spent = self.settles && grant.left == 0;
         Refill {
             lease: LeasedTokens { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
             left: grant.left,
-            overdrawn: grant.overdrawn || is_crowded,
+            overdrawn: grant.overdrawn || is_crowded || is_spent,
             is_sure: true,
             known_until,
             resets: asked_at + grant.resets_after(),

@@ -173,6 +173,11 @@ impl<'r> Charge<'r> {
         }
     }
 
+    /// Whether the charge is a cost that has been incurred: it is counted whole, and never denied.
+    pub(super) fn settles(&self) -> bool {
+        self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
     /// Whether the charge takes tokens if it passes.
     pub(super) fn spends(&self) -> bool {
         self.hits > 0 && !self.refund

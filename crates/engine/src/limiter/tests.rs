@@ -24,6 +24,7 @@ mod next_window;
 mod overrides;
 mod pools;
 mod replaced;
+mod settlements;
 mod stores;
 mod transaction;
 

@@ -139,7 +139,7 @@ impl MemoryStore {
         let had = part.entries.remove(&ask.counter());
         let is_new = had.is_none();
         let (state, grant) = step(had.map(|entry| entry.state), times.now_us(), ask);
-        let expires_at = times.expiry(state.ends_at(ask.limit));
+        let expires_at = times.expiry(state.ends_at(ask));
         if is_new && expires_at > now_secs {
             if part.entries.len() >= self.part_keys_max && !self.make_room(&mut part) {
                 let keys_max = self.part_keys_max * self.parts.len();

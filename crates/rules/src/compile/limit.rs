@@ -52,12 +52,13 @@ impl Compiler<'_> {
         let leasing = self.leasing(&own, &options, kind);
         let shards = self.shards(&own, &options, kind, allowed);
         let hold = self.hold(limit, kind, rule_path)?;
+        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
             hold,
-            flags: flags.over(&options.flags).flags(hold.is_some()),
+            flags,
             failure_mode: options.failure_mode.value().copied().unwrap_or_default(),
         })
     }
@@ -240,6 +241,35 @@ impl Compiler<'_> {
         options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
     }
 
+    /// Returns the flags without those that the algorithm cannot have; one that the limit itself
+    /// gives is reported.
+    fn debt_flags(
+        &mut self,
+        own: &LimitOptions,
+        mut flags: Flags,
+        kind: Option<Algorithm>,
+    ) -> Flags {
+        let Some(kind) = kind else { return flags };
+        if let Some(why) = kind.refuses_settlements("settle") {
+            self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
+        }
+        if kind != Algorithm::FixedWindow {
+            let why = format!(
+                "'carry_debt' belongs to fixed_window, and this limit is a {}; remove it",
+                kind.name()
+            );
+            self.refuse_flag(&own.flags.carry_debt, &mut flags.carry_debt, why);
+        }
+        flags
+    }
+
+    fn refuse_flag(&mut self, own: &Parsed<bool>, flag: &mut bool, why: String) {
+        *flag = false;
+        if let Some(place) = own.place().filter(|_| own.is_true()) {
+            self.findings.fault(place, why);
+        }
+    }
+
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would
     /// always be empty, and asking them would be wasted.
     fn shards(
@@ -290,7 +320,7 @@ impl Compiler<'_> {
             Parsed::Faulty | Parsed::Refused(..) => return None,
             Parsed::As(place, terms) => (*place, terms),
         };
-        let refused = kind.and_then(Algorithm::refuses_hold);
+        let refused = kind.and_then(|kind| kind.refuses_settlements("hold"));
         let is_refused = refused.map(|why| self.findings.fault(place, why)).is_some();
         let lasts = self.within(&terms.r#for, Ok);
         if matches!(lasts, Parsed::Absent) {

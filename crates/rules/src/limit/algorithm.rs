@@ -42,8 +42,9 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
-    /// Why requests cannot hold its tokens, if they cannot.
-    no_holds: Option<&'static str>,
+    /// Why its counts cannot exceed their limit, so that costs which are known afterwards cannot be
+    /// counted whole, if they cannot.
+    no_debt: Option<&'static str>,
     /// What a limit of these requests and this window allows.
     words: fn(&str, &str, Limit) -> String,
 }
@@ -55,7 +56,7 @@ const FIXED_WINDOW: Row = Row {
     option: None,
     is_leased: true,
     no_pools: None,
-    no_holds: None,
+    no_debt: None,
     words: |requests, window, limit| {
         let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
         format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
@@ -89,7 +90,7 @@ const SLIDING_LOG: Row = Row {
     identity: 3,
     requests_max: (10_000, "which keeps the time of each; sliding_window does not"),
     is_leased: false,
-    no_holds: Some("keeps the time of each request"),
+    no_debt: Some("keeps the time of each request"),
     words: |requests, window, _| format!("{requests} in any {window}, exactly"),
     ..FIXED_WINDOW
 };
@@ -99,7 +100,7 @@ const LEAKY_BUCKET: Row = Row {
     identity: 4,
     option: Some("max_delay"),
     no_pools: Some("is one queue and cannot be split"),
-    no_holds: Some("hands out slots, which end before a request does"),
+    no_debt: Some("hands out slots, which end before a request does"),
     words: |requests, window, limit| {
         let delay = limit.algorithm.max_delay();
         format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
@@ -213,14 +214,15 @@ impl Algorithm {
         self.row().no_pools
     }
 
-    /// Returns why a limit of this algorithm cannot have a `hold`.
-    pub(crate) fn refuses_hold(self) -> Option<String> {
-        let Row { name, no_holds, .. } = *self.row();
-        let can = |one: &Self| one.row().no_holds.is_none();
+    /// Returns why a limit of this algorithm cannot have `option`, which settles costs: `hold` or
+    /// `settle`.
+    pub(crate) fn refuses_settlements(self, option: &str) -> Option<String> {
+        let Row { name, no_debt, .. } = *self.row();
+        let can = |one: &Self| one.row().no_debt.is_none();
         let names: Vec<_> = Self::ALL.into_iter().filter(can).map(Self::name).collect();
-        no_holds.map(|why| {
+        no_debt.map(|why| {
             format!(
-                "'hold' cannot be used with {name}, which {why}; remove it, or use one of {}",
+                "'{option}' cannot be used with {name}, which {why}; remove it, or use one of {}",
                 names.join(", ")
             )
         })

@@ -57,7 +57,7 @@ proptest! {
         prop_assert!(pace.debt_max < exact && pace.room.0 <= pace.debt_max);
         prop_assert!(pace.tick_ns == 1_000 || pace.debt_max <= TICKS_MAX);
         prop_assert!(pace.tokens_max < 1 << 32);
-        let by = Move { want: spend, need: 0, charge_denied: false, back: 0 };
+        let by = Move { want: spend, need: 0, charge_denied: false, owed: 0, back: 0 };
         let (state, moved) = pace.step(None, 1_700_000_000_000_000, by);
         prop_assert!(moved.after <= pace.longest(), "{:?} {:?}", pace, moved);
         prop_assert!(state.tat_ns < 1 << 63);

@@ -39,9 +39,10 @@ fn amounts_are_cut_to_what_a_double_counts() {
         Algorithm::SlidingWindow,
         Algorithm::SlidingLog,
     ] {
-        let ask = Ask { want: u64::MAX, need: u64::MAX, back, ..ask(algorithm) };
+        let most = u64::MAX;
+        let ask = Ask { want: most, need: most, owed: most, back, ..ask(algorithm) };
         let packed = packed(&ask);
-        assert_eq!(packed.matches("$10\r\n4294967296\r\n").count(), 3, "{packed}");
+        assert_eq!(packed.matches("$10\r\n4294967296\r\n").count(), 4, "{packed}");
         assert!(packed.ends_with("4294967296\r\n"), "a refund names no epoch: {packed}");
     }
 }
@@ -57,22 +58,23 @@ fn nothing_comes_back_to_a_leaky_bucket_and_a_denial_costs_it_nothing() {
 fn only_what_a_fixed_window_can_say_is_a_grant() {
     let ask = ask(Algorithm::FixedWindow);
     let window = NOON / 60_000_000;
-    let grant = read(&ask, &[4, NOON, window, 4]).unwrap();
+    let grant = read(&ask, &[4, NOON, window, 4, 0]).unwrap();
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
     assert_eq!(grant.reset_after, Duration::from_micros(39_750_000));
-    let ahead = read(&ask, &[4, NOON, window + 1, 4]).unwrap();
+    let ahead = read(&ask, &[4, NOON, window + 1, 4, 0]).unwrap();
     assert_eq!(ahead.reset_after, Duration::from_micros(99_750_000));
     refuses(
         &ask,
         &[
-            &[5, NOON, window, 5],     // more than wanted
-            &[1, NOON, window, 1],     // less than needed
-            &[4, NOON, window, 3],     // not debited
-            &[4, NOON, window, 11],    // more than the limit
-            &[4, NOON, window - 1, 4], // a window that has ended
-            &[4, NOON, window + 2, 4], // a window far off
-            &[-1, NOON, window, 4],
-            &[4, NOON, window, 4, 0],
+            &[5, NOON, window, 5, 0],     // more than wanted
+            &[1, NOON, window, 1, 0],     // less than needed
+            &[4, NOON, window, 3, 0],     // not debited
+            &[4, NOON, window, 11, 0],    // more than the limit
+            &[4, NOON, window - 1, 4, 0], // a window that has ended
+            &[4, NOON, window + 2, 4, 0], // a window far off
+            &[-1, NOON, window, 4, 0],
+            &[4, NOON, window, 4],
+            &[4, NOON, window, 4, 1 << 32], // more than any limit
         ],
     );
 }
@@ -80,21 +82,21 @@ fn only_what_a_fixed_window_can_say_is_a_grant() {
 #[test]
 fn only_what_the_next_window_can_say_is_a_grant() {
     let ask = Ask { next_window: true, ..ask(Algorithm::FixedWindow) };
-    let next = NOON / 60_000_000 + 1;
-    let grant = read(&ask, &[4, NOON, next, 4]).unwrap();
+    let window = NOON / 60_000_000;
+    let grant = read(&ask, &[4, NOON, window, 9, 4]).unwrap();
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
     assert_eq!(grant.starts_after, Duration::from_micros(39_750_000));
     assert_eq!(grant.ends_after, Duration::from_micros(99_750_000));
-    read(&ask, &[4, NOON, next + 1, 4]).expect("a clock that was ahead began a window early");
+    read(&ask, &[4, NOON, window + 1, 0, 4]).expect("a clock that was ahead began a window early");
     refuses(
         &ask,
         &[
-            &[4, NOON, next - 1, 4],   // the present window's
-            &[4, NOON, next + 2, 4],   // a window far off
-            &[4, NOON, next, 3],       // not debited
-            &[4, NOON, next, 11],      // more than the limit
-            &[0, NOON, next, 1 << 32], // more than any limit
-            &[4, NOON, 0, 4],
+            &[4, NOON, window - 1, 0, 4],   // a window that has ended
+            &[4, NOON, window + 2, 0, 4],   // a window far off
+            &[4, NOON, window, 4, 3],       // not debited
+            &[4, NOON, window, 0, 11],      // more than the limit
+            &[0, NOON, window, 0, 1 << 32], // more than any limit
+            &[4, NOON, window, 4],
         ],
     );
     assert_ne!(packed(&ask), packed(&Ask { next_window: false, ..ask }));
@@ -141,6 +143,8 @@ fn only_what_a_bucket_can_say_is_a_grant() {
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 1, false));
     assert_eq!(grant.reset_after, Duration::from_secs(24));
     assert!(read(&ask, &[0, NOON, 0, 5 * token]).unwrap().overdrawn, "a denial spends");
+    let owes = read(&ask, &[0, NOON, 9 * token, 9 * token]).unwrap();
+    assert_eq!(owes.retry_after, Duration::from_secs(30), "five of nine tokens fit the bucket");
     refuses(
         &ask,
         &[
@@ -148,7 +152,7 @@ fn only_what_a_bucket_can_say_is_a_grant() {
             &[4, NOON, 0, 4 * token - 1],         // not whole
             &[4, NOON, token + 1, 5 * token + 1], // more than there was
             &[0, NOON, 1, 0],                     // a credit that came after
-            &[0, NOON, 0, 6 * token + 1],         // beyond an empty bucket and a part of a token
+            &[0, NOON, 0, (1 << 52) + 1],         // beyond what any costs may owe
             &[4, NOON, -1, 4 * token],
         ],
     );

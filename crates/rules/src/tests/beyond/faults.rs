@@ -139,7 +139,7 @@ fn defaults_are_checked_themselves_and_hold_nothing_else() {
             "9:3: 'burst' cannot stand here; it belongs to 'rate_limit'",
             "10:17: unknown failure mode 'open'; expected one of local, allow, deny, error",
             "11:3: unknown key 'failuremode'; expected one of algorithm, max_delay, lease, \
-             shards, failure_mode, charge_denied; did you mean 'failure_mode'?",
+             shards, failure_mode, charge_denied, settle, carry_debt; did you mean 'failure_mode'?",
             "14:14: 'algorithm' cannot stand here; it belongs to 'rate_limit' or 'defaults'",
             "14:39: 'defaults' cannot stand here; it belongs to the file's top level",
         ],
@@ -161,6 +161,20 @@ fn a_rule_is_held_to_the_algorithm_that_it_has_by_default() {
             "4:57: 'requests_per_unit' must be at most 10000 with sliding_log",
             "5:71: 'max_delay' belongs to leaky_bucket, and this limit is a sliding_log; ",
             "6:67: sliding_log is never leased; remove 'lease', or write 'lease: off'",
+        ],
+    );
+}
+
+#[test]
+fn what_cannot_owe_cannot_settle_and_only_a_fixed_window_carries_a_debt() {
+    let settle = |name| format!("'settle' cannot be used with {name}, which ");
+    refuses(
+        "settle.yaml",
+        &[
+            &format!("3:60: {}", settle("leaky_bucket")),
+            &format!("4:59: {}", settle("sliding_log")),
+            "5:64: 'carry_debt' belongs to fixed_window, and this limit is a token_bucket; remove",
+            "6:35: error loading config file: 'settle' must be true or false",
         ],
     );
 }
