@@ -21,6 +21,7 @@ use ratelease_rules::key::{HoldId, Key};
 use crate::algorithm::counting;
 use crate::buffer::LeasedTokens;
 use crate::counter::{Count, Counter, HoldCounter};
+use crate::store::{Ask, Purpose, Return};
 use crate::time::Time;
 
 /// The largest number of requests that hold something: 7/8 of 2^17, so that the tables of all parts
@@ -62,6 +63,8 @@ pub(super) struct Hold {
     pub(super) ends: Time,
     /// Whether the hits are given back then.
     pub(super) releases: bool,
+    /// As [`Ask::carry_debt`].
+    pub(super) carry_debt: bool,
 }
 
 /// What a request held and did not use.
@@ -74,6 +77,8 @@ pub(super) struct Unspent {
     pub(super) tokens: LeasedTokens,
     /// Hits to take back from those that this pod has admitted by itself.
     pub(super) alone: u64,
+    /// As [`Ask::carry_debt`].
+    pub(super) carry_debt: bool,
 }
 
 /// What becomes of a hold by its settlement.
@@ -292,10 +297,36 @@ impl Hold {
 
     /// What is given back if the request did not use so many hits.
     fn unspent(&self, unused: u64) -> Unspent {
-        let Self { key, limit, taken, .. } = *self;
+        let Self { key, limit, taken, carry_debt, .. } = *self;
         let tokens = taken.tokens.min(unused);
         let alone = self.alone.min(unused - tokens);
-        Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone }
+        Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone, carry_debt }
+    }
+}
+
+// === impl Unspent ===
+
+impl Unspent {
+    /// The ask that returns the tokens, however long ago they were leased: their request has ended
+    /// only now. The store ignores those of a window that is over.
+    pub(super) fn returned(&self) -> Ask {
+        let Self { key, limit, tokens: LeasedTokens { tokens, epoch, .. }, carry_debt, .. } = *self;
+        let back = Some(Return { tokens, epoch: Some(epoch) });
+        let ttl = Duration::MAX;
+        Ask { back, ttl, carry_debt, purpose: Purpose::Return, ..Ask::look(key, limit) }
+    }
+
+    /// Adds what another request did not use of the same count, if it can go back with this.
+    pub(super) fn join(&mut self, other: &Self) -> bool {
+        let is_windowed = counting(self.limit).is_windowed;
+        let joins = self.key == other.key
+            && self.limit == other.limit
+            && (!is_windowed || self.tokens.epoch == other.tokens.epoch);
+        if joins {
+            self.tokens = self.tokens.merged(other.tokens);
+            self.alone = self.alone.saturating_add(other.alone);
+        }
+        joins
     }
 }
 

@@ -30,6 +30,7 @@ fn hold(hits: u64) -> Hold {
         alone: 0,
         ends: at(0) + LASTS,
         releases: false,
+        carry_debt: false,
     }
 }
 
