@@ -99,7 +99,8 @@ async fn what_a_request_has_cost_is_what_is_counted() {
             assert!(passes(&pod, &rig.rules, &end("u", "1", cost)).await);
             assert_eq!(in_force(&pod), (0, 0));
             tokio::time::sleep(Duration::from_millis(20)).await;
-            let earned = if limit.ends_with("bucket") { 1 + lasts as u32 } else { 0 };
+            let earned =
+                if limit.ends_with("bucket") { 1 + u32::try_from(lasts).unwrap() } else { 0 };
             let left = left(&rig, &pod).await;
             let expected = 1_000 - u32::try_from(cost).unwrap();
             let most = (expected + earned).min(1_000);
