@@ -33,6 +33,12 @@ mod files;
 /// Istio, to a port and to a socket.
 #[path = "recipes/istio.rs"]
 mod istio;
+/// Tokens of language models.
+#[path = "recipes/llm.rs"]
+mod llm;
+/// Tools of agents.
+#[path = "recipes/mcp.rs"]
+mod mcp;
 /// Connections instead of requests.
 #[path = "recipes/network.rs"]
 mod network;

@@ -47,6 +47,11 @@ const TEST_MAX: Duration = Duration::from_secs(60);
 impl Recipe {
     /// Starts a recipe. Requests go to the listener of this name.
     pub async fn start(name: &str, listener: &str) -> Self {
+        Self::start_before(name, listener, upstream::address()).await
+    }
+
+    /// As [`Recipe::start`], with this application behind Envoy.
+    pub async fn start_before(name: &str, listener: &str, app: SocketAddr) -> Self {
         early_in_a_window(WINDOW, TEST_MAX).await;
         let files = TempDir::new().expect("a temporary directory");
         let socket = files.path().join("rls.sock").display().to_string();
@@ -60,7 +65,7 @@ impl Recipe {
         let pod = Ratelease::start(&dir.join("rules"), &cluster().places(), &env).await;
 
         let bootstrap = std::fs::read_to_string(dir.join("envoy.yaml")).expect("a bootstrap");
-        let bootstrap = placed(&bootstrap, pod.grpc).replace(SOCKET, &socket);
+        let bootstrap = placed(&bootstrap, pod.grpc, app).replace(SOCKET, &socket);
         let of_envoy = TempDir::new().expect("a temporary directory");
         let envoy = Envoy::run(of_envoy, &bootstrap, 1, listener).await;
         Self { dir, envoy, pod, _files: files }
@@ -81,8 +86,18 @@ impl Recipe {
     }
 
     pub async fn send(&self, method: &str, path: &str, headers: Headers<'_>) -> Answer {
+        self.send_body(method, path, headers, "").await
+    }
+
+    pub async fn send_body(
+        &self,
+        method: &str,
+        path: &str,
+        headers: Headers<'_>,
+        body: &str,
+    ) -> Answer {
         let mut client = Client::connect(self.envoy.ingress).await.expect("Envoy listens");
-        client.send(method, path, headers, "").await.expect("an answer")
+        client.send(method, path, headers, body).await.expect("an answer")
     }
 
     /// Sends a request from this address of the loopback network.
@@ -152,7 +167,7 @@ fn settings(dir: &Path, socket: &str) -> Vec<(String, String)> {
 
 /// The bootstrap with the addresses and the time-out of a test. Each address of a file has the form
 /// `socket_address: {address: A, port_value: P}`, on one line.
-fn placed(bootstrap: &str, pod: SocketAddr) -> String {
+pub fn placed(bootstrap: &str, pod: SocketAddr, app: SocketAddr) -> String {
     let lines = bootstrap.lines().map(|line| {
         let is_timeout = line.trim_start().starts_with("timeout: 0.");
         if is_timeout {
@@ -167,7 +182,7 @@ fn placed(bootstrap: &str, pod: SocketAddr) -> String {
         let (_, port) = address.split_once("port_value: ").expect("a port beside the address");
         let address = match port {
             RATELEASE => pod,
-            APP => upstream::address(),
+            APP => app,
             _ => SocketAddr::from(([127, 0, 0, 1], 0)),
         };
         let (host, port) = (address.ip(), address.port());

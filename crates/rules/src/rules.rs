@@ -142,7 +142,8 @@ impl Rules {
 
     /// Returns the rules that entries with these keys may find, in order of their paths, when the
     /// value of an entry is known or may be any (`None`); `None` if no rule file configures the
-    /// domain. It visits all nodes of a key, so it is for tools, not for requests.
+    /// domain. It visits all nodes of a key, so it is for tools, not for requests. As in
+    /// [`Rules::charged`], a settlement finds the rules of the entries before [`SETTLE_KEY`].
     ///
     /// Below a pattern for keys it may return a rule that no value finds.
     pub fn reachable(
@@ -150,7 +151,11 @@ impl Rules {
         domain: &str,
         entries: &[(&str, Option<&str>)],
     ) -> Option<Vec<&Arc<Rule>>> {
-        let mut rules = self.domains.get(domain)?.branch.reachable(entries);
+        let branch = &self.domains.get(domain)?.branch;
+        let mut rules = branch.reachable(entries);
+        if let ([before @ .., (SETTLE_KEY, _)], true) = (entries, rules.is_empty()) {
+            rules = branch.reachable(before);
+        }
         rules.sort_by(|a, b| a.path.cmp(&b.path));
         Some(rules)
     }

@@ -69,7 +69,8 @@ fn each_variable_and_rule_file_of_a_manifest_is_judged_with_what_to_do() {
         "  same     USE_STATSD",
         "rules: ConfigMaps at /data/ratelimit/config: 1 file, which would not load",
         "! fault    ratelimit.yaml: ConfigMap ratelimit-config: config.yaml:7:24: invalid rate \
-         limit unit 'fortnight'; expected one of second, minute, hour, day, week, month, year",
+         limit unit 'fortnight'; expected one of second, minute, hour, day, week, month, year, \
+         calendar_day, calendar_week, calendar_month, calendar_year",
     ] {
         assert!(ran.out.lines().any(|it| it == line), "{line}\n{}", ran.out);
     }

@@ -128,6 +128,11 @@ impl Envoy {
         }
     }
 
+    /// Waits until `ready` is true.
+    pub(crate) async fn until(&self, what: &str, ready: impl AsyncFn() -> bool) {
+        self.process.until(what, START_MAX, ready).await;
+    }
+
     /// Ends Envoy gracefully.
     pub(crate) async fn stop(self) {
         self.process.signal("TERM");

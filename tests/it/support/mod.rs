@@ -4,6 +4,7 @@
 // Each module uses a part of them.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod asked;
 pub(crate) mod chromium;
 pub(crate) mod collector;
 pub(crate) mod control;

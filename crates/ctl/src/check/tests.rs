@@ -54,6 +54,25 @@ routes:
 }
 
 #[test]
+fn a_settlement_is_for_the_rule_of_the_entries_before_it() {
+    let routes = "
+routes:
+  - rate_limits:
+      - actions: [{generic_key: {descriptor_value: hello}}]
+      - actions:
+          - request_headers: {header_name: x-plan, descriptor_key: plan}
+          - request_headers: {header_name: x-user, descriptor_key: user_id}
+          - generic_key: {descriptor_key: ratelease.settle, descriptor_value: end}
+      - actions:
+          - request_headers: {header_name: x-plan, descriptor_key: plan}
+          - generic_key: {descriptor_key: ratelease.settle, descriptor_value: end}
+      - actions: [{header_value_match: {descriptor_value: abc, headers: []}}]
+";
+    let none = "13:shop:plan,ratelease.settle".to_owned();
+    assert_eq!(findings(&format!("{FILTER}{routes}"), None), (vec![none], vec![]));
+}
+
+#[test]
 fn a_fixed_value_finds_only_its_own_rule() {
     let routes = "
 routes:

@@ -19,6 +19,7 @@ mod calendar;
 mod demand;
 mod failure_mode;
 mod heartbeats;
+mod holds;
 mod leases;
 mod memory;
 mod next_window;
@@ -26,6 +27,7 @@ mod overrides;
 mod pools;
 mod replaced;
 mod settlements;
+mod slots;
 mod stores;
 mod transaction;
 

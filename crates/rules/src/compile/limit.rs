@@ -53,7 +53,13 @@ impl Compiler<'_> {
         let leasing = self.leasing(&own, &options, kind);
         let shards = self.shards(&own, &options, kind, allowed);
         let hold = self.hold(limit, kind, rule_path)?;
-        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
+        let mut flags =
+            self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
+        if hold.is_some() {
+            let why = "'settle' has no effect with 'hold', whose settlements are marked by their \
+                       last entry, ratelease.settle; remove one of them";
+            self.refuse_flag(&own.flags.settle, &mut flags.settle, why.to_owned());
+        }
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,
@@ -136,15 +142,13 @@ impl Compiler<'_> {
         own: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Option<Limit> {
-        let unit = self.unit(limit);
-        let unit_multiplier = self.unit_multiplier(limit, unit);
-        let calendar = self.calendar(limit, own, unit, kind);
+        let (unit, unit_multiplier, calendar) = self.window(limit, own, kind);
         let requests_per_unit = self.requests_per_unit(limit, kind);
         let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
         let store = self.store_of_limit(limit);
         let built = Limit {
             requests_per_unit: requests_per_unit?,
-            unit: unit?.0,
+            unit: unit?,
             unit_multiplier: unit_multiplier?,
             calendar: calendar?,
             algorithm: algorithm?,
@@ -156,6 +160,38 @@ impl Compiler<'_> {
             self.findings.fault(place, why);
         }
         Some(if self.options.calendar_months { built.with_calendar_month() } else { built })
+    }
+
+    /// Returns the unit of the window, their number, and the calendar that it follows.
+    #[allow(clippy::type_complexity, reason = "each is None if it is faulty")]
+    fn window(
+        &mut self,
+        limit: &RateLimit<'_>,
+        own: &LimitOptions,
+        kind: Option<Algorithm>,
+    ) -> (Option<Unit>, Option<NonZeroU32>, Option<Option<Calendar>>) {
+        let Some(kind) = kind.filter(|kind| !kind.has_window()) else {
+            let unit = self.unit(limit);
+            let unit_multiplier = self.unit_multiplier(limit, unit);
+            let calendar = self.calendar(limit, own, unit, kind);
+            return (unit.map(|(unit, _)| unit), unit_multiplier, calendar);
+        };
+        for (option, place) in [
+            ("unit", limit.unit.place()),
+            ("unit_multiplier", limit.unit_multiplier.place()),
+            ("time_zone", limit.time_zone.place()),
+            ("anchor", limit.anchor.place()),
+        ] {
+            self.refuse_of_window(kind, option, place);
+        }
+        (Some(Unit::Second), Some(NonZeroU32::MIN), Some(None))
+    }
+
+    /// Refuses an option, if it is given at `place`, for an algorithm that has no window.
+    fn refuse_of_window(&mut self, kind: Algorithm, option: &str, place: Option<Place>) {
+        if let Some((place, why)) = place.zip(kind.refuses_window(option)) {
+            self.findings.fault(place, why);
+        }
     }
 
     /// Returns the unit; `true` for one of the calendar.
@@ -311,6 +347,10 @@ impl Compiler<'_> {
         options: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Leasing {
+        if let Some(kind) = kind.filter(|kind| !kind.has_window()) {
+            self.refuse_of_window(kind, "lease", own.lease.place());
+            return Leasing::default();
+        }
         if let Some(kind) = kind.filter(|kind| !kind.is_leased()) {
             if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
                 let name = kind.name();
@@ -332,7 +372,8 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
     ) -> Flags {
         let Some(kind) = kind else { return flags };
-        if let Some(why) = kind.refuses_settlements("settle") {
+        let refused = kind.refuses_settlements("settle").or_else(|| kind.refuses_window("settle"));
+        if let Some(why) = refused {
             self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
         }
         if kind != Algorithm::FixedWindow {
@@ -397,7 +438,14 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
         rule_path: &RulePath,
     ) -> Option<Option<Hold>> {
+        let is_of_slots = kind.is_some_and(|kind| !kind.has_window());
         let (place, terms) = match &limit.hold {
+            Parsed::Absent if is_of_slots => {
+                let message = "concurrency needs a 'hold', which says how long a request may last \
+                               at most; add one, such as 'hold: {for: 5m}'";
+                self.findings.fault(limit.place, message);
+                return None;
+            }
             Parsed::Absent => return Some(None),
             Parsed::Faulty | Parsed::Refused(..) => return None,
             Parsed::As(place, terms) => (*place, terms),
@@ -411,6 +459,12 @@ impl Compiler<'_> {
         }
         let level = self.level_of_id(terms, place, rule_path);
         let unless_settled = match self.within(&terms.unless_settled, Ok) {
+            Parsed::Absent if is_of_slots => Some(UnlessSettled::Release),
+            Parsed::As(place, UnlessSettled::Keep) if is_of_slots => {
+                let message = "concurrency gives slots back after 'for'; remove 'unless_settled'";
+                self.findings.fault(place, message);
+                return None;
+            }
             Parsed::Absent => Some(UnlessSettled::default()),
             given => given.value().copied(),
         };

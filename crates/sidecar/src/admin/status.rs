@@ -321,8 +321,11 @@ fn counts_json(path: &str, counts: Option<&RuleTotals>) -> Value {
     })
 }
 
-/// Formats a limit, such as `100 / 5 minutes` or `100 / calendar month`.
+/// Formats a limit, such as `100 / 5 minutes`, `100 / calendar month` or `100 at a time`.
 fn limit_text(limit: Limit) -> String {
+    if limit.window_unit().is_none() {
+        return format!("{} at a time", limit.requests_per_unit);
+    }
     let unit = limit.unit_name().replace('_', " ");
     match limit.unit_multiplier.get() {
         1 => format!("{} / {unit}", limit.requests_per_unit),

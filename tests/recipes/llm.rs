@@ -1,0 +1,244 @@
+//! Tokens of language models: what a provider counts, beside the limit.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use crate::recipe::{Headers, Recipe};
+use crate::support::http::{self, Answer, Client};
+use crate::support::process::{Process, leashed};
+
+/// What Envoy sends, without a ratelease.
+#[path = "llm/facts.rs"]
+mod facts;
+
+/// A provider (`scripts/lib/fake_llm.py`) that counts the tokens that it makes.
+pub struct Llm {
+    process: Process,
+    pub address: SocketAddr,
+}
+
+/// A request in one of the forms of providers.
+#[derive(Debug, Clone, Copy)]
+pub struct Form<'a> {
+    pub path: &'a str,
+    pub body: &'a str,
+}
+
+/// What each request of [`FORMS`] says in `max_tokens`.
+const MAX_TOKENS: u64 = 500;
+
+/// OpenAI's and Anthropic's, whole and in events.
+pub const FORMS: [Form<'_>; 4] = [
+    Form { path: "/v1/chat/completions", body: r#"{"model":"large","max_tokens":500}"# },
+    Form {
+        path: "/v1/chat/completions",
+        body: concat!(
+            r#"{"model":"large","max_completion_tokens":500,"stream":true,"#,
+            r#""stream_options":{"include_usage":true}}"#
+        ),
+    },
+    Form { path: "/v1/messages", body: r#"{"model":"large","max_tokens":500}"# },
+    Form { path: "/v1/messages", body: r#"{"model":"large","max_tokens":500,"stream":true}"# },
+];
+
+/// Limit of the recipes, and the number of requests that a test has under way at once.
+const LIMIT: u64 = 10_000;
+const STREAMS: u64 = 16;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+// === impl Llm ===
+
+impl Llm {
+    pub async fn start() -> Self {
+        let mut command = leashed("python3");
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lib/fake_llm.py")).arg("0");
+        let process = Process::spawn("fake_llm", command);
+        let said = || {
+            let log = process.log();
+            log.split_once("http://")?.1.lines().next()?.parse().ok()
+        };
+        process.until("listening", PATIENCE, async || said().is_some()).await;
+        let address = said().expect("a line that was logged stays");
+        Self { process, address }
+    }
+
+    /// Tokens that it has made and read for a user.
+    pub async fn used_by(&self, user: &str) -> u64 {
+        self.bill().await["by_user"][user].as_u64().unwrap_or(0)
+    }
+
+    /// Requests that it has got.
+    pub async fn calls(&self) -> u64 {
+        self.bill().await["calls"].as_u64().expect("a number")
+    }
+
+    async fn bill(&self) -> Value {
+        let answer = http::get(self.address, "/used").await.expect("an answer");
+        serde_json::from_str(&answer.body).expect("JSON")
+    }
+
+    /// Waits until it has begun this call.
+    pub async fn until_called(&self, calls: u64) {
+        let called = async || self.calls().await >= calls;
+        self.process.until(&format!("called {calls} times"), PATIENCE, called).await;
+    }
+}
+
+// === impl Form ===
+
+impl Form<'_> {
+    /// Tokens of the prompt, as the provider counts them.
+    pub fn prompt(&self) -> u64 {
+        self.body.len() as u64 / 5
+    }
+
+    /// What a request may use at most, as the recipes estimate it.
+    pub fn estimate(&self) -> u64 {
+        self.body.len() as u64 / 4 + MAX_TOKENS
+    }
+
+    pub async fn post(&self, to: SocketAddr, headers: Headers<'_>) -> std::io::Result<Answer> {
+        let mut client = Client::connect(to).await.expect("Envoy listens");
+        client.send("POST", self.path, headers, self.body).await
+    }
+
+    /// Sends the request, and leaves without an answer once the provider has it.
+    pub async fn post_and_leave(&self, to: SocketAddr, headers: Headers<'_>, llm: &Llm) {
+        let before = llm.calls().await;
+        let mut client = Client::connect(to).await.expect("Envoy listens");
+        let headers: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let Self { path, body } = self;
+        let length = body.len();
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n{headers}\r\n{body}"
+        );
+        client.write(request.as_bytes()).await.expect("Envoy reads");
+        llm.until_called(before + 1).await;
+    }
+}
+
+/// A recipe with a provider behind it.
+struct Rig {
+    recipe: Recipe,
+    llm: Llm,
+    /// Requests that have been sent: each makes two calls.
+    sent: u64,
+}
+
+impl Rig {
+    async fn start(recipe: &str) -> Self {
+        let llm = Llm::start().await;
+        let recipe = Recipe::start_before(recipe, "ingress", llm.address).await;
+        Self { recipe, llm, sent: 0 }
+    }
+
+    /// Sends a request of a user, whose answer costs this many tokens; returns its status once what
+    /// it has used is counted.
+    async fn ask(&mut self, form: &Form<'_>, user: &str, tokens: u64, fault: &str) -> u16 {
+        let tokens = tokens.to_string();
+        let headers = [("x-user-id", user), ("x-llm-tokens", &*tokens), ("x-llm-fault", fault)];
+        let status = match form.post(self.recipe.envoy.ingress, &headers).await {
+            Ok(answer) => answer.status,
+            Err(_) => 0,
+        };
+        self.settled(1).await;
+        status
+    }
+
+    /// Waits until the calls at the end of these further requests are answered.
+    async fn settled(&mut self, requests: u64) {
+        self.sent += requests;
+        let envoy = &self.recipe.envoy;
+        let name = "cluster.ratelease.upstream_rq_200";
+        let answered = async || envoy.stat(name).await.is_some_and(|calls| calls >= 2 * self.sent);
+        envoy.until("told that all requests have ended", answered).await;
+        assert_eq!(
+            envoy.counter(name).await,
+            2 * self.sent,
+            "more calls than two for each request"
+        );
+    }
+
+    /// What is left of the limit of a user, by Envoy's header on the answer to a request that uses
+    /// nothing.
+    async fn left(&mut self, user: &str) -> u64 {
+        let headers = [("x-user-id", user), ("x-llm-fault", "503")];
+        let answer = FORMS[0].post(self.recipe.envoy.ingress, &headers).await.unwrap();
+        self.settled(1).await;
+        answer.header("x-ratelimit-remaining").unwrap().parse().unwrap()
+    }
+
+    /// Sends requests of a user from many streams, each until it is denied; returns what the
+    /// provider has made for the user.
+    async fn rush(&mut self, user: &'static str) -> u64 {
+        let ingress = self.recipe.envoy.ingress;
+        let mut streams = JoinSet::new();
+        for (form, _) in FORMS.iter().cycle().zip(0..STREAMS) {
+            streams.spawn(async move {
+                let headers = [("x-user-id", user), ("x-llm-delay", "0.1")];
+                for sent in 1.. {
+                    let answer = form.post(ingress, &headers).await.unwrap();
+                    if answer.status == 429 {
+                        return sent;
+                    }
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                }
+                unreachable!("a limit ends the loop")
+            });
+        }
+        let sent: u64 = streams.join_all().await.into_iter().sum();
+        self.settled(sent).await;
+        self.llm.used_by(user).await
+    }
+
+    async fn end(self) {
+        let verdicts = self.recipe.envoy.verdicts().await;
+        assert_eq!(verdicts.ok + verdicts.over_limit, self.sent, "{verdicts:?}");
+        self.recipe.end(verdicts.ok, verdicts.over_limit).await;
+    }
+}
+
+#[tokio::test]
+async fn llm_tokens() {
+    let mut rig = Rig::start("llm-tokens").await;
+    // Each form of an answer is charged as the provider counts it.
+    let mut used = 0;
+    for form in &FORMS {
+        assert_eq!(rig.ask(form, "alice", 2400, "").await, 200);
+        used += form.prompt() + 2400;
+        assert_eq!(rig.llm.used_by("alice").await, used);
+        assert_eq!(rig.left("alice").await, LIMIT.saturating_sub(used));
+    }
+    // The last passed because something was left, and is counted whole: one answer at most is more.
+    assert_eq!(rig.ask(&FORMS[0], "alice", 900, "").await, 200);
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
+    assert_eq!(rig.ask(&FORMS[1], "bob", 100, "").await, 200);
+
+    // What is not told is charged as what the request may use; an error is not.
+    let before = rig.left("carol").await;
+    assert_eq!(rig.ask(&FORMS[0], "carol", 400, "break").await, 502);
+    assert_eq!(rig.ask(&FORMS[3], "carol", 400, "break").await, 0);
+    let headers = [("x-user-id", "carol"), ("x-llm-delay", "0.4")];
+    FORMS[0].post_and_leave(rig.recipe.envoy.ingress, &headers, &rig.llm).await;
+    rig.settled(1).await;
+    let charged = 2 * FORMS[0].estimate() + FORMS[3].estimate();
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503").await, 503);
+    assert_eq!(rig.left("carol").await, before - charged);
+    // A retry is charged as one answer.
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503-once").await, 200);
+    assert_eq!(rig.left("carol").await, before - charged - FORMS[2].prompt() - 400);
+    assert!(rig.llm.used_by("carol").await <= before - rig.left("carol").await);
+
+    // A look bounds nothing that is under way: each stream may add one answer.
+    let used = rig.rush("dave").await;
+    let longest = FORMS.iter().map(Form::estimate).max().unwrap();
+    assert!((LIMIT..=LIMIT + STREAMS * longest).contains(&used), "{used}");
+    println!("looks: {used} tokens used of {LIMIT}");
+    rig.end().await;
+}
