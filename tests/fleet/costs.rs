@@ -266,7 +266,7 @@ async fn nothing_is_held_after_answers_that_never_end() {
     let process = &pods.pods[0].process;
     let released = async || process.count("holds") == 0;
     process.process.until("without holds", Duration::from_secs(10), released).await;
-    assert_eq!(process.count("held_tokens"), 0);
+    assert_eq!(process.count("held_hits"), 0);
     let all = start("brief", "all", 100_000);
     let whole = async || caller.passes(&pods.domain, &[all.clone()]).await;
     process.process.until("with its whole budget", Duration::from_secs(10), whole).await;

@@ -565,7 +565,7 @@ impl LeasedTokens {
     /// own, but none starts too early or ends too late, and none returns under a later epoch, by
     /// which the store would credit it for longer. The lease that ends first may have the later
     /// epoch: of asks that leave together, the store may take the second one first.
-    fn merged(self, other: Self) -> Self {
+    pub(crate) fn merged(self, other: Self) -> Self {
         Self {
             tokens: self.tokens.saturating_add(other.tokens),
             epoch: self.epoch.min(other.epoch),

@@ -23,6 +23,8 @@ pub enum Counter {
     FailureMode(FailureMode),
     /// Hits that the failure mode `allow` let pass without counting them.
     UnmeteredHits,
+    /// What requests hold until their cost is known.
+    Holds(HoldCounter),
     /// Asks that an open breaker refused.
     AsksRejectedOpen,
     /// Asks that were dropped because the budget was spent.
@@ -35,6 +37,31 @@ pub enum Counter {
     LeasePanics,
     /// A counter of the store in Redis.
     Redis(RedisCounter),
+}
+
+/// What requests hold until their cost is known: levels, and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HoldCounter {
+    /// Requests that hold something at present.
+    InForce,
+    /// Hits that they hold at present.
+    Hits,
+    /// Memory that they take at present.
+    Bytes,
+    /// Holds that were settled.
+    Settled,
+    /// Holds that ended, because nothing settled them in time.
+    Expired,
+    /// Starts that are charged and hold nothing, for lack of room.
+    NotKept,
+    /// Settlements of requests that hold nothing, which count whole.
+    WithoutHold,
+    /// Starts and settlements whose id is empty.
+    WithoutId,
+    /// Hits that were held and not used.
+    OverEstimated,
+    /// Hits that were used beyond what was held.
+    UnderEstimated,
 }
 
 /// A counter of the store in Redis.
@@ -117,12 +144,32 @@ impl Counter {
             Self::FailureMode(FailureMode::Deny) => "failure_mode_deny",
             Self::FailureMode(FailureMode::Error) => "failure_mode_error",
             Self::UnmeteredHits => "unmetered_hits",
+            Self::Holds(counter) => counter.name(),
             Self::AsksRejectedOpen => "asks_kept_back",
             Self::AsksShed => "asks_shed",
             Self::BreakerOpened => "breaker_opened",
             Self::HotKeyRelieved => "hot_key_relieved",
             Self::LeasePanics => "lease_panics",
             Self::Redis(counter) => counter.name(),
+        }
+    }
+}
+
+// === impl HoldCounter ===
+
+impl HoldCounter {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::InForce => "holds",
+            Self::Hits => "held_hits",
+            Self::Bytes => "holds_bytes",
+            Self::Settled => "holds_settled",
+            Self::Expired => "holds_expired",
+            Self::NotKept => "holds_not_kept",
+            Self::WithoutHold => "settlements_without_hold",
+            Self::WithoutId => "holds_without_id",
+            Self::OverEstimated => "holds_over_estimated_hits",
+            Self::UnderEstimated => "holds_under_estimated_hits",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! This is the only module where buffers and the lease client meet.
 
 mod failure_mode;
+mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
 use ratelease_rules::request::{Few, Request};
-use ratelease_rules::{FailureMode, Limit, Rules, STORES_MAX, StoreId};
+use ratelease_rules::{FailureMode, Limit, Rules, STORES_MAX, StoreId, UnlessSettled};
 use smallvec::smallvec;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout_at;
@@ -28,12 +29,14 @@ use crate::buffer::{LeasedTokens, Take};
 use crate::counter::{Count, Counter};
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::limiter::failure_mode::FailureModes;
+use crate::limiter::holds::{Hold, Holds, Unspent};
 use crate::limiter::key::{
     Attempt, KeyState, PodContext, ReplyReceiver, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
     answered,
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::pod_counts::PodCounts;
+use crate::limiter::resolve::HeldBy;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
@@ -67,6 +70,9 @@ struct Shared {
     watched: Notify,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
+    holds: Holds,
+    /// Notified when a request holds something, and none did before.
+    held: Notify,
     lease_client: LeaseClient,
     failure_modes: FailureModes,
     clock: Clock,
@@ -102,6 +108,8 @@ impl Limiter {
                 idle: Mutex::new(idle),
                 watched: Notify::new(),
                 overflows: AtomicU64::new(0),
+                holds: Holds::default(),
+                held: Notify::new(),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
                 clock,
@@ -185,7 +193,7 @@ impl Limiter {
 
     /// Event counters since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { table, idle, overflows, lease_client, failure_modes, options, .. } =
+        let Shared { table, idle, overflows, holds, lease_client, failure_modes, options, .. } =
             &*self.shared;
         let idle_bytes = idle.lock().capacity() * maintenance::IDLE_BYTES;
         let mut counts = vec![
@@ -197,6 +205,7 @@ impl Limiter {
             (Counter::BufferOverflows, overflows.load(Ordering::Relaxed)),
             (Counter::TokensExpired, buffer::expired()),
         ];
+        counts.extend(holds.counts());
         counts.extend(failure_modes.counts());
         counts.extend(lease_client.counts());
         counts
@@ -253,9 +262,9 @@ impl Shared {
             .with_state(charge, now, 0, |state, context, asks| state.refund(charge, context, asks));
     }
 
-    /// Charges a cost that has been incurred. Without room for the key, or if the key is evicted,
-    /// the store is asked to count the cost, but not again if that fails.
-    fn settle(&self, charge: &Charge<'_>, now: Time) {
+    /// Charges a cost of so many `hits` that has been incurred. Without room for the key, or if the
+    /// key is evicted, the store is asked to count the cost, but not again if that fails.
+    fn settle(&self, charge: &Charge<'_>, hits: u64, now: Time) {
         self.note_active(charge.domain(), now);
         let AppliedLimit { limit, rule } = charge.applied;
         let policy = LeasePolicy::of(limit, rule.map(AsRef::as_ref), self.options.wait_min);
@@ -263,12 +272,11 @@ impl Shared {
         let lasts = || self.failure_modes.debt_lasts(limit, self.lease_client.shard(&blank));
         let until = policy.owed_until(now + lasts());
         let settle = |state: &mut KeyState, context: &PodContext<'_>, asks: &mut Vec<Ask>| {
-            state.settle(charge, until, context, asks)
+            state.settle(charge, hits, until, context, asks)
         };
         let owed = self.with_state(charge, now, WAITER_BYTES, settle).unwrap_or_else(|TableFull| {
-            let ask = Ask { owed: charge.hits, purpose: Purpose::Return, ..blank };
-            self.queue_asks(vec![ask]);
-            charge.hits
+            self.queue_asks(vec![Ask { owed: hits, purpose: Purpose::Return, ..blank }]);
+            hits
         });
         if owed > 0
             && charge.failure_mode() == FailureMode::Local
@@ -414,6 +422,8 @@ struct Transaction<'a, 'r> {
     refunded: Vec<usize>,
     /// Settlements have been applied.
     settled: bool,
+    /// Settlements whose hits had been charged before, with the number of those hits.
+    covered: Few<(usize, u64)>,
     /// A refund has been queued, so the request stands whatever happens to it now.
     stands: bool,
 }
@@ -430,6 +440,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             debts: Vec::new(),
             refunded: Vec::new(),
             settled: false,
+            covered: Few::new(),
             stands: false,
         }
     }
@@ -496,7 +507,12 @@ impl<'a, 'r> Transaction<'a, 'r> {
             verdict = Verdict::new(request, self.statuses(), modes);
         } else {
             self.apply_refunds(now);
-            self.debts.drain(..).for_each(PlaceInQueue::settle_debt);
+            self.hold(now);
+            for place in self.debts.drain(..) {
+                let (shared, charge) = (place.shared, place.charge());
+                let taken = place.settle_debt();
+                shared.hold(charge, taken, now);
+            }
         }
         self.attempts.clear(); // what is still held is spent
         verdict
@@ -508,11 +524,30 @@ impl<'a, 'r> Transaction<'a, 'r> {
         if std::mem::replace(&mut self.settled, true) {
             return;
         }
-        for resolved in self.resolved {
+        for (at, resolved) in self.resolved.iter().enumerate() {
             if let Resolved::Charged(charge) = resolved
                 && charge.settles()
             {
-                self.shared.settle(charge, now);
+                let due = self.shared.settle_hold(charge, now);
+                if due < charge.hits {
+                    self.covered.push((at, charge.hits - due));
+                }
+                if due > 0 {
+                    self.shared.settle(charge, due, now);
+                }
+            }
+        }
+    }
+
+    /// Notes what the request holds from now on, of the charges that tokens paid for.
+    fn hold(&self, now: Time) {
+        for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
+            if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+                && matches!(attempt.take, Take::Taken(_))
+                && !attempt.is_admitted_by_failure_mode()
+            {
+                let tokens = attempt.taken();
+                self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now);
             }
         }
     }
@@ -606,8 +641,13 @@ impl<'a, 'r> Transaction<'a, 'r> {
     }
 
     fn statuses(&self) -> Few<Status<'r>> {
-        let pairs = self.resolved.iter().zip(&self.attempts);
-        pairs.map(|(resolved, attempt)| status(resolved, attempt.as_ref())).collect()
+        let pairs = self.resolved.iter().zip(&self.attempts).enumerate();
+        pairs
+            .map(|(at, (resolved, attempt))| {
+                let covered = self.covered.iter().find(|(of, _)| *of == at);
+                status(resolved, attempt.as_ref(), covered.map_or(0, |(_, hits)| *hits))
+            })
+            .collect()
     }
 
     /// Keys that this request itself charged beyond their limit. What the request took from them
@@ -647,9 +687,9 @@ impl Drop for Transaction<'_, '_> {
     }
 }
 
-/// The status of a descriptor. One for which the store was not asked counts as passing, with what
-/// is known of it.
-fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> {
+/// The status of a descriptor, of whose hits `covered` had been charged before. One for which the
+/// store was not asked counts as passing, with what is known of it.
+fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>, covered: u64) -> Status<'r> {
     let charge = match resolved {
         Resolved::Free => return Status::FREE,
         Resolved::Unlimited => return Status::UNLIMITED,
@@ -657,8 +697,8 @@ fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> 
     };
     let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
     let Attempt { fitted, how, quota, .. } = attempt;
-    let counted =
-        Counted { key: charge.key(), hits: charge.hits, fitted, over: attempt.is_over(), how };
+    let hits = charge.hits.saturating_sub(covered);
+    let counted = Counted { key: charge.key(), hits, fitted, over: attempt.is_over(), how };
     Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
 }
 
@@ -719,7 +759,8 @@ impl<'a, 'r> PlaceInQueue<'a, 'r> {
     /// Handles a charge that a failure mode admitted and whose request passes. A lease that arrived
     /// meanwhile pays for the charge; else it is owed, if a lease can still pay for it. That is so
     /// even if the ask that was out has just been answered with nothing: the store counts again.
-    fn settle_debt(mut self) {
+    /// Returns what has paid for it.
+    fn settle_debt(mut self) -> PaidBy {
         self.reply.close();
         let was_open = std::mem::replace(&mut self.open, false);
         let failed = match self.reply.try_recv() {
@@ -727,12 +768,16 @@ impl<'a, 'r> PlaceInQueue<'a, 'r> {
                 if self.charge.failure_mode() == FailureMode::Local {
                     self.shared.return_charge(self.charge);
                 }
-                return;
+                return PaidBy { tokens: attempt.taken(), alone: 0 };
             }
             Ok(Err(error)) => !error.is_lack_of_room(),
             _ => false,
         };
-        self.shared.note_debt(self.charge, self.has_no_room || (was_open && !failed));
+        let can_pay = self.has_no_room || (was_open && !failed);
+        let is_owed = self.shared.note_debt(self.charge, can_pay);
+        let is_own = !is_owed && self.charge.failure_mode() == FailureMode::Local;
+        let alone = if is_own { self.charge.hits } else { 0 };
+        PaidBy { tokens: LeasedTokens::default(), alone }
     }
 }
 
@@ -745,6 +790,83 @@ impl Drop for PlaceInQueue<'_, '_> {
         if let Ok(Ok(attempt)) = self.reply.try_recv() {
             self.shared.put_back(self.charge, attempt.taken());
         }
+    }
+}
+
+// What a request takes before its cost is known: it is held under the id of the request until a
+// settlement says the cost, as `holds` says.
+//
+// Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
+// lease pays for them, and which tokens those are is not known.
+
+/// What has paid for a charge.
+#[derive(Debug, Clone, Copy)]
+struct PaidBy {
+    tokens: LeasedTokens,
+    /// Hits that this pod has admitted by itself, and that are not owed.
+    alone: u64,
+}
+
+impl Shared {
+    /// Notes that the request of `charge` holds what it was charged, if its rule says so.
+    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) {
+        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else { return };
+        let Some(id) = id else { return self.holds.note_without_id() };
+        let AppliedLimit { limit, rule } = charge.applied;
+        let hold = Hold {
+            key: charge.key(),
+            limit,
+            hits: charge.hits,
+            taken: paid.tokens,
+            alone: paid.alone,
+            ends: now + terms.lasts(),
+            releases: terms.unless_settled == UnlessSettled::Release,
+            carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
+        };
+        if self.holds.take(id, hold) == Some(true) {
+            self.held.notify_one();
+        }
+    }
+
+    /// Ends what the request of a settlement holds, and gives back what it did not use. Returns the
+    /// hits that are still to be charged: all of them if it holds nothing.
+    fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> u64 {
+        let Some(HeldBy { id, .. }) = charge.held else { return charge.hits };
+        let Some(id) = id else {
+            self.holds.note_without_id();
+            return charge.hits;
+        };
+        let Some(settled) = self.holds.settle(id, charge.hits) else { return charge.hits };
+        self.give_back_unspent(&settled.unspent, now);
+        settled.due
+    }
+
+    /// Gives back what a request held and did not use: to the lease that it came from, else to the
+    /// store.
+    fn give_back_unspent(&self, unspent: &Unspent, now: Time) {
+        let Unspent { key, limit, tokens, alone, .. } = *unspent;
+        if tokens.tokens == 0 && alone == 0 {
+            return;
+        }
+        let context = self.context(now);
+        let mut asks = Vec::new();
+        let taken_in = self.table.with_existing(key, |state| {
+            if tokens.tokens > 0 {
+                state.take_in(unspent, &context, &mut asks);
+            }
+            (state.watch(&context), if alone > 0 { self.pods.of(state.domain()) } else { 1 })
+        });
+        if taken_in.is_none() && tokens.tokens > 0 {
+            asks.push(unspent.returned()); // the key was evicted meanwhile
+        }
+        let (starts, pods) = taken_in.unwrap_or((false, 1));
+        if starts {
+            self.watch(key, now + WATCH_EVERY);
+        }
+        if alone > 0 {
+            self.return_own(key, limit, alone, pods);
+        }
+        self.queue_asks(asks);
     }
 }
 

@@ -19,6 +19,11 @@ use foldhash::fast::FixedState;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
 
+/// The id of a request, together with the key that it charges. It is hashed as keys are, so that an
+/// id of any length takes 128 bits, and no client can choose one that stands for another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HoldId([u8; 16]);
+
 /// Added to the numbers of pools, so that no pool has the key of a share: earlier versions numbered
 /// their shares from 0.
 pub const POOLS_FROM: u8 = 1 << 7;
@@ -75,6 +80,14 @@ impl KeyHasher {
         }
         encoding.write(&identity.to_le_bytes());
         Key::of(&encoding)
+    }
+
+    /// Returns what stands for the request of this `id`, as far as it charges `key`.
+    pub fn hold_id(&self, key: Key, id: &str) -> HoldId {
+        let mut encoding = Encoding::new(&self.secret);
+        encoding.part(b'h', id);
+        encoding.write(&key.0);
+        HoldId(encoding.bits())
     }
 
     /// Returns the key under which a pod counts requests for which it has no room to keep separate
@@ -177,6 +190,13 @@ impl<'a> Encoding<'a> {
             Some(hasher) => hasher.finalize(),
         }
     }
+
+    /// The first 128 bits of the hash.
+    fn bits(&self) -> [u8; 16] {
+        let mut bits = [0; 16];
+        bits.copy_from_slice(&self.finish().as_bytes()[..16]);
+        bits
+    }
 }
 
 /// Like `copy_from_slice`, for slices of equal length. Most parts are so short that a call costs
@@ -213,12 +233,7 @@ impl fmt::Debug for KeyHasher {
 impl Key {
     #[inline]
     fn of(encoding: &Encoding<'_>) -> Self {
-        let make = || {
-            let hash = encoding.finish();
-            let mut key = [0; 16];
-            key.copy_from_slice(&hash.as_bytes()[..16]);
-            Self(key)
-        };
+        let make = || Self(encoding.bits());
         match encoding.short() {
             Some((secret, bytes)) => recent_key(secret, bytes, make),
             None => make(),
@@ -405,6 +420,19 @@ mod tests {
         let expected =
             ["OsqyAR7CYkRKRRL-gXFxmA", "L0YEgNhIKuZKRRL-gXFxmA", "EVMeXMTPvVRKRRL-gXFxmA"];
         assert_eq!(pools, expected);
+    }
+
+    #[test]
+    fn an_id_stands_for_its_request_at_one_key_alone() {
+        let hasher = KeyHasher::new("");
+        let [one, other] = [1, 2].map(Key::for_test);
+        let long = "x".repeat(64 << 10);
+        let ids = ["", "a", "b", "ab", &long[1..], &long];
+        let all: HashSet<_> =
+            ids.iter().flat_map(|id| [one, other].map(|key| hasher.hold_id(key, id))).collect();
+        assert_eq!(all.len(), 2 * ids.len());
+        assert_eq!(hasher.hold_id(one, &long), hasher.hold_id(one, &long));
+        assert_ne!(hasher.hold_id(one, "a"), KeyHasher::new("s").hold_id(one, "a"));
     }
 
     #[test]

@@ -115,17 +115,19 @@ impl Shared {
     }
 
     /// Notes that a failure mode has admitted `charge`: a lease that arrives pays for it if an ask
-    /// for it is out, or if it `is_owed` in any case.
-    pub(super) fn note_debt(&self, charge: &Charge<'_>, is_owed: bool) {
+    /// for it is out, or if it `is_owed` in any case. Returns whether one will.
+    pub(super) fn note_debt(&self, charge: &Charge<'_>, is_owed: bool) -> bool {
         let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
         let now = self.clock.now();
         let shard = self.shard_of(charge.key(), limit);
         let until = now + self.failure_modes.debt_lasts(limit, shard);
         let note = |state: &mut KeyState| state.note_debt(hits, until, is_owed, now);
-        let unpaid = self.table.with_existing(charge.key(), note).unwrap_or(hits);
+        let noted = self.table.with_existing(charge.key(), note);
+        let (is_owed, unpaid) = noted.unwrap_or((false, hits));
         if charge.failure_mode() == FailureMode::Allow {
             self.failure_modes.note_unmetered(unpaid);
         }
+        is_owed
     }
 }
 

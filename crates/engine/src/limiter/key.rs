@@ -16,6 +16,7 @@ use crate::invariant;
 use crate::lease::size::{Demand, LeaseSize};
 use crate::lease::{LeaseClient, QUEUE_MAX, Reply};
 use crate::limiter::RoundTrips;
+use crate::limiter::holds::Unspent;
 use crate::limiter::lease_policy::{LeasePolicy, MISSES_MAX, Scarcity, unwanted};
 use crate::limiter::pod_counts::PodCounts;
 use crate::limiter::resolve::{Charge, failure_mode_of};
@@ -162,25 +163,26 @@ impl KeyState {
         Ok(reply)
     }
 
-    /// Charges a cost that has been incurred, without a wait: the tokens held pay for it as far as
+    /// Charges a cost of so many `hits` that has been incurred, without a wait: the tokens held pay for it as far as
     /// they go, and the rest is owed to the store, which is asked to count it. A debt to a window
     /// ends with it at `until`. Returns what is owed more than before.
     pub(super) fn settle(
         &mut self,
         charge: &Charge<'_>,
+        hits: u64,
         until: Time,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) -> u64 {
-        self.note_demand(charge, context.now);
+        self.demand.note(hits, context.now);
         self.begin_next_window(context.now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);
         let held = if limit == charge.applied.limit { self.buffer.tokens(context.now) } else { 0 };
-        let paid = held.min(charge.hits);
+        let paid = held.min(hits);
         if paid > 0 {
             self.buffer.take(paid, false, kind, context.now);
         }
-        let rest = charge.hits - paid;
+        let rest = hits - paid;
         self.buffer.note_owed(rest, context.now);
         if rest > 0 {
             self.owe(rest, until, context.now);
@@ -1451,18 +1453,24 @@ impl KeyState {
     /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
     /// pay for. They are owed only if an ask is out, or was refused for lack of room (`is_owed`):
     /// else the store is away, and what it cannot count is the failure mode's own. The slots
-    /// of a leaky bucket pass, so they pay for nothing. Returns how many hits no lease will pay for:
-    /// these, or those of an earlier debt that has ended.
-    pub(super) fn note_debt(&mut self, hits: u64, until: Time, is_owed: bool, now: Time) -> u64 {
+    /// of a leaky bucket pass, so they pay for nothing. Returns whether the hits are owed, and how
+    /// many hits no lease will pay for: these, or those of an earlier debt that has ended.
+    pub(super) fn note_debt(
+        &mut self,
+        hits: u64,
+        until: Time,
+        is_owed: bool,
+        now: Time,
+    ) -> (bool, u64) {
         let spaced = counting(self.limit()).token == Token::Slot;
         if spaced || (self.asking == 0 && !is_owed) {
-            return hits;
+            return (false, hits);
         }
         let owed = self.debt(now);
         let ended = self.noted_debt() - owed;
         self.buffer.make_cold().debt_until = until;
         self.set_debt(owed.saturating_add(hits));
-        ended
+        (true, ended)
     }
 }
 
@@ -1675,6 +1683,30 @@ impl KeyState {
         self.buffer.put_back(taken, policy.kind, context.now);
         if !policy.is_leased() && !self.has_waiting() {
             self.give_back(key, context.now, asks);
+        }
+    }
+
+    /// Takes in what a request held and did not use, if the key still has the lease of the tokens;
+    /// else they go back to the store, which knows whether they still count. Those of a window that
+    /// is over do not.
+    pub(super) fn take_in(
+        &mut self,
+        unspent: &Unspent,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        self.begin_next_window(context.now);
+        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let Unspent { key, tokens, .. } = *unspent;
+        let is_windowed = kind == LeaseKind::Windowed;
+        let is_of_this_store = limit.store == unspent.limit.store;
+        let lasts = context.now < tokens.ends;
+        let has_lease = self.buffer.is_live(context.now)
+            && (!is_windowed || tokens.epoch == self.buffer.epoch());
+        if is_of_this_store && lasts && has_lease {
+            self.put_back(tokens, key, context, asks);
+        } else if lasts || !is_of_this_store || !is_windowed {
+            asks.push(unspent.returned());
         }
     }
 

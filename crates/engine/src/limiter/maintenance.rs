@@ -12,6 +12,7 @@ use crate::store::Ask;
 use crate::time::Time;
 
 use super::{Limiter, Shared};
+use crate::limiter::holds::{LOOK_EVERY, Unspent};
 use crate::limiter::key::KeyState;
 
 /// The shortest time between two checks of keys that may be idle. Keys that become due within it
@@ -36,10 +37,36 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
-    /// runs this, or three tasks that run one of its parts each: [`Limiter::run_heartbeats`],
-    /// [`Limiter::run_eviction`] and [`Limiter::run_idle_returns`].
+    /// runs this, or four tasks that run one of its parts each: [`Limiter::run_heartbeats`],
+    /// [`Limiter::run_eviction`], [`Limiter::run_idle_returns`] and [`Limiter::run_holds`].
     pub async fn run(&self) {
-        tokio::join!(self.run_heartbeats(), self.run_eviction(), self.run_idle_returns());
+        tokio::join!(
+            self.run_heartbeats(),
+            self.run_eviction(),
+            self.run_idle_returns(),
+            self.run_holds(),
+        );
+    }
+
+    /// Ends the holds that nothing has settled in time, at most a second late; never returns. Sleeps
+    /// while nothing is held.
+    pub async fn run_holds(&self) {
+        let Shared { holds, held, clock, .. } = &*self.shared;
+        loop {
+            tokio::time::sleep_until(clock.next_multiple(LOOK_EVERY)).await;
+            let mut are_held = false;
+            for part in holds.parts() {
+                let (unspent, more) = holds.expire(part, clock.now());
+                are_held |= more;
+                if !unspent.is_empty() {
+                    self.shared.release(unspent);
+                    tokio::task::yield_now().await;
+                }
+            }
+            if !are_held {
+                held.notified().await;
+            }
+        }
     }
 
     /// Evicts expired keys with each round of heartbeats; never returns.
@@ -159,6 +186,16 @@ impl Shared {
             }
             self.queue_asks(std::mem::take(&mut asks)); // while the room that the check found lasts
         }
+    }
+}
+
+impl Shared {
+    /// Gives back what requests held that nothing has settled; to each count at once.
+    fn release(&self, mut unspent: Vec<Unspent>) {
+        unspent.sort_by_key(|unspent| unspent.key);
+        unspent.dedup_by(|next, first| first.join(next));
+        let now = self.clock.now();
+        unspent.iter().for_each(|unspent| self.give_back_unspent(unspent, now));
     }
 }
 

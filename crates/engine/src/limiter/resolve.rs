@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
-use ratelease_rules::key::{Key, KeyHasher, KeyPart};
+use ratelease_rules::key::{HoldId, Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
-use ratelease_rules::{Allowance, Charged, FailureMode, Limit, Lookup, Rule, Rules};
+use ratelease_rules::{Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules};
 
 use crate::store::Ask;
 use crate::verdict::AppliedLimit;
@@ -37,6 +37,19 @@ pub struct Charge<'r> {
     pub hits: u64,
     /// The hits are given back instead.
     pub refund: bool,
+    /// The descriptor says that the hits are a cost that has been incurred.
+    marked: bool,
+    /// What the request holds meanwhile, or settles.
+    pub(super) held: Option<HeldBy>,
+}
+
+/// The request that holds what it takes, by its rule.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeldBy {
+    /// How long, and what becomes of it then.
+    pub(super) terms: Hold,
+    /// `None` if the request's id is empty: then it holds nothing.
+    pub(super) id: Option<HoldId>,
 }
 
 /// Resolves every descriptor of `request`, in order.
@@ -145,19 +158,34 @@ impl<'r> Charge<'r> {
         hasher: &KeyHasher,
     ) -> Self {
         let AppliedLimit { limit, rule } = applied;
+        // An override of a rule's limit is held as the rule says.
+        let terms = match charged.lookup {
+            Lookup::Rule(rule) => rule.hold.filter(|_| limit.algorithm.takes_settlements()),
+            _ => None,
+        };
         let parts = charged.entries.iter().enumerate().map(|(at, entry)| {
-            let shared = rule.and_then(|rule| rule.shared_at(at));
+            let shared = match rule {
+                Some(rule) => rule.shared_at(at),
+                None => terms.filter(|terms| terms.is_at(at)).map(|_| ""),
+            };
             (entry.key, shared.map_or(KeyPart::Value(entry.value), KeyPart::Shared))
         });
+        // Two windows on the same entries are counted apart; two limits of one window share a
+        // count, so that raising or lowering a limit keeps the count.
+        let own = hasher.key(request.domain, limit.identity(), parts);
+        let id = |terms: Hold| {
+            let entry = charged.entries.get(usize::from(terms.level))?;
+            (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
+        };
         Self {
-            // Two windows on the same entries are counted apart; two limits of one window share a
-            // count, so that raising or lowering a limit keeps the count.
-            own: hasher.key(request.domain, limit.identity(), parts),
+            own,
             overflow: OnceLock::new(),
             domain: if rule.is_none() { request.domain.into() } else { Box::default() },
             applied,
             hits: request.hits(descriptor),
             refund: descriptor.refund,
+            marked: charged.settles && limit.algorithm.takes_settlements(),
+            held: terms.filter(|_| !descriptor.refund).map(|terms| HeldBy { terms, id: id(terms) }),
         }
     }
 
@@ -176,7 +204,13 @@ impl<'r> Charge<'r> {
 
     /// Whether the charge is a cost that has been incurred: it is counted whole, and never denied.
     pub fn settles(&self) -> bool {
-        self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+        let is_marked = self.marked && !self.refund;
+        is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
+    /// Whether what the charge takes is held until a settlement says what it has cost.
+    pub(super) fn holds(&self) -> bool {
+        self.held.is_some() && self.spends() && !self.settles()
     }
 
     /// An ask for the key that takes nothing.
@@ -197,6 +231,9 @@ impl<'r> Charge<'r> {
 
     /// Whether a denial spends what is left of the key.
     pub fn charge_denied(&self) -> bool {
-        self.applied.rule.is_none_or(|rule| rule.flags.charge_denied)
+        match self.applied.rule {
+            Some(rule) => rule.flags.charge_denied,
+            None => self.held.is_none(),
+        }
     }
 }

@@ -18,6 +18,7 @@ mod bursts;
 mod demand;
 mod failure_mode;
 mod heartbeats;
+mod holds;
 mod leases;
 mod memory;
 mod next_window;

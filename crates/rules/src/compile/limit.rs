@@ -52,7 +52,13 @@ impl Compiler<'_> {
         let leasing = self.leasing(&own, &options, kind);
         let shards = self.shards(&own, &options, kind, allowed);
         let hold = self.hold(limit, kind, rule_path)?;
-        let flags = self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
+        let mut flags =
+            self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
+        if hold.is_some() {
+            let why = "'settle' has no effect with 'hold', whose settlements are marked by their \
+                       last entry, ratelease.settle; remove one of them";
+            self.refuse_flag(&own.flags.settle, &mut flags.settle, why.to_owned());
+        }
         Some(CompiledLimit {
             allowance: Allowance::Limited(allowed?),
             leasing,

@@ -214,6 +214,13 @@ impl Algorithm {
         self.row().no_pools
     }
 
+    /// Returns whether its counts can exceed their limit, so that costs which are known afterwards
+    /// can be counted whole.
+    #[inline]
+    pub const fn takes_settlements(self) -> bool {
+        self.row().no_debt.is_none()
+    }
+
     /// Returns why a limit of this algorithm cannot have `option`, which settles costs: `hold` or
     /// `settle`.
     pub(crate) fn refuses_settlements(self, option: &str) -> Option<String> {

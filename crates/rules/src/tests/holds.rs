@@ -78,6 +78,7 @@ fn each_fault_of_a_hold_names_its_place_and_a_remedy() {
              request does; remove it, or use one of fixed_window, token_bucket, sliding_window",
         ),
         ("key: id", "algorithm: sliding_log, hold: {for: 2m}", "which keeps the time of each"),
+        ("key: id", "hold: {for: 2m}, settle: true", "'settle' has no effect with 'hold', whose"),
     ];
     for (level, more, expected) in cases {
         let fault = fault(level, more);
@@ -91,6 +92,17 @@ fn all_faults_of_a_hold_are_told_at_once() {
     let more = "algorithm: sliding_log, hold: {by: ip, for: 0s, unless_settled: lose}";
     let faults = refusal(&[source(&below_user("key: id", more))], NO_MERGE);
     assert_eq!(faults.len(), 4, "{faults:#?}");
+}
+
+#[test]
+fn defaults_that_settle_do_not_change_what_is_held() {
+    let text = below_user("key: id", "hold: {for: 2m}").replace(
+        "descriptors:\n- key: user",
+        "defaults: {settle: true}\ndescriptors:\n- key: user",
+    );
+    let loaded = compile(&text);
+    let rule = loaded.rules.iter().next().unwrap();
+    assert!(rule.hold.is_some() && !rule.flags.settle);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-use ratelease_engine::counter as engine;
+use ratelease_engine::counter::{self as engine, HoldCounter};
 
 use super::family::Kind;
 use ratelease_listener::tls::HandshakeFailure;
@@ -225,6 +225,7 @@ impl Counter {
                 .counter("Hits that a failure mode let pass without counting them.")
                 .named("ratelease_unmetered_total")
                 .labelled("mode", "allow"),
+            Counter::Holds(of) => self.of_holds(of),
             Counter::AsksRejectedOpen => self.counter("Asks that an open breaker refused."),
             Counter::AsksShed => self.counter(
                 "Probes and asks ahead that were dropped, since the shard's budget of asks was \
@@ -236,6 +237,26 @@ impl Counter {
             Counter::LeasePanics => self.counter("Exchanges and replies that panicked."),
         };
         Some(metric)
+    }
+
+    fn of_holds(self, of: HoldCounter) -> Metric {
+        match of {
+            HoldCounter::InForce => self.gauge("Requests that hold hits until they are settled."),
+            HoldCounter::Hits => self.gauge("Hits that requests hold."),
+            HoldCounter::Bytes => self.gauge("Memory of what requests hold."),
+            HoldCounter::Settled => self.counter("Holds that were settled."),
+            HoldCounter::Expired => self.counter("Holds that ended before they were settled."),
+            HoldCounter::NotKept => self
+                .counter("Requests that were charged and hold nothing, because there was no room."),
+            HoldCounter::WithoutHold => {
+                self.counter("Settlements of requests that hold nothing, which count whole.")
+            }
+            HoldCounter::WithoutId => self.counter("Requests and settlements with an empty id."),
+            HoldCounter::OverEstimated => self.counter("Hits that were held and not used."),
+            HoldCounter::UnderEstimated => {
+                self.counter("Hits that were used beyond what was held.")
+            }
+        }
     }
 
     fn counter(self, help: impl Into<Cow<'static, str>>) -> Metric {

@@ -52,7 +52,7 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-2Ixq1zS3CXU2Jo3+cMQOry08awlL9m3x53/B0gXhOjQ='; \
+     script-src 'sha256-hBLq/GvS1Hrj3xEcVV5DnGx9+074FW4lLpeuh8jY33c='; \
      style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";

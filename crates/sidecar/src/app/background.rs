@@ -66,7 +66,9 @@ impl Background {
         let task = |limiter: Limiter| async move { limiter.run_eviction().await };
         self.spawn("tidy", limiter.clone(), task);
         let task = |limiter: Limiter| async move { limiter.run_idle_returns().await };
-        self.spawn("idle", limiter, task);
+        self.spawn("idle", limiter.clone(), task);
+        let task = |limiter: Limiter| async move { limiter.run_holds().await };
+        self.spawn("holds", limiter, task);
     }
 
     /// Counts each second for the live page.

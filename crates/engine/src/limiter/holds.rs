@@ -1,0 +1,349 @@
+//! What requests hold: the hits that each took at its start, under its id, until a settlement says
+//! what it has cost. Pure: `now` is an argument.
+//!
+//! The table is bounded. A start for which it has no room stays charged and is not held, so that its
+//! settlement counts whole: too much is counted rather than too little. Nothing that is held is
+//! forgotten for another, and the last quarter of the room is for keys of which few requests are
+//! held: a client that starts requests without end keeps only its own further ones out.
+
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+use std::mem::size_of;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use foldhash::quality::RandomState;
+use parking_lot::Mutex;
+use ratelease_rules::Limit;
+use ratelease_rules::key::{HoldId, Key};
+
+use crate::algorithm::counting;
+use crate::buffer::LeasedTokens;
+use crate::counter::{Count, Counter, HoldCounter};
+use crate::store::{Ask, Purpose, Return};
+use crate::time::Time;
+
+/// The largest number of requests that hold something: 7/8 of 2^17, so that the tables of all parts
+/// are full when they have 2^17 slots.
+pub(super) const HOLDS_MAX: usize = PARTS * PART_MAX;
+
+/// The number of parts, each under a lock of its own. An id has its place in one of them, so that
+/// they fill evenly.
+const PARTS: usize = 32;
+const PART_MAX: usize = 7 << 9;
+
+/// Above this number in a part, a key has at most [`FEW`] there.
+const CROWDED: usize = PART_MAX / 4 * 3;
+const FEW: u32 = 4;
+
+/// Bytes of a request that holds something, and of the number of those of its key.
+const SLOT_BYTES: usize = size_of::<(HoldId, Hold)>() + 1;
+const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
+
+// Tables of 2^n slots that are 7/8 full.
+const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 17 << 20);
+
+/// How often holds that have ended are looked for.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What one request holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hold {
+    /// The key that was charged, and under which limit.
+    pub(super) key: Key,
+    pub(super) limit: Limit,
+    /// What it was charged, which its settlement need not charge again.
+    pub(super) hits: u64,
+    /// The tokens that paid for these hits, as far as they may come back.
+    pub(super) taken: LeasedTokens,
+    /// Those of the hits that this pod has admitted by itself, and that are not owed.
+    pub(super) alone: u64,
+    /// When the hold ends, unless it is settled.
+    pub(super) ends: Time,
+    /// Whether the hits are given back then.
+    pub(super) releases: bool,
+    /// As [`Ask::carry_debt`].
+    pub(super) carry_debt: bool,
+}
+
+/// What a request held and did not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unspent {
+    /// The key that was charged, and under which limit.
+    pub(super) key: Key,
+    pub(super) limit: Limit,
+    /// Tokens to give back.
+    pub(super) tokens: LeasedTokens,
+    /// Hits to take back from those that this pod has admitted by itself.
+    pub(super) alone: u64,
+    /// As [`Ask::carry_debt`].
+    pub(super) carry_debt: bool,
+}
+
+/// What becomes of a hold by its settlement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Settled {
+    /// What is given back.
+    pub(super) unspent: Unspent,
+    /// Hits that are still to be charged.
+    pub(super) due: u64,
+}
+
+/// The requests that hold something.
+#[derive(Default)]
+pub(super) struct Holds {
+    parts: [Mutex<Part>; PARTS],
+    seed: RandomState,
+    /// Starts and settlements whose id is empty.
+    without_id: AtomicU64,
+}
+
+#[derive(Default)]
+struct Part {
+    holds: HashMap<HoldId, Hold, RandomState>,
+    /// Number of requests that hold something of a key.
+    of_key: HashMap<Key, u32, RandomState>,
+    /// No hold ends before this.
+    first_end: Time,
+    /// Sum of the hits that are held.
+    hits: u64,
+    tally: Tally,
+}
+
+/// Events since the process began.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tally {
+    settled: u64,
+    expired: u64,
+    /// Starts for which there was no room.
+    not_kept: u64,
+    /// Settlements of requests that hold nothing.
+    without_hold: u64,
+    /// Hits that were held and not used, and those that were used beyond what was held.
+    over_estimated: u64,
+    under_estimated: u64,
+}
+
+// === impl Holds ===
+
+impl Holds {
+    /// Notes that the request of this `id` holds something. A further start of the same request adds
+    /// to what it holds. Returns whether the table was idle before; `None` if there is no room.
+    pub(super) fn take(&self, id: HoldId, hold: Hold) -> Option<bool> {
+        self.part(id).lock().take(id, hold)
+    }
+
+    /// Ends what the request of this `id` holds, which has cost `hits`; `None` if it holds nothing.
+    pub(super) fn settle(&self, id: HoldId, hits: u64) -> Option<Settled> {
+        self.part(id).lock().settle(id, hits)
+    }
+
+    /// Notes a start or a settlement without an id.
+    pub(super) fn note_without_id(&self) {
+        self.without_id.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The numbers of the parts, for [`Holds::expire`].
+    pub(super) fn parts(&self) -> Range<usize> {
+        0..self.parts.len()
+    }
+
+    /// Ends the holds of a part that nothing has settled in time. Returns what is to be given back,
+    /// soonest end first, and whether anything is still held there.
+    pub(super) fn expire(&self, part: usize, now: Time) -> (Vec<Unspent>, bool) {
+        self.parts.get(part).map_or_else(Default::default, |part| part.lock().expire(now))
+    }
+
+    /// What has happened, and what is held at present.
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let mut sum = Tally::default();
+        let (mut holds, mut hits, mut bytes) = (0, 0_u64, 0);
+        for part in &self.parts {
+            let part = part.lock();
+            sum.add(part.tally);
+            holds += part.holds.len() as u64;
+            hits = hits.saturating_add(part.hits);
+            bytes += part.bytes() as u64;
+        }
+        let of = |event, count| (Counter::Holds(event), count);
+        vec![
+            of(HoldCounter::InForce, holds),
+            of(HoldCounter::Hits, hits),
+            of(HoldCounter::Bytes, bytes),
+            of(HoldCounter::Settled, sum.settled),
+            of(HoldCounter::Expired, sum.expired),
+            of(HoldCounter::NotKept, sum.not_kept),
+            of(HoldCounter::WithoutHold, sum.without_hold),
+            of(HoldCounter::WithoutId, self.without_id.load(Ordering::Relaxed)),
+            of(HoldCounter::OverEstimated, sum.over_estimated),
+            of(HoldCounter::UnderEstimated, sum.under_estimated),
+        ]
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "a remainder of PARTS fits")]
+    fn part(&self, id: HoldId) -> &Mutex<Part> {
+        &self.parts[(self.seed.hash_one(id) % PARTS as u64) as usize]
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    fn take(&mut self, id: HoldId, hold: Hold) -> Option<bool> {
+        let was_idle = self.holds.is_empty();
+        let earlier = self.holds.get(&id).copied();
+        if earlier.is_none() && !self.has_room(hold.key) {
+            self.tally.not_kept += 1;
+            return None;
+        }
+        let hold = match earlier {
+            Some(earlier) => {
+                self.forget(id, &earlier);
+                earlier.and(hold)
+            }
+            None => hold,
+        };
+        self.first_end = if was_idle { hold.ends } else { self.first_end.min(hold.ends) };
+        self.hits = self.hits.saturating_add(hold.hits);
+        self.holds.insert(id, hold);
+        *self.of_key.entry(hold.key).or_default() += 1;
+        Some(was_idle)
+    }
+
+    fn settle(&mut self, id: HoldId, hits: u64) -> Option<Settled> {
+        let Some(hold) = self.holds.get(&id).copied() else {
+            self.tally.without_hold += 1;
+            return None;
+        };
+        self.forget(id, &hold);
+        let unused = hold.hits.saturating_sub(hits);
+        let due = hits.saturating_sub(hold.hits);
+        self.tally.settled += 1;
+        self.tally.over_estimated = self.tally.over_estimated.saturating_add(unused);
+        self.tally.under_estimated = self.tally.under_estimated.saturating_add(due);
+        Some(Settled { unspent: hold.unspent(unused), due })
+    }
+
+    fn expire(&mut self, now: Time) -> (Vec<Unspent>, bool) {
+        if self.holds.is_empty() {
+            // No request holds anything for now, so nothing takes memory.
+            self.holds = HashMap::with_hasher(self.holds.hasher().clone());
+            self.of_key = HashMap::with_hasher(self.of_key.hasher().clone());
+            return (Vec::new(), false);
+        }
+        if now < self.first_end {
+            return (Vec::new(), true);
+        }
+        let ended = self.holds.iter().filter(|(_, hold)| hold.ends <= now);
+        let mut ended: Vec<_> = ended.map(|(id, hold)| (*id, *hold)).collect();
+        ended.sort_unstable_by_key(|(_, hold)| hold.ends);
+        for (id, hold) in &ended {
+            self.forget(*id, hold);
+        }
+        self.tally.expired += ended.len() as u64;
+        self.first_end = self.holds.values().map(|hold| hold.ends).min().unwrap_or_default();
+        let released = ended.iter().filter(|(_, hold)| hold.releases);
+        let released = released.map(|(_, hold)| hold.unspent(hold.hits)).collect();
+        (released, !self.holds.is_empty())
+    }
+
+    /// Whether a further request may hold something of `key`.
+    fn has_room(&self, key: Key) -> bool {
+        match self.holds.len() {
+            0..CROWDED => true,
+            CROWDED..PART_MAX => self.of_key.get(&key).is_none_or(|held| *held < FEW),
+            _ => false,
+        }
+    }
+
+    fn forget(&mut self, id: HoldId, hold: &Hold) {
+        self.holds.remove(&id);
+        self.hits = self.hits.saturating_sub(hold.hits);
+        if let Some(held) = self.of_key.get_mut(&hold.key) {
+            *held -= 1;
+            if *held == 0 {
+                self.of_key.remove(&hold.key);
+            }
+        }
+    }
+
+    /// Bytes of the tables, whose slots are an eighth more than their capacity.
+    fn bytes(&self) -> usize {
+        let of = |capacity: usize, bytes: usize| capacity.div_ceil(7) * 8 * bytes;
+        of(self.holds.capacity(), SLOT_BYTES) + of(self.of_key.capacity(), KEY_BYTES)
+    }
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// What a request holds after a further start. Tokens of a window that is over, and those of
+    /// another count, cannot come back together with the new ones: they stay spent.
+    fn and(self, newer: Self) -> Self {
+        let is_of_one_count = self.key == newer.key && self.limit.store == newer.limit.store;
+        let is_windowed = counting(newer.limit).is_windowed;
+        let is_of_one_window = !is_windowed || self.taken.epoch == newer.taken.epoch;
+        let (taken, alone) = match (self.taken.tokens, newer.taken.tokens) {
+            _ if !is_of_one_count => (newer.taken, newer.alone),
+            (_, 0) => (self.taken, self.alone.saturating_add(newer.alone)),
+            (0, _) => (newer.taken, self.alone.saturating_add(newer.alone)),
+            _ if !is_of_one_window => (newer.taken, newer.alone),
+            _ => (self.taken.merged(newer.taken), self.alone.saturating_add(newer.alone)),
+        };
+        let hits = self.hits.saturating_add(newer.hits);
+        Self { hits, taken, alone, ends: self.ends.max(newer.ends), ..newer }
+    }
+
+    /// What is given back if the request did not use so many hits.
+    fn unspent(&self, unused: u64) -> Unspent {
+        let Self { key, limit, taken, carry_debt, .. } = *self;
+        let tokens = taken.tokens.min(unused);
+        let alone = self.alone.min(unused - tokens);
+        Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone, carry_debt }
+    }
+}
+
+// === impl Unspent ===
+
+impl Unspent {
+    /// The ask that returns the tokens, however long ago they were leased: their request has ended
+    /// only now. The store ignores those of a window that is over.
+    pub(super) fn returned(&self) -> Ask {
+        let Self { key, limit, tokens: LeasedTokens { tokens, epoch, .. }, carry_debt, .. } = *self;
+        let back = Some(Return { tokens, epoch: Some(epoch) });
+        let ttl = Duration::MAX;
+        Ask { back, ttl, carry_debt, purpose: Purpose::Return, ..Ask::look(key, limit) }
+    }
+
+    /// Adds what another request did not use of the same count, if it can go back with this.
+    pub(super) fn join(&mut self, other: &Self) -> bool {
+        let is_windowed = counting(self.limit).is_windowed;
+        let joins = self.key == other.key
+            && self.limit == other.limit
+            && (!is_windowed || self.tokens.epoch == other.tokens.epoch);
+        if joins {
+            self.tokens = self.tokens.merged(other.tokens);
+            self.alone = self.alone.saturating_add(other.alone);
+        }
+        joins
+    }
+}
+
+// === impl Tally ===
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        let Self { settled, expired, not_kept, without_hold, over_estimated, under_estimated } =
+            self;
+        *settled += other.settled;
+        *expired += other.expired;
+        *not_kept += other.not_kept;
+        *without_hold += other.without_hold;
+        *over_estimated = over_estimated.saturating_add(other.over_estimated);
+        *under_estimated = under_estimated.saturating_add(other.under_estimated);
+    }
+}
+
+#[cfg(test)]
+mod tests;
