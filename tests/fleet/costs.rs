@@ -37,6 +37,11 @@ descriptors:
     {unit: minute, requests_per_unit: 100000, hold: {for: 20s}}}]}
 - {key: brief, descriptors: [{key: id, rate_limit:
     {unit: hour, requests_per_unit: 100000, hold: {for: 1s, unless_settled: release}}}]}
+";
+
+const SLOT_RULES: &str = "\
+domain: DOMAIN
+descriptors:
 - {key: ten, descriptors: [{key: id, rate_limit:
     {algorithm: concurrency, requests_per_unit: 10, hold: {for: 60s}}}]}
 - {key: hundred, descriptors: [{key: id, rate_limit:
@@ -45,8 +50,8 @@ descriptors:
     {algorithm: concurrency, requests_per_unit: 1000, hold: {for: 60s}}}]}
 ";
 
-async fn started(domain: &str, pods: usize) -> Pods {
-    let text = RULES.replace("DOMAIN", domain);
+async fn started(domain: &str, pods: usize, rules: &str) -> Pods {
+    let text = rules.replace("DOMAIN", domain);
     Pods::start_with(domain, pods, &Cluster::shared().places(), &text, &[]).await
 }
 
@@ -58,23 +63,30 @@ fn drawn(of: u64) -> f64 {
 }
 
 /// The start of a request that takes an estimate, or slots, under an id.
-fn start(key: &'static str, id: &str, estimate: u64) -> Line {
-    let mut line = charge(key, "only", estimate);
+fn start(key: &'static str, value: &str, id: &str, estimate: u64) -> Line {
+    let mut line = charge(key, value, estimate);
     line.entries.push(("id", id.to_owned()));
     line
 }
 
 /// Its end, which settles what it took.
-fn end(key: &'static str, id: &str, cost: u64) -> Line {
-    let mut line = start(key, id, cost);
+fn end(key: &'static str, value: &str, id: &str, cost: u64) -> Line {
+    let mut line = start(key, value, id, cost);
     line.entries.push(("ratelease.settle", "yes".to_owned()));
     line
+}
+
+/// What a stream saw.
+#[derive(Debug, Default)]
+struct Seen {
+    answers: Vec<Answer>,
+    /// When a start of it was denied first.
+    denied: Option<Instant>,
 }
 
 /// One answer that has begun.
 #[derive(Debug, Clone, Copy)]
 struct Answer {
-    begun: Instant,
     ended: Instant,
     estimate: u64,
     used: u64,
@@ -121,18 +133,18 @@ async fn stream(
     callers: Callers,
     value: String,
     stream: usize,
-) -> Vec<Answer> {
-    let mut answers = Vec::new();
+) -> Seen {
+    let mut seen = Seen::default();
     let mut last = now();
     for number in 0.. {
         let at = (stream * 1_000_000 + number) as u64;
         let cost = 500.0 + 1_000.0 * drawn(at);
         let estimate = (cost * (0.5 + drawn(at ^ 1 << 40))) as u64;
-        let id = format!("{value}-{at}");
-        let begun = now();
-        if !callers.passes(&domain, start(plan.key, &id, estimate)).await {
+        let id = at.to_string();
+        if !callers.passes(&domain, start(plan.key, &value, &id, estimate)).await {
+            seen.denied.get_or_insert_with(now);
             if last.elapsed() > USED_UP {
-                return answers;
+                break;
             }
             tokio::time::sleep(AGAIN).await;
             continue;
@@ -142,23 +154,28 @@ async fn stream(
         let used = if is_broken { cost / 2.0 } else { cost } as u64;
         tokio::time::sleep(ANSWER).await;
         if !is_broken {
-            let settled = callers.passes(&domain, end(plan.key, &id, used)).await;
+            let settled = callers.passes(&domain, end(plan.key, &value, &id, used)).await;
             assert!(settled, "a settlement is never denied");
         }
-        answers.push(Answer { begun, ended: now(), estimate, used, is_broken });
+        seen.answers.push(Answer { ended: now(), estimate, used, is_broken });
     }
-    answers
+    seen
 }
 
-/// The answers of all streams over the first of these pods.
-async fn streams(plan: Plan, pods: &Pods, value: &str) -> Vec<Answer> {
+/// What all streams saw.
+async fn streams(plan: Plan, pods: &Pods, value: &str) -> Seen {
     let streams = (0..STREAMS).map(|at| {
         let caller = |pod: usize| pods.pods[pod % pods.pods.len()].caller.clone();
         let callers = Callers([caller(at), caller(at + 1)]);
         tokio::spawn(stream(plan, pods.domain.clone(), callers, value.to_owned(), at))
     });
-    let answers = join_all(streams.collect::<Vec<_>>()).await;
-    answers.into_iter().flat_map(|done| done.expect("no panic")).collect()
+    let mut all = Seen::default();
+    for seen in join_all(streams.collect::<Vec<_>>()).await {
+        let Seen { answers, denied } = seen.expect("no panic");
+        all.answers.extend(answers);
+        all.denied = [all.denied, denied].into_iter().flatten().min();
+    }
+    all
 }
 
 /// What the upstream used, its bound, and what is counted beside it for answers that broke off.
@@ -170,11 +187,13 @@ struct Sum {
 }
 
 impl Sum {
-    fn of(plan: Plan, answers: &[Answer]) -> Self {
+    fn of(plan: Plan, Seen { answers, denied }: &Seen) -> Self {
         let used = answers.iter().map(|answer| answer.used).sum();
-        let last = answers.iter().map(|answer| answer.begun).max().expect("an answer");
-        let in_force = answers.iter().filter(|answer| answer.begun <= last && last <= answer.ended);
-        let under: u64 = in_force.map(|answer| answer.used.saturating_sub(answer.estimate)).sum();
+        // The holds that were in force when the budget was used up first, or later: only what others
+        // over-estimated was taken then.
+        let denied = denied.expect("the budget was used up");
+        let late = answers.iter().filter(|answer| answer.ended >= denied);
+        let under: u64 = late.map(|answer| answer.used.saturating_sub(answer.estimate)).sum();
         let broken = answers.iter().filter(|answer| answer.is_broken);
         let kept = broken.map(|answer| answer.estimate.saturating_sub(answer.used)).sum();
         Self { used, bound: plan.limit + under, kept, answers: answers.len() }
@@ -184,7 +203,7 @@ impl Sum {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_estimated() {
     let _alone = MACHINE.write().await;
-    let pods = started("costs", 4).await;
+    let pods = started("costs", 4, RULES).await;
     let mut wrong = String::new();
     for (number, plan) in PLANS.into_iter().enumerate() {
         let window = if plan.key == "hour" { HOUR } else { MINUTE };
@@ -216,15 +235,15 @@ async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_est
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_killed_costs_what_it_held_and_no_more_is_used() {
     let _alone = MACHINE.write().await;
-    let pods = started("costs-killed", 4).await;
+    let pods = started("costs-killed", 4, RULES).await;
     let plan = Plan { key: "minute", limit: 100_000, broken: 0.1 };
     early_in_a_window(MINUTE, Duration::from_secs(40)).await;
     let killed = async {
         tokio::time::sleep(3 * ANSWER / 2).await;
         pods.pods[3].process.process.signal("KILL");
     };
-    let (answers, ()) = tokio::join!(streams(plan, &pods, "killed"), killed);
-    let Sum { used, bound, kept, answers } = Sum::of(plan, &answers);
+    let (seen, ()) = tokio::join!(streams(plan, &pods, "killed"), killed);
+    let Sum { used, bound, kept, answers } = Sum::of(plan, &seen);
     println!("{answers} answers and a pod killed: used {used}, kept {kept}, of 100000 ({bound})");
     assert!(used <= bound, "{used} of {bound}");
     // Its 8 streams held 1500 at most each, and as much again is counted whole; and its leases.
@@ -235,7 +254,7 @@ async fn a_pod_that_is_killed_costs_what_it_held_and_no_more_is_used() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_remembers_the_cost_of_answers_that_exceed_it() {
     let _alone = MACHINE.write().await;
-    let pods = started("costs-bucket", 1).await;
+    let pods = started("costs-bucket", 1, RULES).await;
     let caller = &pods.pods[0].caller;
     let (mut used, begun) = (0, now());
     while begun.elapsed() < Duration::from_secs(6) {
@@ -253,11 +272,11 @@ async fn a_bucket_remembers_the_cost_of_answers_that_exceed_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_held_after_answers_that_never_end() {
     let _shared = MACHINE.read().await;
-    let pods = started("costs-aborted", 1).await;
+    let pods = started("costs-aborted", 1, RULES).await;
     let caller = &pods.pods[0].caller;
     for hundred in 0..100 {
         let starts = (0..100).map(|one| {
-            let line = start("brief", &format!("{hundred}-{one}"), 5);
+            let line = start("brief", "only", &format!("{hundred}-{one}"), 5);
             let (caller, domain) = (caller.clone(), pods.domain.clone());
             async move { caller.passes(&domain, &[line]).await }
         });
@@ -267,7 +286,7 @@ async fn nothing_is_held_after_answers_that_never_end() {
     let released = async || process.count("holds") == 0;
     process.process.until("without holds", Duration::from_secs(10), released).await;
     assert_eq!(process.count("held_hits"), 0);
-    let all = start("brief", "all", 100_000);
+    let all = start("brief", "only", "all", 100_000);
     let whole = async || caller.passes(&pods.domain, &[all.clone()]).await;
     process.process.until("with its whole budget", Duration::from_secs(10), whole).await;
     pods.are_unharmed();
@@ -316,7 +335,7 @@ async fn uses(
             return;
         }
         let id = format!("{at}-{number}");
-        if !caller.passes(&domain, &[start(key, &id, 1)]).await {
+        if !caller.passes(&domain, &[start(key, "only", &id, 1)]).await {
             tokio::time::sleep(AGAIN + AGAIN.mul_f64(4.0 * drawn(at as u64 ^ number << 32))).await;
             continue;
         }
@@ -324,7 +343,10 @@ async fn uses(
         in_use.requests.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(USE.mul_f64(1.0 + drawn(at as u64 * 77 + number) / 2.0)).await;
         in_use.change(-1);
-        assert!(caller.passes(&domain, &[end(key, &id, 1)]).await, "an end is never denied");
+        assert!(
+            caller.passes(&domain, &[end(key, "only", &id, 1)]).await,
+            "an end is never denied"
+        );
     }
 }
 
@@ -336,7 +358,7 @@ fn skewed(at: usize, pods: usize) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn slots_are_all_used_and_never_more_on_pods_of_uneven_demand() {
     let _alone = MACHINE.write().await;
-    let pods = started("slots", 4).await;
+    let pods = started("slots", 4, SLOT_RULES).await;
     let mut wrong = String::new();
     for (key, slots) in SLOTS {
         let (in_use, asks) = (Arc::new(InUse::default()), pods.count("redis_asks"));
@@ -372,15 +394,15 @@ async fn slots_are_all_used_and_never_more_on_pods_of_uneven_demand() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slots_of_a_killed_pod_come_back() {
     let _shared = MACHINE.read().await;
-    let pods = started("slots-killed", 2).await;
+    let pods = started("slots-killed", 2, SLOT_RULES).await;
     let [one, other] = [&pods.pods[0], &pods.pods[1]];
     for at in 0..10 {
-        assert!(one.caller.passes(&pods.domain, &[start("ten", &at.to_string(), 1)]).await);
+        assert!(one.caller.passes(&pods.domain, &[start("ten", "only", &at.to_string(), 1)]).await);
     }
-    assert!(!other.caller.passes(&pods.domain, &[start("ten", "more", 1)]).await);
+    assert!(!other.caller.passes(&pods.domain, &[start("ten", "only", "more", 1)]).await);
     one.process.process.signal("KILL");
     let killed = now();
-    let free = async || other.caller.passes(&pods.domain, &[start("ten", "all", 10)]).await;
+    let free = async || other.caller.passes(&pods.domain, &[start("ten", "only", "all", 10)]).await;
     other.process.process.until("with all slots", Duration::from_secs(10), free).await;
     println!("all slots were back after {:?}", killed.elapsed());
     assert!(killed.elapsed() <= Duration::from_secs(5), "{:?}", killed.elapsed());
