@@ -8,6 +8,7 @@ use ratelease_rules::key::{HoldId, Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules};
 
+use crate::store::Ask;
 use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.
@@ -206,7 +207,7 @@ impl<'r> Charge<'r> {
     }
 
     /// Whether the charge is a cost that has been incurred: it is counted whole, and never denied.
-    pub(super) fn settles(&self) -> bool {
+    pub fn settles(&self) -> bool {
         let is_marked = self.marked && !self.refund;
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
     }
@@ -214,6 +215,12 @@ impl<'r> Charge<'r> {
     /// Whether what the charge takes is held until a settlement says what it has cost.
     pub(super) fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
+    }
+
+    /// An ask for the key that takes nothing.
+    pub fn look(&self) -> Ask {
+        let carry_debt = self.applied.rule.is_some_and(|rule| rule.flags.carry_debt);
+        Ask { carry_debt, ..Ask::look(self.key(), self.applied.limit) }
     }
 
     /// Whether the charge takes tokens if it passes.
