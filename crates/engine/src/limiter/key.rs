@@ -333,7 +333,7 @@ impl KeyState {
             self.buffer.take(pending.hits, pending.charge_denied, kind, now)
         };
         if let Take::Taken(LeasedTokens { tokens: slots @ 1.., .. }) = take
-            && self.is_of_slots()
+            && !limit.algorithm.has_window()
         {
             self.note_in_use(slots);
         }
