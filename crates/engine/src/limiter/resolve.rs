@@ -213,6 +213,11 @@ impl<'r> Charge<'r> {
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
     }
 
+    /// Whether the charge takes slots, which its end gives back.
+    pub(super) fn is_of_slots(&self) -> bool {
+        !self.applied.limit.algorithm.has_window()
+    }
+
     /// Whether what the charge takes is held until a settlement says what it has cost.
     pub(super) fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
