@@ -47,8 +47,9 @@ local COUNT_MAX, CENTURY = 4294967296, 3153600000
 local stored, stored_next = 0, 0
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.
+local windows_carried = carries and limit > 0 and math.ceil(CENTURY / seconds) or 1
 local function carried(count, windows)
-  return carries and math.max(0, count - limit * windows) or 0
+  return windows < windows_carried and math.max(0, count - limit * windows) or 0
 end
 
 -- When the window begins that comes so many windows later. Of the calendar only the next two are
@@ -98,10 +99,7 @@ if count ~= stored or next_count ~= stored_next then
   if next_count > 0 then
     state, lasts = state .. string.format(':%010d', next_count), 2
   end
-  if carries then
-    local paid = math.min(math.ceil(count / math.max(limit, 1)), math.ceil(CENTURY / seconds))
-    lasts = math.max(lasts, paid)
-  end
+  lasts = math.max(lasts, math.min(math.ceil(count / math.max(limit, 1)), windows_carried))
   -- A second past the last window's end: expiry can never take a count that is still in force.
   redis.call('SET', KEYS[1], state, 'PXAT', (ends(lasts) + 1) * 1000)
 end

@@ -1,11 +1,10 @@
 //! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of a
-//! calendar, and independent
-//! of each other. Tokens of the next window may be leased before it begins: they are counted
+//! calendar, and independent of each other, unless a rule carries debts over. Tokens of the next window may be leased before it begins: they are counted
 //! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
 
-use ratelease_rules::Limit;
+use ratelease_rules::{Limit, WINDOW_SECONDS_MAX};
 
 use super::{
     AMOUNT_MAX, Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present,
@@ -174,7 +173,15 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
 /// limit of it.
 fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
     let paid = u64::from(ask.limit.requests_per_unit).saturating_mul(windows);
-    if ask.carry_debt { count.saturating_sub(paid) } else { 0 }
+    if windows < windows_carried(ask) { count.saturating_sub(paid) } else { 0 }
+}
+
+/// The number of windows after which nothing is carried over any more: a hundred years, and one for
+/// a limit of 0, which never pays and denies anyway.
+fn windows_carried(ask: &Ask) -> u64 {
+    let longest = ask.limit.window_max().as_secs().clamp(1, WINDOW_SECONDS_MAX);
+    let is_paid = ask.carry_debt && ask.limit.requests_per_unit > 0;
+    if is_paid { CARRIED_SECONDS_MAX.div_ceil(longest) } else { 1 }
 }
 
 // === impl State ===
@@ -183,10 +190,8 @@ impl State {
     /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
     /// windows as pay for it.
     pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
-        let window_seconds = window_seconds(ask.limit);
         let paid = self.count.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
-        let most = CARRIED_SECONDS_MAX.div_ceil(window_seconds);
-        let paid = if ask.carry_debt { paid.min(most).max(1) } else { 1 };
+        let paid = paid.clamp(1, windows_carried(ask));
         let windows = match self {
             Self { next: 1.., .. } => paid.max(2),
             Self { count: 1.., .. } => paid,
