@@ -6,6 +6,7 @@
 //! Each file has a `step`, which applies an ask to a state, and a `grant`, which turns the result
 //! of a step, or a script's reply, into the reply to the pod.
 
+pub mod concurrency;
 pub mod fixed_window;
 pub mod gcra;
 pub mod leaky_bucket;
@@ -46,6 +47,9 @@ pub enum Token {
     /// It is the right to a slot of time, which passes whether it is used or not, so it never goes
     /// back to the store.
     Slot,
+    /// It is the permission to be in progress, which a request has from its start to its end. It is
+    /// given back then, and never comes back by time.
+    Permit,
 }
 
 /// The arithmetic of a count or a pool: in Rust, and as a script that does the same on a shard.
@@ -78,6 +82,7 @@ pub fn counting(limit: Limit) -> &'static Counting {
         Algorithm::SlidingWindow => &sliding_window::COUNTING,
         Algorithm::SlidingLog => &sliding_log::COUNTING,
         Algorithm::LeakyBucket { .. } => &leaky_bucket::COUNTING,
+        Algorithm::Concurrency => &concurrency::COUNTING,
     }
 }
 
@@ -99,8 +104,8 @@ pub fn scripts() -> Vec<&'static Script> {
     scripts
 }
 
-/// What the store keeps for one count. It is small, since there is one for each key; only a log is
-/// stored on the heap.
+/// What the store keeps for one count. It is small, since there is one for each key; only a log, and the
+/// pods that hold slots, are stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// The state of an [`Algorithm::FixedWindow`] count.
@@ -113,6 +118,8 @@ pub enum State {
     SlidingLog(Box<sliding_log::State>),
     /// The state of an [`Algorithm::LeakyBucket`] count.
     LeakyBucket(gcra::State),
+    /// The state of an [`Algorithm::Concurrency`] count.
+    Concurrency(Box<concurrency::State>),
     /// The state of a pool of a split key, with any algorithm.
     Pool(pool::State),
 }
@@ -123,6 +130,20 @@ pub enum State {
 /// as none, since no two algorithms share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     (steps(ask).step)(state, now_unix_us, ask)
+}
+
+// === impl Token ===
+
+impl Token {
+    /// Whether a token is as good as any other of its count, so that one that is leased later pays
+    /// for one that was spent before, and an unspent one can be credited. Slots pass, and permits
+    /// are stated as a whole.
+    pub fn can_be_owed(self) -> bool {
+        match self {
+            Self::OfWindow | Self::Steady => true,
+            Self::Slot | Self::Permit => false,
+        }
+    }
 }
 
 // === impl State ===
@@ -139,6 +160,7 @@ impl State {
                 state.ends_at(window_seconds(terms))
             }
             Self::SlidingLog(log) => log.ends_at(window_us(terms)),
+            Self::Concurrency(slots) => slots.ends_at(),
             Self::Pool(state) => state.ends_at(),
         }
     }

@@ -318,7 +318,7 @@ impl Shared {
             },
         )?;
         if let Some((key, mut state)) = evicted {
-            state.give_back(key, now, &mut asks);
+            state.give_back(key, &context, &mut asks);
         }
         self.queue_asks(asks);
         Ok(result)
@@ -544,7 +544,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
                 && matches!(attempt.take, Take::Taken(_))
-                && !attempt.is_admitted_by_failure_mode()
+                && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
                 let tokens = attempt.taken();
                 self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now);
@@ -581,7 +581,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 Err(error) => {
                     let error = self.settle_without_store(at, charge, error, now, is_queued);
                     let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
-                    if error.is_none() && charge.spends() && admitted.is_some() {
+                    // Slots that a failure mode admitted are in use: no lease has to pay for them.
+                    let is_unpaid = admitted.is_some_and(|it| it.taken().tokens == 0);
+                    if error.is_none() && charge.spends() && is_unpaid {
                         self.debts.push(place);
                     }
                     failed = error.or(failed);
@@ -811,7 +813,10 @@ impl Shared {
     /// Notes that the request of `charge` holds what it was charged, if its rule says so.
     fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) {
         let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else { return };
-        let Some(id) = id else { return self.holds.note_without_id() };
+        let Some(id) = id else {
+            self.holds.note_without_id();
+            return self.end_use(charge, paid.tokens);
+        };
         let AppliedLimit { limit, rule } = charge.applied;
         let hold = Hold {
             key: charge.key(),
@@ -823,8 +828,18 @@ impl Shared {
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
         };
-        if self.holds.take(id, hold) == Some(true) {
-            self.held.notify_one();
+        match self.holds.take(id, hold) {
+            Some(true) => self.held.notify_one(),
+            Some(false) => {}
+            None => self.end_use(charge, paid.tokens),
+        }
+    }
+
+    /// Gives back slots of a request that nothing will end, since it is not held: slots that never
+    /// came back would be worse than requests that are not counted.
+    fn end_use(&self, charge: &Charge<'_>, taken: LeasedTokens) {
+        if !charge.applied.limit.algorithm.has_window() {
+            self.put_back(charge, taken);
         }
     }
 
@@ -832,11 +847,14 @@ impl Shared {
     /// hits that are still to be charged: all of them if it holds nothing.
     fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> u64 {
         let Some(HeldBy { id, .. }) = charge.held else { return charge.hits };
+        // Slots cost nothing: all that the request has come back, and without any there is nothing
+        // to do.
+        let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
         let Some(id) = id else {
             self.holds.note_without_id();
-            return charge.hits;
+            return hits;
         };
-        let Some(settled) = self.holds.settle(id, charge.hits) else { return charge.hits };
+        let Some(settled) = self.holds.settle(id, hits) else { return hits };
         self.give_back_unspent(&settled.unspent, now);
         settled.due
     }

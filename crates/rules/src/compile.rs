@@ -271,12 +271,26 @@ impl<'f> Compiler<'f> {
         self.store = domain.store;
         self.rules = std::mem::take(&mut domain.rules);
         self.defaults = self.settled(&file.defaults);
+        self.default_algorithm();
         let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
             self.branch(reader, list, &mut domain.branch, &mut rule_path);
         }
         domain.rules = std::mem::take(&mut self.rules);
         self.domains.insert(name.into(), domain);
+    }
+
+    /// Refuses a default algorithm that has no window: the unit that a rule needs would depend on
+    /// the top of its file.
+    fn default_algorithm(&mut self) {
+        if let Parsed::As(place, kind) = self.defaults.algorithm
+            && !kind.has_window()
+        {
+            let name = kind.name();
+            let message = format!("{name} cannot be a default; write it in each 'rate_limit'");
+            self.findings.fault(place, message);
+            self.defaults.algorithm = Parsed::Faulty;
+        }
     }
 
     /// Removes and returns the domain that `file` adds to. Reports a fault if `file` may not add to

@@ -12,9 +12,10 @@ pub use algorithm::{Algorithm, MAX_DELAY_MAX};
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// Tokens per window. 0 denies every charge of 1 or more.
+    /// Tokens per window, or in all where there is no window. 0 denies every charge of 1 or more.
     pub requests_per_unit: u32,
-    /// The unit of the window.
+    /// The unit of the window. An algorithm without a window has [`Unit::Second`] here, which
+    /// means nothing: see [`Limit::window_unit`].
     pub unit: Unit,
     /// Length of the window in units; the window is at most [`WINDOW_SECONDS_MAX`].
     pub unit_multiplier: NonZeroU32,
@@ -112,6 +113,12 @@ impl Limit {
             None => self.algorithm,
         };
         Self { requests_per_unit: part(self.requests_per_unit), algorithm, ..self }
+    }
+
+    /// Returns the unit of the window; `None` if the algorithm has no window.
+    #[inline]
+    pub fn window_unit(self) -> Option<Unit> {
+        self.algorithm.has_window().then_some(self.unit)
     }
 
     /// Describes the limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`

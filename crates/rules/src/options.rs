@@ -315,9 +315,9 @@ options! {
         /// Those that a file's `defaults` may have too.
         options: LimitOptions,
         --
-        /// Unit of the window: a month has 30 days, a year 365.
+        /// Unit of the window: a month has 30 days, a year 365. With algorithm concurrency there is none.
         Reference unit: Parsed<&'d str> = Text::UnitName;
-        /// Requests in a window; 0 denies all.
+        /// Requests in a window, or at a time with algorithm concurrency; 0 denies all.
         Reference requests_per_unit: Parsed<u32> = Number { range: 0..=u32::MAX, check: Ok };
         /// Everything passes and nothing is counted.
         Reference unlimited: Parsed<bool> = Flag;

@@ -6,8 +6,9 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::limit::Algorithm;
 use crate::options::MapKind;
-use crate::takes::unit_names;
+use crate::takes::{unit_names, words};
 
 /// The dialect that editors understand best.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
@@ -68,12 +69,23 @@ fn map(kind: MapKind) -> Value {
     map
 }
 
-/// A limit has a unit, or is unlimited, and not both.
+/// A limit has a unit, or is unlimited, and not both; with an algorithm that has no window it has no
+/// unit, and a hold.
 fn unit_or_unlimited() -> Value {
+    let without = Algorithm::ALL.into_iter().filter(|one| !one.has_window());
+    let without = words(&without.map(Algorithm::name).collect::<Vec<_>>());
+    let none = json!({"type": "null"});
     json!({
         "if": {"properties": {"unlimited": {"const": true}}, "required": ["unlimited"]},
         "then": {"properties": {"unit": {"not": unit_names()}}},
-        "else": {"required": ["unit"]},
+        "else": {
+            "if": {"properties": {"algorithm": without}, "required": ["algorithm"]},
+            "then": {
+                "properties": {"unit": none, "unit_multiplier": none, "lease": none},
+                "required": ["hold"],
+            },
+            "else": {"required": ["unit"]},
+        },
     })
 }
 

@@ -290,7 +290,8 @@ impl<'d> Takes<'d> for Metadata {
 }
 
 /// These words in any case. Editors offer those of the `enum`.
-fn words(words: &[impl AsRef<str>]) -> Value {
+/// Returns the schema of one of these words, in any case.
+pub(crate) fn words(words: &[impl AsRef<str>]) -> Value {
     let words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
     let mut pattern = String::new();
     for word in &words {

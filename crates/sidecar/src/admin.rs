@@ -22,7 +22,7 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use http::{StatusCode, Uri};
 use ratelease_cli::settings::HealthyWith;
-use ratelease_rules::{Allowance, Rule, RuleOption, StoreNames};
+use ratelease_rules::{Allowance, Rule, RuleOption, StoreNames, Unit};
 use ratelease_server::current_rules::CurrentRules;
 use serde_json::Value;
 use status::Status;
@@ -156,7 +156,9 @@ fn dump(status: &Status) -> String {
 
 fn line(rule: &Rule, stores: &StoreNames) -> String {
     let (unit, requests) = match rule.allowance {
-        Allowance::Limited(limit) => (limit.unit.name(), limit.requests_per_unit),
+        Allowance::Limited(limit) => {
+            (limit.window_unit().map_or("UNKNOWN", Unit::name), limit.requests_per_unit)
+        }
         Allowance::Unlimited => ("UNKNOWN", 0),
     };
     let mut line = format!(

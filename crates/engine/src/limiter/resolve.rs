@@ -176,13 +176,17 @@ impl<'r> Charge<'r> {
             let entry = charged.entries.get(usize::from(terms.level))?;
             (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
         };
+        // Slots come back when their request ends, and only then.
+        let of_slots = !limit.algorithm.has_window();
+        let refund = descriptor.refund && !of_slots;
+        let hits = if descriptor.refund && of_slots { 0 } else { request.hits(descriptor) };
         Self {
             own,
             overflow: OnceLock::new(),
             domain: if rule.is_none() { request.domain.into() } else { Box::default() },
             applied,
-            hits: request.hits(descriptor),
-            refund: descriptor.refund,
+            hits,
+            refund,
             marked: charged.settles && limit.algorithm.takes_settlements(),
             held: terms.filter(|_| !descriptor.refund).map(|terms| HeldBy { terms, id: id(terms) }),
         }

@@ -26,6 +26,7 @@ mod overrides;
 mod pools;
 mod replaced;
 mod settlements;
+mod slots;
 mod stores;
 mod transaction;
 

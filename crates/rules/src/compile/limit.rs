@@ -141,8 +141,7 @@ impl Compiler<'_> {
         own: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Option<Limit> {
-        let unit = self.unit(limit);
-        let unit_multiplier = self.unit_multiplier(limit, unit);
+        let (unit, unit_multiplier) = self.window(limit, kind);
         let requests_per_unit = self.requests_per_unit(limit, kind);
         let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
         let store = self.store_of_limit(limit);
@@ -159,6 +158,31 @@ impl Compiler<'_> {
             self.findings.fault(place, why);
         }
         Some(built)
+    }
+
+    /// Returns the unit of the window and their number.
+    fn window(
+        &mut self,
+        limit: &RateLimit<'_>,
+        kind: Option<Algorithm>,
+    ) -> (Option<Unit>, Option<NonZeroU32>) {
+        let Some(kind) = kind.filter(|kind| !kind.has_window()) else {
+            let unit = self.unit(limit);
+            return (unit, self.unit_multiplier(limit, unit));
+        };
+        for (option, place) in
+            [("unit", limit.unit.place()), ("unit_multiplier", limit.unit_multiplier.place())]
+        {
+            self.refuse_of_window(kind, option, place);
+        }
+        (Some(Unit::Second), Some(NonZeroU32::MIN))
+    }
+
+    /// Refuses an option, if it is given at `place`, for an algorithm that has no window.
+    fn refuse_of_window(&mut self, kind: Algorithm, option: &str, place: Option<Place>) {
+        if let Some((place, why)) = place.zip(kind.refuses_window(option)) {
+            self.findings.fault(place, why);
+        }
     }
 
     fn unit(&mut self, limit: &RateLimit<'_>) -> Option<Unit> {
@@ -235,6 +259,10 @@ impl Compiler<'_> {
         options: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Leasing {
+        if let Some(kind) = kind.filter(|kind| !kind.has_window()) {
+            self.refuse_of_window(kind, "lease", own.lease.place());
+            return Leasing::default();
+        }
         if let Some(kind) = kind.filter(|kind| !kind.is_leased()) {
             if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
                 let name = kind.name();
@@ -256,7 +284,8 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
     ) -> Flags {
         let Some(kind) = kind else { return flags };
-        if let Some(why) = kind.refuses_settlements("settle") {
+        let refused = kind.refuses_settlements("settle").or_else(|| kind.refuses_window("settle"));
+        if let Some(why) = refused {
             self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
         }
         if kind != Algorithm::FixedWindow {
@@ -321,7 +350,14 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
         rule_path: &RulePath,
     ) -> Option<Option<Hold>> {
+        let is_of_slots = kind.is_some_and(|kind| !kind.has_window());
         let (place, terms) = match &limit.hold {
+            Parsed::Absent if is_of_slots => {
+                let message = "concurrency needs a 'hold', which says how long a request may last \
+                               at most; add one, such as 'hold: {for: 5m}'";
+                self.findings.fault(limit.place, message);
+                return None;
+            }
             Parsed::Absent => return Some(None),
             Parsed::Faulty | Parsed::Refused(..) => return None,
             Parsed::As(place, terms) => (*place, terms),
@@ -335,6 +371,12 @@ impl Compiler<'_> {
         }
         let level = self.level_of_id(terms, place, rule_path);
         let unless_settled = match self.within(&terms.unless_settled, Ok) {
+            Parsed::Absent if is_of_slots => Some(UnlessSettled::Release),
+            Parsed::As(place, UnlessSettled::Keep) if is_of_slots => {
+                let message = "concurrency gives slots back after 'for'; remove 'unless_settled'";
+                self.findings.fault(place, message);
+                return None;
+            }
             Parsed::Absent => Some(UnlessSettled::default()),
             given => given.value().copied(),
         };
