@@ -4,7 +4,7 @@
 //! This is the only module where buffers and the lease client meet.
 
 mod failure_mode;
-mod holds;
+pub mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
@@ -36,13 +36,12 @@ use crate::limiter::key::{
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::pod_counts::PodCounts;
-use crate::limiter::resolve::HeldBy;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
 use crate::{buffer, verdict};
 
-pub use self::resolve::{Charge, Resolved, resolve};
+pub use self::resolve::{Charge, HeldBy, Resolved, resolve};
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
