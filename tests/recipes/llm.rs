@@ -13,6 +13,9 @@ use crate::support::process::{Process, leashed};
 /// What Envoy sends, without a ratelease.
 #[path = "llm/facts.rs"]
 mod facts;
+/// The commands of the page.
+#[path = "llm/page.rs"]
+mod page;
 
 /// A provider (`scripts/lib/fake_llm.py`) that counts the tokens that it makes.
 pub struct Llm {
@@ -106,9 +109,16 @@ impl Form<'_> {
         client.send("POST", self.path, headers, self.body).await
     }
 
-    /// Sends the request, and leaves without an answer once the provider has it.
-    pub async fn post_and_leave(&self, to: SocketAddr, headers: Headers<'_>, llm: &Llm) {
+    /// Sends the request, and returns once the provider has it. Its client leaves when dropped.
+    pub async fn begin(&self, to: SocketAddr, headers: Headers<'_>, llm: &Llm) -> Client {
         let before = llm.calls().await;
+        let client = self.send(to, headers).await;
+        llm.until_called(before + 1).await;
+        client
+    }
+
+    /// Sends the request, and does not wait for its answer.
+    pub async fn send(&self, to: SocketAddr, headers: Headers<'_>) -> Client {
         let mut client = Client::connect(to).await.expect("Envoy listens");
         let headers: String =
             headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -119,7 +129,7 @@ impl Form<'_> {
              content-length: {length}\r\n{headers}\r\n{body}"
         );
         client.write(request.as_bytes()).await.expect("Envoy reads");
-        llm.until_called(before + 1).await;
+        client
     }
 }
 
@@ -127,15 +137,15 @@ impl Form<'_> {
 struct Rig {
     recipe: Recipe,
     llm: Llm,
-    /// Requests that have been sent: each makes two calls.
-    sent: u64,
+    /// Calls that Envoy has to have made.
+    calls: u64,
 }
 
 impl Rig {
     async fn start(recipe: &str) -> Self {
         let llm = Llm::start().await;
         let recipe = Recipe::start_before(recipe, "ingress", llm.address).await;
-        Self { recipe, llm, sent: 0 }
+        Self { recipe, llm, calls: 0 }
     }
 
     /// Sends a request of a user, whose answer costs this many tokens; returns its status once what
@@ -151,27 +161,29 @@ impl Rig {
         status
     }
 
-    /// Waits until the calls at the end of these further requests are answered.
+    /// Waits until these further requests have ended: each makes two calls.
     async fn settled(&mut self, requests: u64) {
-        self.sent += requests;
-        let envoy = &self.recipe.envoy;
+        self.called(2 * requests).await;
+    }
+
+    /// Waits until these further calls are answered.
+    async fn called(&mut self, calls: u64) {
+        self.calls += calls;
+        let (envoy, expected) = (&self.recipe.envoy, self.calls);
         let name = "cluster.ratelease.upstream_rq_200";
-        let answered = async || envoy.stat(name).await.is_some_and(|calls| calls >= 2 * self.sent);
-        envoy.until("told that all requests have ended", answered).await;
-        assert_eq!(
-            envoy.counter(name).await,
-            2 * self.sent,
-            "more calls than two for each request"
-        );
+        let answered = async || envoy.stat(name).await.is_some_and(|calls| calls >= expected);
+        envoy.until(&format!("answered {expected} times"), answered).await;
+        assert_eq!(envoy.counter(name).await, expected, "calls that no request explains");
     }
 
     /// What is left of the limit of a user, by Envoy's header on the answer to a request that uses
-    /// nothing.
-    async fn left(&mut self, user: &str) -> u64 {
+    /// nothing, but may hold this estimate.
+    async fn left(&mut self, user: &str, estimate: u64) -> u64 {
         let headers = [("x-user-id", user), ("x-llm-fault", "503")];
         let answer = FORMS[0].post(self.recipe.envoy.ingress, &headers).await.unwrap();
         self.settled(1).await;
-        answer.header("x-ratelimit-remaining").unwrap().parse().unwrap()
+        let held = if answer.status == 429 { 0 } else { estimate };
+        answer.header("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap() + held
     }
 
     /// Sends requests of a user from many streams, each until it is denied; returns what the
@@ -199,9 +211,23 @@ impl Rig {
 
     async fn end(self) {
         let verdicts = self.recipe.envoy.verdicts().await;
-        assert_eq!(verdicts.ok + verdicts.over_limit, self.sent, "{verdicts:?}");
+        assert_eq!(2 * (verdicts.ok + verdicts.over_limit), self.calls, "{verdicts:?}");
         self.recipe.end(verdicts.ok, verdicts.over_limit).await;
     }
+}
+
+/// Sends the requests that fail, of one user, and returns what they are charged.
+async fn failures(rig: &mut Rig) -> u64 {
+    // What is not told is charged as what the request may use; an error is not.
+    assert_eq!(rig.ask(&FORMS[0], "carol", 400, "break").await, 502);
+    assert_eq!(rig.ask(&FORMS[3], "carol", 400, "break").await, 0);
+    let headers = [("x-user-id", "carol"), ("x-llm-delay", "0.4")];
+    drop(FORMS[0].begin(rig.recipe.envoy.ingress, &headers, &rig.llm).await);
+    rig.settled(1).await;
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503").await, 503);
+    // A retry is charged as one answer.
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503-once").await, 200);
+    2 * FORMS[0].estimate() + FORMS[3].estimate() + FORMS[2].prompt() + 400
 }
 
 #[tokio::test]
@@ -213,32 +239,50 @@ async fn llm_tokens() {
         assert_eq!(rig.ask(form, "alice", 2400, "").await, 200);
         used += form.prompt() + 2400;
         assert_eq!(rig.llm.used_by("alice").await, used);
-        assert_eq!(rig.left("alice").await, LIMIT.saturating_sub(used));
+        assert_eq!(rig.left("alice", 0).await, LIMIT.saturating_sub(used));
     }
     // The last passed because something was left, and is counted whole: one answer at most is more.
     assert_eq!(rig.ask(&FORMS[0], "alice", 900, "").await, 200);
     assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
     assert_eq!(rig.ask(&FORMS[1], "bob", 100, "").await, 200);
 
-    // What is not told is charged as what the request may use; an error is not.
-    let before = rig.left("carol").await;
-    assert_eq!(rig.ask(&FORMS[0], "carol", 400, "break").await, 502);
-    assert_eq!(rig.ask(&FORMS[3], "carol", 400, "break").await, 0);
-    let headers = [("x-user-id", "carol"), ("x-llm-delay", "0.4")];
-    FORMS[0].post_and_leave(rig.recipe.envoy.ingress, &headers, &rig.llm).await;
-    rig.settled(1).await;
-    let charged = 2 * FORMS[0].estimate() + FORMS[3].estimate();
-    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503").await, 503);
-    assert_eq!(rig.left("carol").await, before - charged);
-    // A retry is charged as one answer.
-    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503-once").await, 200);
-    assert_eq!(rig.left("carol").await, before - charged - FORMS[2].prompt() - 400);
-    assert!(rig.llm.used_by("carol").await <= before - rig.left("carol").await);
+    let charged = failures(&mut rig).await;
+    assert_eq!(rig.left("carol", 0).await, LIMIT - charged);
+    assert!(rig.llm.used_by("carol").await <= charged);
 
     // A look bounds nothing that is under way: each stream may add one answer.
     let used = rig.rush("dave").await;
     let longest = FORMS.iter().map(Form::estimate).max().unwrap();
     assert!((LIMIT..=LIMIT + STREAMS * longest).contains(&used), "{used}");
     println!("looks: {used} tokens used of {LIMIT}");
+    rig.end().await;
+}
+
+#[tokio::test]
+async fn llm_holds() {
+    let mut rig = Rig::start("llm-holds").await;
+    let estimate = FORMS[0].estimate();
+    let mut used = 0;
+    for form in &FORMS {
+        assert_eq!(rig.ask(form, "alice", 400, "").await, 200);
+        used += form.prompt() + 400;
+        assert_eq!(rig.llm.used_by("alice").await, used);
+        assert_eq!(rig.left("alice", estimate).await, LIMIT - used, "{form:?}");
+    }
+    // An answer that costs more than its estimate is counted whole.
+    assert_eq!(rig.ask(&FORMS[0], "alice", LIMIT, "").await, 200);
+    assert_eq!(rig.left("alice", estimate).await, 0);
+    assert_eq!(rig.ask(&FORMS[1], "bob", 100, "").await, 200);
+
+    let charged = failures(&mut rig).await;
+    assert_eq!(rig.left("carol", estimate).await, LIMIT - charged);
+    assert!(rig.llm.used_by("carol").await <= charged);
+
+    // However many streams there are, what is under way is held.
+    rig.rush("dave").await;
+    while rig.ask(&FORMS[0], "dave", 500, "").await == 200 {}
+    let used = rig.llm.used_by("dave").await;
+    assert!((LIMIT - estimate + 1..=LIMIT).contains(&used), "{used}");
+    println!("holds: {used} tokens used of {LIMIT}");
     rig.end().await;
 }

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelease_engine::ask::Slots;
 use ratelease_engine::buffer::LeasedTokens;
 use ratelease_engine::limiter::holds::{Hold, Holds, LOOK_EVERY, Unspent};
 use ratelease_engine::limiter::{Charge, HeldBy, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Grant, Return, StoreError};
+use ratelease_engine::store::{Ask, Grant, Return, Slots, StoreError};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict;
 use ratelease_engine::verdict::{Code, Counted, DecisionSource, Modes, Status, Verdict};
@@ -74,7 +73,7 @@ impl ExactLimiter {
     ///
     /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are
     /// checked before any is charged, and a request that is denied spends only what is left of the
-    /// keys that deny it.
+    /// keys that deny it; its settlements are charged in any case.
     ///
     /// # Errors
     ///
@@ -113,9 +112,10 @@ impl ExactLimiter {
     /// The state of the key for `charge`, after `before` hits of the same request.
     fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Status<'r>, StoreError> {
         let grant = self.store.take(&self.blank(charge))?;
+        let settles = charge.applied.rule.is_some_and(|rule| rule.flags.settle);
         let over = match charge.hits {
             _ if charge.refund || charge.settles() => false,
-            0 => grant.overdrawn || before > grant.left,
+            0 => grant.overdrawn || before > grant.left || (settles && grant.left == 0),
             hits => hits.saturating_add(before) > grant.left,
         };
         Ok(status(charge, over, &grant))
@@ -151,11 +151,9 @@ impl ExactLimiter {
 
     /// An ask that takes nothing, for what `charge` is charged to.
     fn blank(&self, charge: &Charge<'_>) -> Ask {
-        let carry_debt = charge.applied.rule.is_some_and(|rule| rule.flags.carry_debt);
         let of_slots = !charge.applied.limit.algorithm.has_window();
         let held = self.in_use.get(&charge.own).copied().unwrap_or_default();
-        let slots = of_slots.then_some(Slots { pod: 0, held });
-        Ask { carry_debt, slots, ..Ask::look(charge.own, charge.applied.limit) }
+        Ask { slots: of_slots.then_some(Slots { pod: 0, held }), ..charge.look() }
     }
 
     fn now(&self) -> Time {
@@ -293,6 +291,7 @@ descriptors:
 - {key: b, rate_limit: {unit: minute, requests_per_unit: 3}}
 - {key: s, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 1}}
 - {key: t, rate_limit: {unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 1}}
+- {key: u, rate_limit: {unit: minute, requests_per_unit: 60, settle: true, carry_debt: true}}
 ";
 
     /// Entries `user=u` and `id`, and the mark of a settlement.
@@ -389,6 +388,22 @@ descriptors:
         let verdicts: Vec<_> =
             (0..5).map(|_| exact.decide(&rules, &both).unwrap().statuses[1].remaining).collect();
         assert_eq!(verdicts, [2, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_settlement_is_charged_whole_and_beside_a_denial() {
+        let rules = rules(TWO);
+        let mut exact = exact();
+        let mut both = request(&[("u", "1"), ("a", "1")]);
+        both.descriptors[0].hits_addend = Some(30);
+        let codes: Vec<_> = (0..5).map(|_| exact.decide(&rules, &both).unwrap().code).collect();
+        assert_eq!(codes[1..3], [Code::Ok, Code::OverLimit], "as `a` allows");
+        let mut look = request(&[("u", "1")]);
+        look.descriptors[0].hits_addend = Some(0);
+        for (minute, code) in [(0, Code::OverLimit), (1, Code::OverLimit), (2, Code::Ok)] {
+            exact.advance(START + minute * MINUTE_US + 1);
+            assert_eq!(exact.decide(&rules, &look).unwrap().code, code, "150 of 60, {minute}");
+        }
     }
 
     #[test]

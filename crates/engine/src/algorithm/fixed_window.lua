@@ -10,8 +10,8 @@
 --            the next window that are leased
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
--- need, tokens back and what is owed to 2^32, where the first three already mean "all"; a count is
--- cut to ten digits. A time
+-- need, tokens back and what is owed to 2^32, where the first three already mean "all", and a count
+-- is cut to that too. A time
 -- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
@@ -32,7 +32,7 @@ local window = math.floor(now / seconds)
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
-local COUNT_MAX, CENTURY = 9999999999, 3153600000
+local COUNT_MAX, CENTURY = 4294967296, 3153600000
 local stored, stored_next = 0, 0
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.

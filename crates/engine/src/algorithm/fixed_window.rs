@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use super::{
-    Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of, window_seconds,
-    window_us,
+    AMOUNT_MAX, Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of,
+    window_seconds, window_us,
 };
 use crate::ask::{Ask, Grant, Return};
 
@@ -35,8 +35,8 @@ pub(super) static COUNTING: Counting = Counting {
     },
 };
 
-/// A count beyond this is cut to it: it is ten digits wide in Redis.
-const COUNT_MAX: u64 = 9_999_999_999;
+/// A count beyond this is cut to it, so that the largest amount that comes back is all of it.
+const COUNT_MAX: u64 = AMOUNT_MAX;
 
 /// A count is carried over for a hundred years at most.
 const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;

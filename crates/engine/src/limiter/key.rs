@@ -1728,7 +1728,9 @@ impl KeyState {
         let is_windowed = kind == LeaseKind::Windowed;
         let is_of_this_store = limit.store == unspent.limit.store;
         let lasts = context.now < tokens.ends;
+        // A count beyond its limit is owed these tokens, and other pods may need them.
         let has_lease = self.buffer.is_live(context.now)
+            && !self.buffer.is_known_empty(context.now)
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
             self.put_back(tokens, key, context, asks);

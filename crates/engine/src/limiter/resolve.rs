@@ -8,6 +8,7 @@ use ratelease_rules::key::{HoldId, Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules};
 
+use crate::store::Ask;
 use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.
@@ -214,6 +215,12 @@ impl<'r> Charge<'r> {
     /// Whether what the charge takes is held until a settlement says what it has cost.
     pub fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
+    }
+
+    /// An ask for the key that takes nothing.
+    pub fn look(&self) -> Ask {
+        let carry_debt = self.applied.rule.is_some_and(|rule| rule.flags.carry_debt);
+        Ask { carry_debt, ..Ask::look(self.key(), self.applied.limit) }
     }
 
     /// Whether the charge takes tokens if it passes.

@@ -144,7 +144,7 @@ fn only_what_a_bucket_can_say_is_a_grant() {
     assert_eq!(grant.reset_after, Duration::from_secs(24));
     assert!(read(&ask, &[0, NOON, 0, 5 * token]).unwrap().overdrawn, "a denial spends");
     let owes = read(&ask, &[0, NOON, 9 * token, 9 * token]).unwrap();
-    assert_eq!(owes.retry_after, Duration::from_secs(30), "five of nine tokens fit the bucket");
+    assert_eq!(owes.retry_after, Duration::from_secs(30), "five are earned before one is left");
     refuses(
         &ask,
         &[
