@@ -7,6 +7,7 @@ mod algorithms;
 mod answers;
 mod at_most_once;
 mod budget;
+mod calendar;
 mod certificates;
 mod cluster;
 mod contract;

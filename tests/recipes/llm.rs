@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::recipe::{Headers, Recipe};
@@ -186,6 +186,18 @@ impl Rig {
         answer.header("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap() + held
     }
 
+    /// What is left of the month's budget of a user.
+    async fn month_left(&self, user: &str) -> u64 {
+        let entry = |key: &str, value: &str| json!({"key": key, "value": value});
+        let entries = [entry("user", user), entry("budget", "month"), entry("request_id", "look")];
+        let look = json!({"domain": "llm-budgets",
+            "descriptors": [{"entries": entries, "hitsAddend": "0"}]});
+        let mut client = Client::connect(self.recipe.pod.http).await.unwrap();
+        let answer = client.send("POST", "/json", &[], look.to_string()).await.unwrap();
+        let answer: Value = serde_json::from_str(&answer.body).unwrap();
+        answer["statuses"][0]["limitRemaining"].as_u64().expect("a number")
+    }
+
     /// Sends requests of a user from many streams, each until it is denied; returns what the
     /// provider has made for the user.
     async fn rush(&mut self, user: &'static str) -> u64 {
@@ -284,5 +296,72 @@ async fn llm_holds() {
     let used = rig.llm.used_by("dave").await;
     assert!((LIMIT - estimate + 1..=LIMIT).contains(&used), "{used}");
     println!("holds: {used} tokens used of {LIMIT}");
+    rig.end().await;
+}
+
+/// A cost in millionths of a dollar, by the formulas of the recipe.
+fn cost(prompt: u64, tokens: u64) -> u64 {
+    3 * (prompt + 5 * tokens)
+}
+
+#[tokio::test]
+async fn llm_budgets() {
+    const DAY: u64 = 30_000_000;
+    const MONTH: u64 = 500_000_000;
+    let mut rig = Rig::start("llm-budgets").await;
+    let estimate = cost(FORMS[0].body.len() as u64 / 4, MAX_TOKENS);
+    let mut spent = 0;
+    for form in &FORMS {
+        assert_eq!(rig.ask(form, "alice", 450_000, "").await, 200);
+        spent += cost(form.prompt(), 450_000);
+        assert_eq!(rig.left("alice", estimate).await, DAY - spent, "{form:?}");
+    }
+    // The day has no room for this estimate: the month is not charged with what it refuses.
+    let long = Form { path: FORMS[0].path, body: r#"{"model":"large","max_tokens":300000}"# };
+    assert_eq!(rig.ask(&long, "alice", 1, "").await, 429);
+    assert_eq!(rig.month_left("alice").await, MONTH - spent);
+    // A cost beyond the day's limit is charged to the month as a whole.
+    assert_eq!(rig.ask(&FORMS[0], "bob", 3_000_000, "").await, 200);
+    assert_eq!(rig.left("bob", estimate).await, 0);
+    assert_eq!(rig.month_left("bob").await, MONTH - cost(FORMS[0].prompt(), 3_000_000));
+    rig.end().await;
+}
+
+#[tokio::test]
+async fn llm_concurrency() {
+    let mut rig = Rig::start("llm-concurrency").await;
+    // However many ask at once, five run.
+    let ingress = rig.recipe.envoy.ingress;
+    let mut streams = JoinSet::new();
+    for stream in 0..STREAMS {
+        streams.spawn(async move {
+            let user = format!("user-{}", stream % 8);
+            let headers = [("x-user-id", &*user), ("x-llm-delay", "0.1")];
+            for _ in 0..5 {
+                FORMS[0].post(ingress, &headers).await.unwrap();
+            }
+        });
+    }
+    streams.join_all().await;
+    rig.settled(5 * STREAMS).await;
+    assert_eq!(rig.llm.bill().await["most_running"], 5);
+
+    let mut running = Vec::new();
+    for user in ["alice", "alice", "bob", "bob", "carol"] {
+        let headers = [("x-user-id", user), ("x-llm-delay", "60")];
+        running.push(FORMS[1].begin(ingress, &headers, &rig.llm).await);
+        rig.called(1).await;
+    }
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429, "two of the user run");
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 429, "five run");
+    // One leaves: its slots are free for others, as often as they end.
+    running.pop();
+    rig.called(1).await;
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 200);
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "503").await, 503);
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
+    running.clear();
+    rig.called(4).await;
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 200);
     rig.end().await;
 }

@@ -28,7 +28,7 @@ pub struct Counting {
     pub steps: Steps,
     /// What a token is.
     pub token: Token,
-    /// Whether an epoch is the number of a window that is aligned to the Unix epoch, and what is
+    /// Whether an epoch is the number of a window that begins at the same time for all keys, and what is
     /// known of a key holds until that window ends; else an epoch is a time.
     pub is_windowed: bool,
     /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
@@ -59,8 +59,10 @@ pub struct Steps {
     step: fn(Option<State>, u64, &Ask) -> (State, Grant),
     /// The script.
     pub script: &'static Script,
-    /// The arguments of the script for an ask.
-    pub arguments: fn(&Ask) -> Vec<u64>,
+    /// The arguments of the script for an ask. The time is the pod's estimate of the store's, in
+    /// microseconds since the Unix epoch: it says which windows of a calendar the script is told of,
+    /// and decides nothing.
+    pub arguments: fn(&Ask, u64) -> Vec<u64>,
     /// Reads the script's reply to an ask; `None` if the script cannot have given it.
     pub reply: fn(&Ask, &[u64]) -> Option<Grant>,
 }
@@ -193,27 +195,33 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
 /// The window that the key is in: that of the clock, or the one after it if the state belongs to
 /// that one. The clock of a master that takes over may be behind: a key's time must not run back,
 /// or the tokens of its window would be leased twice. A state further ahead comes from a wrong clock.
-fn window_of(stored: Option<u64>, now_unix_us: u64, window_us: u64) -> u64 {
-    let window = now_unix_us / window_us;
+fn window_of(stored: Option<u64>, now_unix_us: u64, terms: Limit) -> u64 {
+    let window = terms.window_at(now_unix_us);
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
 }
 
 /// Microseconds until `window` ends: at least 1, and more than its length only if the window lies
 /// in the future.
-fn until_end_us(window: u64, now_unix_us: u64, window_us: u64) -> u64 {
-    let ends = window.saturating_add(1).saturating_mul(window_us);
+fn until_end_us(window: u64, now_unix_us: u64, terms: Limit) -> u64 {
+    let ends = terms.window_starts(window.saturating_add(1));
     ends.saturating_sub(now_unix_us).max(1)
 }
 
 /// Whether `window` is the window of the time, or the next one, which a clock that was ahead began.
-fn is_present(window: u64, now_unix_us: u64, window_us: u64) -> bool {
-    let present = now_unix_us / window_us;
+fn is_present(window: u64, now_unix_us: u64, terms: Limit) -> bool {
+    let present = terms.window_at(now_unix_us);
     window == present || window == present.saturating_add(1)
 }
 
 /// Amounts are cut to this before they are sent to a script. It is above every limit, so it already
 /// means "all", and Lua's doubles represent it exactly.
 const AMOUNT_MAX: u64 = 1 << 32;
+
+/// The script's reply if the store's time lies outside of the windows that it was told of: that time
+/// alone, in microseconds since the Unix epoch. It has changed nothing.
+pub fn time_outside(numbers: &[u64]) -> Option<u64> {
+    if let &[time_us] = numbers { Some(time_us) } else { None }
+}
 
 /// The length of the longest list of arguments: those of a bucket, with a return.
 const ARGUMENTS_MAX: usize = 18;

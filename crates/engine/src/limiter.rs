@@ -515,6 +515,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
+        if verdict.code != Code::OverLimit && !self.hold_slots(now) {
+            verdict = Verdict::new(request, self.statuses(), modes);
+        }
         if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
@@ -555,10 +558,35 @@ impl<'a, 'r> Transaction<'a, 'r> {
         self.covered.iter().find(|(of, _)| *of == at).map_or(0, |(_, hits)| *hits)
     }
 
-    /// Notes what the request holds from now on, of the charges that tokens paid for.
+    /// Notes the slots that the request has from now on. One that cannot be noted could never come
+    /// back, so its charge is denied. Returns whether all were noted.
+    fn hold_slots(&mut self, now: Time) -> bool {
+        let mut noted = Few::<&Charge<'_>>::new();
+        let mut are_all = true;
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            let tokens = attempt.taken();
+            if !charge.is_of_slots() || tokens.tokens == 0 {
+                continue;
+            }
+            if self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now) {
+                noted.push(charge);
+            } else {
+                *attempt = Attempt::shed(charge);
+                are_all = false;
+            }
+        }
+        if !are_all && self.is_denied() {
+            noted.into_iter().for_each(|charge| self.shared.forget_hold(charge));
+        }
+        are_all
+    }
+
+    /// Notes what the request holds from now on, of the charges that tokens paid for, besides slots.
     fn hold(&self, now: Time) {
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+                && !charge.is_of_slots()
                 && matches!(attempt.take, Take::Taken(_))
                 && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
@@ -823,13 +851,15 @@ struct PaidBy {
 }
 
 impl Shared {
-    /// Notes that the request of `charge` holds what it was charged, if its rule says so.
-    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) {
-        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else { return };
-        let Some(id) = id else {
-            self.holds.note_without_id();
-            return self.end_use(charge, paid.tokens);
+    /// Notes that the request of `charge` holds what it was charged, if its rule says so. Returns
+    /// whether it does; if not, slots have been given back.
+    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) -> bool {
+        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
+            return false;
         };
+        if id.is_none() {
+            self.holds.note_without_id();
+        }
         let AppliedLimit { limit, rule } = charge.applied;
         let hold = Hold {
             key: charge.key(),
@@ -841,18 +871,20 @@ impl Shared {
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
         };
-        match self.holds.take(id, hold) {
-            Some(true) => self.held.notify_one(),
-            Some(false) => {}
-            None => self.end_use(charge, paid.tokens),
+        let noted = id.and_then(|id| self.holds.take(id, hold));
+        if noted == Some(true) {
+            self.held.notify_one();
         }
+        if noted.is_none() && charge.is_of_slots() {
+            self.put_back(charge, paid.tokens);
+        }
+        noted.is_some()
     }
 
-    /// Gives back slots of a request that nothing will end, since it is not held: slots that never
-    /// came back would be worse than requests that are not counted.
-    fn end_use(&self, charge: &Charge<'_>, taken: LeasedTokens) {
-        if !charge.applied.limit.algorithm.has_window() {
-            self.put_back(charge, taken);
+    /// Forgets what the request of `charge` holds, since it does not pass; the caller gives it back.
+    fn forget_hold(&self, charge: &Charge<'_>) {
+        if let Some(HeldBy { id: Some(id), .. }) = charge.held {
+            self.holds.settle(id, 0);
         }
     }
 
@@ -862,7 +894,7 @@ impl Shared {
         let Some(HeldBy { id, .. }) = charge.held else { return (charge.hits, None) };
         // Slots cost nothing: all that the request has come back, and without any there is nothing
         // to do.
-        let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
+        let hits = if charge.is_of_slots() { 0 } else { charge.hits };
         let Some(id) = id else {
             self.holds.note_without_id();
             return (hits, None);
@@ -1013,7 +1045,7 @@ pub struct Options {
     pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 13 MiB in addition, and the lease client's
+    /// and state that only few keys have, take up to 14 MiB in addition, and the lease client's
     /// queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table

@@ -241,17 +241,23 @@ impl RuleOption {
 }
 
 fn of_limit(limit: Limit) -> Vec<RuleOption> {
-    let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store: _ } = limit;
+    let Limit { requests_per_unit, unit, unit_multiplier, calendar, algorithm, store: _ } = limit;
     let is_default = algorithm == Algorithm::default();
     let mut options = vec![RuleOption::new("requests_per_unit", requests_per_unit, false)];
     if algorithm.has_window() {
         let units = unit_multiplier.get();
         options.extend([
-            RuleOption::new("unit", unit.name().to_ascii_lowercase(), false),
+            RuleOption::new("unit", limit.unit_name(), false),
             RuleOption::new("unit_multiplier", units, units == 1),
         ]);
     }
     options.push(RuleOption::new("algorithm", algorithm.name(), is_default));
+    if let Some(calendar) = calendar {
+        let (zone, anchor) = (calendar.time_zone(), calendar.anchor(unit));
+        // Named even if it is the default: it shows that the window is one of the calendar.
+        options.push(RuleOption::new("time_zone", zone, false));
+        options.push(RuleOption::new("anchor", &*anchor, anchor == "{}"));
+    }
     if algorithm.owns("burst") {
         let burst = algorithm.burst().unwrap_or_default();
         options.push(RuleOption::new("burst", burst, burst == requests_per_unit));

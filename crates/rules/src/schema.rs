@@ -37,6 +37,7 @@ const fn definition(kind: MapKind) -> &'static str {
         MapKind::Replaced => "replaced",
         MapKind::Defaults => "defaults",
         MapKind::Lease => "lease",
+        MapKind::Anchor => "anchor",
         MapKind::Hold => "hold",
     }
 }
@@ -61,7 +62,7 @@ fn map(kind: MapKind) -> Value {
         MapKind::Replaced => json!({"required": ["name"]}),
         MapKind::RateLimit => unit_or_unlimited(),
         MapKind::Hold => json!({"required": ["for"]}),
-        MapKind::Defaults | MapKind::Lease => json!({}),
+        MapKind::Defaults | MapKind::Lease | MapKind::Anchor => json!({}),
     };
     if let (Value::Object(map), Value::Object(more)) = (&mut map, more) {
         map.extend(more);

@@ -226,6 +226,11 @@ mod pages_tests {
             ("", ""),
             ("unit_multiplier: 1, algorithm: fixed_window, lease: on, shards: 1", ""),
             ("unit_multiplier: 5", ", unit_multiplier: 5"),
+            ("unit: calendar_day", ", time_zone: UTC"),
+            (
+                "unit: calendar_day, time_zone: Europe/Zurich, anchor: {time: 09:00}",
+                ", time_zone: Europe/Zurich, anchor: {time: \"09:00\"}",
+            ),
             ("algorithm: sliding_window, shards: 4", ", algorithm: sliding_window, shards: 4"),
             ("algorithm: token_bucket", ", algorithm: token_bucket"),
             ("algorithm: token_bucket, burst: 3", ", algorithm: token_bucket, burst: 3"),

@@ -252,6 +252,6 @@ pub(super) fn time_of(grant: &Grant, ask: &Ask) -> u64 {
     if !is_aligned(ask) {
         return grant.epoch;
     }
-    let ends = (grant.epoch + 1) * ask.limit.window_seconds() * 1_000_000;
+    let ends = ask.limit.window_starts(grant.epoch + 1);
     ends - u64::try_from(grant.reset_after.as_micros()).unwrap()
 }

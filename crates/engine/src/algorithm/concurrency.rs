@@ -41,7 +41,7 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::Concurrency(slots), grant)
         },
         script: &SCRIPT,
-        arguments: |ask| {
+        arguments: |ask, _| {
             let times = [limit_of(ask.limit), millis(SLOTS_TTL), millis(KEPT)];
             let slots = ask.slots.map(|Slots { pod, held }| {
                 [pod >> 32, pod & u64::from(u32::MAX), held.min(SLOTS_MAX)]

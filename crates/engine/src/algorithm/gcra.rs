@@ -28,7 +28,7 @@ use crate::ask::Ask;
 pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
 
 /// The arguments of the script.
-pub(super) fn arguments(ask: &Ask) -> Vec<u64> {
+pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
     let pace = Pace::of(ask.limit);
     let (cost, part) = pace.token();
     let (room, room_part) = pace.room;

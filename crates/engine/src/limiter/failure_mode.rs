@@ -170,7 +170,7 @@ impl FailureModes {
     /// `unix_start` is the time of day when `clock` was started. It is used until the shard's own
     /// time is known from its first grant.
     pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
-        let unknown = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
+        let unknown = micros(unix_start);
         let unix = move || unix_start.saturating_add(clock.now().since(Time::default()));
         let own = MemoryStore::new(Arc::new(unix), KEYS_MAX).giving_way();
         let clocks = Mutex::new(Clocks { unknown, known: HashMap::default() });
@@ -205,16 +205,15 @@ impl FailureModes {
     /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
     /// the clock of `shard`, else until the limit is as if nothing had been charged.
     pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
-        let window = limit.window();
         let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
         match counting(limit).token {
             Token::OfWindow => {
-                let unix = self.unix_time(shard);
-                let past = unix.as_secs() % limit.window_seconds().max(1);
-                window.saturating_sub(Duration::new(past, unix.subsec_nanos()))
+                let now = micros(self.unix_time(shard));
+                let ends = limit.window_starts(limit.window_at(now).saturating_add(1));
+                Duration::from_micros(ends.saturating_sub(now))
             }
             Token::Steady | Token::Slot | Token::Permit => {
-                window.saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
+                limit.window().saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
             }
         }
     }
@@ -256,8 +255,7 @@ impl FailureModes {
         let Some(store_us) = (counting(reply.ask.limit).store_time_us)(&reply.ask, grant) else {
             return;
         };
-        let since_start = reply.asked_at.since(Time::default()).as_micros();
-        let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
+        let since_start = micros(reply.asked_at.since(Time::default()));
         self.clocks.lock().known.insert(reply.shard, store_us.saturating_sub(since_start));
     }
 
@@ -281,10 +279,7 @@ impl FailureModes {
     /// so that the parts of all pods add up to the limit on average.
     fn part(&self, key: Key, limit: Limit, pods: u32, unix: Duration) -> Limit {
         // Slots are not used up, so a pod's part of them must not change.
-        let window = match limit.window_unit() {
-            Some(_) => unix.as_secs() / limit.window_seconds().max(1),
-            None => 0,
-        };
+        let window = limit.window_unit().map_or(0, |_| limit.window_at(micros(unix)));
         limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
     }
 
@@ -313,6 +308,10 @@ impl FailureModes {
             ..passed(mode, grant.left)
         }
     }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn passed(mode: FailureMode, remaining: u64) -> Attempt {

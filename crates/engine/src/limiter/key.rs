@@ -333,7 +333,7 @@ impl KeyState {
             self.buffer.take(pending.hits, pending.charge_denied, kind, now)
         };
         if let Take::Taken(LeasedTokens { tokens: slots @ 1.., .. }) = take
-            && self.is_of_slots()
+            && !limit.algorithm.has_window()
         {
             self.note_in_use(slots);
         }
@@ -741,10 +741,10 @@ pub(super) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
 
 /// The largest number of requests that wait for leases, at all keys together: eight times the asks
 /// in the lease client's queue for a shard, since a request that gave up stays until its lease
-/// arrives. At most 13 MiB.
+/// arrives. At most 14 MiB.
 pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
-const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 13 << 20);
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 14 << 20);
 const _: () = assert!(2 * WAITING_MAX <= WAITING_IN_ALL_MAX);
 
 /// Waiting requests, and other state that a key has only in rare cases.

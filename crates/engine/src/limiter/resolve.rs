@@ -93,7 +93,8 @@ fn allowance<'r>(
                 _ => None,
             };
             let store = store.unwrap_or_else(|| rules.store_of_domain(request.domain));
-            Some((Allowance::Limited(Limit { store, ..limit }), None))
+            let limit = Limit { store, ..rules.of_override(limit) };
+            Some((Allowance::Limited(limit), None))
         }
         // A rule that allows everything cannot be replaced, as in the reference implementation.
         (Lookup::Rule(rule), None) => {
@@ -210,6 +211,11 @@ impl<'r> Charge<'r> {
     pub fn settles(&self) -> bool {
         let is_marked = self.marked && !self.refund;
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
+    /// Whether the charge takes slots, which its end gives back.
+    pub(super) fn is_of_slots(&self) -> bool {
+        !self.applied.limit.algorithm.has_window()
     }
 
     /// Whether what the charge takes is held until a settlement says what it has cost.

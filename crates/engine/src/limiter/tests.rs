@@ -15,6 +15,7 @@ use crate::verdict::{Code, Modes};
 
 mod algorithms;
 mod bursts;
+mod calendar;
 mod demand;
 mod failure_mode;
 mod heartbeats;

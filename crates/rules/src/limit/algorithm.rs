@@ -64,6 +64,9 @@ const FIXED_WINDOW: Row = Row {
     no_window: None,
     no_debt: None,
     words: |requests, window, limit| {
+        if let Some(calendar) = limit.calendar {
+            return format!("{requests} in each {}", calendar.words(limit.unit));
+        }
         let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
         format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
     },

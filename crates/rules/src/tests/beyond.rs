@@ -1,6 +1,7 @@
 //! The settings that the reference does not have: their meaning, and how a file's `defaults` fill
 //! them in.
 
+mod calendar;
 mod faults;
 mod stores;
 

@@ -38,7 +38,7 @@ impl KeyState {
 
     /// Slots that requests have.
     pub(super) fn in_use(&self) -> u64 {
-        if self.is_of_slots() { self.number.into() } else { 0 }
+        if self.number > 0 && self.is_of_slots() { self.number.into() } else { 0 }
     }
 
     /// Notes that a request has `slots` from now on.

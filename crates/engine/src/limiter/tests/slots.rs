@@ -127,16 +127,6 @@ async fn a_request_may_take_several_slots_and_gives_all_of_them_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_not_held_or_that_another_limit_denies_keeps_no_slot() {
-    let fleet = Fleet::new(1, 1, "");
-    for _ in 0..3 {
-        assert!(fleet.starts(0, "").await, "it has no id, so nothing would end it");
-    }
-    assert!(fleet.starts(0, "a").await);
-    assert!(!fleet.starts(0, "b").await);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_slot_that_one_pod_frees_is_taken_by_another_soon() {
     for (slots, each) in [(1, 1), (8, 4)] {
         let fleet = Fleet::new(slots, 2, "");
@@ -293,4 +283,32 @@ async fn never_more_requests_run_than_the_limit_says_and_hardly_fewer_where_more
         println!("{part:.4} of {slots} slots were in use at {pods} pods");
         assert!(part >= 0.9, "{part} of {slots}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_without_an_id_is_denied_and_takes_no_slot() {
+    let fleet = Fleet::new(2, 1, "");
+    for _ in 0..9 {
+        assert!(!fleet.starts(0, "").await, "nothing could end it");
+    }
+    // Two of one request: the first is not left behind.
+    let mut both = of_request("both", 1, false);
+    both.descriptors.extend(of_request("", 1, false).descriptors);
+    assert!(!fleet.decided(0, &both).await);
+    assert_eq!(fleet.started(0, 0..9).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_without_room_among_the_holds_is_denied_until_another_ends() {
+    let fleet = Fleet::new(1 << 20, 1, "");
+    let (mut started, mut denied) = (0, 0);
+    while denied < 99 {
+        let passes = fleet.starts(0, &started.to_string()).await;
+        (started, denied) = if passes { (started + 1, 0) } else { (started, denied + 1) };
+    }
+    assert!(started > 80_000, "{started} are in progress");
+    for id in 0..started {
+        fleet.ends(0, &id.to_string()).await;
+    }
+    assert_eq!(fleet.started(0, 0..9).await, 9);
 }

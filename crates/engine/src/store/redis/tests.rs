@@ -17,7 +17,7 @@ fn read(ask: &Ask, values: &[i64]) -> Result<Grant, Fault> {
 }
 
 fn packed(ask: &Ask) -> String {
-    let command = call(ask, "k".into()).by_name();
+    let command = call(ask, "k".into(), NOON.unsigned_abs()).by_name();
     String::from_utf8(command.get_packed_command()).unwrap()
 }
 
