@@ -168,6 +168,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
         || (ask.slots.is_some()
             && held <= limit_of(ask.limit)
             && stated.checked_add(tokens).is_some_and(|own| own <= held));
+    let debited = debited && (held >= stated || pods >= PODS_MAX as u64);
     let counted = pods <= PODS_MAX as u64 && pods <= held && (pods > 0 || tokens == 0);
     let lent = Lent { tokens, now_unix_us, held, pods };
     (debited && counted).then(|| grant(ask, &lent))

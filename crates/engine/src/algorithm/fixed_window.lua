@@ -71,7 +71,8 @@ if value then
     stored, stored_next = tonumber(one), tonumber(two or 0)
   else
     local elapsed = (window - of) % WINDOWS
-    stored = carried(tonumber(one), elapsed) + (elapsed == 1 and tonumber(two or 0) or 0)
+    stored = tonumber(two or 0) + carried(tonumber(one), 1)
+    if elapsed > 1 then stored = carried(stored, elapsed - 1) end
   end
 end
 
@@ -99,7 +100,7 @@ if count ~= stored or next_count ~= stored_next then
   if next_count > 0 then
     state, lasts = state .. string.format(':%010d', next_count), 2
   end
-  lasts = math.max(lasts, math.min(math.ceil(count / math.max(limit, 1)), windows_carried))
+  lasts = math.max(lasts, math.min(math.ceil((count + next_count) / math.max(limit, 1)), windows_carried))
   -- A second past the last window's end: expiry can never take a count that is still in force.
   redis.call('SET', KEYS[1], state, 'PXAT', (ends(lasts) + 1) * 1000)
 end

@@ -146,6 +146,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let state = State { window, count, next: u32::try_from(next).ok()? };
     let counted = if ask.next_window { next } else { count };
     let debited = tokens == 0 || (tokens <= counted && counted <= limit);
+    let debited = debited && (ask.next_window || count >= ask.owed.min(COUNT_MAX));
     let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
@@ -157,16 +158,13 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let Some(state) = state.filter(|state| state.window <= window) else {
         return State { window, count: 0, next: 0 };
     };
-    let elapsed = window - state.window;
-    let next = if elapsed == 1 { u64::from(state.next) } else { 0 };
-    match elapsed {
-        0 => state,
-        _ => State {
-            window,
-            count: next.saturating_add(carried(state.count, elapsed, ask)),
-            next: 0,
-        },
-    }
+    let next = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+    let count = match window - state.window {
+        0 => return state,
+        1 => next,
+        elapsed => carried(next, elapsed - 1, ask),
+    };
+    State { window, count, next: 0 }
 }
 
 /// What a `count` that is above the limit leaves to be counted after some windows: each pays for one
@@ -190,7 +188,8 @@ impl State {
     /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
     /// windows as pay for it.
     pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
-        let paid = self.count.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
+        let counted = self.count.saturating_add(self.next.into());
+        let paid = counted.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
         let paid = paid.clamp(1, windows_carried(ask));
         let windows = match self {
             Self { next: 1.., .. } => paid.max(2),
@@ -204,7 +203,8 @@ impl State {
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
     fn credit(&mut self, back: Return, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
-            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
+            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted. A
+            // debt of exactly one hit looks like the mark, and is forgotten with it.
             let marked = u64::from(self.count == limit + 1);
             self.count = (self.count - marked).saturating_sub(back.tokens);
         } else if back.epoch == self.window.checked_add(1) {

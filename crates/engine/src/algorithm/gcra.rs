@@ -61,6 +61,8 @@ pub(super) fn moved(ask: &Ask, numbers: &[u64]) -> Option<(Pace, Moved)> {
         0 => before <= after,
         _ => tokens <= pace.left(before) && before.checked_add(pace.cost(tokens)) == Some(after),
     };
+    let owed = pace.cost(ask.owed.min(TOKENS_MAX)).min(pace.owed_max());
+    let debited = debited && (before >= owed || counting(ask.limit).token == Token::Slot);
     let moved = Moved { tokens, now_unix_us, before, after };
     (debited && after <= pace.owed_max()).then_some((pace, moved))
 }

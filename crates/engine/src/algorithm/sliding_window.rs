@@ -106,6 +106,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let counted = |count| u32::try_from(count).ok().filter(|count| *count <= COUNT_MAX);
     let debited = tokens == 0 || (tokens <= count && count <= limit_of(ask.limit).into());
     let state = State { window, count: counted(count)?, previous: counted(previous)? };
+    let debited = debited && u64::from(state.count) >= ask.owed.min(COUNT_MAX.into());
     let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }

@@ -26,6 +26,7 @@ mod next_window;
 mod overrides;
 mod pools;
 mod replaced;
+mod review;
 mod settlements;
 mod slots;
 mod stores;

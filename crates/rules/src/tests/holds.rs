@@ -192,3 +192,13 @@ fn a_settlement_of_an_override_counts_where_its_start_did() {
     let Charged { entries, settles, .. } = rules.charged("other", &descriptor);
     assert_eq!((entries.len(), settles), (2, false), "an unknown domain has no limits");
 }
+
+#[test]
+fn r1_by_names_a_level_by_its_whole_key() {
+    let yaml = "domain: d\ndescriptors:\n- key: user\n  descriptors:\n  - key: user_tier\n    rate_limit: \
+                {unit: minute, requests_per_unit: 9, hold: {by: user, for: 2m}}\n";
+    let loaded = compile(yaml);
+    let rule = loaded.rules.iter().next().unwrap();
+    let hold = Hold::new(0, Duration::from_secs(120), UnlessSettled::Keep);
+    assert_eq!(rule.hold, Some(hold), "`user` is the first level, not `user_tier`");
+}

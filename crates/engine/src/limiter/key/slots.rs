@@ -99,7 +99,8 @@ impl KeyState {
     /// Takes slots that no lease covers, as a failure mode allows it: up to `most` in use.
     pub(in crate::limiter) fn take_alone(&mut self, hits: u64, most: u64) -> Take {
         let used = self.in_use();
-        if used >= most || hits > most - used {
+        let room = most.min(u32::MAX.into()).saturating_sub(used);
+        if room == 0 || hits > room {
             return Take::Denied;
         }
         self.note_in_use(hits);
