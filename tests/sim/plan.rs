@@ -71,6 +71,9 @@ pub enum Mood {
     /// Asks may be slow or refused, but none is lost and no lease ends: each token is accounted
     /// for.
     Audit,
+    /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the limit
+    /// is used, and what the bound on answers under way allows.
+    Costs,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -117,6 +120,24 @@ pub struct Demand {
     pub caller: Option<Duration>,
     /// Maximum hits requested in a window of a limit, in thousandths of the limit.
     pub offered_permille_max: Option<u64>,
+    pub ends: Ends,
+}
+
+/// How callers end the requests whose costs are known afterwards.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ends {
+    /// A request lasts at most this long.
+    pub after_ms: u64,
+    /// A cost is at most this.
+    pub cost_max: u64,
+    /// Percentage of requests that never end.
+    pub never_percent: u64,
+    /// Of those that end, the percentages that end twice, at another pod, with a cost of 0, and
+    /// within 2 ms, though the start may not be answered yet.
+    pub twice_percent: u64,
+    pub elsewhere_percent: u64,
+    pub nothing_percent: u64,
+    pub early_percent: u64,
 }
 
 /// How requests are distributed over the pods.
@@ -178,6 +199,7 @@ impl Demand {
             overrides_percent: 0,
             caller: None,
             offered_permille_max: None,
+            ends: Ends::default(),
         }
     }
 }
