@@ -169,7 +169,7 @@ def event(data):
 
 
 def respond(writer, status, body, headers=""):
-    body = json.dumps(body).encode()
+    body = json.dumps(body).encode() + b"\n"
     head = f"HTTP/1.1 {status} {STATUSES[status]}\r\ncontent-type: application/json\r\n{headers}"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     return True

@@ -1,4 +1,4 @@
-//! `scripts/demo --control`, as a person runs it and ends it with Ctrl-C.
+//! `scripts/demo --control` and `--llm`, as a person runs them; the first is ended with Ctrl-C.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
@@ -63,4 +63,21 @@ fn the_demo_of_the_control_plane_shows_changes_and_leaves_nothing_behind() {
     assert!(during.iter().any(|line| line.contains("postgres")), "{during:?}");
     assert_eq!(processes_in(dir.path()), [""; 0], "still running");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files are left");
+}
+
+#[test]
+fn the_demo_of_tokens_uses_no_more_than_the_limit_where_they_are_held() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/demo");
+    let mut demo = undisturbed(script);
+    demo.args(["--llm", "--once"]).env("RATELEASE_BIN", BINARY).env_remove("RATELIMIT_BIN");
+    let ran = demo.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{text}{}", String::from_utf8_lossy(&ran.stderr));
+    // What the provider has made: looks let answers under way exceed the limit, holds do not.
+    let used = |name: &str| -> u64 {
+        let row = text.lines().find(|line| line.starts_with(name)).unwrap();
+        row.split_whitespace().nth(6).unwrap().parse().unwrap()
+    };
+    assert!(used("looks") >= 10_000, "{text}");
+    assert!((8_000..=10_000).contains(&used("holds")), "{text}");
 }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
+use descriptor_pb::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::google::protobuf::UInt64Value;
@@ -27,8 +28,7 @@ pub struct Caller {
 /// One descriptor of a request.
 #[derive(Debug, Clone)]
 pub struct Line {
-    pub key: &'static str,
-    pub value: String,
+    pub entries: Vec<(&'static str, String)>,
     pub hits: u64,
     pub refund: bool,
 }
@@ -46,7 +46,7 @@ const FRAME: usize = 5;
 
 /// A charge of `hits` for a descriptor of one entry.
 pub fn charge(key: &'static str, value: &str, hits: u64) -> Line {
-    Line { key, value: value.to_owned(), hits, refund: false }
+    Line { entries: vec![(key, value.to_owned())], hits, refund: false }
 }
 
 /// A refund of `hits` for a descriptor of one entry.
@@ -54,13 +54,14 @@ pub fn refund(key: &'static str, value: &str, hits: u64) -> Line {
     Line { refund: true, ..charge(key, value, hits) }
 }
 
+fn entry((key, value): &(&'static str, String)) -> Entry {
+    Entry { key: (*key).to_owned(), value: value.clone() }
+}
+
 /// A request with a descriptor for each line.
 pub fn request(domain: &str, lines: &[Line]) -> RateLimitRequest {
     let descriptors = lines.iter().map(|line| descriptor_pb::RateLimitDescriptor {
-        entries: vec![descriptor_pb::rate_limit_descriptor::Entry {
-            key: line.key.to_owned(),
-            value: line.value.clone(),
-        }],
+        entries: line.entries.iter().map(entry).collect(),
         hits_addend: Some(UInt64Value { value: line.hits }),
         is_negative_hits: line.refund,
         ..Default::default()

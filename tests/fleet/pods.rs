@@ -56,13 +56,23 @@ impl Pods {
         limits: &[(&str, &str)],
         env: &[(&str, &str)],
     ) -> Self {
-        let text = rules(domain, limits);
+        Self::start_with(domain, pods, redis, &rules(domain, limits), env).await
+    }
+
+    /// Starts pods with a rule file for a domain of their own.
+    pub async fn start_with(
+        domain: &str,
+        pods: usize,
+        redis: &[SocketAddr],
+        text: &str,
+        env: &[(&str, &str)],
+    ) -> Self {
         let prefix = format!("{domain}:");
         let env = [&[("CACHE_KEY_PREFIX", prefix.as_str())], env].concat();
         let started: Vec<_> = (0..pods)
             .map(|_| {
                 let rules = TempDir::new().expect("a temporary directory");
-                write(&rules, &text);
+                write(&rules, text);
                 (Ratelease::spawn(rules.path(), redis, &env), rules)
             })
             .collect();

@@ -7,6 +7,7 @@ mod algorithms;
 mod answers;
 mod at_most_once;
 mod budget;
+mod calendar;
 mod certificates;
 mod cluster;
 mod contract;
@@ -26,6 +27,7 @@ mod scripted;
 mod scripts;
 mod sentinels;
 mod silence;
+mod slots;
 
 use futures_util::future::join_all;
 use ratelease_engine::counter::{Counter, RedisCounter};
@@ -55,20 +57,24 @@ fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
     Ask { want, need, charge_denied: true, ..Ask::look(fresh_key(), limit) }
 }
 
-/// Every algorithm with a window in which a limit of 10 has ten tokens at once, none of which
-/// becomes available again while the test runs.
-const ALGORITHMS: [(Algorithm, Unit); Algorithm::ALL.len()] = {
-    let mut all = [(Algorithm::FixedWindow, Unit::Year); Algorithm::ALL.len()];
-    let mut at = 0;
+/// Every algorithm that counts what was spent, with a window in which a limit of 10 has ten tokens at
+/// once, none of which becomes available again while the test runs. Slots are held, not spent: see
+/// [`slots`].
+const ALGORITHMS: [(Algorithm, Unit); Algorithm::ALL.len() - 1] = {
+    let mut all = [(Algorithm::FixedWindow, Unit::Year); Algorithm::ALL.len() - 1];
+    let (mut at, mut nth) = (0, 0);
     while at < all.len() {
-        all[at] = match Algorithm::ALL[at] {
+        if matches!(Algorithm::ALL[nth], Algorithm::Concurrency) {
+            nth += 1;
+        }
+        all[at] = match Algorithm::ALL[nth] {
             // One slot in six minutes, the tenth after 54 minutes.
             Algorithm::LeakyBucket { .. } => {
                 (Algorithm::LeakyBucket { max_delay_us: 54 * 60 * 1_000_000 }, Unit::Hour)
             }
             other => (other.with_burst(10), Unit::Year),
         };
-        at += 1;
+        (at, nth) = (at + 1, nth + 1);
     }
     all
 };

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::recipe::{Headers, Recipe};
@@ -13,6 +13,9 @@ use crate::support::process::{Process, leashed};
 /// What Envoy sends, without a ratelease.
 #[path = "llm/facts.rs"]
 mod facts;
+/// The commands of the page.
+#[path = "llm/page.rs"]
+mod page;
 
 /// A provider (`scripts/lib/fake_llm.py`) that counts the tokens that it makes.
 pub struct Llm {
@@ -106,9 +109,16 @@ impl Form<'_> {
         client.send("POST", self.path, headers, self.body).await
     }
 
-    /// Sends the request, and leaves without an answer once the provider has it.
-    pub async fn post_and_leave(&self, to: SocketAddr, headers: Headers<'_>, llm: &Llm) {
+    /// Sends the request, and returns once the provider has it. Its client leaves when dropped.
+    pub async fn begin(&self, to: SocketAddr, headers: Headers<'_>, llm: &Llm) -> Client {
         let before = llm.calls().await;
+        let client = self.send(to, headers).await;
+        llm.until_called(before + 1).await;
+        client
+    }
+
+    /// Sends the request, and does not wait for its answer.
+    pub async fn send(&self, to: SocketAddr, headers: Headers<'_>) -> Client {
         let mut client = Client::connect(to).await.expect("Envoy listens");
         let headers: String =
             headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
@@ -119,7 +129,7 @@ impl Form<'_> {
              content-length: {length}\r\n{headers}\r\n{body}"
         );
         client.write(request.as_bytes()).await.expect("Envoy reads");
-        llm.until_called(before + 1).await;
+        client
     }
 }
 
@@ -127,15 +137,15 @@ impl Form<'_> {
 struct Rig {
     recipe: Recipe,
     llm: Llm,
-    /// Requests that have been sent: each makes two calls.
-    sent: u64,
+    /// Calls that Envoy has to have made.
+    calls: u64,
 }
 
 impl Rig {
     async fn start(recipe: &str) -> Self {
         let llm = Llm::start().await;
         let recipe = Recipe::start_before(recipe, "ingress", llm.address).await;
-        Self { recipe, llm, sent: 0 }
+        Self { recipe, llm, calls: 0 }
     }
 
     /// Sends a request of a user, whose answer costs this many tokens; returns its status once what
@@ -151,27 +161,41 @@ impl Rig {
         status
     }
 
-    /// Waits until the calls at the end of these further requests are answered.
+    /// Waits until these further requests have ended: each makes two calls.
     async fn settled(&mut self, requests: u64) {
-        self.sent += requests;
-        let envoy = &self.recipe.envoy;
+        self.called(2 * requests).await;
+    }
+
+    /// Waits until these further calls are answered.
+    async fn called(&mut self, calls: u64) {
+        self.calls += calls;
+        let (envoy, expected) = (&self.recipe.envoy, self.calls);
         let name = "cluster.ratelease.upstream_rq_200";
-        let answered = async || envoy.stat(name).await.is_some_and(|calls| calls >= 2 * self.sent);
-        envoy.until("told that all requests have ended", answered).await;
-        assert_eq!(
-            envoy.counter(name).await,
-            2 * self.sent,
-            "more calls than two for each request"
-        );
+        let answered = async || envoy.stat(name).await.is_some_and(|calls| calls >= expected);
+        envoy.until(&format!("answered {expected} times"), answered).await;
+        assert_eq!(envoy.counter(name).await, expected, "calls that no request explains");
     }
 
     /// What is left of the limit of a user, by Envoy's header on the answer to a request that uses
-    /// nothing.
-    async fn left(&mut self, user: &str) -> u64 {
+    /// nothing, but may hold this estimate.
+    async fn left(&mut self, user: &str, estimate: u64) -> u64 {
         let headers = [("x-user-id", user), ("x-llm-fault", "503")];
         let answer = FORMS[0].post(self.recipe.envoy.ingress, &headers).await.unwrap();
         self.settled(1).await;
-        answer.header("x-ratelimit-remaining").unwrap().parse().unwrap()
+        let held = if answer.status == 429 { 0 } else { estimate };
+        answer.header("x-ratelimit-remaining").unwrap().parse::<u64>().unwrap() + held
+    }
+
+    /// What is left of the month's budget of a user.
+    async fn month_left(&self, user: &str) -> u64 {
+        let entry = |key: &str, value: &str| json!({"key": key, "value": value});
+        let entries = [entry("user", user), entry("budget", "month"), entry("request_id", "look")];
+        let look = json!({"domain": "llm-budgets",
+            "descriptors": [{"entries": entries, "hitsAddend": "0"}]});
+        let mut client = Client::connect(self.recipe.pod.http).await.unwrap();
+        let answer = client.send("POST", "/json", &[], look.to_string()).await.unwrap();
+        let answer: Value = serde_json::from_str(&answer.body).unwrap();
+        answer["statuses"][0]["limitRemaining"].as_u64().expect("a number")
     }
 
     /// Sends requests of a user from many streams, each until it is denied; returns what the
@@ -199,9 +223,23 @@ impl Rig {
 
     async fn end(self) {
         let verdicts = self.recipe.envoy.verdicts().await;
-        assert_eq!(verdicts.ok + verdicts.over_limit, self.sent, "{verdicts:?}");
+        assert_eq!(2 * (verdicts.ok + verdicts.over_limit), self.calls, "{verdicts:?}");
         self.recipe.end(verdicts.ok, verdicts.over_limit).await;
     }
+}
+
+/// Sends the requests that fail, of one user, and returns what they are charged.
+async fn failures(rig: &mut Rig) -> u64 {
+    // What is not told is charged as what the request may use; an error is not.
+    assert_eq!(rig.ask(&FORMS[0], "carol", 400, "break").await, 502);
+    assert_eq!(rig.ask(&FORMS[3], "carol", 400, "break").await, 0);
+    let headers = [("x-user-id", "carol"), ("x-llm-delay", "0.4")];
+    drop(FORMS[0].begin(rig.recipe.envoy.ingress, &headers, &rig.llm).await);
+    rig.settled(1).await;
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503").await, 503);
+    // A retry is charged as one answer.
+    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503-once").await, 200);
+    2 * FORMS[0].estimate() + FORMS[3].estimate() + FORMS[2].prompt() + 400
 }
 
 #[tokio::test]
@@ -213,32 +251,117 @@ async fn llm_tokens() {
         assert_eq!(rig.ask(form, "alice", 2400, "").await, 200);
         used += form.prompt() + 2400;
         assert_eq!(rig.llm.used_by("alice").await, used);
-        assert_eq!(rig.left("alice").await, LIMIT.saturating_sub(used));
+        assert_eq!(rig.left("alice", 0).await, LIMIT.saturating_sub(used));
     }
     // The last passed because something was left, and is counted whole: one answer at most is more.
     assert_eq!(rig.ask(&FORMS[0], "alice", 900, "").await, 200);
     assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
     assert_eq!(rig.ask(&FORMS[1], "bob", 100, "").await, 200);
 
-    // What is not told is charged as what the request may use; an error is not.
-    let before = rig.left("carol").await;
-    assert_eq!(rig.ask(&FORMS[0], "carol", 400, "break").await, 502);
-    assert_eq!(rig.ask(&FORMS[3], "carol", 400, "break").await, 0);
-    let headers = [("x-user-id", "carol"), ("x-llm-delay", "0.4")];
-    FORMS[0].post_and_leave(rig.recipe.envoy.ingress, &headers, &rig.llm).await;
-    rig.settled(1).await;
-    let charged = 2 * FORMS[0].estimate() + FORMS[3].estimate();
-    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503").await, 503);
-    assert_eq!(rig.left("carol").await, before - charged);
-    // A retry is charged as one answer.
-    assert_eq!(rig.ask(&FORMS[2], "carol", 400, "503-once").await, 200);
-    assert_eq!(rig.left("carol").await, before - charged - FORMS[2].prompt() - 400);
-    assert!(rig.llm.used_by("carol").await <= before - rig.left("carol").await);
+    let charged = failures(&mut rig).await;
+    assert_eq!(rig.left("carol", 0).await, LIMIT - charged);
+    assert!(rig.llm.used_by("carol").await <= charged);
 
     // A look bounds nothing that is under way: each stream may add one answer.
     let used = rig.rush("dave").await;
     let longest = FORMS.iter().map(Form::estimate).max().unwrap();
     assert!((LIMIT..=LIMIT + STREAMS * longest).contains(&used), "{used}");
     println!("looks: {used} tokens used of {LIMIT}");
+    rig.end().await;
+}
+
+#[tokio::test]
+async fn llm_holds() {
+    let mut rig = Rig::start("llm-holds").await;
+    let estimate = FORMS[0].estimate();
+    let mut used = 0;
+    for form in &FORMS {
+        assert_eq!(rig.ask(form, "alice", 400, "").await, 200);
+        used += form.prompt() + 400;
+        assert_eq!(rig.llm.used_by("alice").await, used);
+        assert_eq!(rig.left("alice", estimate).await, LIMIT - used, "{form:?}");
+    }
+    // An answer that costs more than its estimate is counted whole.
+    assert_eq!(rig.ask(&FORMS[0], "alice", LIMIT, "").await, 200);
+    assert_eq!(rig.left("alice", estimate).await, 0);
+    assert_eq!(rig.ask(&FORMS[1], "bob", 100, "").await, 200);
+
+    let charged = failures(&mut rig).await;
+    assert_eq!(rig.left("carol", estimate).await, LIMIT - charged);
+    assert!(rig.llm.used_by("carol").await <= charged);
+
+    // However many streams there are, what is under way is held.
+    rig.rush("dave").await;
+    while rig.ask(&FORMS[0], "dave", 500, "").await == 200 {}
+    let used = rig.llm.used_by("dave").await;
+    assert!((LIMIT - estimate + 1..=LIMIT).contains(&used), "{used}");
+    println!("holds: {used} tokens used of {LIMIT}");
+    rig.end().await;
+}
+
+/// A cost in millionths of a dollar, by the formulas of the recipe.
+fn cost(prompt: u64, tokens: u64) -> u64 {
+    3 * (prompt + 5 * tokens)
+}
+
+#[tokio::test]
+async fn llm_budgets() {
+    const DAY: u64 = 30_000_000;
+    const MONTH: u64 = 500_000_000;
+    let mut rig = Rig::start("llm-budgets").await;
+    let estimate = cost(FORMS[0].body.len() as u64 / 4, MAX_TOKENS);
+    let mut spent = 0;
+    for form in &FORMS {
+        assert_eq!(rig.ask(form, "alice", 450_000, "").await, 200);
+        spent += cost(form.prompt(), 450_000);
+        assert_eq!(rig.left("alice", estimate).await, DAY - spent, "{form:?}");
+    }
+    // The day has no room for this estimate: the month is not charged with what it refuses.
+    let long = Form { path: FORMS[0].path, body: r#"{"model":"large","max_tokens":300000}"# };
+    assert_eq!(rig.ask(&long, "alice", 1, "").await, 429);
+    assert_eq!(rig.month_left("alice").await, MONTH - spent);
+    // A cost beyond the day's limit is charged to the month as a whole.
+    assert_eq!(rig.ask(&FORMS[0], "bob", 3_000_000, "").await, 200);
+    assert_eq!(rig.left("bob", estimate).await, 0);
+    assert_eq!(rig.month_left("bob").await, MONTH - cost(FORMS[0].prompt(), 3_000_000));
+    rig.end().await;
+}
+
+#[tokio::test]
+async fn llm_concurrency() {
+    let mut rig = Rig::start("llm-concurrency").await;
+    // However many ask at once, five run.
+    let ingress = rig.recipe.envoy.ingress;
+    let mut streams = JoinSet::new();
+    for stream in 0..STREAMS {
+        streams.spawn(async move {
+            let user = format!("user-{}", stream % 8);
+            let headers = [("x-user-id", &*user), ("x-llm-delay", "0.1")];
+            for _ in 0..5 {
+                FORMS[0].post(ingress, &headers).await.unwrap();
+            }
+        });
+    }
+    streams.join_all().await;
+    rig.settled(5 * STREAMS).await;
+    assert_eq!(rig.llm.bill().await["most_running"], 5);
+
+    let mut running = Vec::new();
+    for user in ["alice", "alice", "bob", "bob", "carol"] {
+        let headers = [("x-user-id", user), ("x-llm-delay", "60")];
+        running.push(FORMS[1].begin(ingress, &headers, &rig.llm).await);
+        rig.called(1).await;
+    }
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429, "two of the user run");
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 429, "five run");
+    // One leaves: its slots are free for others, as often as they end.
+    running.pop();
+    rig.called(1).await;
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "").await, 200);
+    assert_eq!(rig.ask(&FORMS[0], "dave", 1, "503").await, 503);
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 429);
+    running.clear();
+    rig.called(4).await;
+    assert_eq!(rig.ask(&FORMS[0], "alice", 1, "").await, 200);
     rig.end().await;
 }

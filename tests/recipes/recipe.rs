@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -38,6 +39,9 @@ const SOCKET: &str = "/run/ratelease/rls.sock";
 const ENVOY_TIMEOUT: &str = "8s";
 const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
 
+/// Recipes that this process has started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
 /// The window of the recipes, and the maximum duration of a test.
 const WINDOW: Duration = Duration::from_secs(3600);
 const TEST_MAX: Duration = Duration::from_secs(60);
@@ -59,7 +63,9 @@ impl Recipe {
         require_rules_for_all(&dir).await;
 
         let mut env = settings(&dir, &socket);
-        env.push(("KEY_SECRET".to_owned(), name.to_owned())); // counts of its own
+        // Counts of its own, also beside another start of the recipe.
+        let secret = format!("{name} {}", STARTED.fetch_add(1, Ordering::Relaxed));
+        env.push(("KEY_SECRET".to_owned(), secret));
         env.extend(PATIENT.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let env: Vec<_> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
         let pod = Ratelease::start(&dir.join("rules"), &cluster().places(), &env).await;

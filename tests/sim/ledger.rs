@@ -3,8 +3,10 @@
 mod call;
 mod costs;
 mod local;
+mod slots;
 mod tally;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,6 +28,7 @@ use crate::world::{self, World, tell};
 pub use call::{Call, Charge};
 use costs::{Costs, Freed, Moment};
 use local::Locals;
+use slots::Slots;
 use tally::Tally;
 pub use tally::{Counts, Use};
 
@@ -42,6 +45,9 @@ struct Books {
     locals: Locals,
     oracle: Oracle,
     costs: Costs,
+    slots: Slots,
+    /// Pods that leave or have gone: nothing ends there any more.
+    leaving: BTreeSet<u64>,
 }
 
 /// A wait of this many round trips always brings an answer: one for the batch under way, and some
@@ -128,6 +134,9 @@ impl Ledger {
         };
         let counted = verdict.statuses[0].counted.map(|trace| trace.key).zip(charge.count);
         let Some((key, (_, limit))) = counted else { return };
+        if is_of_slots(limit) {
+            return self.books.lock().slots.end(charge, call.pod);
+        }
         let moment = self.moment(call, key, limit, now);
         let carries = self.carries(charge);
         let (freed, due) = self.books.lock().costs.settle(charge, key, carries, moment);
@@ -158,7 +167,9 @@ impl Ledger {
 
     fn moment(&self, call: &Call, key: Key, limit: Limit, now: Time) -> Moment {
         let wall = |at| self.world.wall_of(key, limit, at);
-        Moment { pod: call.pod, now, wall_us: (wall(call.begun_at), wall(now)) }
+        let is_leaving = self.books.lock().leaving.contains(&call.pod);
+        let wall_us = (wall(call.begun_at), wall(now));
+        Moment { pod: call.pod, is_leaving, now, wall_us }
     }
 
     /// Whether the rule of `charge` carries its debt, as far as the rules at the start say.
@@ -171,12 +182,18 @@ impl Ledger {
     /// Records that a pod leaves, or has gone.
     pub fn forget_pod(&self, pod: u64) {
         self.advance();
-        self.books.lock().costs.forget_pod(pod, self.world.now());
+        let mut books = self.books.lock();
+        books.costs.forget_pod(pod, self.world.now());
+        books.slots.forget_pod(pod);
+        books.leaving.insert(pod);
     }
 
     /// Checks what a pod counts of the requests that hold something: how many, their hits, and those
     /// that it had no room for.
     pub fn check_held(&self, pod: u64, counts: [u64; 3]) {
+        if self.world.plan.mood == Mood::Slots {
+            return; // the slots in use are counted
+        }
         self.advance();
         if let Err(what) = self.books.lock().costs.check_held(pod, counts) {
             self.world.fault(format!("pod {pod}: {what}"));
@@ -260,6 +277,16 @@ impl Ledger {
             // An overflow key replaces keys that the table has no room for.
             let of_overflow = trace.key != key;
             if trace.over {
+                continue;
+            }
+            if is_of_slots(limit) {
+                let Moment { is_leaving, .. } = self.moment(call, trace.key, limit, now);
+                let started = self.books.lock().slots.start(charge, call.pod, now);
+                if is_leaving {
+                    self.books.lock().slots.forget_pod(call.pod);
+                } else if let Err(what) = started {
+                    self.world.fault(format!("pod {}: {what}: {call:?}", call.pod));
+                }
                 continue;
             }
             if charge.costs != rule::Costs::Known {
@@ -422,6 +449,7 @@ impl Ledger {
         match plan.mood {
             Mood::Audit => self.audit(),
             Mood::Costs => self.check_costs(),
+            Mood::Slots => self.check_slots(),
             Mood::Over => return self.use_of_windows(),
             Mood::Under | Mood::Rough => {}
         }
@@ -472,6 +500,17 @@ impl Ledger {
         }
     }
 
+    /// Checks, once every request has ended and every pod has left, that all slots are free.
+    fn check_slots(&self) {
+        for (key, limit) in self.books.lock().slots.keys() {
+            let slots = u64::from(limit.requests_per_unit);
+            let left = self.world.left(key, limit);
+            if left != Some(slots) {
+                self.world.fault(format!("{left:?} slots are free of {slots}"));
+            }
+        }
+    }
+
     /// Where nothing fails, checks what requests hold together.
     fn check_held_within(&self, key: Key, now: Time) {
         let plan = &self.world.plan;
@@ -500,6 +539,10 @@ impl Ledger {
     pub fn fairness(&self) -> Vec<(u64, u64)> {
         self.books.lock().oracle.sums()
     }
+}
+
+fn is_of_slots(limit: Limit) -> bool {
+    counting(limit).token == Token::Permit
 }
 
 /// Maximum number of tokens that `pods` pods may hold unspent when a request is denied: those that

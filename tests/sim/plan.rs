@@ -74,6 +74,8 @@ pub enum Mood {
     /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the limit
     /// is used, and what the bound on answers under way allows.
     Costs,
+    /// As [`Mood::Costs`], with slots that requests have while they run.
+    Slots,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -210,6 +212,9 @@ impl Plan {
     /// Maximum time until every pod has received new rules.
     pub const RELOAD_MS: u64 = 30;
 
+    /// Time in which the last requests that have slots end.
+    pub const REST_MS: u64 = 3_000;
+
     /// Whether some failover changes a clock or a count of the store.
     pub fn has_failovers(&self) -> bool {
         !self.failovers.is_empty()
@@ -278,6 +283,7 @@ impl Plan {
     pub fn ends_ms(&self) -> u64 {
         let delay = self.all_rules().map(RulePlan::max_delay).max().unwrap_or_default();
         let patience = self.patience(self.demand.caller) + delay;
-        self.span_ms + u64::try_from(patience.as_millis()).unwrap() + 10
+        let rest_ms = if self.mood == Mood::Slots { Self::REST_MS } else { 10 };
+        self.span_ms + u64::try_from(patience.as_millis()).unwrap() + rest_ms
     }
 }

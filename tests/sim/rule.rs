@@ -24,7 +24,7 @@ pub struct Case {
 }
 
 /// Every algorithm that is simulated.
-pub const CASES: [Case; 5] = [
+pub const CASES: [Case; 6] = [
     Case {
         algorithm: "fixed_window",
         weight: 4,
@@ -59,6 +59,14 @@ pub const CASES: [Case; 5] = [
         requests_max: u64::MAX,
         book: || Box::<book::leaky_bucket::LeakyBucket>::default(),
         count: |_, _| Count::LeakyBucket { next: 0.0 },
+    },
+    // Only in runs of their own.
+    Case {
+        algorithm: "concurrency",
+        weight: 0,
+        requests_max: u64::MAX,
+        book: || Box::<book::slots::Slots>::default(),
+        count: |_, _| unreachable!("one server that counts slots"),
     },
 ];
 
@@ -251,6 +259,11 @@ impl RulePlan {
         if self.carry_debt && algorithm == &"fixed_window" {
             terms += ", carry_debt: true";
         }
+        let unit = if algorithm == &"concurrency" {
+            String::new()
+        } else {
+            format!("unit: {unit}, charge_denied: {charge_denied}, ")
+        };
         let (mut of_id, mut end) = (String::new(), "");
         match self.costs {
             Costs::Known => {}
@@ -264,8 +277,8 @@ impl RulePlan {
         let mode =
             if self.mode.is_empty() { String::new() } else { format!("{}: true, ", self.mode) };
         format!(
-            "- {{key: {name}, {of_id}{mode}rate_limit: {{unit: {unit}, \
-             requests_per_unit: {requests_per_unit}, charge_denied: {charge_denied}, \
+            "- {{key: {name}, {of_id}{mode}rate_limit: {{{unit}\
+             requests_per_unit: {requests_per_unit}, \
              failure_mode: {failure_mode}, algorithm: {algorithm}{terms}}}{end}}}\n"
         )
     }

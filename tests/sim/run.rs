@@ -117,7 +117,7 @@ impl Run {
             self.stop_if_wrong()?;
         }
         tokio::time::sleep(Duration::from_millis(ends_ms - now_ms)).await;
-        if matches!(self.world.plan.mood, Mood::Audit | Mood::Costs) {
+        if matches!(self.world.plan.mood, Mood::Audit | Mood::Costs | Mood::Slots) {
             self.fleet.leave_all().await;
         }
         let used = self.ledger.close();

@@ -15,9 +15,7 @@ use ratelease_rules::nearest;
 
 use crate::commands::{Cli, Task};
 use crate::grammar::{self, documented};
-use crate::settings::reference::{
-    BESIDE_REFERENCE, CALENDAR_MONTHS, REFERENCE, Support, asks_for_nothing,
-};
+use crate::settings::reference::{BESIDE_REFERENCE, REFERENCE, Support, asks_for_nothing};
 use crate::settings::{Fault, Settings, SettingsError};
 
 /// The name under which the image starts the program, which selects the reference's defaults.
@@ -361,9 +359,6 @@ impl Read {
 
 /// What to do about a variable of a missing feature, where it is more than to unset it.
 fn unset(name: &str, environment: &Environment) -> Option<&'static str> {
-    if name == CALENDAR_MONTHS {
-        return Some("check each limit with unit month, then unset it");
-    }
     let is_of_statsd =
         name.contains("STATSD") || ["EXTRA_TAGS", "STATS_FLUSH_INTERVAL"].contains(&name);
     let has_prometheus = is_on(environment, "USE_PROMETHEUS");

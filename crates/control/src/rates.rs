@@ -212,6 +212,7 @@ fn a_minute(requests: NonZeroU32, burst: u32) -> Limit {
         requests_per_unit: requests.get(),
         unit: Unit::Minute,
         unit_multiplier: NonZeroU32::MIN,
+        calendar: None,
         algorithm: Algorithm::TokenBucket { burst },
         store: StoreId::DEFAULT,
     }

@@ -1,5 +1,6 @@
 //! Describes a rule's settings, under their names in rule files and in words.
 
+use ratelease_engine::algorithm::concurrency::SLOTS_TTL;
 use ratelease_engine::algorithm::{Token, counting};
 use ratelease_rules::{
     FailureMode, Hold, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames, UnlessSettled,
@@ -58,6 +59,9 @@ pub fn lent(limit: Limit, leasing: &Leasing) -> String {
         u32::MAX => String::new(),
         max => format!(", {max} tokens at most"),
     };
+    if counting(limit).token == Token::Permit {
+        return format!("on: a pod asks each second for its slots, and keeps them {SLOTS_TTL:?}");
+    }
     let of_window = counting(limit).token == Token::OfWindow;
     let span = match terms.ttl {
         None if of_window => "until the window ends".to_owned(),

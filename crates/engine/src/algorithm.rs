@@ -6,6 +6,7 @@
 //! Each file has a `step`, which applies an ask to a state, and a `grant`, which turns the result
 //! of a step, or a script's reply, into the reply to the pod.
 
+pub mod concurrency;
 pub mod fixed_window;
 pub mod gcra;
 pub mod leaky_bucket;
@@ -27,7 +28,7 @@ pub struct Counting {
     pub steps: Steps,
     /// What a token is.
     pub token: Token,
-    /// Whether an epoch is the number of a window that is aligned to the Unix epoch, and what is
+    /// Whether an epoch is the number of a window that begins at the same time for all keys, and what is
     /// known of a key holds until that window ends; else an epoch is a time.
     pub is_windowed: bool,
     /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
@@ -46,6 +47,9 @@ pub enum Token {
     /// It is the right to a slot of time, which passes whether it is used or not, so it never goes
     /// back to the store.
     Slot,
+    /// It is the permission to be in progress, which a request has from its start to its end. It is
+    /// given back then, and never comes back by time.
+    Permit,
 }
 
 /// The arithmetic of a count or a pool: in Rust, and as a script that does the same on a shard.
@@ -55,8 +59,10 @@ pub struct Steps {
     step: fn(Option<State>, u64, &Ask) -> (State, Grant),
     /// The script.
     pub script: &'static Script,
-    /// The arguments of the script for an ask.
-    pub arguments: fn(&Ask) -> Vec<u64>,
+    /// The arguments of the script for an ask. The time is the pod's estimate of the store's, in
+    /// microseconds since the Unix epoch: it says which windows of a calendar the script is told of,
+    /// and decides nothing.
+    pub arguments: fn(&Ask, u64) -> Vec<u64>,
     /// Reads the script's reply to an ask; `None` if the script cannot have given it.
     pub reply: fn(&Ask, &[u64]) -> Option<Grant>,
 }
@@ -78,6 +84,7 @@ pub fn counting(limit: Limit) -> &'static Counting {
         Algorithm::SlidingWindow => &sliding_window::COUNTING,
         Algorithm::SlidingLog => &sliding_log::COUNTING,
         Algorithm::LeakyBucket { .. } => &leaky_bucket::COUNTING,
+        Algorithm::Concurrency => &concurrency::COUNTING,
     }
 }
 
@@ -99,8 +106,8 @@ pub fn scripts() -> Vec<&'static Script> {
     scripts
 }
 
-/// What the store keeps for one count. It is small, since there is one for each key; only a log is
-/// stored on the heap.
+/// What the store keeps for one count. It is small, since there is one for each key; only a log, and the
+/// pods that hold slots, are stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// The state of an [`Algorithm::FixedWindow`] count.
@@ -113,6 +120,8 @@ pub enum State {
     SlidingLog(Box<sliding_log::State>),
     /// The state of an [`Algorithm::LeakyBucket`] count.
     LeakyBucket(gcra::State),
+    /// The state of an [`Algorithm::Concurrency`] count.
+    Concurrency(Box<concurrency::State>),
     /// The state of a pool of a split key, with any algorithm.
     Pool(pool::State),
 }
@@ -123,6 +132,20 @@ pub enum State {
 /// as none, since no two algorithms share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     (steps(ask).step)(state, now_unix_us, ask)
+}
+
+// === impl Token ===
+
+impl Token {
+    /// Whether a token is as good as any other of its count, so that one that is leased later pays
+    /// for one that was spent before, and an unspent one can be credited. Slots pass, and permits
+    /// are stated as a whole.
+    pub fn can_be_owed(self) -> bool {
+        match self {
+            Self::OfWindow | Self::Steady => true,
+            Self::Slot | Self::Permit => false,
+        }
+    }
 }
 
 // === impl State ===
@@ -139,6 +162,7 @@ impl State {
                 state.ends_at(window_seconds(terms))
             }
             Self::SlidingLog(log) => log.ends_at(window_us(terms)),
+            Self::Concurrency(slots) => slots.ends_at(),
             Self::Pool(state) => state.ends_at(),
         }
     }
@@ -171,27 +195,33 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
 /// The window that the key is in: that of the clock, or the one after it if the state belongs to
 /// that one. The clock of a master that takes over may be behind: a key's time must not run back,
 /// or the tokens of its window would be leased twice. A state further ahead comes from a wrong clock.
-fn window_of(stored: Option<u64>, now_unix_us: u64, window_us: u64) -> u64 {
-    let window = now_unix_us / window_us;
+fn window_of(stored: Option<u64>, now_unix_us: u64, terms: Limit) -> u64 {
+    let window = terms.window_at(now_unix_us);
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
 }
 
 /// Microseconds until `window` ends: at least 1, and more than its length only if the window lies
 /// in the future.
-fn until_end_us(window: u64, now_unix_us: u64, window_us: u64) -> u64 {
-    let ends = window.saturating_add(1).saturating_mul(window_us);
+fn until_end_us(window: u64, now_unix_us: u64, terms: Limit) -> u64 {
+    let ends = terms.window_starts(window.saturating_add(1));
     ends.saturating_sub(now_unix_us).max(1)
 }
 
 /// Whether `window` is the window of the time, or the next one, which a clock that was ahead began.
-fn is_present(window: u64, now_unix_us: u64, window_us: u64) -> bool {
-    let present = now_unix_us / window_us;
+fn is_present(window: u64, now_unix_us: u64, terms: Limit) -> bool {
+    let present = terms.window_at(now_unix_us);
     window == present || window == present.saturating_add(1)
 }
 
 /// Amounts are cut to this before they are sent to a script. It is above every limit, so it already
 /// means "all", and Lua's doubles represent it exactly.
 const AMOUNT_MAX: u64 = 1 << 32;
+
+/// The script's reply if the store's time lies outside of the windows that it was told of: that time
+/// alone, in microseconds since the Unix epoch. It has changed nothing.
+pub fn time_outside(numbers: &[u64]) -> Option<u64> {
+    if let &[time_us] = numbers { Some(time_us) } else { None }
+}
 
 /// The length of the longest list of arguments: those of a bucket, with a return.
 const ARGUMENTS_MAX: usize = 18;

@@ -37,6 +37,9 @@ pub struct Ask {
     pub pool: Option<u8>,
     /// Tokens leased by the key's own count, to be added to the pool; ignored without one.
     pub deposit: Option<Deposit>,
+    /// The slots that the pod holds, for a count of slots: they are set, then those that are lent are
+    /// added. Without it such a count is only looked at; the other algorithms ignore it.
+    pub slots: Option<Slots>,
     /// Asks for tokens of the next fixed window and leaves the present one as it is. Other
     /// algorithms ignore it.
     pub next_window: bool,
@@ -70,6 +73,15 @@ pub struct Deposit {
     /// Time until their lease ends, from when the deposit reaches the store: the caller leaves out
     /// the longest time that the way there takes. Cut to whole milliseconds.
     pub lasts: Duration,
+}
+
+/// What a pod holds of a count of slots ([`crate::algorithm::concurrency`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slots {
+    /// The pod, by a number that it drew itself: of 64 random bits no two of a fleet are equal.
+    pub pod: u64,
+    /// Its slots, in use and idle together; counted up to 2^32 - 1.
+    pub held: u64,
 }
 
 /// Tokens that return to the store.
@@ -141,6 +153,7 @@ impl Ask {
             back: None,
             pool: None,
             deposit: None,
+            slots: None,
             next_window: false,
             purpose: Purpose::Request,
             cause: None,
@@ -151,7 +164,11 @@ impl Ask {
     /// that is no longer held: no request waits for it.
     pub fn is_return(&self) -> bool {
         let reports = self.owed > 0 && self.purpose == Purpose::Return;
-        reports || self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
+        let states = self.slots.is_some() && self.purpose == Purpose::Return;
+        reports
+            || states
+            || self.deposit.is_some()
+            || self.back.is_some_and(|back| back.epoch.is_some())
     }
 
     /// The key of the count, or of the pool, that the ask operates on.

@@ -350,7 +350,8 @@ impl<A: Cold> Buffer<A> {
         self.leases.trim();
     }
 
-    fn known_until(&self) -> Time {
+    /// Until when the store's last reply says anything about the key.
+    pub fn known_until(&self) -> Time {
         match self.known {
             CompactU64::NONE => self.resets.after(self.leases.replied_at()),
             known => known.nanos_after(self.leases.replied_at()),

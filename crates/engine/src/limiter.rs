@@ -318,7 +318,7 @@ impl Shared {
             },
         )?;
         if let Some((key, mut state)) = evicted {
-            state.give_back(key, now, &mut asks);
+            state.give_back(key, &context, &mut asks);
         }
         self.queue_asks(asks);
         Ok(result)
@@ -503,6 +503,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
+        if verdict.code != Code::OverLimit && !self.hold_slots(now) {
+            verdict = Verdict::new(request, self.statuses(), modes);
+        }
         if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
@@ -541,12 +544,37 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Notes what the request holds from now on, of the charges that tokens paid for.
+    /// Notes the slots that the request has from now on. One that cannot be noted could never come
+    /// back, so its charge is denied. Returns whether all were noted.
+    fn hold_slots(&mut self, now: Time) -> bool {
+        let mut noted = Few::<&Charge<'_>>::new();
+        let mut are_all = true;
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            let tokens = attempt.taken();
+            if !charge.is_of_slots() || tokens.tokens == 0 {
+                continue;
+            }
+            if self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now) {
+                noted.push(charge);
+            } else {
+                *attempt = Attempt::shed(charge);
+                are_all = false;
+            }
+        }
+        if !are_all && self.is_denied() {
+            noted.into_iter().for_each(|charge| self.shared.forget_hold(charge));
+        }
+        are_all
+    }
+
+    /// Notes what the request holds from now on, of the charges that tokens paid for, besides slots.
     fn hold(&self, now: Time) {
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+                && !charge.is_of_slots()
                 && matches!(attempt.take, Take::Taken(_))
-                && !attempt.is_admitted_by_failure_mode()
+                && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
                 let tokens = attempt.taken();
                 self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now);
@@ -583,7 +611,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 Err(error) => {
                     let error = self.settle_without_store(at, charge, error, now, is_queued);
                     let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
-                    if error.is_none() && charge.spends() && admitted.is_some() {
+                    // Slots that a failure mode admitted are in use: no lease has to pay for them.
+                    let is_unpaid = admitted.is_some_and(|it| it.taken().tokens == 0);
+                    if error.is_none() && charge.spends() && is_unpaid {
                         self.debts.push(place);
                     }
                     failed = error.or(failed);
@@ -810,10 +840,15 @@ struct PaidBy {
 }
 
 impl Shared {
-    /// Notes that the request of `charge` holds what it was charged, if its rule says so.
-    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) {
-        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else { return };
-        let Some(id) = id else { return self.holds.note_without_id() };
+    /// Notes that the request of `charge` holds what it was charged, if its rule says so. Returns
+    /// whether it does; if not, slots have been given back.
+    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) -> bool {
+        let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
+            return false;
+        };
+        if id.is_none() {
+            self.holds.note_without_id();
+        }
         let AppliedLimit { limit, rule } = charge.applied;
         let hold = Hold {
             key: charge.key(),
@@ -825,8 +860,20 @@ impl Shared {
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
         };
-        if self.holds.take(id, hold) == Some(true) {
+        let noted = id.and_then(|id| self.holds.take(id, hold));
+        if noted == Some(true) {
             self.held.notify_one();
+        }
+        if noted.is_none() && charge.is_of_slots() {
+            self.put_back(charge, paid.tokens);
+        }
+        noted.is_some()
+    }
+
+    /// Forgets what the request of `charge` holds, since it does not pass; the caller gives it back.
+    fn forget_hold(&self, charge: &Charge<'_>) {
+        if let Some(HeldBy { id: Some(id), .. }) = charge.held {
+            self.holds.settle(id, 0);
         }
     }
 
@@ -834,11 +881,14 @@ impl Shared {
     /// hits that are still to be charged: all of them if it holds nothing.
     fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> u64 {
         let Some(HeldBy { id, .. }) = charge.held else { return charge.hits };
+        // Slots cost nothing: all that the request has come back, and without any there is nothing
+        // to do.
+        let hits = if charge.is_of_slots() { 0 } else { charge.hits };
         let Some(id) = id else {
             self.holds.note_without_id();
-            return charge.hits;
+            return hits;
         };
-        let Some(settled) = self.holds.settle(id, charge.hits) else { return charge.hits };
+        let Some(settled) = self.holds.settle(id, hits) else { return hits };
         self.give_back_unspent(&settled.unspent, now);
         settled.due
     }
@@ -984,7 +1034,7 @@ pub struct Options {
     pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 13 MiB in addition, and the lease client's
+    /// and state that only few keys have, take up to 14 MiB in addition, and the lease client's
     /// queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table

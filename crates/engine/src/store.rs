@@ -18,7 +18,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisSettings, RedisStore};
 use crate::store::stores::{NamedStore, Stores};
 
-pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
+pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return, Slots};
 
 /// Owner of every key's count.
 ///
@@ -66,7 +66,13 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
 /// the window that its epoch names, the present one or the next, and a refund to the present one.
 /// The other algorithms ignore `next_window`.
 ///
-/// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
+/// # Slots
+///
+/// A count of slots ([`crate::algorithm::concurrency`]) keeps what each pod holds, which an ask
+/// states ([`Ask::slots`]). So of the clauses above only the second applies, without the spending;
+/// [`Ask::back`] is ignored, and an ask without slots is a look. Such a count has no pools.
+///
+/// A reply that is lost leaves its tokens debited; slots are free again with the pod's next ask. An implementation may repeat an ask that it
 /// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied
 /// twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {

@@ -284,10 +284,10 @@ impl<'r> Status<'r> {
 }
 
 /// After a step back of the store's clock, the count may belong to a window that lies in the
-/// future. Such a window ends later than clients expect of the unit, so this returns the unit
-/// instead, and clients ask again then.
+/// future. Such a window ends later than clients expect of the unit, so this returns the longest
+/// that the unit lasts instead, and clients ask again then.
 fn within_window(reset_after: Duration, limit: Limit) -> Duration {
-    if counting(limit).is_windowed { reset_after.min(limit.window()) } else { reset_after }
+    if counting(limit).is_windowed { reset_after.min(limit.window_max()) } else { reset_after }
 }
 
 // Dynamic metadata of an answer: the request, the metadata of the rules that passed, and that of

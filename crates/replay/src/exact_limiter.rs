@@ -56,7 +56,7 @@ impl ExactLimiter {
     ///
     /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are
     /// checked before any is charged, and a request that is denied spends only what is left of the
-    /// keys that deny it.
+    /// keys that deny it; its settlements are charged in any case.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl ExactLimiter {
         let denies = verdict::code(&statuses, self.modes) == Code::OverLimit;
         for (one, status) in resolved.iter().zip(&mut statuses) {
             if let Resolved::Charged(charge) = one
-                && (!denies || is_exceeded(status))
+                && (!denies || is_exceeded(status) || charge.settles())
             {
                 *status = self.charge(charge, *status)?;
             }
@@ -92,10 +92,11 @@ impl ExactLimiter {
 
     /// The state of the key for `charge`, after `before` hits of the same request.
     fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Status<'r>, StoreError> {
-        let grant = self.store.take(&Ask::look(charge.own, charge.applied.limit))?;
+        let grant = self.store.take(&charge.look())?;
+        let settles = charge.applied.rule.is_some_and(|rule| rule.flags.settle);
         let over = match charge.hits {
-            _ if charge.refund => false,
-            0 => grant.overdrawn || before > grant.left,
+            _ if charge.refund || charge.settles() => false,
+            0 => grant.overdrawn || before > grant.left || (settles && grant.left == 0),
             hits => hits.saturating_add(before) > grant.left,
         };
         Ok(status(charge, over, &grant))
@@ -108,9 +109,11 @@ impl ExactLimiter {
         if over && charge.hits == 0 {
             return Ok(Status { remaining: 0, ..seen });
         }
-        let look = Ask::look(charge.own, charge.applied.limit);
+        let look = charge.look();
         let ask = if charge.refund {
             Ask { back: Some(Return { tokens: charge.hits, epoch: None }), ..look }
+        } else if charge.settles() {
+            Ask { owed: charge.hits, ..look }
         } else {
             // A charge over its limit stays so, even if it would pass alone: another descriptor of
             // the request has the same key and is charged first.
@@ -182,6 +185,7 @@ descriptors:
 - {key: b, rate_limit: {unit: minute, requests_per_unit: 3}}
 - {key: s, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 1}}
 - {key: t, rate_limit: {unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 1}}
+- {key: u, rate_limit: {unit: minute, requests_per_unit: 60, settle: true, carry_debt: true}}
 ";
 
     #[test]
@@ -207,6 +211,22 @@ descriptors:
         let verdicts: Vec<_> =
             (0..5).map(|_| exact.decide(&rules, &both).unwrap().statuses[1].remaining).collect();
         assert_eq!(verdicts, [2, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_settlement_is_charged_whole_and_beside_a_denial() {
+        let rules = rules(TWO);
+        let mut exact = exact();
+        let mut both = request(&[("u", "1"), ("a", "1")]);
+        both.descriptors[0].hits_addend = Some(30);
+        let codes: Vec<_> = (0..5).map(|_| exact.decide(&rules, &both).unwrap().code).collect();
+        assert_eq!(codes[1..3], [Code::Ok, Code::OverLimit], "as `a` allows");
+        let mut look = request(&[("u", "1")]);
+        look.descriptors[0].hits_addend = Some(0);
+        for (minute, code) in [(0, Code::OverLimit), (1, Code::OverLimit), (2, Code::Ok)] {
+            exact.advance(START + minute * MINUTE_US + 1);
+            assert_eq!(exact.decide(&rules, &look).unwrap().code, code, "150 of 60, {minute}");
+        }
     }
 
     #[test]

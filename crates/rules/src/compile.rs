@@ -35,6 +35,8 @@ pub struct Options {
     pub stores: StoreNames,
     /// `STORE_OF_DOMAIN`: the stores of domains whose rules name none.
     pub domain_stores: DomainStores,
+    /// `USE_CALENDAR_MONTH_RATE_LIMIT`: a `month` of a fixed window is a calendar month in UTC.
+    pub calendar_months: bool,
 }
 
 /// The result of a successful load.
@@ -100,7 +102,7 @@ fn compile<S: Borrow<Source>>(
     sources.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::within(memory);
     let version = version(&sources, &options);
-    let stores = options.stores.clone();
+    let (stores, calendar_months) = (options.stores.clone(), options.calendar_months);
     let mut compiler = Compiler::new(options, &findings, places);
     for source in sources {
         compiler.source(source);
@@ -109,7 +111,7 @@ fn compile<S: Borrow<Source>>(
     let domains = compiler.finish();
     let memory = findings.memory.used();
     let warnings = findings.finish()?;
-    let rules = Rules::new(version, domains, stores);
+    let rules = Rules::new(version, domains, stores, calendar_months);
     Ok((Loaded { rules, warnings, memory }, places))
 }
 
@@ -120,8 +122,9 @@ fn version(sources: &[&Source], options: &Options) -> u64 {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
     };
-    let Options { merge_domains, stores, domain_stores } = options;
-    write(&[u8::from(*merge_domains)]);
+    let Options { merge_domains, stores, domain_stores, calendar_months } = options;
+    // Two bits of one byte, so that the version is as before without the second one.
+    write(&[u8::from(*merge_domains) | u8::from(*calendar_months) << 1]);
     stores.iter().for_each(|name| write(name.as_bytes()));
     domain_stores.iter().for_each(|(domain, store)| {
         write(domain.as_bytes());
@@ -271,12 +274,26 @@ impl<'f> Compiler<'f> {
         self.store = domain.store;
         self.rules = std::mem::take(&mut domain.rules);
         self.defaults = self.settled(&file.defaults);
+        self.default_algorithm();
         let mut rule_path = RulePath { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
             self.branch(reader, list, &mut domain.branch, &mut rule_path);
         }
         domain.rules = std::mem::take(&mut self.rules);
         self.domains.insert(name.into(), domain);
+    }
+
+    /// Refuses a default algorithm that has no window: the unit that a rule needs would depend on
+    /// the top of its file.
+    fn default_algorithm(&mut self) {
+        if let Parsed::As(place, kind) = self.defaults.algorithm
+            && !kind.has_window()
+        {
+            let name = kind.name();
+            let message = format!("{name} cannot be a default; write it in each 'rate_limit'");
+            self.findings.fault(place, message);
+            self.defaults.algorithm = Parsed::Faulty;
+        }
     }
 
     /// Removes and returns the domain that `file` adds to. Reports a fault if `file` may not add to

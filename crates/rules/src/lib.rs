@@ -6,7 +6,7 @@
 //!                                               ▲ takes: kinds of values
 //! ```
 //!
-//! This crate uses only the standard library, a hash and parsers. It has no async runtime, reads no
+//! This crate uses only the standard library, a hash, parsers and the time zones of the world. It has no async runtime, reads no
 //! clock and opens no socket; only [`read_directory`] and [`read_path`] read files.
 //!
 //! The engine uses it to decide requests; the sidecar and the tools use it too.
@@ -48,8 +48,8 @@ pub use compile::{
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use fault::{Fault, Faults, Place, alters_display, excerpt, nearest};
 pub use limit::{
-    Algorithm, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms, Leasing, Limit, MAX_DELAY_MAX,
-    POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
+    Algorithm, Calendar, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms, Leasing, Limit,
+    MAX_DELAY_MAX, POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
 };
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};

@@ -6,18 +6,25 @@ use std::time::Duration;
 use crate::store::StoreId;
 
 mod algorithm;
+mod calendar;
 
 pub use algorithm::{Algorithm, MAX_DELAY_MAX};
+pub use calendar::Calendar;
+pub(crate) use calendar::{Anchor, Weekday, Zone};
 
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// Tokens per window. 0 denies every charge of 1 or more.
+    /// Tokens per window, or in all where there is no window. 0 denies every charge of 1 or more.
     pub requests_per_unit: u32,
-    /// The unit of the window.
+    /// The unit of the window. An algorithm without a window has [`Unit::Second`] here, which
+    /// means nothing: see [`Limit::window_unit`].
     pub unit: Unit,
     /// Length of the window in units; the window is at most [`WINDOW_SECONDS_MAX`].
     pub unit_multiplier: NonZeroU32,
+    /// Where windows begin that are days, weeks, months or years of a calendar: of one unit, counted
+    /// as fixed windows. With `None`, windows have one length and are aligned to the Unix epoch.
+    pub calendar: Option<Calendar>,
     /// How requests are counted.
     pub algorithm: Algorithm,
     /// The store that counts them. It is no part of [`Limit::identity`]: a limit that moves to
@@ -39,6 +46,11 @@ pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();
 
 /// Maximum number of pools of a key (`shards`), each on a slot of its own.
 pub const POOLS_MAX: u8 = 64;
+
+const MICROS: u64 = 1_000_000;
+
+/// What the names of the units of the calendar begin with.
+const CALENDAR: &str = "calendar_";
 
 /// The windows that the reference's `unit` names; each is aligned to the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,19 +79,58 @@ impl Limit {
     pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
         let algorithm = Algorithm::FixedWindow;
         let store = StoreId::DEFAULT;
-        Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm, store }
+        let unit_multiplier = NonZeroU32::MIN;
+        Self { requests_per_unit, unit, unit_multiplier, calendar: None, algorithm, store }
     }
 
-    /// Length of the window in seconds.
+    /// Length of the window in seconds. A window of the calendar may be longer or shorter: see
+    /// [`Limit::window_starts`].
     #[inline]
     pub const fn window_seconds(self) -> u64 {
         self.unit.seconds().saturating_mul(self.unit_multiplier.get() as u64)
     }
 
-    /// Length of the window.
+    /// Length of the window, as [`Limit::window_seconds`].
     #[inline]
     pub const fn window(self) -> Duration {
         Duration::from_secs(self.window_seconds())
+    }
+
+    /// Returns the longest that a window may last: of the calendar, a leap year or a month of 31
+    /// days, and a day that its zone repeats.
+    pub const fn window_max(self) -> Duration {
+        let days = match self.unit {
+            _ if self.calendar.is_none() => 0,
+            Unit::Month | Unit::Year => 2,
+            _ => 1,
+        };
+        self.window().saturating_add(Duration::from_secs(days * Unit::Day.seconds()))
+    }
+
+    /// Returns the number of the window that a time lies in, in microseconds of the Unix epoch. The
+    /// number after it is that of the next window.
+    #[inline]
+    pub fn window_at(self, unix_us: u64) -> u64 {
+        match self.calendar {
+            None => unix_us / self.window_us(),
+            Some(calendar) => calendar.window_at(self.unit, unix_us / MICROS),
+        }
+    }
+
+    /// Returns when the window of this number begins, and the one before it ends, in microseconds of
+    /// the Unix epoch.
+    #[inline]
+    pub fn window_starts(self, window: u64) -> u64 {
+        match self.calendar {
+            None => window.saturating_mul(self.window_us()),
+            Some(calendar) => calendar.starts(self.unit, window).saturating_mul(MICROS),
+        }
+    }
+
+    /// Length of the window, limited to what rules may have, so that scripts count it exactly.
+    const fn window_us(self) -> u64 {
+        let seconds = self.window_seconds();
+        MICROS * if seconds < WINDOW_SECONDS_MAX { seconds } else { WINDOW_SECONDS_MAX }
     }
 
     /// Returns the maximum number of tokens that may be spent at once.
@@ -93,10 +144,31 @@ impl Limit {
 
     /// Returns what makes two limits on the same entries count separately: the algorithm, because
     /// each reads only its own state, and the window. The amounts are left out, so that raising or
-    /// lowering a limit keeps its count. For fixed windows it is the window alone, below 2^56.
+    /// lowering a limit keeps its count. For fixed windows it is the window alone, below 2^56: its
+    /// seconds, or from 2^55 its calendar.
     #[inline]
-    pub const fn identity(self) -> u64 {
-        self.algorithm.identity() << 56 | self.window_seconds()
+    pub fn identity(self) -> u64 {
+        let window = match self.calendar {
+            None => self.window_seconds(),
+            Some(calendar) => 1 << 55 | calendar.identity(self.unit),
+        };
+        self.algorithm.identity() << 56 | window
+    }
+
+    /// Returns the name of the unit in rule files.
+    pub fn unit_name(self) -> String {
+        let calendar = if self.calendar.is_some() { CALENDAR } else { "" };
+        format!("{calendar}{}", self.unit.name().to_ascii_lowercase())
+    }
+
+    /// Returns the limit of a calendar month in UTC in place of one of a `month`, as
+    /// `USE_CALENDAR_MONTH_RATE_LIMIT` wants it: a fixed window of one month.
+    #[must_use]
+    pub fn with_calendar_month(self) -> Self {
+        let is_month = self.unit == Unit::Month && self.unit_multiplier == NonZeroU32::MIN;
+        let counts_months = is_month && self.algorithm == Algorithm::FixedWindow;
+        let utc = || Calendar::utc().filter(|_| counts_months);
+        Self { calendar: self.calendar.or_else(utc), ..self }
     }
 
     /// Returns the part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus
@@ -112,6 +184,12 @@ impl Limit {
             None => self.algorithm,
         };
         Self { requests_per_unit: part(self.requests_per_unit), algorithm, ..self }
+    }
+
+    /// Returns the unit of the window; `None` if the algorithm has no window.
+    #[inline]
+    pub fn window_unit(self) -> Option<Unit> {
+        self.algorithm.has_window().then_some(self.unit)
     }
 
     /// Describes the limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`
@@ -186,8 +264,26 @@ impl Unit {
         Unit::ALL.into_iter().find(|unit| i64::from(unit.number()) == number)
     }
 
+    /// The units that the calendar has.
+    pub(crate) const OF_CALENDAR: [Unit; 4] = [Unit::Day, Unit::Week, Unit::Month, Unit::Year];
+
+    /// Returns the names of all units in rule files.
+    pub(crate) fn names() -> Vec<String> {
+        let lower = |unit: Unit| unit.name().to_ascii_lowercase();
+        let of_calendar = Unit::OF_CALENDAR.map(|unit| format!("{CALENDAR}{}", lower(unit)));
+        Unit::ALL.map(lower).into_iter().chain(of_calendar).collect()
+    }
+
+    /// Parses the name of a unit in rule files, in any case; `true` for one of the calendar.
+    pub(crate) fn parse_any(name: &str) -> Option<(Unit, bool)> {
+        let (begins, rest) = name.split_at_checked(CALENDAR.len()).unwrap_or(("", name));
+        let is_calendar = begins.eq_ignore_ascii_case(CALENDAR);
+        let unit = Unit::parse(if is_calendar { rest } else { name })?;
+        (!is_calendar || Unit::OF_CALENDAR.contains(&unit)).then_some((unit, is_calendar))
+    }
+
     /// Parses a name in any case, as the reference does; `None` for anything else, including
-    /// `unknown`.
+    /// `unknown` and the units of the calendar.
     pub fn parse(name: &str) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }

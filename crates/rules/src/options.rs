@@ -15,11 +15,11 @@ use serde_json::{Map, Value, json};
 use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
     Algorithm, FailureMode, Hold, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX,
-    UNIT_MULTIPLIER_MAX, UnlessSettled,
+    UNIT_MULTIPLIER_MAX, UnlessSettled, Weekday,
 };
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
-use crate::takes::{Field, Flag, Fraction, Metadata, Number, Span, Takes, Text, Word};
+use crate::takes::{Field, Flag, Fraction, Metadata, Number, Span, Takes, Text, TimeOfDay, Word};
 
 /// An option of rule files.
 #[derive(Debug)]
@@ -79,6 +79,8 @@ pub enum MapKind {
     Defaults,
     /// The terms of a `lease`.
     Lease,
+    /// The `anchor` of a calendar unit.
+    Anchor,
     /// The terms of a `hold`.
     Hold,
 }
@@ -315,9 +317,10 @@ options! {
         /// Those that a file's `defaults` may have too.
         options: LimitOptions,
         --
-        /// Unit of the window: a month has 30 days, a year 365.
+        /// Unit of the window: a month has 30 days, a year 365; those of the calendar begin at
+        /// midnight of the first day in their time_zone. With algorithm concurrency there is none.
         Reference unit: Parsed<&'d str> = Text::UnitName;
-        /// Requests in a window; 0 denies all.
+        /// Requests in a window, or at a time with algorithm concurrency; 0 denies all.
         Reference requests_per_unit: Parsed<u32> = Number { range: 0..=u32::MAX, check: Ok };
         /// Everything passes and nothing is counted.
         Reference unlimited: Parsed<bool> = Flag;
@@ -328,6 +331,10 @@ options! {
         /// Units in a window, which is ten years at most.
         Ratelease unit_multiplier: Parsed<NonZeroU32> =
             Number { range: 1..=UNIT_MULTIPLIER_MAX, check: unit_multiplier };
+        /// Time zone of a calendar unit, as in Europe/Zurich; UTC by default.
+        Ratelease time_zone: Parsed<&'d str> = Text::ZoneName;
+        /// When the windows of a calendar unit begin; by default on the first day at 00:00.
+        Ratelease anchor: Parsed<AnchorOptions> = AnchorMap;
         /// Requests that a token_bucket holds; requests_per_unit by default.
         Ratelease burst: Parsed<NonZeroU32> = Number { range: 1..=u32::MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
@@ -379,6 +386,28 @@ options! {
         Ratelease ttl: Parsed<Duration> = Span { example: "2s", check: ttl };
     }
 }
+
+options! {
+    /// The `anchor` of a calendar unit.
+    struct AnchorOptions {
+        --
+        /// Day on which a calendar_week begins; monday by default.
+        Ratelease weekday: Parsed<Weekday> = Word::<Weekday>(PhantomData);
+        /// Month in which a calendar_year begins; 1 by default.
+        Ratelease month: Parsed<NonZeroU8> = Number { range: 1..=MONTH_MAX.into(), check: month };
+        /// Day on which a calendar_month or calendar_year begins, the last one in a month with
+        /// fewer days; 1 by default.
+        Ratelease day: Parsed<NonZeroU8> = Number { range: 1..=DAY_MAX.into(), check: day };
+        /// Time at which the window begins, in hours and minutes; 00:00 by default.
+        Ratelease time: Parsed<u16> = TimeOfDay;
+    }
+}
+
+/// The months of a year.
+const MONTH_MAX: u8 = 12;
+
+/// The days of the longest month.
+const DAY_MAX: u8 = 31;
 
 options! {
     /// The terms of a `hold`.
@@ -439,6 +468,23 @@ struct DefaultsMap;
 struct ReplacedList;
 struct LeaseValue;
 struct HoldMap;
+struct AnchorMap;
+
+fn month(number: u32) -> Result<NonZeroU8, String> {
+    within("month", number, MONTH_MAX)
+}
+
+fn day(number: u32) -> Result<NonZeroU8, String> {
+    within("day", number, DAY_MAX)
+}
+
+/// Returns a number from 1 to `most`.
+fn within(name: &str, number: u32, most: u8) -> Result<NonZeroU8, String> {
+    let within = u8::try_from(number).ok().filter(|number| *number <= most);
+    within
+        .and_then(NonZeroU8::new)
+        .ok_or_else(|| format!("'{name}' must be from 1 to {most}, found {number}"))
+}
 
 /// The name of a raw identifier.
 const fn bare(name: &'static str) -> &'static str {
@@ -465,10 +511,7 @@ fn max_delay(span: Duration) -> Result<u32, String> {
 }
 
 fn shards(count: u32) -> Result<NonZeroU8, String> {
-    let within = u8::try_from(count).ok().filter(|count| *count <= POOLS_MAX);
-    within
-        .and_then(NonZeroU8::new)
-        .ok_or_else(|| format!("'shards' must be from 1 to {POOLS_MAX}, found {count}"))
+    within("shards", count, POOLS_MAX)
 }
 
 fn lease_max(tokens: u32) -> Result<u32, String> {
@@ -519,13 +562,14 @@ impl OptionRow {
 
 impl MapKind {
     /// Every kind of map.
-    pub const ALL: [MapKind; 7] = [
+    pub const ALL: [MapKind; 8] = [
         MapKind::Root,
         MapKind::Descriptor,
         MapKind::RateLimit,
         MapKind::Replaced,
         MapKind::Defaults,
         MapKind::Lease,
+        MapKind::Anchor,
         MapKind::Hold,
     ];
 
@@ -538,6 +582,7 @@ impl MapKind {
             MapKind::Replaced => (Replaced::ROWS, [].as_slice()),
             MapKind::Defaults => (LimitOptions::ROWS, [].as_slice()),
             MapKind::Lease => (LeaseOptions::ROWS, [].as_slice()),
+            MapKind::Anchor => (AnchorOptions::ROWS, [].as_slice()),
             MapKind::Hold => (HoldOptions::ROWS, [].as_slice()),
         };
         let of_flags = if self == MapKind::Defaults { MapKind::RateLimit } else { self };
@@ -552,7 +597,8 @@ impl MapKind {
 
     /// Returns whether the reference knows this kind of map.
     pub(crate) const fn is_known_to_reference(self) -> bool {
-        !matches!(self, MapKind::Defaults | MapKind::Lease | MapKind::Hold)
+        use MapKind::{Anchor, Defaults, Hold, Lease};
+        !matches!(self, Defaults | Lease | Hold | Anchor)
     }
 
     /// Describes the map, for a message.
@@ -564,6 +610,7 @@ impl MapKind {
             MapKind::Replaced => "an item of 'replaces'",
             MapKind::Defaults => "'defaults'",
             MapKind::Lease => "'lease'",
+            MapKind::Anchor => "'anchor'",
             MapKind::Hold => "'hold'",
         }
     }
@@ -656,6 +703,18 @@ impl<'d> Takes<'d> for LeaseValue {
         json!({"anyOf": [
             {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
         ]})
+    }
+}
+
+impl<'d> Takes<'d> for AnchorMap {
+    type Kept = Parsed<AnchorOptions>;
+
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        reader.anchor(field.node, kept);
+    }
+
+    fn schema(&self) -> Value {
+        json!({"anyOf": [reference("anchor"), {"type": "null"}]})
     }
 }
 
@@ -1012,6 +1071,25 @@ impl<'d> Reader<'d, '_> {
             read.read(self, field);
         }
         LeaseOption::On(read)
+    }
+
+    fn anchor(&mut self, node: &'d Node<'d>, anchor: &mut Parsed<AnchorOptions>) {
+        if is_null(node) {
+            *anchor = Parsed::Absent;
+            return;
+        }
+        let Some(entries) = self.map(node, "'anchor'") else {
+            *anchor = Parsed::Faulty;
+            return;
+        };
+        let mut read = match std::mem::take(anchor) {
+            Parsed::As(_, read) => read,
+            _ => AnchorOptions::default(),
+        };
+        for field in self.options(entries, MapKind::Anchor) {
+            read.read(self, field);
+        }
+        *anchor = Parsed::As(node.place, read);
     }
 
     /// Reads a `hold`, into the one that is already there.

@@ -132,15 +132,18 @@ impl Rule {
             Allowance::Limited(limit) => options.extend(of_limit(limit)),
         }
         let is_one = shards.get() == 1;
-        options.extend([
-            of_lease(*leasing),
-            RuleOption::new("shards", shards.get(), is_one),
-            RuleOption::new(
-                "failure_mode",
-                failure_mode.name(),
-                *failure_mode == Default::default(),
-            ),
-        ]);
+        let has_window = match allowance {
+            Allowance::Limited(limit) => limit.algorithm.has_window(),
+            Allowance::Unlimited => true,
+        };
+        if has_window {
+            options.extend([of_lease(*leasing), RuleOption::new("shards", shards.get(), is_one)]);
+        }
+        options.push(RuleOption::new(
+            "failure_mode",
+            failure_mode.name(),
+            *failure_mode == Default::default(),
+        ));
         options.extend(hold.map(|hold| self.of_hold(hold)));
         options.extend(flags(MapKind::RateLimit));
         options.extend(
@@ -238,14 +241,23 @@ impl RuleOption {
 }
 
 fn of_limit(limit: Limit) -> Vec<RuleOption> {
-    let Limit { requests_per_unit, unit, unit_multiplier, algorithm, store: _ } = limit;
+    let Limit { requests_per_unit, unit, unit_multiplier, calendar, algorithm, store: _ } = limit;
     let is_default = algorithm == Algorithm::default();
-    let mut options = vec![
-        RuleOption::new("requests_per_unit", requests_per_unit, false),
-        RuleOption::new("unit", unit.name().to_ascii_lowercase(), false),
-        RuleOption::new("unit_multiplier", unit_multiplier.get(), unit_multiplier.get() == 1),
-        RuleOption::new("algorithm", algorithm.name(), is_default),
-    ];
+    let mut options = vec![RuleOption::new("requests_per_unit", requests_per_unit, false)];
+    if algorithm.has_window() {
+        let units = unit_multiplier.get();
+        options.extend([
+            RuleOption::new("unit", limit.unit_name(), false),
+            RuleOption::new("unit_multiplier", units, units == 1),
+        ]);
+    }
+    options.push(RuleOption::new("algorithm", algorithm.name(), is_default));
+    if let Some(calendar) = calendar {
+        let (zone, anchor) = (calendar.time_zone(), calendar.anchor(unit));
+        // Named even if it is the default: it shows that the window is one of the calendar.
+        options.push(RuleOption::new("time_zone", zone, false));
+        options.push(RuleOption::new("anchor", &*anchor, anchor == "{}"));
+    }
     if algorithm.owns("burst") {
         let burst = algorithm.burst().unwrap_or_default();
         options.push(RuleOption::new("burst", burst, burst == requests_per_unit));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use memchr::memchr_iter;
 use smallvec::SmallVec;
 
+use crate::limit::Limit;
 use crate::memory::Memory;
 use crate::request::{Descriptor, Entry};
 use crate::rule::Rule;
@@ -21,6 +22,8 @@ pub struct Rules {
     len: usize,
     /// Boxed, since only overrides and pages read it.
     stores: Box<StoreNames>,
+    /// Whether a month of a fixed window is one of the calendar.
+    calendar_months: bool,
 }
 
 /// The rules of one domain.
@@ -64,14 +67,25 @@ pub struct Charged<'r, 'e> {
 
 impl Rules {
     /// The paths of all rules of `domains` must differ.
-    pub(crate) fn new(version: u64, domains: SmallMap<DomainRules>, stores: StoreNames) -> Self {
+    pub(crate) fn new(
+        version: u64,
+        domains: SmallMap<DomainRules>,
+        stores: StoreNames,
+        calendar_months: bool,
+    ) -> Self {
         let len = domains.iter().map(|(_, domain)| domain.rules.len()).sum();
-        Self { version, domains, len, stores: Box::new(stores) }
+        Self { version, domains, len, stores: Box::new(stores), calendar_months }
     }
 
     /// Returns the names of the stores that the rules may name.
     pub fn stores(&self) -> &StoreNames {
         &self.stores
+    }
+
+    /// Returns the limit of an override: a month may be one of the calendar, as in a rule.
+    #[inline]
+    pub fn of_override(&self, limit: Limit) -> Limit {
+        if self.calendar_months { limit.with_calendar_month() } else { limit }
     }
 
     /// Returns the store that counts the overrides of `domain` for which there is no rule.

@@ -6,8 +6,9 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::limit::Algorithm;
 use crate::options::MapKind;
-use crate::takes::unit_names;
+use crate::takes::{unit_names, words};
 
 /// The dialect that editors understand best.
 const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
@@ -36,6 +37,7 @@ const fn definition(kind: MapKind) -> &'static str {
         MapKind::Replaced => "replaced",
         MapKind::Defaults => "defaults",
         MapKind::Lease => "lease",
+        MapKind::Anchor => "anchor",
         MapKind::Hold => "hold",
     }
 }
@@ -60,7 +62,7 @@ fn map(kind: MapKind) -> Value {
         MapKind::Replaced => json!({"required": ["name"]}),
         MapKind::RateLimit => unit_or_unlimited(),
         MapKind::Hold => json!({"required": ["for"]}),
-        MapKind::Defaults | MapKind::Lease => json!({}),
+        MapKind::Defaults | MapKind::Lease | MapKind::Anchor => json!({}),
     };
     if let (Value::Object(map), Value::Object(more)) = (&mut map, more) {
         map.extend(more);
@@ -68,12 +70,23 @@ fn map(kind: MapKind) -> Value {
     map
 }
 
-/// A limit has a unit, or is unlimited, and not both.
+/// A limit has a unit, or is unlimited, and not both; with an algorithm that has no window it has no
+/// unit, and a hold.
 fn unit_or_unlimited() -> Value {
+    let without = Algorithm::ALL.into_iter().filter(|one| !one.has_window());
+    let without = words(&without.map(Algorithm::name).collect::<Vec<_>>());
+    let none = json!({"type": "null"});
     json!({
         "if": {"properties": {"unlimited": {"const": true}}, "required": ["unlimited"]},
         "then": {"properties": {"unit": {"not": unit_names()}}},
-        "else": {"required": ["unit"]},
+        "else": {
+            "if": {"properties": {"algorithm": without}, "required": ["algorithm"]},
+            "then": {
+                "properties": {"unit": none, "unit_multiplier": none, "lease": none},
+                "required": ["hold"],
+            },
+            "else": {"required": ["unit"]},
+        },
     })
 }
 

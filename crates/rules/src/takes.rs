@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map, Number as JsonNumber, Value, json};
 
 use crate::fault::{Place, excerpt};
-use crate::limit::{Algorithm, FailureMode, Unit, UnlessSettled};
+use crate::limit::{Algorithm, FailureMode, Unit, UnlessSettled, Weekday};
 use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
@@ -64,6 +64,8 @@ pub(crate) enum Text {
     StoreName,
     /// The name of a unit. Beside `unlimited` it has no effect, and any text is accepted.
     UnitName,
+    /// The name of a time zone of the IANA database.
+    ZoneName,
 }
 
 /// The name of a `T`, in any case.
@@ -85,6 +87,9 @@ pub(crate) struct Span<T> {
     pub(crate) check: fn(Duration) -> Result<T, String>,
 }
 
+/// A time of day in 24 hours, with or without quotes: the minute from 0 to 1439.
+pub(crate) struct TimeOfDay;
+
 /// A number above 0 and at most 1.
 pub(crate) struct Fraction;
 
@@ -93,6 +98,9 @@ pub(crate) struct Metadata;
 
 /// A duration in Go's form, such as `1h30m` or `50ms`.
 const DURATION: &str = r"^[+]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$";
+
+/// A name of the IANA database, such as `America/Argentina/Buenos_Aires` or `Etc/GMT+1`.
+const ZONE: &str = "^[A-Za-z][A-Za-z0-9/_+-]*$";
 
 // === impl Flag ===
 
@@ -130,6 +138,7 @@ impl<'d> Takes<'d> for Text {
                 json!({"type": ["string", "null"], "pattern": pattern})
             }
             Self::UnitName => nullable(unit_names()),
+            Self::ZoneName => json!({"type": ["string", "null"], "pattern": ZONE}),
         }
     }
 
@@ -140,8 +149,7 @@ impl<'d> Takes<'d> for Text {
 
 /// Returns the JSON Schema of the names of units, without null.
 pub(crate) fn unit_names() -> Value {
-    let units: Vec<_> = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase()).collect();
-    words(&units)
+    words(&Unit::names())
 }
 
 // === impl Word ===
@@ -185,6 +193,15 @@ impl Named for Algorithm {
 impl Named for FailureMode {
     const WHAT: &'static str = "failure mode";
     const ALL: &'static [FailureMode] = &FailureMode::ALL;
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
+impl Named for Weekday {
+    const WHAT: &'static str = "weekday";
+    const ALL: &'static [Weekday] = &Weekday::ALL;
 
     fn name(self) -> &'static str {
         self.name()
@@ -245,6 +262,36 @@ impl<'d, T> Takes<'d> for Span<T> {
     }
 }
 
+// === impl TimeOfDay ===
+
+impl<'d> Takes<'d> for TimeOfDay {
+    type Kept = Parsed<u16>;
+
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
+        let expected = || "a time of day from \"00:00\" to \"23:59\"".to_owned();
+        *kept = reader.scalar(field, expected, |text, _| minute_of_day(text));
+    }
+
+    fn schema(&self) -> Value {
+        json!({"type": ["string", "null"], "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"})
+    }
+
+    fn is_text(&self) -> bool {
+        true
+    }
+}
+
+fn minute_of_day(text: &str) -> Option<u16> {
+    let &[h, hour, b':', m, minute] = text.as_bytes() else { return None };
+    let number = |tens: u8, ones: u8| {
+        let is_number = tens.is_ascii_digit() && ones.is_ascii_digit();
+        is_number.then(|| u16::from(tens - b'0') * 10 + u16::from(ones - b'0'))
+    };
+    let hour = number(h, hour).filter(|hour| *hour < 24)?;
+    let minute = number(m, minute).filter(|minute| *minute < 60)?;
+    Some(hour * 60 + minute)
+}
+
 // === impl Fraction ===
 
 impl<'d> Takes<'d> for Fraction {
@@ -290,7 +337,8 @@ impl<'d> Takes<'d> for Metadata {
 }
 
 /// These words in any case. Editors offer those of the `enum`.
-fn words(words: &[impl AsRef<str>]) -> Value {
+/// Returns the schema of one of these words, in any case.
+pub(crate) fn words(words: &[impl AsRef<str>]) -> Value {
     let words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
     let mut pattern = String::new();
     for word in &words {

@@ -21,8 +21,12 @@ mod version;
 mod warnings;
 
 const MERGE: Options = Options { merge_domains: true, ..NO_MERGE };
-const NO_MERGE: Options =
-    Options { merge_domains: false, stores: StoreNames::NONE, domain_stores: DomainStores::NONE };
+const NO_MERGE: Options = Options {
+    merge_domains: false,
+    stores: StoreNames::NONE,
+    domain_stores: DomainStores::NONE,
+    calendar_months: false,
+};
 
 fn fixtures(kind: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules").join(kind)

@@ -315,10 +315,13 @@ fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
 fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
     let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
         let requests = applied.limit.requests_per_unit;
-        let window = applied.limit.window_seconds();
+        let window = match applied.limit.window_unit() {
+            Some(_) => format!(";w={}", applied.limit.window_seconds()),
+            None => String::new(),
+        };
         match applied.rule.map(|rule| &*rule.name).filter(|name| !name.is_empty()) {
-            Some(name) => format!("{requests};w={window};name={}", quoted(name)),
-            None => format!("{requests};w={window}"),
+            Some(name) => format!("{requests}{window};name={}", quoted(name)),
+            None => format!("{requests}{window}"),
         }
     });
     list(std::iter::once(requests.to_string()).chain(limits))
@@ -391,10 +394,14 @@ fn quoted(text: &str) -> String {
 // === impl Item ===
 
 impl Item<'_> {
-    /// Quota and window of the policy; the window is in seconds.
+    /// Quota and window of the policy; the window is in seconds. Without a window, the quota's unit.
     fn policy(&self) -> String {
         let Self { name, applied: AppliedLimit { limit, .. }, .. } = self;
-        format!("{name};q={};w={}", limit.requests_per_unit, limit.window_seconds())
+        let requests = limit.requests_per_unit;
+        match limit.window_unit() {
+            Some(_) => format!("{name};q={requests};w={}", limit.window_seconds()),
+            None => format!("{name};q={requests};qu=\"concurrent-requests\""),
+        }
     }
 
     /// The remaining quota, and the seconds until it is full again, if they are known.

@@ -22,7 +22,7 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use http::{StatusCode, Uri};
 use ratelease_cli::settings::HealthyWith;
-use ratelease_rules::{Allowance, Rule, RuleOption, StoreNames};
+use ratelease_rules::{Allowance, Rule, RuleOption, StoreNames, Unit};
 use ratelease_server::current_rules::CurrentRules;
 use serde_json::Value;
 use status::Status;
@@ -156,7 +156,9 @@ fn dump(status: &Status) -> String {
 
 fn line(rule: &Rule, stores: &StoreNames) -> String {
     let (unit, requests) = match rule.allowance {
-        Allowance::Limited(limit) => (limit.unit.name(), limit.requests_per_unit),
+        Allowance::Limited(limit) => {
+            (limit.window_unit().map_or("UNKNOWN", Unit::name), limit.requests_per_unit)
+        }
         Allowance::Unlimited => ("UNKNOWN", 0),
     };
     let mut line = format!(
@@ -224,6 +226,11 @@ mod pages_tests {
             ("", ""),
             ("unit_multiplier: 1, algorithm: fixed_window, lease: on, shards: 1", ""),
             ("unit_multiplier: 5", ", unit_multiplier: 5"),
+            ("unit: calendar_day", ", time_zone: UTC"),
+            (
+                "unit: calendar_day, time_zone: Europe/Zurich, anchor: {time: 09:00}",
+                ", time_zone: Europe/Zurich, anchor: {time: \"09:00\"}",
+            ),
             ("algorithm: sliding_window, shards: 4", ", algorithm: sliding_window, shards: 4"),
             ("algorithm: token_bucket", ", algorithm: token_bucket"),
             ("algorithm: token_bucket, burst: 3", ", algorithm: token_bucket, burst: 3"),

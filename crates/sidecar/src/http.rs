@@ -27,6 +27,7 @@ use ratelease_listener::{
     UnreadBounds, connections, serve_each,
 };
 use ratelease_otlp::origin::system_time;
+use ratelease_rules::Unit;
 use ratelease_rules::request::json as request_json;
 use ratelease_rules::request::scoped::{FieldFault, ScopedRequest};
 use ratelease_server::request::{RequestError, Route, Transport};
@@ -360,7 +361,8 @@ fn status(status: &Status<'_>) -> Value {
     fields.insert("code".into(), code(status.code).into());
     if let Some(applied) = &status.limit {
         let name = applied.rule.map(|rule| &*rule.name).unwrap_or_default();
-        let mut limit = json!({ "unit": applied.limit.unit.name() });
+        let unit = applied.limit.window_unit().map_or("UNKNOWN", Unit::name);
+        let mut limit = json!({ "unit": unit });
         if !name.is_empty() {
             limit["name"] = name.into();
         }

@@ -21,7 +21,7 @@ descriptors:
 #[test]
 fn good_rules_are_counted() {
     let ran = run_in(root(), &["check"], &[]);
-    let out = "3 files: 18 rules in 3 domains, 0 faults, 0 warnings\n";
+    let out = "4 files: 22 rules in 4 domains, 0 faults, 0 warnings\n";
     assert_eq!((ran.status, &*ran.out, &*ran.err), (0, out, ""));
     let ran = run_in(root(), &["check", "config/rules/demo.yaml"], &[]);
     assert_eq!(ran.out, "1 file: 5 rules in 1 domain, 0 faults, 0 warnings\n");

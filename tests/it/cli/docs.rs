@@ -19,7 +19,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 19] = [
+const NOT_RUN: [(&str, &str, &str); 22] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
@@ -41,6 +41,9 @@ const NOT_RUN: [(&str, &str, &str); 19] = [
     ("performance.md", "$ RATELEASE_BIN=target/dist/ratelease", "needs a release build"),
     ("performance.md", "$ cargo bench", "takes a quarter of an hour"),
     ("recipes.md", "$ ratelease serve", "serves until a signal; cargo test --test recipes"),
+    ("llm.md", "$ python3", "serves until a signal; cargo test --test recipes llm::page"),
+    ("llm.md", "$ ask()", "needs Envoy; cargo test --test recipes llm::page runs it"),
+    ("llm.md", "$ RATELIMIT_BIN", "needs Envoy; cargo test --test envoy runs scripts/demo --llm"),
     ("runbooks.md", "$ kubectl port-forward", "needs a Kubernetes cluster"),
     ("xds.md", "CONFIG_TYPE=GRPC_XDS_SOTW", "serves until a signal; tests/it/xds does it"),
 ];

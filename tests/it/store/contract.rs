@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::{
     ALGORITHMS, ahead, algorithms, ask, connected, exchange, granted, one, patient, pools, refunds,
-    within,
+    slots, within,
 };
 use crate::support::now;
 use crate::support::redis::{Cluster, Sentinel, Single};
@@ -108,6 +108,7 @@ pub(super) async fn keeps_the_contract(store: &dyn Store) {
     ahead::keeps_the_contract(store).await;
     pools::keep_the_contract(store).await;
     refunds::keep_the_contract(store).await;
+    slots::keep_the_contract(store).await;
 }
 
 async fn lends_what_is_wanted_or_left(store: &dyn Store) {

@@ -2,7 +2,7 @@
 
 use ratelease_engine::algorithm::{State, Token, counting, fixed_window, sliding_window, step};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Grant, Return, Store};
+use ratelease_engine::store::{Ask, Grant, Return, Slots, Store};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
@@ -192,6 +192,7 @@ impl Count {
             next_window: rng.below(3) == 0 && counting(self.limit).token == Token::OfWindow,
             ttl: rng.pick(&TTLS),
             back: self.back(rng),
+            slots: self.slots(rng),
             ..Ask::look(self.key, self.sometimes_another(rng))
         }
     }
@@ -204,6 +205,15 @@ impl Count {
         }
         let algorithm = drawn(rng, self.limit.algorithm);
         Limit { requests_per_unit: rng.pick(&LIMITS), algorithm, ..self.limit }
+    }
+
+    /// What one of a few pods holds, for a count of slots; sometimes none, for a look.
+    fn slots(&self, rng: &mut Rng) -> Option<Slots> {
+        let is_held = counting(self.limit).token == Token::Permit && rng.below(8) > 0;
+        is_held.then(|| {
+            let pod = rng.pick(&[0, 1, 1 << 32, u64::MAX]);
+            Slots { pod, held: amount(rng) }
+        })
     }
 
     fn back(&self, rng: &mut Rng) -> Option<Return> {
@@ -242,6 +252,6 @@ pub(super) fn time_of(grant: &Grant, ask: &Ask) -> u64 {
     if !is_aligned(ask) {
         return grant.epoch;
     }
-    let ends = (grant.epoch + 1) * ask.limit.window_seconds() * 1_000_000;
+    let ends = ask.limit.window_starts(grant.epoch + 1);
     ends - u64::try_from(grant.reset_after.as_micros()).unwrap()
 }

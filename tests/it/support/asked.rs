@@ -13,7 +13,8 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
-/// A service that denies `/denied`, fails at `/broken`, and records its requests.
+/// A service that denies `/denied`, fails at `/broken`, never answers `/slow`, and records its
+/// requests.
 #[derive(Clone, Default)]
 pub(crate) struct Asked(Arc<Mutex<Vec<(RateLimitRequest, String)>>>);
 
@@ -72,6 +73,9 @@ impl RateLimitService for Asked {
         };
         let descriptors = request.descriptors.len();
         self.0.lock().unwrap().push((request, timeout));
+        if is_for("/slow") {
+            std::future::pending::<()>().await;
+        }
         if is_for("/broken") {
             return Err(Status::unavailable("broken"));
         }

@@ -69,7 +69,7 @@ async fn a_request_that_fails_is_settled_once() {
     }
     for form in [whole, stream] {
         let headers = [("x-user-id", "alice"), ("x-llm-delay", "1")];
-        form.post_and_leave(facts.envoy.ingress, &headers, &facts.llm).await;
+        drop(form.begin(facts.envoy.ingress, &headers, &facts.llm).await);
         assert_eq!(facts.calls(2).await, asked(form.estimate(), form.estimate()), "{form:?}");
     }
 
@@ -80,7 +80,7 @@ async fn a_request_that_fails_is_settled_once() {
     facts.llm.until_called(before + 2).await;
     let headers = [("x-route", "redirect"), ("x-llm-fault", "redirect")];
     let (_, calls) = facts.sent(whole, &headers, 4).await;
-    assert_eq!(calls, [asked(estimate, estimate), asked(estimate, estimate)].concat());
+    assert_eq!(calls, [asked(estimate, 0), asked(estimate, 0)].concat());
     facts.envoy.stop().await;
 }
 
@@ -99,6 +99,19 @@ async fn a_request_that_the_limiter_refuses_or_fails_has_an_end_too() {
         assert_eq!(facts.envoy.verdicts().await.error, 1);
         facts.envoy.stop().await;
     }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_limiter_answers_has_no_end() {
+    let facts = Facts::start(true).await;
+    let client = FORMS[0].send(facts.envoy.ingress, &[("x-user-id", "/slow")]).await;
+    facts.envoy.until("asking", async || facts.asked.count() == 1).await;
+    drop(client);
+    let left = "http.ingress.downstream_cx_destroy_remote_active_rq";
+    facts.envoy.until("left", async || facts.envoy.stat(left).await == Some(1)).await;
+    assert_eq!(facts.calls(1).await, [format!("start {}", FORMS[0].estimate())]);
+    assert_eq!(facts.llm.calls().await, 0);
+    facts.envoy.stop().await;
 }
 
 /// The calls of a request.

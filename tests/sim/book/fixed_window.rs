@@ -151,7 +151,7 @@ impl FixedWindow {
         let limit = u64::from(ask.limit.requests_per_unit);
         let is_lowered = limit < window.highest;
         // So it does where costs that were owed end one above the limit.
-        let is_one_above = window.settles && window.lent == limit + 1;
+        let is_one_above = window.settles && window.lent == limit + 1 + window.unknown;
         window.unknown += u64::from(of == present && (is_lowered || is_one_above));
         window.lent -= returned;
         self.log.push(Change { at, present, window: of, lent: 0, returned });

@@ -31,7 +31,12 @@ struct End {
     /// Whether its start passed; an early end does not wait to know.
     passed: Arc<AtomicBool>,
     early: bool,
+    /// It has waited for the answer to its start.
+    is_late: bool,
 }
+
+/// A request is answered within this time.
+const ANSWERED_MS: u64 = 60;
 
 // === impl Ends ===
 
@@ -65,7 +70,8 @@ impl Callers {
             for nth in 0..times {
                 let again_ms = if nth == 0 { 0 } else { self.rng.below(100) };
                 let (settlement, passed) = (settlement.clone(), Arc::clone(&call.passed));
-                let end = End { settlement, pod: call.pod, elsewhere, passed, early };
+                let end =
+                    End { settlement, pod: call.pod, elsewhere, passed, early, is_late: false };
                 self.ends.add(at_ms + again_ms, end);
             }
         }
@@ -82,6 +88,9 @@ impl Callers {
             let Some((_, end)) = self.ends.due.pop_first() else { return };
             if end.early || end.passed.load(Ordering::Relaxed) {
                 self.settle(end, ms, fleet);
+            } else if !end.is_late {
+                // Its start may not be answered yet.
+                self.ends.add(ms + ANSWERED_MS, End { is_late: true, ..end });
             }
         }
     }

@@ -49,6 +49,8 @@ pub struct Freed {
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
     pub pod: u64,
+    /// The pod leaves, so that nothing ends there any more.
+    pub is_leaving: bool,
     pub now: Time,
     /// The times of the master's clock when the request began, and now.
     pub wall_us: (u64, u64),
@@ -84,7 +86,7 @@ impl Costs {
     /// Enters a request that passes, which holds its hits from now on, if any.
     pub fn start(&mut self, charge: &Charge, key: Key, carries: bool, moment: Moment) {
         let Some((own, limit)) = charge.count else { return };
-        let Moment { pod, now, wall_us } = moment;
+        let Moment { pod, is_leaving, now, wall_us } = moment;
         let account = self.account(key, limit, carries);
         let windows = (number(limit, wall_us.0), number(limit, wall_us.1));
         account.passed.insert((pod, windows.1), now);
@@ -98,7 +100,9 @@ impl Costs {
         let releases = terms.unless_settled == UnlessSettled::Release;
         let ends = now + terms.lasts();
         let held = Held { key, hits: charge.hits, ends, releases, window, is_ending: false };
-        self.held.insert((pod, own, charge.id), held);
+        if !is_leaving {
+            self.held.insert((pod, own, charge.id), held);
+        }
     }
 
     /// Enters a settlement. Returns what comes back, and what is charged beyond what was held.
@@ -109,7 +113,7 @@ impl Costs {
         carries: bool,
         moment: Moment,
     ) -> (Freed, u64) {
-        let Moment { pod, now, wall_us } = moment;
+        let Moment { pod, now, wall_us, .. } = moment;
         let (own, limit) = charge.count.expect("a settlement that no rule limits");
         let held = self.held.remove(&(pod, own, charge.id));
         let cost = charge.hits;
@@ -219,7 +223,10 @@ impl Costs {
         match left {
             // A count of one above the limit loses a token with its first return, which takes it
             // for the mark of a denial.
-            Some(left) if !(rest.max(0)..=rest.max(0) + 1).contains(&i128::from(left)) => {
+            Some(left)
+                if !(rest.max(0)..=rest.max(0) + account.dues.len() as i128)
+                    .contains(&i128::from(left)) =>
+            {
                 Err(format!("{counted} were used, and the store has {left} left"))
             }
             _ => Ok(()),

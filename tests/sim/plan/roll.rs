@@ -23,6 +23,7 @@ impl Plan {
             2 | 3 => Mood::Over,
             4 => Mood::Audit,
             5 => Mood::Costs,
+            6 => Mood::Slots,
             _ => Mood::Rough,
         };
         Self::of_mood(seed, mood)
@@ -33,6 +34,7 @@ impl Plan {
         let plan = match mood {
             Mood::Audit => audit::plan(seed, &mut rng),
             Mood::Costs => costs::plan(seed, &mut rng),
+            Mood::Slots => costs::plan_of_slots(seed, &mut rng),
             _ => Self::of_dice(seed, mood, &mut rng),
         };
         let plan = costs::add(plan, &mut Rng::new(seed, &[0, 3]));

@@ -59,9 +59,6 @@ const CLIENT_CA: Support = Differs(
     "check that each client presents one",
 );
 
-/// Makes a month of the reference a calendar month, in UTC.
-pub(crate) const CALENDAR_MONTHS: &str = "USE_CALENDAR_MONTH_RATE_LIMIT";
-
 /// All 114 variables, in the order of the reference.
 #[rustfmt::skip]
 pub(crate) const REFERENCE: [(&str, Support); 114] = [
@@ -186,7 +183,7 @@ pub(crate) const REFERENCE: [(&str, Support); 114] = [
 pub(crate) const BESIDE_REFERENCE: [(&str, Support); 5] = [
     // Merged in July and August 2026 (pull requests 1191 and 1206).
     ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Unneeded(READONLY)),
-    (CALENDAR_MONTHS, Unsupported("a month is 30 days, counted from the Unix epoch")),
+    ("USE_CALENDAR_MONTH_RATE_LIMIT", Flag),
     ("REDIS_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
     ("REDIS_PERSECOND_POOL_ON_EMPTY_WAIT_DURATION", ONE_CONNECTION),
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.

@@ -49,6 +49,9 @@ settings! {
         /// Let several files add rules to one domain
         "MERGE_DOMAIN_CONFIG" => merges_domains: bool =
             switch(false).hidden_alias("merge-domain-configs");
+        /// Count a limit of unit month by the months of the calendar, in UTC, instead of by 30 days,
+        /// as ratelimit does with it: rules and overrides with a fixed window of one month
+        "USE_CALENDAR_MONTH_RATE_LIMIT" => calendar_months: bool = switch(false);
         /// Names of the stores that rules may name besides default, separated by commas. Each has
         /// the settings of REDIS_PERSECOND_ under its own name: REDIS_STORE_PREMIUM_URL for premium
         /// [default: none]
@@ -157,6 +160,7 @@ impl Reading {
                 merge_domains: options.merges_domains,
                 stores: options.stores,
                 domain_stores,
+                calendar_months: options.calendar_months,
             },
         }
     }

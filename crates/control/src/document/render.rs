@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 use super::{Document, Entry};
 
 /// The order in which the fields of `rate_limit` are written; others follow by name.
-const LIMIT_FIELDS: [&str; 4] = ["unit", "unit_multiplier", "requests_per_unit", "algorithm"];
+const LIMIT_FIELDS: [&str; 6] =
+    ["unit", "unit_multiplier", "time_zone", "anchor", "requests_per_unit", "algorithm"];
 
 /// Text above this length is not written: a rule file may have 16 MiB.
 const TEXT_BYTES_MAX: usize = 16 << 20;

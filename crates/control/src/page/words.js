@@ -25,9 +25,11 @@ function limitWords({rate_limit: limit}) {
   if (!limit) return "no limit";
   if (limit.unlimited) return "unlimited";
   if (limit.replaces && limit.requests_per_unit === undefined) return "replaces others";
-  const many = limit.unit_multiplier > 1 ? `${limit.unit_multiplier} ${limit.unit}s` : limit.unit;
   const amount = limit.requests_per_unit;
-  return `${typeof amount === "number" ? count(amount) : amount} / ${many}`;
+  const shown = typeof amount === "number" ? count(amount) : amount;
+  if (limit.algorithm === "concurrency") return `${shown} at a time`;
+  const many = limit.unit_multiplier > 1 ? `${limit.unit_multiplier} ${limit.unit}s` : limit.unit;
+  return `${shown} / ${many}`;
 }
 
 // What else a list says of a rule.

@@ -4,14 +4,17 @@
 --   ARGV     want, need, charge a denial (0 or 1), hits that are owed, limit, window in seconds,
 --            whether tokens of the next window are asked for (0 or 1), whether what is counted
 --            beyond the limit counts against the next windows (0 or 1),
+--            only if the window has 0 seconds, windows of a calendar: the seconds of the longest,
+--            the number of the first, and when it and the five after it begin, in seconds,
 --            and, only if tokens are returned: their number, and the window they were leased in
 --            (none for a refund, which goes to the present one)
 --   reply    tokens, the time in microseconds, the window's number, its count, and the tokens of
---            the next window that are leased
+--            the next window that are leased; or, if the time lies outside of the first three windows
+--            of the calendar, the time alone, and nothing has changed
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
--- need, tokens back and what is owed to 2^32, where the first three already mean "all"; a count is
--- cut to ten digits. A time
+-- need, tokens back and what is owed to 2^32, where the first three already mean "all", and a count
+-- is cut to that too. A time
 -- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
@@ -24,20 +27,36 @@
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local owed, limit, seconds = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local next_window, carries = ARGV[7] == '1', ARGV[8] == '1'
-local back, lent_in = tonumber(ARGV[9]), tonumber(ARGV[10])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
-local window = math.floor(now / seconds)
+local window, first, rest = math.floor(now / seconds), nil, 9
+if seconds == 0 then
+  seconds, first, window, rest = tonumber(ARGV[9]), tonumber(ARGV[10]), nil, 17
+  -- The window of a day that the zone skipped is empty, and never the present one.
+  for i = 0, 2 do
+    if tonumber(ARGV[11 + i]) <= now and now < tonumber(ARGV[12 + i]) then window = first + i end
+  end
+  if not window then return { now * 1000000 + micros } end
+end
+local back, lent_in = tonumber(ARGV[rest]), tonumber(ARGV[rest + 1])
 
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
-local COUNT_MAX, CENTURY = 9999999999, 3153600000
+local COUNT_MAX, CENTURY = 4294967296, 3153600000
 local stored, stored_next = 0, 0
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.
 local function carried(count, windows)
   return carries and math.max(0, count - limit * windows) or 0
+end
+
+-- When the window begins that comes so many windows later. Of the calendar only the next two are
+-- known; a later end does no harm.
+local function ends(windows)
+  if not first then return (window + windows) * seconds end
+  local known = math.min(windows, 2)
+  return tonumber(ARGV[11 + window - first + known]) + (windows - known) * seconds
 end
 
 local value = redis.call('GET', KEYS[1])
@@ -84,6 +103,6 @@ if count ~= stored or next_count ~= stored_next then
     lasts = math.max(lasts, paid)
   end
   -- A second past the last window's end: expiry can never take a count that is still in force.
-  redis.call('SET', KEYS[1], state, 'PXAT', ((window + lasts) * seconds + 1) * 1000)
+  redis.call('SET', KEYS[1], state, 'PXAT', (ends(lasts) + 1) * 1000)
 end
 return { tokens, now * 1000000 + micros, window, count, next_count }

@@ -1,12 +1,15 @@
-//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch and independent
+//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of a
+//! calendar, and independent
 //! of each other. Tokens of the next window may be leased before it begins: they are counted
 //! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
 
+use ratelease_rules::Limit;
+
 use super::{
-    Counting, Script, Steps, Token, arguments, is_present, until_end_us, window_of, window_seconds,
-    window_us,
+    AMOUNT_MAX, Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present,
+    until_end_us, window_of, window_seconds,
 };
 use crate::ask::{Ask, Grant, Return};
 
@@ -19,10 +22,13 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::FixedWindow(state), grant)
         },
         script: &SCRIPT,
-        arguments: |ask| {
+        arguments: |ask, store_us| {
             let limit = u64::from(ask.limit.requests_per_unit);
             let flags = [u64::from(ask.next_window), u64::from(ask.carry_debt)];
-            arguments(ask, &[limit, window_seconds(ask.limit), flags[0], flags[1]])
+            let Some(windows) = windows(ask.limit, store_us) else {
+                return arguments(ask, &[limit, window_seconds(ask.limit), flags[0], flags[1]]);
+            };
+            arguments(ask, &[&[limit, 0, flags[0], flags[1]], &windows[..]].concat())
         },
         reply,
     },
@@ -30,13 +36,13 @@ pub(super) static COUNTING: Counting = Counting {
     is_windowed: true,
     store_time_us: |ask, grant| {
         let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
-        let ends_us = grant.epoch.saturating_add(1).saturating_mul(window_us(ask.limit));
+        let ends_us = ask.limit.window_starts(grant.epoch.saturating_add(1));
         Some(ends_us.saturating_sub(reset_us))
     },
 };
 
-/// A count beyond this is cut to it: it is ten digits wide in Redis.
-const COUNT_MAX: u64 = 9_999_999_999;
+/// A count beyond this is cut to it, so that the largest amount that comes back is all of it.
+const COUNT_MAX: u64 = AMOUNT_MAX;
 
 /// A count is carried over for a hundred years at most.
 const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;
@@ -46,7 +52,7 @@ static SCRIPT: Script = Script::new(include_str!("fixed_window.lua"));
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
-    /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
+    /// Number of the window that `count` belongs to, as [`Limit::window_at`] counts them.
     pub window: u64,
     /// Tokens leased in it and not given back, and costs that were owed; at least one above the
     /// limit if the key is overdrawn.
@@ -91,14 +97,13 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
-    let window = Duration::from_micros(window_us(terms));
-    let until_end =
-        Duration::from_micros(until_end_us(state.window, now_unix_us, window_us(terms)));
+    let until_end = |window| Duration::from_micros(until_end_us(window, now_unix_us, terms));
     let (counted, starts_after, reset_after) = if ask.next_window {
         let counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
-        (counted, until_end, until_end.saturating_add(window))
+        let until_next_ends = until_end(state.window.saturating_add(1));
+        (counted, until_end(state.window), until_next_ends)
     } else {
-        (state.count, Duration::ZERO, until_end)
+        (state.count, Duration::ZERO, until_end(state.window))
     };
     let left = limit.saturating_sub(counted);
     let epoch = state.window.saturating_add(u64::from(ask.next_window));
@@ -114,6 +119,27 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
+/// The windows of a calendar that the script is told of, which counts in those of its time that are
+/// among the first three: the pod's estimate may be wrong by one. Each may be continued by the window
+/// after it, and the count of that one, and of the next, has an end.
+const BOUNDARIES: usize = 6;
+
+/// The windows of a calendar for the script, in seconds: the longest, the number of the one before
+/// the pod's estimate of the store's time, and when it and those after it begin.
+fn windows(terms: Limit, store_us: u64) -> Option<[u64; 2 + BOUNDARIES]> {
+    terms.calendar?;
+    let first = terms.window_at(store_us.min(STORE_TIME_MAX)).saturating_sub(1);
+    let mut windows = [terms.window_max().as_secs(); 2 + BOUNDARIES];
+    windows[1] = first;
+    for (boundary, window) in windows.iter_mut().skip(2).zip(first..) {
+        *boundary = terms.window_starts(window) / MICROS_PER_SECOND;
+    }
+    Some(windows)
+}
+
+/// The latest time that scripts count exactly, in the year 2255.
+const STORE_TIME_MAX: u64 = 1 << 53;
+
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
@@ -121,15 +147,14 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let state = State { window, count, next: u32::try_from(next).ok()? };
     let counted = if ask.next_window { next } else { count };
     let debited = tokens == 0 || (tokens <= counted && counted <= limit);
-    let is_present = is_present(window, now_unix_us, window_us(ask.limit));
+    let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// The state as of the present window. A new window starts with the tokens that were leased ahead of
 /// it, and with what is carried over.
 fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
-    let terms = ask.limit;
-    let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
+    let window = window_of(state.map(|state| state.window), now_unix_us, ask.limit);
     let Some(state) = state.filter(|state| state.window <= window) else {
         return State { window, count: 0, next: 0 };
     };
@@ -167,7 +192,8 @@ impl State {
             Self { count: 1.., .. } => paid,
             _ => return 0,
         };
-        self.window.saturating_add(windows).saturating_mul(window_seconds)
+        let ends_us = ask.limit.window_starts(self.window.saturating_add(windows));
+        ends_us.div_ceil(MICROS_PER_SECOND)
     }
 
     /// Credits a lease to the window that it belongs to, and a refund to the present window.

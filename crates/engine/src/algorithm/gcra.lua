@@ -30,7 +30,6 @@ local room, room_part, tokens_min = tonumber(ARGV[11]), tonumber(ARGV[12]), tonu
 local window, longest = tonumber(ARGV[14]), tonumber(ARGV[15])
 local ttl, back, lent_at = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
 local TOKENS_MAX = 4294967295
-local OWED_MAX = math.max(longest, 4503599627370496)
 local CENTURY_US = 3153600000000000
 
 -- What n tokens are worth at a rate, in ticks and parts of a tick. The product of n and part may
@@ -59,6 +58,9 @@ local function earned_at(ticks, rest, most, cost, part, parts)
   while n < most and fit(n + 1) do n = n + 1 end
   return n
 end
+
+-- The largest debt that incurred costs can make.
+local OWED_MAX = math.max(longest, math.min(cost_at(TOKENS_MAX, cost, part, parts), 4503599627370496))
 
 -- A debt with incurred costs, which may exceed a full bucket; then all that is owed is one debt.
 local function with_owed(debt, beyond, owed)

@@ -28,7 +28,7 @@ use crate::ask::Ask;
 pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
 
 /// The arguments of the script.
-pub(super) fn arguments(ask: &Ask) -> Vec<u64> {
+pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
     let pace = Pace::of(ask.limit);
     let (cost, part) = pace.token();
     let (room, room_part) = pace.room;
@@ -235,10 +235,10 @@ impl Pace {
         (sum.saturating_add(self.cost(beyond)).min(self.owed_max()), 0)
     }
 
-    /// The largest debt that costs which are owed can make, in ticks: some 52 days, or a full bucket
-    /// if that is more. What exceeds it is forgotten.
+    /// The largest debt that costs which are owed can make, in ticks: 2^32 tokens, some 52 days at
+    /// most, or a full bucket if that is more. What exceeds it is forgotten.
     fn owed_max(&self) -> u64 {
-        self.longest().max(TICKS_MAX)
+        self.longest().max(self.cost(TOKENS_MAX).min(TICKS_MAX))
     }
 
     /// The tokens of a debt that exceeds an empty bucket's, rounded up; 0 for a smaller one.

@@ -18,8 +18,9 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::LeakyBucket(state), grant)
         },
         script: &gcra::SCRIPT,
-        arguments: |ask| {
-            gcra::arguments(&Ask { charge_denied: false, owed: 0, back: None, ..*ask })
+        arguments: |ask, store_us| {
+            let taking = Ask { charge_denied: false, owed: 0, back: None, ..*ask };
+            gcra::arguments(&taking, store_us)
         },
         reply: |ask, numbers| {
             let (pace, moved) = gcra::moved(ask, numbers)?;

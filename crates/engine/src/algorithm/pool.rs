@@ -18,7 +18,7 @@ pub(super) static STEPS: Steps = Steps {
         (super::State::Pool(state), grant)
     },
     script: &SCRIPT,
-    arguments: |ask| {
+    arguments: |ask, _| {
         let mut arguments =
             vec![amount(ask.want), amount(ask.need), u64::from(counting(ask.limit).is_windowed)];
         if let Some(Put { tokens, epoch, lasts_ms }) = put(ask) {

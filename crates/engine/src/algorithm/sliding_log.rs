@@ -20,7 +20,7 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::SlidingLog(log), grant)
         },
         script: &SCRIPT,
-        arguments: |ask| arguments(ask, &[u64::from(limit_of(ask.limit)), window_us(ask.limit)]),
+        arguments: |ask, _| arguments(ask, &[u64::from(limit_of(ask.limit)), window_us(ask.limit)]),
         reply,
     },
     token: Token::Steady,

@@ -24,7 +24,7 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::SlidingWindow(state), grant)
         },
         script: &SCRIPT,
-        arguments: |ask| {
+        arguments: |ask, _| {
             let limit = u64::from(limit_of(ask.limit));
             arguments(ask, &[limit, window_seconds(ask.limit), part_us(ask.limit)])
         },
@@ -83,7 +83,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let left = left(state, now_unix_us, terms);
-    let until_end = until_end_us(state.window, now_unix_us, window_us(terms));
+    let until_end = until_end_us(state.window, now_unix_us, terms);
     let reset_after = Duration::from_micros(until_end);
     Grant {
         tokens,
@@ -106,7 +106,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let counted = |count| u32::try_from(count).ok().filter(|count| *count <= COUNT_MAX);
     let debited = tokens == 0 || (tokens <= count && count <= limit_of(ask.limit).into());
     let state = State { window, count: counted(count)?, previous: counted(previous)? };
-    let is_present = is_present(window, now_unix_us, window_us(ask.limit));
+    let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
@@ -137,7 +137,7 @@ impl State {
 
 /// The state as of the present window.
 fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
-    let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
+    let window = window_of(state.map(|state| state.window), now_unix_us, terms);
     match state {
         Some(state) if state.window == window => state,
         Some(state) if state.window.checked_add(1) == Some(window) => {
@@ -150,7 +150,7 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
 fn left(state: State, now_unix_us: u64, terms: Limit) -> u64 {
     let part_us = part_us(terms);
     let parts = window_us(terms) / part_us;
-    let until_end = until_end_us(state.window, now_unix_us, window_us(terms));
+    let until_end = until_end_us(state.window, now_unix_us, terms);
     // If the window lies in the future, none of it has passed.
     let rest = until_end.div_ceil(part_us).min(parts);
     let weighed = (u128::from(state.previous) * u128::from(rest)).div_ceil(u128::from(parts));

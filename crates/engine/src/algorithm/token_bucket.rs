@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::gcra::{self, Move, Moved, Pace, State};
-use super::{Counting, Steps, Token};
+use super::{Counting, Steps, Token, amount};
 use crate::ask::{Ask, Grant, Return};
 
 pub(super) static COUNTING: Counting = Counting {
@@ -36,7 +36,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         need: ask.need,
         charge_denied: ask.charge_denied,
         owed: ask.owed,
-        back: ask.back.filter(in_time).map_or(0, |back| back.tokens),
+        back: ask.back.filter(in_time).map_or(0, |back| amount(back.tokens)),
     };
     let (state, moved) = pace.step(state, now_unix_us, by);
     (state, grant(&pace, ask, &moved))

@@ -18,7 +18,7 @@ use super::resolve::Charge;
 use crate::algorithm::{Token, counting};
 use crate::limiter::key::Attempt;
 use crate::limiter::key::KeyState;
-use crate::limiter::key::QuotaSnapshot;
+use crate::limiter::key::{QuotaSnapshot, WATCH_EVERY};
 use parking_lot::Mutex;
 
 use crate::buffer::{LeasedTokens, Take};
@@ -73,7 +73,7 @@ impl Shared {
         // `None` if the key has no state here, so that it cannot have a debt.
         let known = is_local.then(|| self.table.with_existing(charge.key(), used_up)).flatten();
         let limit = charge.applied.limit;
-        let can_owe = known.is_some() && counting(limit).token != Token::Slot;
+        let can_owe = known.is_some() && counting(limit).token.can_be_owed();
         match known {
             Some(Some(quota)) => Ok(self.failure_modes.deny(quota)),
             // A probe was shed: by the store's last reply the key is empty.
@@ -110,8 +110,41 @@ impl Shared {
         now: Time,
         why: StoreError,
     ) -> Result<Attempt, StoreError> {
+        if let Some(attempt) = self.slots_alone(charge, now) {
+            return Ok(attempt);
+        }
         let shard = self.shard_of(charge.key(), charge.applied.limit);
         self.failure_modes.answer(charge, self.pods_of(charge), shard, now, why)
+    }
+
+    /// The answer to a charge of slots, where the mode admits any: `local` this pod's part of the
+    /// limit, less the slots that are in use here, and `allow` all. What is admitted is in use until
+    /// its request ends, as a slot that was leased.
+    fn slots_alone(&self, charge: &Charge<'_>, now: Time) -> Option<Attempt> {
+        let limit = charge.applied.limit;
+        let mode = charge.failure_mode();
+        if counting(limit).token != Token::Permit {
+            return None;
+        }
+        let pods = self.pods_of(charge);
+        let most = match mode {
+            FailureMode::Local => self
+                .failure_modes
+                .part(charge.key(), limit, pods, now.since(Time::default()))
+                .capacity(),
+            FailureMode::Allow => u64::MAX,
+            FailureMode::Deny | FailureMode::Error => return None,
+        };
+        self.failure_modes.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
+        let took = self.with_state(charge, now, 0, |state, context, _| {
+            (state.take_alone(charge.hits, most), state.watch(context))
+        });
+        let (take, starts) = took.unwrap_or((Take::Denied, false));
+        if starts {
+            self.watch(charge.key(), now + WATCH_EVERY);
+        }
+        let left = if take == Take::Denied { 0 } else { most.min(limit.capacity()) };
+        Some(Attempt { take, ..passed(mode, left) })
     }
 
     /// Notes that a failure mode has admitted `charge`: a lease that arrives pays for it if an ask
@@ -137,7 +170,7 @@ impl FailureModes {
     /// `unix_start` is the time of day when `clock` was started. It is used until the shard's own
     /// time is known from its first grant.
     pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
-        let unknown = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
+        let unknown = micros(unix_start);
         let unix = move || unix_start.saturating_add(clock.now().since(Time::default()));
         let own = MemoryStore::new(Arc::new(unix), KEYS_MAX).giving_way();
         let clocks = Mutex::new(Clocks { unknown, known: HashMap::default() });
@@ -172,16 +205,15 @@ impl FailureModes {
     /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
     /// the clock of `shard`, else until the limit is as if nothing had been charged.
     pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
-        let window = limit.window();
         let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
         match counting(limit).token {
             Token::OfWindow => {
-                let unix = self.unix_time(shard);
-                let past = unix.as_secs() % limit.window_seconds().max(1);
-                window.saturating_sub(Duration::new(past, unix.subsec_nanos()))
+                let now = micros(self.unix_time(shard));
+                let ends = limit.window_starts(limit.window_at(now).saturating_add(1));
+                Duration::from_micros(ends.saturating_sub(now))
             }
-            Token::Steady | Token::Slot => {
-                window.saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
+            Token::Steady | Token::Slot | Token::Permit => {
+                limit.window().saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
             }
         }
     }
@@ -223,8 +255,7 @@ impl FailureModes {
         let Some(store_us) = (counting(reply.ask.limit).store_time_us)(&reply.ask, grant) else {
             return;
         };
-        let since_start = reply.asked_at.since(Time::default()).as_micros();
-        let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
+        let since_start = micros(reply.asked_at.since(Time::default()));
         self.clocks.lock().known.insert(reply.shard, store_us.saturating_sub(since_start));
     }
 
@@ -247,7 +278,8 @@ impl FailureModes {
     /// This pod's part of a limit that `pods` share, in the present window. It is drawn at random
     /// so that the parts of all pods add up to the limit on average.
     fn part(&self, key: Key, limit: Limit, pods: u32, unix: Duration) -> Limit {
-        let window = unix.as_secs() / limit.window_seconds().max(1);
+        // Slots are not used up, so a pod's part of them must not change.
+        let window = limit.window_unit().map_or(0, |_| limit.window_at(micros(unix)));
         limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
     }
 
@@ -276,6 +308,10 @@ impl FailureModes {
             ..passed(mode, grant.left)
         }
     }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn passed(mode: FailureMode, remaining: u64) -> Attempt {

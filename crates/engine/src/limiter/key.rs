@@ -1,5 +1,7 @@
 //! The limiter's state of one key: its buffer, its demand, and the requests that wait.
 
+mod slots;
+
 use std::collections::VecDeque;
 use std::mem::size_of;
 use std::sync::Arc;
@@ -52,8 +54,8 @@ pub(super) struct KeyState {
     buffer: Buffer<ColdState>,
     /// The rule of the key; `None` for an override.
     rule: Option<Arc<Rule>>,
-    /// Requests in each window of an override.
-    requests: u32,
+    /// Requests in each window of an override; of a key of slots, those that are in use.
+    number: u32,
     limit_source: LimitSource,
     flags: Flags,
     /// Number of asks on their way: one at a time, or several where the store is far away.
@@ -74,7 +76,7 @@ impl KeyState {
         let mut state = Self {
             buffer: Buffer::unknown(),
             rule: charge.applied.rule.cloned(),
-            requests: 0,
+            number: 0,
             limit_source: LimitSource::Rule,
             flags: Flags::default(),
             asking: 0,
@@ -330,6 +332,11 @@ impl KeyState {
         } else {
             self.buffer.take(pending.hits, pending.charge_denied, kind, now)
         };
+        if let Take::Taken(LeasedTokens { tokens: slots @ 1.., .. }) = take
+            && !limit.algorithm.has_window()
+        {
+            self.note_in_use(slots);
+        }
         Attempt::local(take, self.quota(limit, now))
     }
 
@@ -649,7 +656,7 @@ impl Entry for KeyState {
     }
 
     fn is_busy(&self) -> bool {
-        self.asking > 0 || self.has_waiting()
+        self.asking > 0 || self.has_waiting() || self.in_use() > 0
     }
 
     fn is_live(&self, now: Time) -> bool {
@@ -734,10 +741,10 @@ pub(super) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
 
 /// The largest number of requests that wait for leases, at all keys together: eight times the asks
 /// in the lease client's queue for a shard, since a request that gave up stays until its lease
-/// arrives. At most 13 MiB.
+/// arrives. At most 14 MiB.
 pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
-const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 13 << 20);
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 14 << 20);
 const _: () = assert!(2 * WAITING_MAX <= WAITING_IN_ALL_MAX);
 
 /// Waiting requests, and other state that a key has only in rare cases.
@@ -1004,6 +1011,7 @@ impl KeyState {
             need: if own { need } else { 0 },
             charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
             owed,
+            slots: self.stated(context),
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
             ..policy.blank_ask(key)
@@ -1055,7 +1063,7 @@ impl KeyState {
     /// time to ask again after the replies.
     fn is_uncovered(&self, context: &PodContext<'_>) -> bool {
         let empty = self.buffer.is_known_empty(context.now); // one probe is enough
-        if empty || !self.is_distant(context) || self.asking >= ASKS_MAX {
+        if empty || !self.is_distant(context) || self.asking >= ASKS_MAX || self.is_of_slots() {
             return false;
         }
         let Some(cold) = self.buffer.cold() else { return false };
@@ -1347,12 +1355,15 @@ impl KeyState {
         let policy = self.policy(context);
         self.flags.set(Flags::RELIEF, reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
-        self.note_draw(&policy, reply, grant, context.now);
+        if !self.is_of_slots() {
+            self.note_draw(&policy, reply, grant, context.now);
+        }
         if grant.epoch != self.buffer.epoch() {
             let waits = self.has_next_window(context.now);
             self.flags.set(Flags::NEXT_WINDOW_ASKED, waits);
         }
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
+        let refill = self.with_idle(refill, context.now);
         self.buffer.refill(refill, policy.kind, context.now);
         self.note_round_trip(context.now.since(reply.asked_at));
         let paid = self.pay_debt(policy.kind, context.now);
@@ -1362,6 +1373,7 @@ impl KeyState {
             self.buffer.note_owed(owed, context.now); // the store does not know the rest yet
         }
         self.serve(context);
+        self.give_back_unused(reply.ask.key, context, asks);
         self.fill_pool(reply.ask.key, context, asks);
         paid
     }
@@ -1397,7 +1409,7 @@ impl KeyState {
             self.ask_for_owed(key, context, asks);
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
-            self.give_back_tokens(key, context.now, asks);
+            self.give_back_tokens(key, context, asks);
         } else if let (LimitSource::ColdState, Some(limit)) =
             (self.limit_source, self.limit_of_rule())
         {
@@ -1435,6 +1447,7 @@ impl KeyState {
             }
             let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
             if let Some(unread) = waiter.answer(Ok(attempt)) {
+                self.end_use(unread.taken().tokens);
                 self.buffer.put_back(unread.taken(), kind, context.now);
             }
         }
@@ -1471,8 +1484,8 @@ impl KeyState {
         is_owed: bool,
         now: Time,
     ) -> (bool, u64) {
-        let spaced = counting(self.limit()).token == Token::Slot;
-        if spaced || (self.asking == 0 && !is_owed) {
+        let is_owable = counting(self.limit()).token.can_be_owed();
+        if !is_owable || (self.asking == 0 && !is_owed) {
             return (false, hits);
         }
         let owed = self.debt(now);
@@ -1582,7 +1595,9 @@ impl KeyState {
     }
 
     fn is_worth_watching(&self, context: &PodContext<'_>) -> bool {
-        self.owed(context.now) > 0 || self.holds_above_allowance(context)
+        self.has_slots(context.now)
+            || self.owed(context.now) > 0
+            || self.holds_above_allowance(context)
     }
 }
 
@@ -1606,7 +1621,7 @@ impl KeyState {
         let moves = self.limit().store != limit.store;
         let none_held = || self.buffer.tokens(context.now) == 0;
         if spaced || moves || none_held() || self.takes_returns(key, context) {
-            self.give_back(key, context.now, asks);
+            self.give_back(key, context, asks);
             self.buffer.forget();
         } else {
             self.buffer.mark_estimated();
@@ -1625,6 +1640,9 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) -> Option<Time> {
+        if self.is_of_slots() {
+            return self.inspect_slots(key, context, asks);
+        }
         self.begin_next_window(context.now);
         self.flags.set(Flags::WATCHED, self.is_worth_watching(context));
         if !self.flags.has(Flags::WATCHED) {
@@ -1641,7 +1659,7 @@ impl KeyState {
         }
         let idle_after = self.idle_after(&policy);
         if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
-            self.give_back(key, context.now, asks);
+            self.give_back(key, context, asks);
             self.flags.set(Flags::WATCHED, false);
             return None;
         }
@@ -1669,20 +1687,23 @@ impl KeyState {
 
     /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
     /// it.
-    pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
+    pub(super) fn give_back(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
         let owed = self.take_unreported();
         if owed > 0 {
             let blank = self.return_policy().blank_ask(key);
             asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
         }
-        self.give_back_tokens(key, now, asks);
+        self.give_back_tokens(key, context, asks);
     }
 
     /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.
-    fn give_back_tokens(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
+    fn give_back_tokens(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        if self.is_of_slots() {
+            return self.give_back_idle(key, context, asks);
+        }
         self.give_back_next_window(key, asks);
         let policy = self.return_policy();
-        let leases = self.buffer.drain(now).into_iter().flatten();
+        let leases = self.buffer.drain(context.now).into_iter().flatten();
         asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
     }
 
@@ -1694,10 +1715,13 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
+        if self.is_of_slots() {
+            return self.release(taken.tokens, key, context, asks);
+        }
         let policy = self.policy(context);
         self.buffer.put_back(taken, policy.kind, context.now);
         if !policy.is_leased() && !self.has_waiting() {
-            self.give_back(key, context.now, asks);
+            self.give_back(key, context, asks);
         }
     }
 
@@ -1710,13 +1734,18 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
+        let Unspent { key, tokens, .. } = *unspent;
+        if self.is_of_slots() {
+            return self.release(tokens.tokens, key, context, asks);
+        }
         self.begin_next_window(context.now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);
-        let Unspent { key, tokens, .. } = *unspent;
         let is_windowed = kind == LeaseKind::Windowed;
         let is_of_this_store = limit.store == unspent.limit.store;
         let lasts = context.now < tokens.ends;
+        // A count beyond its limit is owed these tokens, and other pods may need them.
         let has_lease = self.buffer.is_live(context.now)
+            && !self.buffer.is_known_empty(context.now)
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
             self.put_back(tokens, key, context, asks);
@@ -1807,16 +1836,18 @@ impl KeyState {
         };
         let unit =
             if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
-        limit.unwrap_or(Limit::fixed_window(self.requests, unit))
+        limit.unwrap_or(Limit::fixed_window(self.number, unit))
     }
 
     fn set_limit(&mut self, limit: Limit) {
-        self.requests = 0;
+        if counting(limit).token != Token::Permit {
+            self.number = 0;
+        }
         if self.limit_of_rule() == Some(limit) {
             self.limit_source = LimitSource::Rule;
         } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
             self.limit_source = LimitSource::Override(limit.unit);
-            self.requests = limit.requests_per_unit;
+            self.number = limit.requests_per_unit;
         } else {
             self.limit_source = LimitSource::ColdState;
             self.buffer.make_cold().limit = Some(Box::new(limit));

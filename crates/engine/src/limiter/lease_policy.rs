@@ -7,6 +7,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{LeaseTerms, Leasing, Limit, Rule};
 
 use super::PodContext;
+use crate::algorithm::concurrency::SLOTS_TTL;
 use crate::algorithm::{Token, counting};
 use crate::buffer::{LeaseKind, LeasedTokens, Refill};
 use crate::lease::Reply;
@@ -60,12 +61,12 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
 }
 
 /// The ask that returns tokens leased by `ask`. There is none for slots, which pass whether they
-/// are used or not.
+/// are used or not, nor for permits, which go back when the pod states fewer.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
-    let spaced = counting(ask.limit).token == Token::Slot;
+    let returns = counting(ask.limit).token.can_be_owed();
     let back = Some(Return { tokens, epoch: Some(epoch) });
     let purpose = Purpose::Return;
-    (!spaced).then_some(Ask { ttl: ask.ttl, back, purpose, ..Ask::look(ask.key, ask.limit) })
+    returns.then_some(Ask { ttl: ask.ttl, back, purpose, ..Ask::look(ask.key, ask.limit) })
 }
 
 // === impl LeasePolicy ===
@@ -128,6 +129,9 @@ impl LeasePolicy {
 
     /// τ, the longest time that a lease lasts.
     pub(super) fn ttl(&self) -> Duration {
+        if counting(self.limit).token == Token::Permit {
+            return SLOTS_TTL;
+        }
         let default =
             if self.kind == LeaseKind::Windowed { Duration::MAX } else { LeaseTerms::TTL };
         self.terms().ttl.unwrap_or(default)
@@ -136,7 +140,7 @@ impl LeasePolicy {
     /// Tokens that come back each second.
     pub(super) fn inflow(&self) -> f64 {
         match counting(self.limit).token {
-            Token::OfWindow => 0.0,
+            Token::OfWindow | Token::Permit => 0.0,
             Token::Steady | Token::Slot => {
                 f64::from(self.limit.requests_per_unit) / self.limit.window().as_secs_f64()
             }

@@ -100,7 +100,7 @@ impl Limiter {
         self.sweep(|key, state, now, asks| {
             let context = self.shared.context(now);
             if stale(rules, state) && state.takes_returns(key, &context) {
-                state.give_back(key, now, asks);
+                state.give_back(key, &context, asks);
             }
         })
         .await;
@@ -117,7 +117,10 @@ impl Limiter {
     pub async fn close(&self) {
         // A lease that is still on its way must arrive before it can be given back.
         self.shared.lease_client.wait_for_replies().await;
-        self.sweep(|key, state, now, asks| state.give_back(key, now, asks)).await;
+        self.sweep(|key, state, now, asks| {
+            state.give_back(key, &self.shared.context(now), asks);
+        })
+        .await;
         self.leave().await;
         self.shared.lease_client.close().await;
     }
@@ -135,7 +138,8 @@ impl Limiter {
                 visit(key, state, now, &mut returned);
                 let stays = state.is_busy() || state.is_live(now);
                 if !stays {
-                    state.give_back(key, now, &mut returned); // and what has ended is counted
+                    // What has ended is counted.
+                    state.give_back(key, &shared.context(now), &mut returned);
                 }
                 stays
             });

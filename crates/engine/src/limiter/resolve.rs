@@ -8,6 +8,7 @@ use ratelease_rules::key::{HoldId, Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, Charged, FailureMode, Hold, Limit, Lookup, Rule, Rules};
 
+use crate::store::Ask;
 use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.
@@ -92,7 +93,8 @@ fn allowance<'r>(
                 _ => None,
             };
             let store = store.unwrap_or_else(|| rules.store_of_domain(request.domain));
-            Some((Allowance::Limited(Limit { store, ..limit }), None))
+            let limit = Limit { store, ..rules.of_override(limit) };
+            Some((Allowance::Limited(limit), None))
         }
         // A rule that allows everything cannot be replaced, as in the reference implementation.
         (Lookup::Rule(rule), None) => {
@@ -176,13 +178,17 @@ impl<'r> Charge<'r> {
             let entry = charged.entries.get(usize::from(terms.level))?;
             (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
         };
+        // Slots come back when their request ends, and only then.
+        let of_slots = !limit.algorithm.has_window();
+        let refund = descriptor.refund && !of_slots;
+        let hits = if descriptor.refund && of_slots { 0 } else { request.hits(descriptor) };
         Self {
             own,
             overflow: OnceLock::new(),
             domain: if rule.is_none() { request.domain.into() } else { Box::default() },
             applied,
-            hits: request.hits(descriptor),
-            refund: descriptor.refund,
+            hits,
+            refund,
             marked: charged.settles && limit.algorithm.takes_settlements(),
             held: terms.filter(|_| !descriptor.refund).map(|terms| HeldBy { terms, id: id(terms) }),
         }
@@ -202,14 +208,25 @@ impl<'r> Charge<'r> {
     }
 
     /// Whether the charge is a cost that has been incurred: it is counted whole, and never denied.
-    pub(super) fn settles(&self) -> bool {
+    pub fn settles(&self) -> bool {
         let is_marked = self.marked && !self.refund;
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
+    /// Whether the charge takes slots, which its end gives back.
+    pub(super) fn is_of_slots(&self) -> bool {
+        !self.applied.limit.algorithm.has_window()
     }
 
     /// Whether what the charge takes is held until a settlement says what it has cost.
     pub(super) fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
+    }
+
+    /// An ask for the key that takes nothing.
+    pub fn look(&self) -> Ask {
+        let carry_debt = self.applied.rule.is_some_and(|rule| rule.flags.carry_debt);
+        Ask { carry_debt, ..Ask::look(self.key(), self.applied.limit) }
     }
 
     /// Whether the charge takes tokens if it passes.

@@ -15,6 +15,7 @@ use crate::verdict::{Code, Modes};
 
 mod algorithms;
 mod bursts;
+mod calendar;
 mod demand;
 mod failure_mode;
 mod heartbeats;
@@ -26,6 +27,7 @@ mod overrides;
 mod pools;
 mod replaced;
 mod settlements;
+mod slots;
 mod stores;
 mod transaction;
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::algorithm::{self, Script, steps};
+use crate::algorithm::{self, Script, steps, time_outside};
 use crate::backoff::Backoff;
 use crate::counter::Count;
 use crate::store::redis::cluster::Cluster;
@@ -74,12 +74,28 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.context.counters.asks);
-        let call = call(ask, ask.counter().in_store(&self.key_prefix));
-        let replied = Trip::new(&call).result(self, |reply| grant(ask, reply)).await;
-        replied.map_err(|fault| {
+        self.granted(ask).await.map_err(|fault| {
             count(&self.context.counters.errors);
             StoreError::from(fault)
         })
+    }
+
+    /// Sends `ask`, and once more if the script was not told of the window that the server is in: it
+    /// has changed nothing, and has replied with the server's time.
+    async fn granted(&self, ask: &Ask) -> Result<Grant, Fault> {
+        let key = ask.counter().in_store(&self.key_prefix);
+        let read = |reply: &Value| match numbers(reply).as_deref().and_then(time_outside) {
+            Some(time_us) if ask.pool.is_none() && ask.limit.calendar.is_some() => Ok(Err(time_us)),
+            _ => grant(ask, reply).map(Ok),
+        };
+        let call = call(ask, key, self.context.server_time_us());
+        let time_us = match Trip::new(&call).result(self, read).await? {
+            Ok(grant) => return Ok(grant),
+            Err(time_us) => time_us,
+        };
+        self.context.note_server_time_us(time_us);
+        let call = Call { arguments: (steps(ask).arguments)(ask, time_us), ..call };
+        Trip::new(&call).result(self, |reply| grant(ask, reply)).await
     }
 
     async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
@@ -317,10 +333,10 @@ impl<'a> Trip<'a> {
 
 // === Converts an ask to a call of its script, and the script's reply to a grant ===
 
-/// The call for `ask`, on the `key` of its count.
-fn call(ask: &Ask, key: String) -> Call {
+/// The call for `ask`, on the `key` of its count, for a server whose time is about `server_us`.
+fn call(ask: &Ask, key: String, server_us: u64) -> Call {
     let steps = steps(ask);
-    Call { script: steps.script, key, arguments: (steps.arguments)(ask) }
+    Call { script: steps.script, key, arguments: (steps.arguments)(ask, server_us) }
 }
 
 /// Reads the reply; for `tests/fuzz` too. A reply that the script cannot have given is treated as garbled: it is better

@@ -53,7 +53,8 @@ impl Stores {
     /// The index of the store that counts `limit`.
     fn index(&self, limit: Limit) -> usize {
         let is_default = limit.store == StoreId::DEFAULT;
-        if is_default && self.per_second.is_some() && limit.window_seconds() == 1 {
+        let is_per_second = limit.algorithm.has_window() && limit.window_seconds() == 1;
+        if is_default && self.per_second.is_some() && is_per_second {
             PER_SECOND
         } else {
             limit.store.number()

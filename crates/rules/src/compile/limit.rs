@@ -5,11 +5,12 @@ use std::num::{NonZeroU8, NonZeroU32};
 use super::{Compiler, RulePath};
 use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
-    Algorithm, FILL_SECONDS_MAX, FailureMode, Hold, Leasing, Limit, Unit, UnlessSettled,
-    WINDOW_SECONDS_MAX,
+    Algorithm, Anchor, Calendar, FILL_SECONDS_MAX, FailureMode, Hold, Leasing, Limit, Unit,
+    UnlessSettled, WINDOW_SECONDS_MAX, Zone,
 };
 use crate::options::{
-    FlagOptions, Flags, HoldOptions, LeaseOption, LimitOptions, MapOptions, Merged, RateLimit,
+    AnchorOptions, FlagOptions, Flags, HoldOptions, LeaseOption, LimitOptions, MapOptions, Merged,
+    RateLimit,
 };
 use crate::reader::Parsed;
 use crate::request::ENTRIES_MAX;
@@ -102,7 +103,7 @@ impl Compiler<'_> {
         if limit.unit.is_faulty() {
             return None;
         }
-        if Unit::parse(unit).is_some() {
+        if Unit::parse_any(unit).is_some() {
             let message =
                 "should not specify rate limit unit when unlimited; remove 'unit' or 'unlimited'";
             self.findings.fault(place, message);
@@ -141,8 +142,7 @@ impl Compiler<'_> {
         own: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Option<Limit> {
-        let unit = self.unit(limit);
-        let unit_multiplier = self.unit_multiplier(limit, unit);
+        let (unit, unit_multiplier, calendar) = self.window(limit, own, kind);
         let requests_per_unit = self.requests_per_unit(limit, kind);
         let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
         let store = self.store_of_limit(limit);
@@ -150,6 +150,7 @@ impl Compiler<'_> {
             requests_per_unit: requests_per_unit?,
             unit: unit?,
             unit_multiplier: unit_multiplier?,
+            calendar: calendar?,
             algorithm: algorithm?,
             store: store?,
         };
@@ -158,14 +159,47 @@ impl Compiler<'_> {
         {
             self.findings.fault(place, why);
         }
-        Some(built)
+        Some(if self.options.calendar_months { built.with_calendar_month() } else { built })
     }
 
-    fn unit(&mut self, limit: &RateLimit<'_>) -> Option<Unit> {
+    /// Returns the unit of the window, their number, and the calendar that it follows.
+    #[allow(clippy::type_complexity, reason = "each is None if it is faulty")]
+    fn window(
+        &mut self,
+        limit: &RateLimit<'_>,
+        own: &LimitOptions,
+        kind: Option<Algorithm>,
+    ) -> (Option<Unit>, Option<NonZeroU32>, Option<Option<Calendar>>) {
+        let Some(kind) = kind.filter(|kind| !kind.has_window()) else {
+            let unit = self.unit(limit);
+            let unit_multiplier = self.unit_multiplier(limit, unit);
+            let calendar = self.calendar(limit, own, unit, kind);
+            return (unit.map(|(unit, _)| unit), unit_multiplier, calendar);
+        };
+        for (option, place) in [
+            ("unit", limit.unit.place()),
+            ("unit_multiplier", limit.unit_multiplier.place()),
+            ("time_zone", limit.time_zone.place()),
+            ("anchor", limit.anchor.place()),
+        ] {
+            self.refuse_of_window(kind, option, place);
+        }
+        (Some(Unit::Second), Some(NonZeroU32::MIN), Some(None))
+    }
+
+    /// Refuses an option, if it is given at `place`, for an algorithm that has no window.
+    fn refuse_of_window(&mut self, kind: Algorithm, option: &str, place: Option<Place>) {
+        if let Some((place, why)) = place.zip(kind.refuses_window(option)) {
+            self.findings.fault(place, why);
+        }
+    }
+
+    /// Returns the unit; `true` for one of the calendar.
+    fn unit(&mut self, limit: &RateLimit<'_>) -> Option<(Unit, bool)> {
         if limit.unit.is_faulty() {
             return None;
         }
-        let unit = Unit::parse(limit.unit.text());
+        let unit = Unit::parse_any(limit.unit.text());
         if unit.is_none() {
             let place = limit.unit.place_or(limit.place);
             self.findings.fault(place, unit_refusal(limit.unit.text(), self.findings));
@@ -173,7 +207,85 @@ impl Compiler<'_> {
         unit
     }
 
-    fn unit_multiplier(&mut self, limit: &RateLimit<'_>, unit: Option<Unit>) -> Option<NonZeroU32> {
+    /// Returns the calendar of a limit whose `unit` is one of the calendar.
+    fn calendar(
+        &mut self,
+        limit: &RateLimit<'_>,
+        own: &LimitOptions,
+        unit: Option<(Unit, bool)>,
+        kind: Option<Algorithm>,
+    ) -> Option<Option<Calendar>> {
+        let zone = self.zone(limit);
+        let anchor = self.anchor(limit, unit);
+        let (unit, is_calendar) = unit?;
+        if !is_calendar {
+            let places = [("time_zone", limit.time_zone.place()), ("anchor", limit.anchor.place())];
+            let places = places.into_iter().filter_map(|(name, place)| Some((name, place?)));
+            let faults: Vec<_> = places.collect();
+            for (name, place) in &faults {
+                self.findings.fault(*place, needs_calendar(name, unit));
+            }
+            return faults.is_empty().then_some(None);
+        }
+        if let Some(kind) = kind.filter(|kind| *kind != Algorithm::FixedWindow) {
+            let place = own.algorithm.place_or(limit.unit.place_or(limit.place));
+            let name = unit.name().to_ascii_lowercase();
+            let message = format!(
+                "calendar_{name} is a fixed window, and this limit is a {}; write 'algorithm: \
+                 fixed_window', or 'unit: {name}'",
+                kind.name()
+            );
+            self.findings.fault(place, message);
+            return None;
+        }
+        Some(Some(Calendar::new(zone?, anchor?, unit)))
+    }
+
+    fn zone(&mut self, limit: &RateLimit<'_>) -> Option<Zone> {
+        let name = match &limit.time_zone {
+            Parsed::Absent => Zone::DEFAULT,
+            given => given.value()?,
+        };
+        let zone = Zone::find(name);
+        if zone.is_none() {
+            let shown = excerpt(name);
+            let meant = self.findings.suggestion(name, &[&Zone::names()]);
+            let message = format!(
+                "unknown time zone '{shown}'; expected a name of the IANA database, such as \
+                 Europe/Zurich{meant}"
+            );
+            self.findings.fault(limit.time_zone.place_or(limit.place), message);
+        }
+        zone
+    }
+
+    fn anchor(&mut self, limit: &RateLimit<'_>, unit: Option<(Unit, bool)>) -> Option<Anchor> {
+        let given = match &limit.anchor {
+            Parsed::Absent => return Some(Anchor::FIRST),
+            given => given.value()?,
+        };
+        let AnchorOptions { weekday, month, day, time } = given;
+        let of = |units: &'static [Unit]| (units, unit);
+        let weekday =
+            self.within(weekday, |weekday| belongs("weekday", weekday, of(&[Unit::Week])));
+        let month = self.within(month, |month| belongs("month", month, of(&[Unit::Year])));
+        let months = of(&[Unit::Month, Unit::Year]);
+        let day = self.within(day, |day| belongs("day", day, months));
+        let time = self.within(time, Ok);
+        let is_faulty = weekday.is_faulty() || month.is_faulty() || day.is_faulty();
+        let day = weekday.value().map(|weekday| weekday.number()).or(day.value().copied());
+        (!is_faulty && !time.is_faulty()).then(|| Anchor {
+            month: month.value().copied().unwrap_or(Anchor::FIRST.month),
+            day: day.unwrap_or(Anchor::FIRST.day),
+            minute: time.value().copied().unwrap_or(Anchor::FIRST.minute),
+        })
+    }
+
+    fn unit_multiplier(
+        &mut self,
+        limit: &RateLimit<'_>,
+        unit: Option<(Unit, bool)>,
+    ) -> Option<NonZeroU32> {
         match self.within(&limit.unit_multiplier, |units| multiplier(units, unit)) {
             Parsed::Absent => Some(NonZeroU32::MIN),
             Parsed::As(_, units) => Some(units),
@@ -235,6 +347,10 @@ impl Compiler<'_> {
         options: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Leasing {
+        if let Some(kind) = kind.filter(|kind| !kind.has_window()) {
+            self.refuse_of_window(kind, "lease", own.lease.place());
+            return Leasing::default();
+        }
         if let Some(kind) = kind.filter(|kind| !kind.is_leased()) {
             if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
                 let name = kind.name();
@@ -256,7 +372,8 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
     ) -> Flags {
         let Some(kind) = kind else { return flags };
-        if let Some(why) = kind.refuses_settlements("settle") {
+        let refused = kind.refuses_settlements("settle").or_else(|| kind.refuses_window("settle"));
+        if let Some(why) = refused {
             self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
         }
         if kind != Algorithm::FixedWindow {
@@ -321,7 +438,14 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
         rule_path: &RulePath,
     ) -> Option<Option<Hold>> {
+        let is_of_slots = kind.is_some_and(|kind| !kind.has_window());
         let (place, terms) = match &limit.hold {
+            Parsed::Absent if is_of_slots => {
+                let message = "concurrency needs a 'hold', which says how long a request may last \
+                               at most; add one, such as 'hold: {for: 5m}'";
+                self.findings.fault(limit.place, message);
+                return None;
+            }
             Parsed::Absent => return Some(None),
             Parsed::Faulty | Parsed::Refused(..) => return None,
             Parsed::As(place, terms) => (*place, terms),
@@ -335,6 +459,12 @@ impl Compiler<'_> {
         }
         let level = self.level_of_id(terms, place, rule_path);
         let unless_settled = match self.within(&terms.unless_settled, Ok) {
+            Parsed::Absent if is_of_slots => Some(UnlessSettled::Release),
+            Parsed::As(place, UnlessSettled::Keep) if is_of_slots => {
+                let message = "concurrency gives slots back after 'for'; remove 'unless_settled'";
+                self.findings.fault(place, message);
+                return None;
+            }
             Parsed::Absent => Some(UnlessSettled::default()),
             given => given.value().copied(),
         };
@@ -399,16 +529,44 @@ fn refused_as_id(level: &Level) -> Option<&'static str> {
 }
 
 fn unit_refusal(unit: &str, findings: &Findings) -> String {
-    let names = Unit::ALL.map(|unit| unit.name().to_ascii_lowercase());
+    let names = Unit::names();
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
     let shown = excerpt(unit);
     let meant = findings.suggestion(unit, &[&candidates]);
     format!("invalid rate limit unit '{shown}'; expected one of {}{meant}", names.join(", "))
 }
 
-fn multiplier(units: NonZeroU32, unit: Option<Unit>) -> Result<NonZeroU32, String> {
+/// Why an option of calendar units cannot stand beside `unit`.
+fn needs_calendar(option: &str, unit: Unit) -> String {
+    let unit = if Unit::OF_CALENDAR.contains(&unit) { unit } else { Unit::Day };
+    let name = unit.name().to_ascii_lowercase();
+    format!("'{option}' needs a unit of the calendar; write 'unit: calendar_{name}', or remove it")
+}
+
+/// Returns the value of an option of an anchor, if the unit of the calendar is one of those that
+/// have it.
+fn belongs<T>(
+    option: &str,
+    value: T,
+    (units, unit): (&[Unit], Option<(Unit, bool)>),
+) -> Result<T, String> {
     match unit {
-        Some(unit) if u64::from(units.get()) * unit.seconds() > WINDOW_SECONDS_MAX => {
+        Some((unit, true)) if !units.contains(&unit) => {
+            let name = |unit: &Unit| format!("calendar_{}", unit.name().to_ascii_lowercase());
+            let names: Vec<_> = units.iter().map(name).collect();
+            let (names, unit) = (names.join(" and "), name(&unit));
+            Err(format!("'{option}' belongs to {names}, and this unit is {unit}; remove it"))
+        }
+        _ => Ok(value),
+    }
+}
+
+fn multiplier(units: NonZeroU32, unit: Option<(Unit, bool)>) -> Result<NonZeroU32, String> {
+    match unit {
+        Some((_, true)) if units != NonZeroU32::MIN => {
+            Err("a window of the calendar is one unit; remove 'unit_multiplier'".to_owned())
+        }
+        Some((unit, false)) if u64::from(units.get()) * unit.seconds() > WINDOW_SECONDS_MAX => {
             let name = unit.name().to_ascii_lowercase();
             let most = WINDOW_SECONDS_MAX / unit.seconds();
             Err(format!(

@@ -26,6 +26,9 @@ pub enum Algorithm {
         /// Maximum time for which an answer is delayed until its slot, in microseconds.
         max_delay_us: u32,
     },
+    /// `requests_per_unit` at a time: slots that requests hold from their start to their end. It
+    /// has no window.
+    Concurrency,
 }
 
 /// What rules need to know of an algorithm.
@@ -42,6 +45,8 @@ struct Row {
     is_leased: bool,
     /// Why its counts have no pools, if they have none.
     no_pools: Option<&'static str>,
+    /// Why its limits have no window, and none of the options of one, if they have none.
+    no_window: Option<&'static str>,
     /// Why its counts cannot exceed their limit, so that costs which are known afterwards cannot be
     /// counted whole, if they cannot.
     no_debt: Option<&'static str>,
@@ -56,8 +61,12 @@ const FIXED_WINDOW: Row = Row {
     option: None,
     is_leased: true,
     no_pools: None,
+    no_window: None,
     no_debt: None,
     words: |requests, window, limit| {
+        if let Some(calendar) = limit.calendar {
+            return format!("{requests} in each {}", calendar.words(limit.unit));
+        }
         let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
         format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
     },
@@ -108,6 +117,15 @@ const LEAKY_BUCKET: Row = Row {
     ..FIXED_WINDOW
 };
 
+const CONCURRENCY: Row = Row {
+    name: "concurrency",
+    identity: 5,
+    no_pools: Some("lends each slot to one pod and cannot be split"),
+    no_window: Some("counts the requests that are in progress and has no window"),
+    words: |requests, _, _| format!("{requests} at a time"),
+    ..FIXED_WINDOW
+};
+
 /// The maximum of `max_delay`: callers have given up long before.
 pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
@@ -115,12 +133,13 @@ pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
 impl Algorithm {
     /// All algorithms; their amounts are not filled in.
-    pub const ALL: [Algorithm; 5] = [
+    pub const ALL: [Algorithm; 6] = [
         Algorithm::FixedWindow,
         Algorithm::TokenBucket { burst: 0 },
         Algorithm::SlidingWindow,
         Algorithm::SlidingLog,
         Algorithm::LeakyBucket { max_delay_us: 0 },
+        Algorithm::Concurrency,
     ];
 
     const fn row(self) -> &'static Row {
@@ -130,6 +149,7 @@ impl Algorithm {
             Algorithm::SlidingWindow => &SLIDING_WINDOW,
             Algorithm::SlidingLog => &SLIDING_LOG,
             Algorithm::LeakyBucket { .. } => &LEAKY_BUCKET,
+            Algorithm::Concurrency => &CONCURRENCY,
         }
     }
 
@@ -214,6 +234,19 @@ impl Algorithm {
         self.row().no_pools
     }
 
+    /// Returns whether its limits have a window. Without one, [`Limit::unit`] means nothing.
+    #[inline]
+    pub const fn has_window(self) -> bool {
+        self.row().no_window.is_none()
+    }
+
+    /// Returns why a limit of this algorithm cannot have an option of a window or of its leases, if
+    /// it has no window.
+    pub(crate) fn refuses_window(self, option: &str) -> Option<String> {
+        let why = self.row().no_window?;
+        Some(format!("{} {why}; remove '{option}'", self.name()))
+    }
+
     /// Returns whether its counts can exceed their limit, so that costs which are known afterwards
     /// can be counted whole.
     #[inline]
@@ -225,7 +258,7 @@ impl Algorithm {
     /// `settle`.
     pub(crate) fn refuses_settlements(self, option: &str) -> Option<String> {
         let Row { name, no_debt, .. } = *self.row();
-        let can = |one: &Self| one.row().no_debt.is_none();
+        let can = |one: &Self| one.row().no_debt.is_none() && one.has_window();
         let names: Vec<_> = Self::ALL.into_iter().filter(can).map(Self::name).collect();
         no_debt.map(|why| {
             format!(
@@ -281,6 +314,7 @@ mod tests {
                 limit(9, 1, Algorithm::LeakyBucket { max_delay_us: 50_000 }),
                 "9 requests in each minute, evenly spaced, each held 50ms at most",
             ),
+            (limit(10, 5, Algorithm::Concurrency), "10 requests at a time"),
         ] {
             assert_eq!(limit.words(), words);
         }

@@ -1,6 +1,7 @@
 //! The settings that the reference does not have: their meaning, and how a file's `defaults` fill
 //! them in.
 
+mod calendar;
 mod faults;
 mod stores;
 
@@ -128,6 +129,29 @@ fn leases_and_shards_as_they_may_be_written() {
         ("shards: 2, algorithm: sliding_log", 2),
     ] {
         assert_eq!(rule(beside).shards, NonZeroU8::new(shards).unwrap(), "{beside}");
+    }
+}
+
+#[test]
+fn a_limit_of_what_is_in_progress_has_no_window_and_shows_none() {
+    let text = "domain: a
+defaults: {lease: {max: 5}, shards: 4, max_delay: 2s}
+descriptors:
+  - {key: k, rate_limit: {algorithm: Concurrency, requests_per_unit: 4294967295, lease: ~, hold: {for: 5m}}}
+";
+    let loaded = compile(text);
+    assert_eq!(loaded.warnings, []);
+    let rule = find(&loaded.rules, "a", "k=1").unwrap();
+    let Allowance::Limited(limit) = rule.allowance else { panic!("unlimited") };
+    assert_eq!((limit.requests_per_unit, limit.algorithm), (u32::MAX, Algorithm::Concurrency));
+    assert_eq!((limit.window_unit(), limit.capacity()), (None, u64::from(u32::MAX)));
+    assert_eq!((rule.leasing, rule.pools()), (Leasing::default(), 0));
+    assert_eq!(rule.hold.map(|hold| hold.unless_settled), Some(UnlessSettled::Release));
+    let options = rule.options(loaded.rules.stores());
+    let shown = |name| options.iter().any(|option| option.name == name);
+    assert!(shown("requests_per_unit") && shown("algorithm") && shown("failure_mode"));
+    for name in ["unit", "unit_multiplier", "lease", "shards", "burst", "max_delay"] {
+        assert!(!shown(name), "{name}");
     }
 }
 

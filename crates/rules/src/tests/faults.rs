@@ -201,7 +201,8 @@ fn row_10_duplicate_key_and_value_on_one_level() {
 
 #[test]
 fn row_11_unit() {
-    let units = "expected one of second, minute, hour, day, week, month, year";
+    let units = "expected one of second, minute, hour, day, week, month, year, calendar_day, \
+                 calendar_week, calendar_month, calendar_year";
     refuses(
         "unit.yaml",
         &[
@@ -248,7 +249,7 @@ fn every_fault_of_every_file_is_reported_in_order() {
         &[
             "2:1: config file cannot have empty domain",
             "4:24: invalid rate limit unit 'dya'; expected one of second, minute, hour, day, week, \
-             month, year; did you mean 'day'?",
+             month, year, calendar_day, calendar_week, calendar_month, calendar_year; did you mean 'day'?",
             "4:29: unknown key 'request_per_unit'",
             "5:5: descriptor has empty key",
             "5:48: error loading config file: 'requests_per_unit' must be",

@@ -14,6 +14,7 @@ fn file(map: MapKind, pairs: &str) -> String {
         MapKind::Replaced => limit(&format!("replaces: [{{{pairs}}}]")),
         MapKind::Defaults => format!("domain: d\ndefaults: {{{pairs}}}\n"),
         MapKind::Lease => limit(&format!("lease: {{{pairs}}}")),
+        MapKind::Anchor => limit(&format!("anchor: {{{pairs}}}")),
         MapKind::Hold => limit(&format!("hold: {{{pairs}}}")),
     }
 }
@@ -67,6 +68,13 @@ fn a_range_that_a_refusal_names_is_taken_from_end_to_end() {
     for (name, ends) in ranges(MapKind::Lease) {
         for end in ends {
             let pairs = format!("unit: second, requests_per_unit: 9, lease: {{{name}: {end}}}");
+            load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
+        }
+    }
+    for (name, ends) in ranges(MapKind::Anchor) {
+        for end in ends {
+            let pairs =
+                format!("unit: calendar_year, requests_per_unit: 9, anchor: {{{name}: {end}}}");
             load(&[source(&file(MapKind::RateLimit, &pairs))], NO_MERGE).expect(&pairs);
         }
     }

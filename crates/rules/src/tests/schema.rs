@@ -22,7 +22,7 @@ page. A key may be left out, or be null, unless it is required.
 ";
 
 /// The maps of a file, by the names of their definitions.
-const MAPS: [(&str, &str); 7] = [
+const MAPS: [(&str, &str); 8] = [
     ("", "The file"),
     ("descriptor", "A descriptor"),
     ("rate_limit", "`rate_limit`"),
@@ -30,6 +30,7 @@ const MAPS: [(&str, &str); 7] = [
     ("defaults", "`defaults`"),
     ("lease", "`lease`"),
     ("hold", "`hold`"),
+    ("anchor", "`anchor`"),
 ];
 
 fn root() -> PathBuf {
@@ -96,7 +97,12 @@ fn takes(value: &Value) -> String {
         "array" => "a list of maps, see below".to_owned(),
         "integer" => format!("a whole number from {} to {}", value["minimum"], value["maximum"]),
         "number" => "a number above 0 and at most 1".to_owned(),
-        _ if value.get("pattern").is_some() => "a duration, such as `50ms`".to_owned(),
-        _ => "text".to_owned(),
+        _ => match value["pattern"].as_str() {
+            Some(pattern) if pattern.contains("ms|s") => "a duration, such as `50ms`".to_owned(),
+            Some(pattern) if pattern.contains(":[0-5]") => {
+                "a time of day, such as `09:00`".to_owned()
+            }
+            _ => "text".to_owned(),
+        },
     }
 }

@@ -203,7 +203,7 @@ fn limit(sink: &mut ReverseEncoder, applied: &AppliedLimit<'_>) {
         sink.message(4, |sink| sink.number(1, limit.unit_multiplier.get().into()));
     }
     sink.text(3, rule.map_or("", |rule| &rule.name));
-    sink.number(2, limit.unit.number().into());
+    sink.number(2, limit.window_unit().map_or(0, Unit::number).into()); // 0 is UNKNOWN
     sink.number(1, limit.requests_per_unit.into());
 }
 

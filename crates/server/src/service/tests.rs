@@ -18,6 +18,8 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 20, name: 'per "user"'}
   - key: twin
     rate_limit: {unit: day, requests_per_unit: 7, name: 'per "user"'}
+  - key: id
+    rate_limit: {algorithm: concurrency, requests_per_unit: 8, hold: {for: 1m}}
 "#;
 
 const ALL: Headers = Headers { reference: None, x_ratelimit: true, retry_after: true, ietf: true };
@@ -71,6 +73,23 @@ fn lists_have_every_limit_and_other_headers_the_tightest() {
     };
     assert_eq!(policy, r#"RateLimit-Policy: "d.user";q=100;w=300"#);
     assert_eq!(remaining, r#"RateLimit: "d.user";r=1"#, "no reset is known");
+}
+
+#[test]
+fn a_limit_of_requests_in_progress_has_no_window() {
+    let rules = rules();
+    let all = [status(rules.by_path("d.id").unwrap(), 0, Some(1_000))];
+    assert_eq!(
+        headers_of(&ALL, Code::OverLimit, 0, &all),
+        [
+            "X-RateLimit-Limit: 8, 8",
+            "X-RateLimit-Remaining: 0",
+            "X-RateLimit-Reset: 1",
+            r#"RateLimit-Policy: "d.id";q=8;qu="concurrent-requests""#,
+            r#"RateLimit: "d.id";r=0;t=1"#,
+            "Retry-After: 1",
+        ]
+    );
 }
 
 #[test]

@@ -321,9 +321,12 @@ fn counts_json(path: &str, counts: Option<&RuleTotals>) -> Value {
     })
 }
 
-/// Formats a limit, such as `100 / 5 minutes`.
+/// Formats a limit, such as `100 / 5 minutes`, `100 / calendar month` or `100 at a time`.
 fn limit_text(limit: Limit) -> String {
-    let unit = limit.unit.name().to_ascii_lowercase();
+    if limit.window_unit().is_none() {
+        return format!("{} at a time", limit.requests_per_unit);
+    }
+    let unit = limit.unit_name().replace('_', " ");
     match limit.unit_multiplier.get() {
         1 => format!("{} / {unit}", limit.requests_per_unit),
         many => format!("{} / {many} {unit}s", limit.requests_per_unit),

@@ -6,11 +6,14 @@ use super::super::{Demand, Ends, Mood, Plan, Spread, WALL_US};
 use super::come_and_go;
 use crate::plan::FleetEvent;
 use crate::rng::Rng;
-use crate::rule::{RulePlan, takes_costs};
+use crate::rule::{Costs, RulePlan, takes_costs};
 use crate::weather::Weather;
 
 /// Percentage of the rules of rough and audited runs that are for such costs.
 const RULES_PERCENT: u64 = 40;
+
+/// The slots of a pod that is gone are back after this time.
+const SLOTS_BACK_MS: u64 = 5_000;
 
 /// Makes some rules of a plan that may have them rules for costs that are known afterwards.
 pub fn add(mut plan: Plan, rng: &mut Rng) -> Plan {
@@ -69,6 +72,34 @@ pub fn plan(seed: u64, rng: &mut Rng) -> Plan {
         fleet,
         ..Plan::calm(pods, rule, demand, span_ms)
     }
+}
+
+/// A plan of requests that have slots while they run. Pods go early enough for their slots to come
+/// back before the last request, and every request has ended in the end.
+pub fn plan_of_slots(seed: u64, rng: &mut Rng) -> Plan {
+    let plan = plan(seed, rng);
+    let slots = rng.pick(&[1, 3, 10, 50, 1_000]);
+    let lasts_ms = rng.pick(&[1_000, 1_500, 60_000]);
+    let rule = RulePlan {
+        algorithm: "concurrency",
+        costs: Costs::Held { lasts_ms, releases: true },
+        ..RulePlan::fixed_window(slots, "second")
+    };
+    let hits_max = rng.pick(&[1, 1, 1 + slots / 10]);
+    let mut fleet = vec![(0, FleetEvent::Join); usize::try_from(rng.within(1..9)).unwrap()];
+    if rng.percent(60) {
+        come_and_go(2_000, rng, &mut fleet);
+        fleet.sort_by_key(|(at_ms, _)| *at_ms);
+    }
+    let mut ends = ends(slots, hits_max, rng);
+    ends.after_ms = rng.pick(&[20, 200, 800]);
+    if lasts_ms > 1_500 {
+        (ends.never_percent, ends.early_percent, ends.elsewhere_percent) = (0, 0, 0);
+    }
+    let requests_per_second = rng.pick(&[50, 100, 2 * slots.min(100)]).max(20);
+    let demand = Demand { requests_per_second, values: 1, hits_max, ends, ..plan.demand };
+    let (mood, span_ms) = (Mood::Slots, 2_000 + SLOTS_BACK_MS);
+    Plan { mood, span_ms, rules: vec![rule], fleet, demand, ..plan }
 }
 
 fn rule(rng: &mut Rng) -> RulePlan {

@@ -32,6 +32,9 @@ pub(super) struct StoreContext {
     names: Threads,
     /// Threads that read files of passwords and certificates.
     pub(super) files: Threads,
+    /// The servers' time when `clock` was started, in microseconds since the Unix epoch, as the last
+    /// reply says that had to; 0 before the first one.
+    server_start_us: AtomicU64,
     pub(super) counters: Counters,
 }
 
@@ -80,8 +83,25 @@ impl StoreContext {
             clock: Clock::start(),
             configured_limiters: ConnectLimiters::new(),
             limiters: ConnectLimiters::new(),
+            server_start_us: AtomicU64::new(0),
             counters: Counters::default(),
         })
+    }
+
+    /// About the servers' time, in microseconds since the Unix epoch: which windows of a calendar a
+    /// script is told of. It may be wrong by a day before an ask takes a second trip.
+    pub(super) fn server_time_us(&self) -> u64 {
+        self.server_start_us.load(Ordering::Relaxed).saturating_add(self.since_start_us())
+    }
+
+    /// Learns the servers' time.
+    pub(super) fn note_server_time_us(&self, time_us: u64) {
+        let start_us = time_us.saturating_sub(self.since_start_us());
+        self.server_start_us.store(start_us, Ordering::Relaxed);
+    }
+
+    fn since_start_us(&self) -> u64 {
+        self.clock.now().nanos() / 1_000
     }
 
     /// The timeouts to begin with when nothing was measured yet.

@@ -17,7 +17,7 @@ fn read(ask: &Ask, values: &[i64]) -> Result<Grant, Fault> {
 }
 
 fn packed(ask: &Ask) -> String {
-    let command = call(ask, "k".into()).by_name();
+    let command = call(ask, "k".into(), NOON.unsigned_abs()).by_name();
     String::from_utf8(command.get_packed_command()).unwrap()
 }
 
@@ -144,7 +144,7 @@ fn only_what_a_bucket_can_say_is_a_grant() {
     assert_eq!(grant.reset_after, Duration::from_secs(24));
     assert!(read(&ask, &[0, NOON, 0, 5 * token]).unwrap().overdrawn, "a denial spends");
     let owes = read(&ask, &[0, NOON, 9 * token, 9 * token]).unwrap();
-    assert_eq!(owes.retry_after, Duration::from_secs(30), "five of nine tokens fit the bucket");
+    assert_eq!(owes.retry_after, Duration::from_secs(30), "five are earned before one is left");
     refuses(
         &ask,
         &[

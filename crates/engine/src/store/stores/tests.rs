@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::store::memory::MemoryStore;
-use crate::store::{Grant, StoreError};
-use ratelease_rules::Unit;
+use crate::store::{Grant, Slots, StoreError};
 use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Unit};
 
 fn ask(key: u64, unit: Unit, want: u64) -> Ask {
     let limit = Limit::fixed_window(100, unit);
@@ -49,6 +49,10 @@ async fn each_ask_reaches_its_store_and_replies_keep_their_order() {
         assert_eq!(both.lend(ask).await.unwrap().tokens, expected);
     }
     assert_eq!((main.keys(), second.keys()), (2, 2));
+    let mut slots = Ask { slots: Some(Slots { pod: 1, held: 1 }), ..ask(5, Unit::Second, 0) };
+    slots.limit.algorithm = Algorithm::Concurrency;
+    both.lend(&slots).await.unwrap();
+    assert_eq!((main.keys(), second.keys()), (3, 2), "slots have no window");
 }
 
 #[tokio::test]

@@ -1,9 +1,12 @@
 //! Faults in the settings that the reference does not have, each at its place.
 
 use super::super::faults::refuses;
+use crate::limit::Algorithm;
 
-const ALGORITHMS: &str =
-    "expected one of fixed_window, token_bucket, sliding_window, sliding_log, leaky_bucket";
+/// The algorithms that a rule may name.
+fn algorithms() -> String {
+    format!("expected one of {}", Algorithm::ALL.map(Algorithm::name).join(", "))
+}
 
 #[test]
 fn a_window_of_nothing_and_one_above_ten_years() {
@@ -24,20 +27,44 @@ fn a_window_of_nothing_and_one_above_ten_years() {
 
 #[test]
 fn an_algorithm_that_is_none_and_one_that_cannot_count_so_many() {
+    let algorithms = algorithms();
     refuses(
         "algorithm.yaml",
         &[
             &format!(
-                "3:71: unknown algorithm 'token-bucket'; {ALGORITHMS}; did you mean 'token_bucket'?"
+                "3:71: unknown algorithm 'token-bucket'; {algorithms}; did you mean 'token_bucket'?"
             ),
             // The rule's other settings may fit the algorithm that was meant, so they are not
             // reported.
-            &format!("4:71: unknown algorithm 'off'; {ALGORITHMS}"),
+            &format!("4:71: unknown algorithm 'off'; {algorithms}"),
             "5:71: error loading config file: 'algorithm' must be text, found a list",
             "6:57: 'requests_per_unit' must be at most 10000 with sliding_log, which keeps the \
              time of each; sliding_window does not; found 10001",
             "7:57: 'requests_per_unit' must be at most 999999999 with sliding_window, which counts \
              to nine digits; token_bucket takes more; found 1000000000",
+        ],
+    );
+}
+
+#[test]
+fn a_window_and_a_lease_of_slots_and_no_hold() {
+    let why = "concurrency counts the requests that are in progress and has no window; remove";
+    refuses(
+        "concurrency.yaml",
+        &[
+            "2:23: concurrency cannot be a default; write it in each 'rate_limit'",
+            &format!("4:57: {why} 'unit'"),
+            &format!("8:13: {why} 'unit'"),
+            &format!("9:24: {why} 'unit_multiplier'"),
+            "11:39: concurrency gives slots back after 'for'; remove 'unless_settled'",
+            &format!("13:58: {why} 'lease'"),
+            &format!("14:58: {why} 'lease'"),
+            "15:58: 'burst' belongs to token_bucket, and this limit is a concurrency; ",
+            "16:62: 'max_delay' belongs to leaky_bucket, and this limit is a concurrency; ",
+            "17:59: concurrency lends each slot to one pod and cannot be split; remove 'shards'",
+            "18:26: concurrency needs a 'hold', which says how long a request may last at most; \
+             add one, such as 'hold: {for: 5m}'",
+            "19:102: 'carry_debt' belongs to fixed_window, and this limit is a concurrency",
         ],
     );
 }
@@ -127,10 +154,11 @@ fn shards_out_of_range_and_a_queue_that_cannot_be_split() {
 
 #[test]
 fn defaults_are_checked_themselves_and_hold_nothing_else() {
+    let algorithms = algorithms();
     refuses(
         "defaults.yaml",
         &[
-            &format!("3:14: unknown algorithm 'fixed'; {ALGORITHMS}"),
+            &format!("3:14: unknown algorithm 'fixed'; {algorithms}"),
             "4:14: 'max_delay' must be from 0 to 60s, found 120s",
             "5:21: 'fraction' must be above 0 and at most 1, found 2.0",
             "6:11: 'shards' must be from 1 to 64, found 0",

@@ -7,7 +7,7 @@ use super::super::*;
 fn options(domain_stores: &str) -> Options {
     let stores = StoreNames::parse("premium,batch").unwrap();
     let domain_stores = DomainStores::parse(domain_stores, &stores).unwrap();
-    Options { merge_domains: true, stores, domain_stores }
+    Options { merge_domains: true, stores, domain_stores, calendar_months: false }
 }
 
 fn loaded(texts: &[&str], domain_stores: &str) -> Result<Rules, Vec<String>> {

@@ -1,0 +1,330 @@
+//! Slots of several pods in virtual time: what they are lent, what they get back, and what clocks that
+//! jump do to that.
+
+use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
+use super::*;
+
+const NOON: u64 = 1_700_000_000_250_000;
+const SECOND: u64 = 1_000_000;
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap()
+}
+
+/// A count of slots, with the time of its server.
+struct Count {
+    state: State,
+    now: u64,
+    limit: u32,
+}
+
+// === impl Count ===
+
+impl Count {
+    fn new(limit: u32) -> Self {
+        Self { state: State::default(), now: NOON, limit }
+    }
+
+    fn ask(&self) -> Ask {
+        let limit = Limit::fixed_window(self.limit, Unit::Second);
+        Ask::look(Key::for_test(0), Limit { algorithm: Algorithm::Concurrency, ..limit })
+    }
+
+    /// `pod` states that it holds `held`, and wants more.
+    fn lent(&mut self, pod: u64, held: u64, want: u64) -> Grant {
+        self.step(&Ask { want, slots: Some(Slots { pod, held }), ..self.ask() })
+    }
+
+    fn step(&mut self, ask: &Ask) -> Grant {
+        step(&mut self.state, self.now, ask)
+    }
+
+    fn left(&mut self) -> u64 {
+        self.step(&self.ask()).left
+    }
+
+    fn pass(&mut self, micros: u64) {
+        self.now += micros;
+    }
+}
+
+#[test]
+fn slots_are_lent_up_to_the_limit_and_come_back_when_fewer_are_stated() {
+    let mut count = Count::new(10);
+    let first = count.lent(1, 0, 4);
+    assert_eq!((first.tokens, first.left, first.overdrawn), (4, 6, false));
+    assert_eq!(
+        (first.epoch, first.ends_after, first.retry_after),
+        (NOON, SLOTS_TTL, Duration::ZERO)
+    );
+    let rest = count.lent(2, 0, 100);
+    assert_eq!((rest.tokens, rest.left, rest.overdrawn), (6, 0, true));
+    assert_eq!(rest.retry_after, RETRY_AFTER);
+    assert_eq!(count.lent(3, 0, 1).tokens, 0);
+    assert_eq!(count.lent(1, 1, 0).left, 3, "three of four go back");
+    assert_eq!(count.lent(3, 0, 5).tokens, 3);
+    for (pod, left) in [(1, 1), (2, 7), (3, 10)] {
+        assert_eq!(count.lent(pod, 0, 0).left, left);
+    }
+    assert_eq!(count.state, State::default(), "nothing is kept of pods without slots");
+}
+
+#[test]
+fn a_need_is_granted_whole_or_not_at_all_and_a_denial_spends_nothing() {
+    let mut count = Count::new(10);
+    let needing = |count: &Count, need, pod| Ask {
+        need,
+        charge_denied: true,
+        slots: Some(Slots { pod, held: 0 }),
+        ..count.ask()
+    };
+    assert_eq!(count.step(&needing(&count, 7, 1)).tokens, 7, "a need above the want is granted");
+    let denied = count.step(&needing(&count, 7, 2));
+    assert_eq!((denied.tokens, denied.left), (0, 3));
+    assert_eq!(count.step(&needing(&count, 3, 2)).tokens, 3);
+}
+
+#[test]
+fn an_ask_that_is_repeated_changes_nothing() {
+    let mut count = Count::new(10);
+    count.lent(1, 0, 3);
+    let first = count.lent(2, 0, 4);
+    for _ in 0..5 {
+        count.pass(100_000);
+        let again = count.lent(2, 0, 4);
+        assert_eq!((again.tokens, again.left), (first.tokens, first.left), "the reply was lost");
+    }
+}
+
+#[test]
+fn what_is_stated_stands_even_above_the_limit_and_then_nothing_is_lent() {
+    let mut count = Count::new(10);
+    assert_eq!(count.lent(1, 8, 0).left, 2);
+    let over = count.lent(2, 6, 5);
+    assert_eq!((over.tokens, over.left, over.overdrawn), (0, 0, true));
+    assert_eq!(count.lent(1, 5, 3).tokens, 0, "eleven are in use");
+    assert_eq!(count.lent(1, 3, 3).tokens, 1);
+    count.limit = 5;
+    assert_eq!(count.lent(1, 2, 1).tokens, 0, "the limit was lowered below what runs");
+    count.limit = 20;
+    assert_eq!(count.lent(1, 2, 99).tokens, 12);
+}
+
+#[test]
+fn a_pod_that_falls_silent_is_forgotten_after_the_term_and_not_before() {
+    let mut count = Count::new(10);
+    count.lent(1, 0, 7);
+    count.lent(2, 0, 1);
+    for _ in 0..3 {
+        count.pass(SECOND);
+        assert_eq!(count.lent(2, 1, 0).left, 2);
+    }
+    count.pass(SECOND - 1_000);
+    assert_eq!(count.lent(2, 1, 0).left, 2);
+    count.pass(1_000);
+    assert_eq!(count.lent(2, 1, 9).tokens, 9);
+}
+
+#[test]
+fn slots_of_pods_that_all_fell_silent_come_back_half_a_term_after_the_next_ask() {
+    let mut count = Count::new(10);
+    count.lent(1, 0, 10);
+    count.pass(59 * SECOND);
+    assert_eq!(count.lent(2, 0, 1).tokens, 0, "the clock may have been set");
+    count.pass(micros(SILENCE_MAX) - 1_000);
+    assert_eq!(count.lent(2, 0, 1).tokens, 0);
+    count.pass(1_000);
+    assert_eq!(count.lent(2, 0, 1).tokens, 1);
+    count.pass(micros(KEPT));
+    assert_eq!(count.lent(3, 0, 10).tokens, 10, "a state that is too old");
+}
+
+#[test]
+fn a_look_changes_nothing_and_lends_nothing() {
+    let mut count = Count::new(10);
+    count.lent(1, 0, 4);
+    let before = count.state.clone();
+    count.pass(3 * SECOND);
+    let look = Ask { want: 5, need: 5, ..count.ask() };
+    let grant = count.step(&look);
+    assert_eq!((grant.tokens, grant.left), (0, 6));
+    count.pass(SECOND);
+    assert_eq!(count.state, before);
+}
+
+#[test]
+fn a_pod_for_which_there_is_no_room_is_lent_nothing_until_another_has_gone() {
+    let mut count = Count::new(u32::MAX);
+    for pod in 0..PODS_MAX as u64 {
+        assert_eq!(count.lent(pod, 0, 1).tokens, 1);
+    }
+    let full = count.lent(u64::MAX, 5, 1);
+    assert_eq!((full.tokens, full.left, full.overdrawn), (0, 0, true));
+    assert_eq!(count.state.pods.len(), PODS_MAX);
+    assert_eq!(count.lent(7, 1, 1).tokens, 1, "the others are served");
+    count.lent(7, 0, 0);
+    assert_eq!(count.lent(u64::MAX, 0, 1).tokens, 1);
+}
+
+#[test]
+fn a_state_ends_after_the_time_that_it_is_kept() {
+    let mut count = Count::new(10);
+    assert_eq!(count.state.ends_at(), 0);
+    count.lent(1, 0, 1);
+    assert_eq!(count.state.ends_at(), (NOON + 60 * SECOND).div_ceil(SECOND));
+    count.now = count.state.ends_at() * SECOND;
+    assert_eq!(count.left(), 10);
+}
+
+#[test]
+fn only_what_a_count_of_slots_can_say_is_a_grant() {
+    let count = Count::new(10);
+    let ask = Ask { want: 4, slots: Some(Slots { pod: 1, held: 3 }), ..count.ask() };
+    let read = |ask: &Ask, numbers: [u64; 4]| reply(ask, &numbers);
+    let grant = read(&ask, [4, NOON, 9, 2]).unwrap();
+    assert_eq!((grant.tokens, grant.left, grant.epoch), (4, 1, NOON));
+    assert_eq!(read(&ask, [0, NOON, 25, 3]).unwrap().left, 0, "others state more than the limit");
+    for garbled in [
+        [4, NOON, 6, 2],  // not debited
+        [4, NOON, 11, 2], // more than the limit
+        [4, NOON, 9, 0],  // lent to no pod
+        [0, NOON, 3, 4],  // pods without slots
+        [0, NOON, 20_000, 10_001],
+    ] {
+        assert_eq!(read(&ask, garbled), None, "{garbled:?}");
+    }
+    assert_eq!(read(&count.ask(), [4, NOON, 9, 2]), None, "a look is lent nothing");
+    assert_eq!(reply(&ask, &[4, NOON, 9]), None);
+}
+
+/// A pod of a fleet, which asks every second while it holds slots.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pod {
+    held: u64,
+    asks_at: u64,
+}
+
+/// What a fleet does in a tenth of a second, and how far the clock is off then.
+#[derive(Debug, Clone)]
+struct Tick {
+    pod: usize,
+    wants: u64,
+    ends: u64,
+    is_lost: bool,
+}
+
+fn any_tick(pods: usize) -> impl Strategy<Value = Tick> {
+    (0..pods, 0..5u64, 0..4u64, proptest::bool::weighted(0.2))
+        .prop_map(|(pod, wants, ends, is_lost)| Tick { pod, wants, ends, is_lost })
+}
+
+const TICK: u64 = 100_000;
+/// A pod asks after a second, and its ask may take another tick or two.
+const RENEWS: u64 = 12 * TICK;
+
+/// The pods of a fleet, whose count is at a server with a clock of its own.
+struct Fleet {
+    count: Count,
+    pods: Vec<Pod>,
+    now: u64,
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    fn new(limit: u32, pods: usize) -> Self {
+        let count = Count::new(limit);
+        Self { count, pods: vec![Pod::default(); pods], now: 0 }
+    }
+
+    fn held(&self) -> u64 {
+        self.pods.iter().map(|pod| pod.held).sum()
+    }
+
+    /// A pod's ask; what a reply that `is_lost` lent is not used.
+    fn ask(&mut self, at: usize, want: u64, is_lost: bool) {
+        let pod = &mut self.pods[at];
+        let grant = self.count.lent(at as u64, pod.held, want);
+        pod.held += if is_lost { 0 } else { grant.tokens };
+        pod.asks_at = self.now + RENEWS;
+    }
+
+    fn tick(&mut self, tick: &Tick) {
+        self.now += TICK;
+        self.count.pass(TICK);
+        let pod = &mut self.pods[tick.pod];
+        pod.held -= tick.ends.min(pod.held);
+        self.ask(tick.pod, tick.wants, tick.is_lost);
+        for at in 0..self.pods.len() {
+            if self.pods[at].held > 0 && self.pods[at].asks_at <= self.now {
+                self.ask(at, 0, tick.is_lost);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// The clock of the server, or of the one that takes over, jumps by less than a state is kept, and
+    /// not again before each pod has asked.
+    #[test]
+    fn pods_that_ask_in_time_never_hold_more_than_the_limit_whatever_clocks_do(
+        limit in 1..20u32,
+        ticks in proptest::collection::vec(any_tick(5), 1..150),
+        first_jump in 0..50usize,
+        jumps in proptest::collection::vec(-100_000_000..59_000_000i64, 3),
+    ) {
+        let mut fleet = Fleet::new(limit, 5);
+        for (at, tick) in ticks.iter().enumerate() {
+            if at % 50 == first_jump {
+                fleet.count.now = fleet.count.now.saturating_add_signed(jumps[at / 50]);
+            }
+            fleet.tick(tick);
+            prop_assert!(fleet.held() <= u64::from(limit), "{} of {limit}", fleet.held());
+        }
+    }
+
+    /// However many pods die at once, and whatever they held.
+    #[test]
+    fn all_slots_of_dead_pods_are_lent_again_within_the_term(
+        limit in 1..20u32,
+        ticks in proptest::collection::vec(any_tick(5), 1..60),
+        back in -50_000_000..0i64,
+    ) {
+        let mut fleet = Fleet::new(limit, 5);
+        ticks.iter().for_each(|tick| fleet.tick(tick));
+        fleet.count.now = fleet.count.now.saturating_add_signed(back);
+        let survivor = 9;
+        fleet.count.lent(survivor, 0, 0);
+        fleet.count.pass(micros(SLOTS_TTL) / 2);
+        fleet.count.lent(survivor, 0, 0);
+        fleet.count.pass(micros(SLOTS_TTL) / 2);
+        prop_assert_eq!(fleet.count.lent(survivor, 0, u64::MAX).tokens, u64::from(limit));
+    }
+
+    /// A replica that lacks the last writes, or all of them, takes over.
+    #[test]
+    fn after_a_loss_of_state_all_is_known_again_once_each_pod_has_asked(
+        limit in 1..20u32,
+        before in proptest::collection::vec(any_tick(4), 1..40),
+        lost in proptest::collection::vec(any_tick(4), 0..10),
+        is_all_lost: bool,
+    ) {
+        let mut fleet = Fleet::new(limit, 4);
+        before.iter().for_each(|tick| fleet.tick(tick));
+        let kept = if is_all_lost { State::default() } else { fleet.count.state.clone() };
+        lost.iter().for_each(|tick| fleet.tick(tick));
+        fleet.count.state = kept;
+        for at in 0..fleet.pods.len() {
+            fleet.ask(at, 0, false);
+        }
+        let held = fleet.held();
+        prop_assert_eq!(fleet.count.left(), u64::from(limit) - held);
+        fleet.ask(0, u64::MAX, false);
+        prop_assert_eq!(fleet.held(), u64::from(limit));
+    }
+}

@@ -1,0 +1,200 @@
+//! A key of slots (`algorithm: concurrency`): those in use, and those that lie idle in the buffer.
+//!
+//! A request takes idle slots, which are then in use, and gives them back when it ends; the next
+//! request takes them again without an ask. Each ask states how many slots the pod has, in use and
+//! idle together, and while it has any, it asks every second. Idle slots last as long as the store
+//! counts them: [`SLOTS_TTL`] from the last ask that was answered. Slots in use stay with the pod
+//! whatever the store says, since a request that runs cannot be undone; so they are stated again once
+//! the store is back. One ask is out at a time, so that none overtakes another.
+
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+
+use super::{Flags, KeyState, PodContext, WATCH_EVERY};
+use crate::algorithm::concurrency::SLOTS_TTL;
+use crate::algorithm::{Token, counting};
+use crate::buffer::{LeasedTokens, Refill, Take};
+use crate::invariant;
+use crate::lease::size::LeaseSize;
+use crate::store::{Ask, Purpose, Slots};
+use crate::time::Time;
+
+/// How long after the store's last reply a pod that has slots asks again. With the checks of watched
+/// keys, there is an ask a second.
+const RENEWED_AFTER: Duration = Duration::from_millis(800);
+
+/// Where few slots are left, idle ones are kept only for what this pod needs in this time: another
+/// pod may wait for them.
+const KEPT_FOR: Duration = Duration::from_millis(50);
+
+const _: () = assert!(RENEWED_AFTER.as_millis() * 4 < SLOTS_TTL.as_millis());
+
+impl KeyState {
+    /// Whether the key counts slots.
+    pub(super) fn is_of_slots(&self) -> bool {
+        counting(self.limit()).token == Token::Permit
+    }
+
+    /// Slots that requests have.
+    pub(super) fn in_use(&self) -> u64 {
+        if self.number > 0 && self.is_of_slots() { self.number.into() } else { 0 }
+    }
+
+    /// Notes that a request has `slots` from now on.
+    pub(super) fn note_in_use(&mut self, slots: u64) {
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        self.number = self.number.saturating_add(slots);
+    }
+
+    /// What an ask states: the slots in use and those that lie idle.
+    pub(super) fn stated(&self, context: &PodContext<'_>) -> Option<Slots> {
+        let held = self.in_use().saturating_add(self.buffer.tokens(context.now));
+        self.is_of_slots().then_some(Slots { pod: context.pod, held })
+    }
+
+    /// Gives back `slots` that were in use: to the request that waits first, else they lie idle, as
+    /// long as the store still counts them.
+    pub(super) fn release(
+        &mut self,
+        slots: u64,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let now = context.now;
+        let slots = self.end_use(slots);
+        let (epoch, ends) = (self.buffer.epoch(), self.buffer.known_until());
+        let lease = LeasedTokens { tokens: slots, epoch, starts: Time::default(), ends };
+        self.buffer.put_back(lease, self.policy(context).kind, now);
+        self.serve(context);
+        self.give_back_unused(key, context, asks);
+    }
+
+    /// Notes that `slots` are no longer in use; returns their number. Of another key it does nothing.
+    pub(super) fn end_use(&mut self, slots: u64) -> u64 {
+        if !self.is_of_slots() {
+            return 0;
+        }
+        invariant::check(slots <= self.in_use(), "slots that are given back were in use");
+        let ended = u32::try_from(slots).unwrap_or(u32::MAX).min(self.number);
+        self.number -= ended;
+        ended.into()
+    }
+
+    /// Gives back at once what this pod will not use soon, above all where few slots are left: another
+    /// pod may wait for them.
+    pub(super) fn give_back_unused(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let is_free = self.is_of_slots() && self.asking == 0 && self.buffer.is_live(context.now);
+        if is_free && self.drop_idle(context) {
+            asks.push(self.statement(key, context));
+        }
+    }
+
+    /// Takes slots that no lease covers, as a failure mode allows it: up to `most` in use.
+    pub(in crate::limiter) fn take_alone(&mut self, hits: u64, most: u64) -> Take {
+        let used = self.in_use();
+        if used >= most || hits > most - used {
+            return Take::Denied;
+        }
+        self.note_in_use(hits);
+        Take::Taken(LeasedTokens { tokens: hits, ..LeasedTokens::default() })
+    }
+
+    /// The refill of a grant: with it, the slots that lie idle last as long as the new ones.
+    pub(super) fn with_idle(&mut self, refill: Refill, now: Time) -> Refill {
+        if !self.is_of_slots() {
+            return refill;
+        }
+        let idle = self.buffer.drain(now).into_iter().flatten().map(|lease| lease.tokens);
+        let tokens = idle.fold(refill.lease.tokens, u64::saturating_add);
+        Refill { lease: LeasedTokens { tokens, ..refill.lease }, ..refill }
+    }
+
+    /// Checks the key: gives back idle slots that the recent demand does not use, and asks if the last
+    /// ask was a second ago. Returns when to check again; `None` if the pod has no slots.
+    pub(super) fn inspect_slots(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> Option<Time> {
+        let has_slots = self.has_slots(context.now);
+        self.flags.set(Flags::WATCHED, has_slots);
+        if !has_slots {
+            return None;
+        }
+        self.forget_lost_ask(context.now);
+        let renews = context.now.since(self.buffer.replied_at()) >= RENEWED_AFTER;
+        if self.asking == 0
+            && !self.is_suspended(context.now)
+            && (self.drop_idle(context) || renews)
+        {
+            asks.push(self.statement(key, context));
+        }
+        Some(context.now + WATCH_EVERY)
+    }
+
+    /// Whether slots are in use or lie idle.
+    pub(super) fn has_slots(&self, now: Time) -> bool {
+        self.is_of_slots() && (self.number > 0 || self.buffer.tokens(now) > 0)
+    }
+
+    /// Removes all idle slots, which go back with the ask; those in use stay stated.
+    pub(super) fn give_back_idle(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let idle = self.buffer.drain(context.now).into_iter().flatten().count();
+        // The ask that is out, or the next one, says it otherwise.
+        if idle > 0 && self.asking == 0 {
+            let slots = self.stated(context);
+            let purpose = Purpose::Return;
+            asks.push(Ask { slots, purpose, ..self.policy(context).blank_ask(key) });
+        }
+    }
+
+    /// An ask that states what the pod has, and wants nothing.
+    fn statement(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
+        self.note_asked(context.now);
+        let slots = self.stated(context);
+        Ask { slots, ..self.policy(context).blank_ask(key) }
+    }
+
+    /// Removes the idle slots that the recent demand does not use. Returns whether there were any.
+    fn drop_idle(&mut self, context: &PodContext<'_>) -> bool {
+        let now = context.now;
+        let policy = self.policy(context);
+        let kept = self.kept_idle(context);
+        self.buffer.take_excess(kept, policy.kind, now).is_some()
+    }
+
+    /// Idle slots that the pod keeps: none without demand, few where a pod's part of what is left is
+    /// no slot, else what the demand uses in about a lease.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    fn kept_idle(&self, context: &PodContext<'_>) -> u64 {
+        let now = context.now;
+        let policy = self.policy(context);
+        if self.has_waiting() {
+            return u64::MAX;
+        }
+        if self.demand.idle_for(now) >= self.idle_after(&policy) {
+            return 0;
+        }
+        let demand = self.demand.recent_rate(now);
+        let size = self.lease_size(&policy, 0, context);
+        let size = LeaseSize { demand, burst: demand, run: None, ..size };
+        if size.may_hold_ahead() {
+            2 * size.in_use()
+        } else {
+            (demand * KEPT_FOR.as_secs_f64()) as u64
+        }
+    }
+}
