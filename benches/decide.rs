@@ -18,11 +18,11 @@ use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
-use ratelease_rules::{self as rules, Rules, Source};
+use ratelease_rules::{self as rules, Rules, SETTLE_KEY, Source};
 use smallvec::smallvec;
 use tokio::runtime::Runtime;
 
-criterion_group!(benches, by_entries, by_keys, by_replaced, by_rules, by_threads);
+criterion_group!(benches, by_entries, by_holds, by_keys, by_replaced, by_rules, by_threads);
 
 /// Maximum number of rules for single values in one source: a source is at most 16 MiB.
 const SOURCE_RULES_MAX: usize = 100_000;
@@ -110,6 +110,51 @@ fn by_entries(criterion: &mut Criterion) {
             bencher.iter(|| bench.decide(black_box(&request)));
         });
     }
+}
+
+/// Two plain decisions; and a request that holds 3 hits until its end says that it has cost 2. Ids
+/// are of the length of `x-request-id`. They are few, so that the requests stay in the core's caches
+/// as one that was just read.
+fn by_holds(criterion: &mut Criterion) {
+    let ids: Vec<_> = (0..64).map(|n| format!("{n:08x}-3f0a-4c51-9d2e-6b1d7c0a94e5")).collect();
+    let named =
+        |id| [Entry { key: "user", value: "user-00000000" }, Entry { key: "id", value: id }];
+    let mark = Entry { key: SETTLE_KEY, value: "1" };
+    let of_hits = |entries: &[Entry<'static>], hits| {
+        let descriptor = Descriptor {
+            entries: entries.into(),
+            hits_addend: Some(hits),
+            ..Descriptor::default()
+        };
+        Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
+    };
+    let ids: &'static [String] = ids.leak();
+    let pairs = ids.iter().map(|id| {
+        let [user, id] = named(id.as_str());
+        (of_hits(&[user, id], 3), of_hits(&[user, id, mark], 2))
+    });
+    let pairs: Vec<_> = pairs.collect();
+    let limit = "unit: year, requests_per_unit: 4000000000";
+    let text = format!(
+        "domain: d\ndescriptors:\n- key: user\n  descriptors: [{{key: id, rate_limit: {{{limit}, \
+         hold: {{for: 2m}}}}}}]\n"
+    );
+    let plain = two_entries("part_0", "all", "user-00000000");
+    let bench = LazyCell::new(|| Bench::new(&deep(1)));
+    criterion.bench_function("decide/holds/two without", |bencher| {
+        let _entered = bench.runtime.enter();
+        bencher.iter(|| (0..2).for_each(|_| bench.decide(black_box(&plain))));
+    });
+    let bench = LazyCell::new(|| Bench::new(&[source("holds.yaml", text)]));
+    let mut next = pairs.iter().cycle();
+    criterion.bench_function("decide/holds/start and end", |bencher| {
+        let _entered = bench.runtime.enter();
+        bencher.iter(|| {
+            let (start, end) = next.next().expect("a cycle");
+            bench.decide(start);
+            bench.decide(end);
+        });
+    });
 }
 
 fn by_keys(criterion: &mut Criterion) {

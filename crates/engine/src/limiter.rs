@@ -4,7 +4,7 @@
 //! This is the only module where buffers and the lease client meet.
 
 mod failure_mode;
-mod holds;
+pub mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
@@ -36,13 +36,12 @@ use crate::limiter::key::{
 };
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::pod_counts::PodCounts;
-use crate::limiter::resolve::HeldBy;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status, Verdict};
 use crate::{buffer, verdict};
 
-pub use self::resolve::{Charge, Resolved, resolve};
+pub use self::resolve::{Charge, HeldBy, Resolved, resolve};
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
@@ -452,7 +451,11 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn take_local(&mut self, now: Time) {
         for at in 0..self.resolved.len() {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
-            let attempt = match self.shared.attempt(charge, now) {
+            let attempt = match self.settle_hold(at, charge, now) {
+                Some(attempt) => Ok(attempt),
+                None => self.shared.attempt(charge, now),
+            };
+            let attempt = match attempt {
                 Ok(attempt) => attempt,
                 Err(TableFull) if charge.settles() => Attempt::settled(charge),
                 // Nothing is given back before the request is known to pass.
@@ -461,6 +464,17 @@ impl<'a, 'r> Transaction<'a, 'r> {
             };
             self.attempts[at] = Some(attempt);
         }
+    }
+
+    /// Ends what the request of a settlement holds. Returns the state of the key, if what was not
+    /// used went back to it.
+    fn settle_hold(&mut self, at: usize, charge: &Charge<'_>, now: Time) -> Option<Attempt> {
+        if charge.held.is_none() || !charge.settles() {
+            return None;
+        }
+        let (due, attempt) = self.shared.settle_hold(charge, now);
+        self.covered.push((at, charge.hits - due));
+        attempt
     }
 
     /// Whether the request is denied already, whatever the store may reply for the other
@@ -533,15 +547,17 @@ impl<'a, 'r> Transaction<'a, 'r> {
             if let Resolved::Charged(charge) = resolved
                 && charge.settles()
             {
-                let due = self.shared.settle_hold(charge, now);
-                if due < charge.hits {
-                    self.covered.push((at, charge.hits - due));
-                }
+                let due = charge.hits - self.covered(at);
                 if due > 0 {
                     self.shared.settle(charge, due, now);
                 }
             }
         }
+    }
+
+    /// Hits of the settlement `at` that had been charged before.
+    fn covered(&self, at: usize) -> u64 {
+        self.covered.iter().find(|(of, _)| *of == at).map_or(0, |(_, hits)| *hits)
     }
 
     /// Notes the slots that the request has from now on. One that cannot be noted could never come
@@ -675,10 +691,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn statuses(&self) -> Few<Status<'r>> {
         let pairs = self.resolved.iter().zip(&self.attempts).enumerate();
         pairs
-            .map(|(at, (resolved, attempt))| {
-                let covered = self.covered.iter().find(|(of, _)| *of == at);
-                status(resolved, attempt.as_ref(), covered.map_or(0, |(_, hits)| *hits))
-            })
+            .map(|(at, (resolved, attempt))| status(resolved, attempt.as_ref(), self.covered(at)))
             .collect()
     }
 
@@ -879,26 +892,25 @@ impl Shared {
 
     /// Ends what the request of a settlement holds, and gives back what it did not use. Returns the
     /// hits that are still to be charged: all of them if it holds nothing.
-    fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> u64 {
-        let Some(HeldBy { id, .. }) = charge.held else { return charge.hits };
+    fn settle_hold(&self, charge: &Charge<'_>, now: Time) -> (u64, Option<Attempt>) {
+        let Some(HeldBy { id, .. }) = charge.held else { return (charge.hits, None) };
         // Slots cost nothing: all that the request has come back, and without any there is nothing
         // to do.
         let hits = if charge.is_of_slots() { 0 } else { charge.hits };
         let Some(id) = id else {
             self.holds.note_without_id();
-            return hits;
+            return (hits, None);
         };
-        let Some(settled) = self.holds.settle(id, hits) else { return hits };
-        self.give_back_unspent(&settled.unspent, now);
-        settled.due
+        let Some(settled) = self.holds.settle(id, hits) else { return (hits, None) };
+        (settled.due, self.give_back_unspent(&settled.unspent, now))
     }
 
     /// Gives back what a request held and did not use: to the lease that it came from, else to the
-    /// store.
-    fn give_back_unspent(&self, unspent: &Unspent, now: Time) {
+    /// store. Returns the state of the key after it, if it has one.
+    fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
         let Unspent { key, limit, tokens, alone, .. } = *unspent;
         if tokens.tokens == 0 && alone == 0 {
-            return;
+            return None;
         }
         let context = self.context(now);
         let mut asks = Vec::new();
@@ -906,19 +918,20 @@ impl Shared {
             if tokens.tokens > 0 {
                 state.take_in(unspent, &context, &mut asks);
             }
-            (state.watch(&context), if alone > 0 { self.pods.of(state.domain()) } else { 1 })
+            let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
+            (state.watch(&context), pods, state.preview_settlement(&context))
         });
         if taken_in.is_none() && tokens.tokens > 0 {
             asks.push(unspent.returned()); // the key was evicted meanwhile
         }
-        let (starts, pods) = taken_in.unwrap_or((false, 1));
-        if starts {
+        if let Some((true, ..)) = taken_in {
             self.watch(key, now + WATCH_EVERY);
         }
         if alone > 0 {
-            self.return_own(key, limit, alone, pods);
+            self.return_own(key, limit, alone, taken_in.map_or(1, |(_, pods, _)| pods));
         }
         self.queue_asks(asks);
+        taken_in.map(|(.., attempt)| attempt)
     }
 }
 

@@ -4,18 +4,22 @@
 //! It uses the engine's resolution of requests and its memory store. `replay`, `rule_tests` and the
 //! differential fuzzer use it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelease_engine::limiter::{Charge, Resolved, resolve};
+use ratelease_engine::buffer::LeasedTokens;
+use ratelease_engine::limiter::holds::{Hold, Holds, LOOK_EVERY, Unspent};
+use ratelease_engine::limiter::{Charge, HeldBy, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Grant, Return, StoreError};
+use ratelease_engine::store::{Ask, Grant, Return, Slots, StoreError};
+use ratelease_engine::time::Time;
 use ratelease_engine::verdict;
 use ratelease_engine::verdict::{Code, Counted, DecisionSource, Modes, Status, Verdict};
-use ratelease_rules::Rules;
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{Rules, UnlessSettled};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
@@ -27,6 +31,11 @@ pub struct ExactLimiter {
     now: Arc<AtomicU64>,
     hasher: KeyHasher,
     modes: Modes,
+    holds: Holds,
+    /// When holds that have ended were last looked for.
+    looked_at: Time,
+    /// Slots in use of limits on requests at a time, at most as many keys as requests that hold.
+    in_use: HashMap<Key, u64>,
 }
 
 // === impl ExactLimiter ===
@@ -38,7 +47,15 @@ impl ExactLimiter {
         let now = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&now);
         let read = move || Duration::from_micros(clock.load(Ordering::Relaxed));
-        Self { store: MemoryStore::new(Arc::new(read), keys_max), now, hasher, modes }
+        Self {
+            store: MemoryStore::new(Arc::new(read), keys_max),
+            now,
+            hasher,
+            modes,
+            holds: Holds::default(),
+            looked_at: Time::default(),
+            in_use: HashMap::new(),
+        }
     }
 
     /// Sets the clock, in microseconds since the Unix epoch. The clock never runs back: an earlier
@@ -67,6 +84,7 @@ impl ExactLimiter {
         rules: &'r Rules,
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
+        self.end_holds()?;
         let resolved = resolve(rules, request, &self.hasher);
         let mut statuses = Few::new();
         for (at, one) in resolved.iter().enumerate() {
@@ -81,10 +99,11 @@ impl ExactLimiter {
         }
         let denies = verdict::code(&statuses, self.modes) == Code::OverLimit;
         for (one, status) in resolved.iter().zip(&mut statuses) {
-            if let Resolved::Charged(charge) = one
-                && (!denies || is_exceeded(status) || charge.settles())
-            {
-                *status = self.charge(charge, *status)?;
+            let Resolved::Charged(charge) = one else { continue };
+            if charge.settles() {
+                *status = self.settle(charge)?;
+            } else if !denies || is_exceeded(status) {
+                *status = self.charge(charge, *status, denies)?;
             }
         }
         Ok(Verdict::new(request, statuses, self.modes))
@@ -92,7 +111,7 @@ impl ExactLimiter {
 
     /// The state of the key for `charge`, after `before` hits of the same request.
     fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Status<'r>, StoreError> {
-        let grant = self.store.take(&charge.look())?;
+        let grant = self.store.take(&self.blank(charge))?;
         let settles = charge.applied.rule.is_some_and(|rule| rule.flags.settle);
         let over = match charge.hits {
             _ if charge.refund || charge.settles() => false,
@@ -103,17 +122,20 @@ impl ExactLimiter {
     }
 
     /// Charges what was `seen`: all of it, or, if the request is denied, only what the rule makes a
-    /// denial spend.
-    fn charge<'r>(&self, charge: &Charge<'r>, seen: Status<'r>) -> Result<Status<'r>, StoreError> {
+    /// denial spend. A charge of a request that is not denied may be held.
+    fn charge<'r>(
+        &mut self,
+        charge: &Charge<'r>,
+        seen: Status<'r>,
+        denies: bool,
+    ) -> Result<Status<'r>, StoreError> {
         let over = is_exceeded(&seen);
         if over && charge.hits == 0 {
             return Ok(Status { remaining: 0, ..seen });
         }
-        let look = charge.look();
+        let look = self.blank(charge);
         let ask = if charge.refund {
             Ask { back: Some(Return { tokens: charge.hits, epoch: None }), ..look }
-        } else if charge.settles() {
-            Ask { owed: charge.hits, ..look }
         } else {
             // A charge over its limit stays so, even if it would pass alone: another descriptor of
             // the request has the same key and is charged first.
@@ -121,14 +143,98 @@ impl ExactLimiter {
             Ask { need, charge_denied: charge.charge_denied(), ..look }
         };
         let grant = self.store.take(&ask)?;
+        if charge.holds() && !over && !denies {
+            self.hold(charge, &grant);
+        }
         Ok(status(charge, over, &grant))
+    }
+
+    /// An ask that takes nothing, for what `charge` is charged to.
+    fn blank(&self, charge: &Charge<'_>) -> Ask {
+        let of_slots = !charge.applied.limit.algorithm.has_window();
+        let held = self.in_use.get(&charge.own).copied().unwrap_or_default();
+        Ask { slots: of_slots.then_some(Slots { pod: 0, held }), ..charge.look() }
+    }
+
+    fn now(&self) -> Time {
+        Time::from_nanos(self.now.load(Ordering::Relaxed).saturating_mul(1_000))
+    }
+
+    /// Notes that the request holds what it was granted.
+    fn hold(&mut self, charge: &Charge<'_>, grant: &Grant) {
+        let Some(HeldBy { terms, id: Some(id) }) = charge.held else { return };
+        let now = self.now();
+        let taken = LeasedTokens {
+            tokens: grant.tokens,
+            epoch: grant.epoch,
+            starts: Time::default(),
+            ends: now,
+        };
+        let hold = Hold {
+            key: charge.own,
+            limit: charge.applied.limit,
+            hits: charge.hits,
+            taken,
+            alone: 0,
+            ends: now + terms.lasts(),
+            releases: terms.unless_settled == UnlessSettled::Release,
+            carry_debt: charge.applied.rule.is_some_and(|rule| rule.flags.carry_debt),
+        };
+        if self.holds.take(id, hold).is_some() && !hold.limit.algorithm.has_window() {
+            *self.in_use.entry(charge.own).or_default() += grant.tokens;
+        }
+    }
+
+    /// Charges a cost, less what its request holds, and gives back what that did not use.
+    fn settle<'r>(&mut self, charge: &Charge<'r>) -> Result<Status<'r>, StoreError> {
+        // Slots cost nothing: all that the request has come back.
+        let hits = if charge.applied.limit.algorithm.has_window() { charge.hits } else { 0 };
+        let id = charge.held.and_then(|held| held.id);
+        let settled = id.and_then(|id| self.holds.settle(id, hits));
+        if let Some(settled) = settled {
+            self.give_back(&settled.unspent)?;
+        }
+        let due = settled.map_or(hits, |settled| settled.due);
+        let grant = self.store.take(&Ask { owed: due, ..self.blank(charge) })?;
+        let status = status(charge, false, &grant);
+        let counted = status.counted.map(|counted| Counted { hits: due, ..counted });
+        Ok(Status { counted, ..status })
+    }
+
+    /// Ends the holds that nothing has settled in time.
+    fn end_holds(&mut self) -> Result<(), StoreError> {
+        let now = self.now();
+        if now.since(self.looked_at) < LOOK_EVERY {
+            return Ok(());
+        }
+        self.looked_at = now;
+        for part in self.holds.parts() {
+            for unspent in self.holds.expire(part, now).0 {
+                self.give_back(&unspent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, unspent: &Unspent) -> Result<(), StoreError> {
+        if unspent.limit.algorithm.has_window() {
+            self.store.take(&unspent.returned())?;
+        } else if let Some(held) = self.in_use.get_mut(&unspent.key) {
+            *held = held.saturating_sub(unspent.tokens.tokens);
+            if *held == 0 {
+                self.in_use.remove(&unspent.key);
+            }
+        }
+        Ok(())
     }
 }
 
 /// Hits that earlier descriptors of the request take from the same key.
 fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
     let of_key = resolved.iter().filter_map(|one| match one {
-        Resolved::Charged(charge) if charge.own == key && !charge.refund => Some(charge.hits),
+        Resolved::Charged(charge) if charge.own == key && !charge.refund && !charge.settles() => {
+            Some(charge.hits)
+        }
         _ => None,
     });
     of_key.fold(0, u64::saturating_add)
@@ -187,6 +293,77 @@ descriptors:
 - {key: t, rate_limit: {unit: minute, requests_per_unit: 6, algorithm: token_bucket, burst: 1}}
 - {key: u, rate_limit: {unit: minute, requests_per_unit: 60, settle: true, carry_debt: true}}
 ";
+
+    /// Entries `user=u` and `id`, and the mark of a settlement.
+    fn of_id(id: &str, hits: u64, settles: bool) -> Request<'_> {
+        let mut entries = vec![("user", "u"), ("id", id)];
+        entries.extend(settles.then_some((ratelease_rules::SETTLE_KEY, "1")));
+        let entries = entries.into_iter().map(|(key, value)| Entry { key, value });
+        let hits_addend = Some(hits);
+        let descriptor =
+            Descriptor { entries: entries.collect(), hits_addend, ..Descriptor::default() };
+        Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
+    }
+
+    fn of_user(limit: &str) -> Rules {
+        rules(&format!(
+            "domain: d\ndescriptors: [{{key: user, descriptors: [{{key: id, rate_limit: \
+             {{{limit}}}}}]}}]\n"
+        ))
+    }
+
+    #[test]
+    fn what_a_request_holds_is_settled_and_comes_back_where_the_rule_says_so() {
+        for (unless_settled, at_last) in [("keep", 40), ("release", 100)] {
+            let hold = format!("hold: {{for: 2s, unless_settled: {unless_settled}}}");
+            let rules = of_user(&format!("unit: hour, requests_per_unit: 100, {hold}"));
+            let mut exact = exact();
+            let steps = [
+                (of_id("1", 60, false), Code::Ok, 40),
+                (of_id("2", 60, false), Code::OverLimit, 40),
+                (of_id("1", 20, true), Code::Ok, 80),
+                (of_id("2", 10, true), Code::Ok, 70),
+                (of_id("3", 70, false), Code::Ok, 0),
+                (of_id("3", 170, true), Code::Ok, 0),
+                (of_id("4", 1, false), Code::OverLimit, 0),
+            ];
+            for (at, (request, code, remaining)) in steps.into_iter().enumerate() {
+                let verdict = exact.decide(&rules, &request).unwrap();
+                assert_eq!(
+                    (verdict.code, verdict.statuses[0].remaining),
+                    (code, remaining),
+                    "{at}"
+                );
+            }
+            let mut exact = self::exact();
+            exact.decide(&rules, &of_id("1", 60, false)).unwrap();
+            exact.advance(START + 2_600_000);
+            let look = exact.decide(&rules, &of_id("2", 0, false)).unwrap();
+            assert_eq!(look.statuses[0].remaining, at_last, "{unless_settled}");
+        }
+    }
+
+    #[test]
+    fn requests_at_a_time_are_those_that_have_not_ended() {
+        let rules = of_user("algorithm: concurrency, requests_per_unit: 2, hold: {for: 10s}");
+        let mut exact = exact();
+        let steps = [
+            (of_id("1", 1, false), Code::Ok),
+            (of_id("2", 1, false), Code::Ok),
+            (of_id("3", 1, false), Code::OverLimit),
+            (of_id("1", 1, true), Code::Ok),
+            (of_id("3", 1, false), Code::Ok),
+            (of_id("4", 1, false), Code::OverLimit),
+        ];
+        for (at, (request, code)) in steps.into_iter().enumerate() {
+            exact.advance(START + at as u64 * 1_000_000);
+            assert_eq!(exact.decide(&rules, &request).unwrap().code, code, "{at}");
+        }
+        exact.advance(START + 15_000_000);
+        for (id, code) in [("5", Code::Ok), ("6", Code::Ok), ("7", Code::OverLimit)] {
+            assert_eq!(exact.decide(&rules, &of_id(id, 1, false)).unwrap().code, code, "{id}");
+        }
+    }
 
     #[test]
     fn a_limit_is_admitted_exactly_and_again_in_the_next_window() {

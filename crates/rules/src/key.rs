@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,10 +19,11 @@ use foldhash::fast::FixedState;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
 
-/// The id of a request, together with the key that it charges. It is hashed as keys are, so that an
-/// id of any length takes 128 bits, and no client can choose one that stands for another's.
+/// The id of a request, together with the key that it charges: 128 bits, whatever its length. Half
+/// of them are of the key, and half a hash of both under a secret of this process, so that no client
+/// can choose an id that stands for another. It has no meaning in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct HoldId([u8; 16]);
+pub struct HoldId(u64, u64);
 
 /// Added to the numbers of pools, so that no pool has the key of a share: earlier versions numbered
 /// their shares from 0.
@@ -32,6 +33,8 @@ pub const POOLS_FROM: u8 = 1 << 7;
 #[derive(Clone)]
 pub struct KeyHasher {
     secret: [u8; 32],
+    /// The secret of this process, for the ids of requests: SipHash.
+    ids: RandomState,
 }
 
 /// The value of an entry, as it enters the key.
@@ -58,7 +61,8 @@ impl KeyHasher {
     /// Makes a hasher from a secret of any length; an empty one selects the built-in secret.
     pub fn new(secret: &str) -> Self {
         // The context string is BLAKE3's domain separation; changing it restarts every count.
-        Self { secret: blake3::derive_key("ratelease 2026-11 key of counts", secret.as_bytes()) }
+        let secret = blake3::derive_key("ratelease 2026-11 key of counts", secret.as_bytes());
+        Self { secret, ids: RandomState::new() }
     }
 
     /// Returns the key of a count in `domain` for these entries, in order. `identity` holds what
@@ -84,10 +88,10 @@ impl KeyHasher {
 
     /// Returns what stands for the request of this `id`, as far as it charges `key`.
     pub fn hold_id(&self, key: Key, id: &str) -> HoldId {
-        let mut encoding = Encoding::new(&self.secret);
-        encoding.part(b'h', id);
-        encoding.write(&key.0);
-        HoldId(encoding.bits())
+        let mut hasher = self.ids.build_hasher();
+        hasher.write(&key.0);
+        hasher.write(id.as_bytes());
+        HoldId(key.bits(), hasher.finish())
     }
 
     /// Returns the key under which a pod counts requests for which it has no room to keep separate
@@ -190,13 +194,6 @@ impl<'a> Encoding<'a> {
             Some(hasher) => hasher.finalize(),
         }
     }
-
-    /// The first 128 bits of the hash.
-    fn bits(&self) -> [u8; 16] {
-        let mut bits = [0; 16];
-        bits.copy_from_slice(&self.finish().as_bytes()[..16]);
-        bits
-    }
 }
 
 /// Like `copy_from_slice`, for slices of equal length. Most parts are so short that a call costs
@@ -233,7 +230,12 @@ impl fmt::Debug for KeyHasher {
 impl Key {
     #[inline]
     fn of(encoding: &Encoding<'_>) -> Self {
-        let make = || Self(encoding.bits());
+        let make = || {
+            let hash = encoding.finish();
+            let mut key = [0; 16];
+            key.copy_from_slice(&hash.as_bytes()[..16]);
+            Self(key)
+        };
         match encoding.short() {
             Some((secret, bytes)) => recent_key(secret, bytes, make),
             None => make(),

@@ -112,25 +112,40 @@ impl Rules {
     #[inline]
     pub fn charged<'e>(&self, domain: &str, descriptor: &'e Descriptor<'_>) -> Charged<'_, 'e> {
         let entries = &descriptor.entries[..];
-        let lookup = self.find(domain, entries);
-        match (lookup, entries) {
-            (Lookup::NoRule, [before @ .., last]) if last.key == SETTLE_KEY => {
-                self.settled(domain, descriptor, before)
+        match entries {
+            [before @ .., last] if last.key == SETTLE_KEY => {
+                self.marked(domain, descriptor, before, last)
             }
-            _ => Charged { lookup, entries, settles: false },
+            _ => Charged { lookup: self.find(domain, entries), entries, settles: false },
         }
     }
 
-    fn settled<'e>(
+    /// What `descriptor` charges, which ends with `last`, the mark of a settlement.
+    fn marked<'e>(
         &self,
         domain: &str,
         descriptor: &'e Descriptor<'_>,
         before: &'e [Entry<'e>],
+        last: &Entry<'_>,
     ) -> Charged<'_, 'e> {
-        let lookup = self.find(domain, before);
-        let is_limited = matches!(lookup, Lookup::Rule(_)) || descriptor.limit.is_some();
-        let entries = if is_limited { before } else { &descriptor.entries };
-        Charged { lookup, entries, settles: is_limited }
+        let whole = |lookup| Charged { lookup, entries: &descriptor.entries, settles: false };
+        let Some(domain) = self.domains.get(domain) else { return whole(Lookup::UnknownDomain) };
+        let node = domain.branch.find(before);
+        let below = match (before, node) {
+            ([], _) => Some(&domain.branch),
+            (_, node) => node.and_then(|node| node.children.as_deref()),
+        };
+        let own = below.and_then(|branch| branch.child(last)?.rule.as_ref());
+        match (own, node.and_then(|node| node.rule.as_ref())) {
+            (Some(rule), _) => whole(Lookup::Rule(rule)),
+            (None, Some(rule)) => {
+                Charged { lookup: Lookup::Rule(rule), entries: before, settles: true }
+            }
+            (None, None) if descriptor.limit.is_some() => {
+                Charged { lookup: Lookup::NoRule, entries: before, settles: true }
+            }
+            (None, None) => whole(Lookup::NoRule),
+        }
     }
 
     /// Returns the candidates that [`Rules::find`] considers, level by level; `None` if no rule

@@ -45,54 +45,56 @@ const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
 const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 18 << 20);
 
 /// How often holds that have ended are looked for.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What one request holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hold {
-    /// The key that was charged, and under which limit.
-    pub(super) key: Key,
-    pub(super) limit: Limit,
+pub struct Hold {
+    /// The key that was charged.
+    pub key: Key,
+    /// The limit that it was charged under.
+    pub limit: Limit,
     /// What it was charged, which its settlement need not charge again.
-    pub(super) hits: u64,
+    pub hits: u64,
     /// The tokens that paid for these hits, as far as they may come back.
-    pub(super) taken: LeasedTokens,
+    pub taken: LeasedTokens,
     /// Those of the hits that this pod has admitted by itself, and that are not owed.
-    pub(super) alone: u64,
+    pub alone: u64,
     /// When the hold ends, unless it is settled.
-    pub(super) ends: Time,
+    pub ends: Time,
     /// Whether the hits are given back then.
-    pub(super) releases: bool,
+    pub releases: bool,
     /// As [`Ask::carry_debt`].
-    pub(super) carry_debt: bool,
+    pub carry_debt: bool,
 }
 
 /// What a request held and did not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Unspent {
-    /// The key that was charged, and under which limit.
-    pub(super) key: Key,
-    pub(super) limit: Limit,
+pub struct Unspent {
+    /// The key that was charged.
+    pub key: Key,
+    /// The limit that it was charged under.
+    pub limit: Limit,
     /// Tokens to give back.
-    pub(super) tokens: LeasedTokens,
+    pub tokens: LeasedTokens,
     /// Hits to take back from those that this pod has admitted by itself.
-    pub(super) alone: u64,
+    pub alone: u64,
     /// As [`Ask::carry_debt`].
-    pub(super) carry_debt: bool,
+    pub carry_debt: bool,
 }
 
 /// What becomes of a hold by its settlement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Settled {
+pub struct Settled {
     /// What is given back.
-    pub(super) unspent: Unspent,
+    pub unspent: Unspent,
     /// Hits that are still to be charged.
-    pub(super) due: u64,
+    pub due: u64,
 }
 
 /// The requests that hold something.
 #[derive(Default)]
-pub(super) struct Holds {
+pub struct Holds {
     parts: [Mutex<Part>; PARTS],
     seed: RandomState,
     /// Starts and settlements whose id is empty.
@@ -130,33 +132,33 @@ struct Tally {
 impl Holds {
     /// Notes that the request of this `id` holds something. A further start of the same request adds
     /// to what it holds. Returns whether the table was idle before; `None` if there is no room.
-    pub(super) fn take(&self, id: HoldId, hold: Hold) -> Option<bool> {
+    pub fn take(&self, id: HoldId, hold: Hold) -> Option<bool> {
         self.part(id).lock().take(id, hold)
     }
 
     /// Ends what the request of this `id` holds, which has cost `hits`; `None` if it holds nothing.
-    pub(super) fn settle(&self, id: HoldId, hits: u64) -> Option<Settled> {
+    pub fn settle(&self, id: HoldId, hits: u64) -> Option<Settled> {
         self.part(id).lock().settle(id, hits)
     }
 
     /// Notes a start or a settlement without an id.
-    pub(super) fn note_without_id(&self) {
+    pub fn note_without_id(&self) {
         self.without_id.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The numbers of the parts, for [`Holds::expire`].
-    pub(super) fn parts(&self) -> Range<usize> {
+    pub fn parts(&self) -> Range<usize> {
         0..self.parts.len()
     }
 
     /// Ends the holds of a part that nothing has settled in time. Returns what is to be given back,
     /// soonest end first, and whether anything is still held there.
-    pub(super) fn expire(&self, part: usize, now: Time) -> (Vec<Unspent>, bool) {
+    pub fn expire(&self, part: usize, now: Time) -> (Vec<Unspent>, bool) {
         self.parts.get(part).map_or_else(Default::default, |part| part.lock().expire(now))
     }
 
     /// What has happened, and what is held at present.
-    pub(super) fn counts(&self) -> Vec<Count> {
+    pub fn counts(&self) -> Vec<Count> {
         let mut sum = Tally::default();
         let (mut holds, mut hits, mut bytes) = (0, 0_u64, 0);
         for part in &self.parts {
@@ -309,7 +311,7 @@ impl Hold {
 impl Unspent {
     /// The ask that returns the tokens, however long ago they were leased: their request has ended
     /// only now. The store ignores those of a window that is over.
-    pub(super) fn returned(&self) -> Ask {
+    pub fn returned(&self) -> Ask {
         let Self { key, limit, tokens: LeasedTokens { tokens, epoch, .. }, carry_debt, .. } = *self;
         let back = Some(Return { tokens, epoch: Some(epoch) });
         let ttl = Duration::MAX;
@@ -317,7 +319,7 @@ impl Unspent {
     }
 
     /// Adds what another request did not use of the same count, if it can go back with this.
-    pub(super) fn join(&mut self, other: &Self) -> bool {
+    pub fn join(&mut self, other: &Self) -> bool {
         let is_windowed = counting(self.limit).is_windowed;
         let joins = self.key == other.key
             && self.limit == other.limit

@@ -199,7 +199,9 @@ impl Shared {
         unspent.sort_by_key(|unspent| unspent.key);
         unspent.dedup_by(|next, first| first.join(next));
         let now = self.clock.now();
-        unspent.iter().for_each(|unspent| self.give_back_unspent(unspent, now));
+        for unspent in &unspent {
+            self.give_back_unspent(unspent, now);
+        }
     }
 }
 

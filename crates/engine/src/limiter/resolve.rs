@@ -40,16 +40,16 @@ pub struct Charge<'r> {
     /// The descriptor says that the hits are a cost that has been incurred.
     marked: bool,
     /// What the request holds meanwhile, or settles.
-    pub(super) held: Option<HeldBy>,
+    pub held: Option<HeldBy>,
 }
 
 /// The request that holds what it takes, by its rule.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HeldBy {
+pub struct HeldBy {
     /// How long, and what becomes of it then.
-    pub(super) terms: Hold,
+    pub terms: Hold,
     /// `None` if the request's id is empty: then it holds nothing.
-    pub(super) id: Option<HoldId>,
+    pub id: Option<HoldId>,
 }
 
 /// Resolves every descriptor of `request`, in order.
@@ -219,7 +219,7 @@ impl<'r> Charge<'r> {
     }
 
     /// Whether what the charge takes is held until a settlement says what it has cost.
-    pub(super) fn holds(&self) -> bool {
+    pub fn holds(&self) -> bool {
         self.held.is_some() && self.spends() && !self.settles()
     }
 

@@ -1,4 +1,5 @@
 use std::collections::HashSet;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use ratelease_rules::key::KeyHasher;
@@ -12,8 +13,10 @@ fn at(seconds: u64) -> Time {
     Time::from_nanos(seconds * 1_000_000_000)
 }
 
+static HASHER: LazyLock<KeyHasher> = LazyLock::new(|| KeyHasher::new("test"));
+
 fn id(n: u64) -> HoldId {
-    KeyHasher::new("test").hold_id(Key::for_test(0), &n.to_string())
+    HASHER.hold_id(Key::for_test(0), &n.to_string())
 }
 
 fn leased(tokens: u64, epoch: u64) -> LeasedTokens {
