@@ -10,6 +10,7 @@ pub mod leaky_bucket;
 mod pool;
 pub mod sliding_log;
 pub mod sliding_window;
+pub mod slots;
 pub mod token_bucket;
 
 use ratelease_engine::algorithm::{Token, counting};

@@ -1,5 +1,7 @@
 //! The callers: their requests, the pods that they call, and when.
 
+mod ends;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Waker};
@@ -9,14 +11,15 @@ use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry, Request};
-use ratelease_rules::{FailureMode, Limit, Rules, Unit};
+use ratelease_rules::{FailureMode, Limit, Rules, SETTLE_KEY, Unit};
 
 use crate::fleet::{Fleet, Pod};
 use crate::ledger::{Call, Charge, Ledger};
 use crate::plan::{Demand, Spread, Tamper};
 use crate::rng::Rng;
-use crate::rule::{DOMAIN, NAMES};
+use crate::rule::{Costs, DOMAIN, ID, NAMES};
 use crate::world::World;
+use ends::Ends;
 
 /// Makes requests, a few each millisecond.
 pub struct Callers {
@@ -27,6 +30,9 @@ pub struct Callers {
     due: u64,
     /// Hits requested in a window of a key, where these are bounded.
     offered: HashMap<(Key, u64), u64>,
+    ends: Ends,
+    /// Number of requests that had an id.
+    ids: usize,
 }
 
 /// A request that exceeds its promised end by more than this counts as never answered.
@@ -41,7 +47,7 @@ impl Callers {
     pub fn new(world: &Arc<World>, ledger: &Arc<Ledger>) -> Self {
         let rng = Rng::new(world.plan.seed, &[3]);
         let (world, ledger) = (Arc::clone(world), Arc::clone(ledger));
-        Self { world, ledger, rng, due: 0, offered: HashMap::new() }
+        Self { world, ledger, rng, due: 0, offered: HashMap::new(), ends: Ends::default(), ids: 0 }
     }
 
     /// Number of requests in the next millisecond.
@@ -86,6 +92,7 @@ impl Callers {
             return;
         }
         self.ledger.note_begun(&mut call);
+        self.plan_ends(&call, ms);
         let mut answered =
             Box::pin(self.answer(call, pod, rules, cancels.then_some(cancels_after)));
         let mut cx = Context::from_waker(Waker::noop());
@@ -138,16 +145,32 @@ impl Callers {
         let look = rng.percent(demand.looks_percent);
         let overrides = rng.percent(demand.overrides_percent);
         let requests = u32::try_from(rng.pick(&[3, 20, 200])).unwrap();
-        Charge {
-            name: NAMES[rng.index(plan.rules.len())],
+        let of_rule = rng.index(plan.rules.len());
+        let costs = plan.rules[of_rule].costs;
+        let hits = if look { 0 } else { rng.within(1..demand.hits_max + 1) };
+        let refund = !look && rng.percent(demand.refunds_percent);
+        let mut charge = Charge {
+            name: NAMES[of_rule],
             value: &VALUES[value],
-            hits: if look { 0 } else { rng.within(1..demand.hits_max + 1) },
-            refund: !look && rng.percent(demand.refunds_percent),
+            hits: if costs == Costs::Settled { 0 } else { hits },
+            refund: refund && costs == Costs::Known,
             limit: overrides.then(|| Limit::fixed_window(requests, Unit::Second)),
             count: None,
             order: 0,
             failure_mode: FailureMode::default(),
+            costs,
+            id: "",
+            is_marked: false,
+            hold: None,
+        };
+        if costs != Costs::Known {
+            charge.limit = None;
         }
+        if matches!(costs, Costs::Held { .. }) {
+            charge.id = &VALUES[self.ids];
+            self.ids += 1;
+        }
+        charge
     }
 
     /// Counts the request's hits; returns whether the bound on requested hits allows them.
@@ -166,8 +189,14 @@ impl Callers {
 
 /// The request that the pod gets.
 fn request(call: &Call) -> Request<'static> {
+    let entries = |charge: &Charge| {
+        let id = (!charge.id.is_empty()).then_some(Entry { key: ID, value: charge.id });
+        let mark = charge.is_marked.then_some(Entry { key: SETTLE_KEY, value: "1" });
+        let first = Entry { key: charge.name, value: charge.value };
+        [first].into_iter().chain(id).chain(mark).collect()
+    };
     let descriptor = |charge: &Charge| Descriptor {
-        entries: [Entry { key: charge.name, value: charge.value }].into_iter().collect(),
+        entries: entries(charge),
         limit: charge.limit,
         hits_addend: Some(charge.hits),
         refund: charge.refund,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::counter::Counter;
+use ratelease_engine::counter::{Counter, HoldCounter};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
@@ -73,6 +73,7 @@ impl Fleet {
     }
 
     fn see_off(&mut self, mut pod: Pod) {
+        self.ledger.forget_pod(pod.id);
         let ledger = Arc::clone(&self.ledger);
         self.leaving.spawn(async move {
             while pod.requests.join_next().await.is_some() {}
@@ -84,7 +85,9 @@ impl Fleet {
 
     /// The pod at this place disappears. Asks that it sent are still under way.
     pub fn crash(&mut self, place: usize) {
-        drop(self.take_out(place));
+        if let Some(pod) = self.take_out(place) {
+            self.ledger.forget_pod(pod.id);
+        }
     }
 
     /// Makes every pod leave. Returns once all have left, or the time for that is over.
@@ -122,6 +125,13 @@ impl Fleet {
         &mut self.pods[place % count]
     }
 
+    /// The pod of this number if it is present and no other one is to be asked, which is that at
+    /// the place `elsewhere`.
+    pub fn pod_of(&mut self, id: u64, elsewhere: Option<usize>) -> &mut Pod {
+        let own = self.pods.iter().position(|pod| pod.id == id);
+        self.pod(elsewhere.or(own).unwrap_or(0))
+    }
+
     /// Number of times that a breaker of a present pod opened.
     pub fn breakers_opened(&self) -> u64 {
         self.pods.iter().map(|pod| count(&pod.limiter, Counter::BreakerOpened)).sum()
@@ -139,6 +149,8 @@ impl Fleet {
             if bytes > ceiling {
                 self.world.fault(format!("pod {} holds {bytes} bytes of {ceiling}", pod.id));
             }
+            let held = [HoldCounter::InForce, HoldCounter::Hits, HoldCounter::NotKept];
+            self.ledger.check_held(pod.id, held.map(|of| count(&pod.limiter, Counter::Holds(of))));
         }
     }
 }

@@ -1,10 +1,14 @@
 //! The requests of callers and their answers, checked against what callers were promised.
 
 mod call;
+mod costs;
 mod local;
+mod slots;
 mod tally;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,9 +23,12 @@ use crate::network::Network;
 use crate::oracle::Oracle;
 use crate::plan::Mood;
 use crate::purse::Purse;
-use crate::world::{World, tell};
+use crate::rule::{self, NAMES};
+use crate::world::{self, World, tell};
 pub use call::{Call, Charge};
+use costs::{Costs, Freed, Moment};
 use local::Locals;
+use slots::Slots;
 use tally::Tally;
 pub use tally::{Counts, Use};
 
@@ -37,6 +44,10 @@ struct Books {
     tally: Tally,
     locals: Locals,
     oracle: Oracle,
+    costs: Costs,
+    slots: Slots,
+    /// Pods that leave or have gone: nothing ends there any more.
+    leaving: BTreeSet<u64>,
 }
 
 /// A wait of this many round trips always brings an answer: one for the batch under way, and some
@@ -51,6 +62,11 @@ const BREAKER_WAIT_MAX: Duration = Duration::from_secs(3);
 /// knew of the rest.
 const USE_PERCENT_MIN: u64 = 98;
 const UNUSED_MAX: u64 = 1;
+
+/// A pod reports a cost to the store, and hears the answer, within this many round trips (of the ask
+/// that is out, and of the next one), and this time.
+const REPORT_TRIPS: u32 = 3;
+const REPORT_WAIT: Duration = Duration::from_millis(5);
 
 /// A pod counts a lease's time from before its ask, and may consider a live lease ended.
 const END_MARGIN: Duration = Duration::from_millis(20);
@@ -73,7 +89,7 @@ impl Ledger {
         }
         let patience = self.world.plan.patience(self.world.plan.demand.caller) + delay;
         let pause = self.world.now().since(begun_at);
-        Call { pod, begun_at, pause, patience, charges }
+        Call { pod, begun_at, pause, patience, charges, passed: Arc::default() }
     }
 
     /// Records that the request is sent.
@@ -97,6 +113,95 @@ impl Ledger {
                 oracle.offer(key, limit, hits, wall_us);
             }
         }
+    }
+
+    /// Records that a settlement is sent.
+    pub fn note_settlement(&self, call: &Call) {
+        self.advance();
+        let mut state = self.world.state();
+        call.counts().for_each(|(_, key, _)| state.note_key(key));
+        self.books.lock().tally.counts.requests += 1;
+    }
+
+    /// Checks the answer to a settlement: it passes.
+    pub fn settle(&self, call: &Call, answer: Result<Verdict<'_>, StoreError>) {
+        let now = self.world.now();
+        let charge = &call.charges[0];
+        let verdict = match answer {
+            Ok(verdict) if verdict.code == Code::Ok => verdict,
+            Ok(_) => return self.world.fault(format!("a settlement is denied: {call:?}")),
+            Err(error) => return self.world.fault(format!("{error} to a settlement: {call:?}")),
+        };
+        let counted = verdict.statuses[0].counted.map(|trace| trace.key).zip(charge.count);
+        let Some((key, (_, limit))) = counted else { return };
+        if is_of_slots(limit) {
+            return self.books.lock().slots.end(charge, call.pod);
+        }
+        let moment = self.moment(call, key, limit, now);
+        let carries = self.carries(charge);
+        let (freed, due) = self.books.lock().costs.settle(charge, key, carries, moment);
+        tell(&self.world.plan, now, || {
+            let key = key.bits() % 1_000;
+            format!(
+                "pod {}: {} of {key} costs {}: {} back, {due} due",
+                call.pod, charge.id, charge.hits, freed.hits
+            )
+        });
+        self.free(&[freed], now);
+        self.world.state().note_due(call.pod, key, due);
+    }
+
+    /// Ends the holds that nothing has settled.
+    fn advance(&self) {
+        let now = self.world.now();
+        let freed = self.books.lock().costs.advance(now);
+        self.free(&freed, now);
+    }
+
+    fn free(&self, freed: &[Freed], now: Time) {
+        for Freed { pod, key, hits } in freed.iter().filter(|freed| freed.hits > 0) {
+            self.world.state().purse(*pod, *key).release(*hits, now);
+            self.books.lock().tally.refund(*key, *hits);
+        }
+    }
+
+    fn moment(&self, call: &Call, key: Key, limit: Limit, now: Time) -> Moment {
+        let wall = |at| self.world.wall_of(key, limit, at);
+        let is_leaving = self.books.lock().leaving.contains(&call.pod);
+        let wall_us = (wall(call.begun_at), wall(now));
+        Moment { pod: call.pod, is_leaving, now, wall_us }
+    }
+
+    /// Whether the rule of `charge` carries its debt, as far as the rules at the start say.
+    fn carries(&self, charge: &Charge) -> bool {
+        let rules = &self.world.plan.rules;
+        let at = NAMES.iter().position(|name| *name == charge.name);
+        at.and_then(|at| rules.get(at)).is_some_and(|rule| rule.carry_debt)
+    }
+
+    /// Records that a pod leaves, or has gone.
+    pub fn forget_pod(&self, pod: u64) {
+        self.advance();
+        let mut books = self.books.lock();
+        books.costs.forget_pod(pod, self.world.now());
+        books.slots.forget_pod(pod);
+        books.leaving.insert(pod);
+    }
+
+    /// Checks what a pod counts of the requests that hold something: how many, their hits, and those
+    /// that it had no room for.
+    pub fn check_held(&self, pod: u64, counts: [u64; 3]) {
+        if self.world.plan.mood == Mood::Slots {
+            return; // the slots in use are counted
+        }
+        self.advance();
+        if let Err(what) = self.books.lock().costs.check_held(pod, counts) {
+            self.world.fault(format!("pod {pod}: {what}"));
+        }
+    }
+
+    pub fn settled(&self) -> (u64, u64, u64) {
+        self.books.lock().costs.settled()
     }
 
     /// Records that the caller of a request gave up: nothing is spent. A refund may have been on
@@ -160,6 +265,8 @@ impl Ledger {
     /// Checks that each token of an admission belongs to a live lease, or to the pod's own part
     /// where the store did not answer; and that no window has more of them than its limit.
     fn admit(&self, call: &Call, verdict: &Verdict<'_>, now: Time) {
+        self.advance();
+        call.passed.store(true, Ordering::Relaxed);
         self.books.lock().tally.counts.admitted += 1;
         for (at, key, limit) in call.counts() {
             let charge = &call.charges[at];
@@ -169,7 +276,26 @@ impl Ledger {
             };
             // An overflow key replaces keys that the table has no room for.
             let of_overflow = trace.key != key;
-            if trace.over || charge.hits == 0 {
+            if trace.over {
+                continue;
+            }
+            if is_of_slots(limit) {
+                let Moment { is_leaving, .. } = self.moment(call, trace.key, limit, now);
+                let started = self.books.lock().slots.start(charge, call.pod, now);
+                if is_leaving {
+                    self.books.lock().slots.forget_pod(call.pod);
+                } else if let Err(what) = started {
+                    self.world.fault(format!("pod {}: {what}: {call:?}", call.pod));
+                }
+                continue;
+            }
+            if charge.costs != rule::Costs::Known {
+                let moment = self.moment(call, trace.key, limit, now);
+                let carries = self.carries(charge);
+                self.books.lock().costs.start(charge, trace.key, carries, moment);
+                self.check_held_within(trace.key, now);
+            }
+            if charge.hits == 0 {
                 continue;
             }
             if charge.refund {
@@ -306,7 +432,8 @@ impl Ledger {
         let troubled = !plan.weather.stretches.is_empty() || plan.has_failovers();
         // Admissions while an ask was out are paid for by its lease.
         let owes = plan.all_rules().any(|rule| ["local", "allow"].contains(&rule.failure_mode));
-        if troubled || burns || spaced || refunds || owes {
+        let settles = plan.all_rules().any(|rule| rule.costs != rule::Costs::Known);
+        if troubled || burns || spaced || refunds || owes || settles {
             return;
         }
         let now = self.world.now();
@@ -321,6 +448,8 @@ impl Ledger {
         let plan = &self.world.plan;
         match plan.mood {
             Mood::Audit => self.audit(),
+            Mood::Costs => self.check_costs(),
+            Mood::Slots => self.check_slots(),
             Mood::Over => return self.use_of_windows(),
             Mood::Under | Mood::Rough => {}
         }
@@ -347,12 +476,58 @@ impl Ledger {
         let mut flows: Vec<_> =
             self.world.state().flows.iter().map(|(key, flow)| (*key, *flow)).collect();
         flows.sort_by_key(|(key, _)| *key);
+        let keys: Vec<_> = self.books.lock().costs.keys();
         for (key, flow) in flows {
+            if let Some((_, limit)) = keys.iter().find(|(of, _)| *of == key) {
+                self.check_sums(key, *limit, &flow);
+                continue;
+            }
             let door = *self.books.lock().tally.flow(key);
             if let Err(what) = door.check(&flow) {
                 let key = key.bits() % 1_000;
                 self.world.fault(format!("key {key}: {what}: {flow:?}, {door:?}"));
             }
+        }
+    }
+
+    /// Checks that the store has counted what was used, to the token.
+    fn check_sums(&self, key: Key, limit: Limit, flow: &world::Flow) {
+        let plan = &self.world.plan;
+        let left = plan.changes.is_empty().then(|| self.world.left(key, limit)).flatten();
+        if let Err(what) = self.books.lock().costs.check_sums(key, flow, left) {
+            let key = key.bits() % 1_000;
+            self.world.fault(format!("key {key}: {what}: {flow:?}"));
+        }
+    }
+
+    /// Checks, once every request has ended and every pod has left, that all slots are free.
+    fn check_slots(&self) {
+        for (key, limit) in self.books.lock().slots.keys() {
+            let slots = u64::from(limit.requests_per_unit);
+            let left = self.world.left(key, limit);
+            if left != Some(slots) {
+                self.world.fault(format!("{left:?} slots are free of {slots}"));
+            }
+        }
+    }
+
+    /// Where nothing fails, checks what requests hold together.
+    fn check_held_within(&self, key: Key, now: Time) {
+        let plan = &self.world.plan;
+        if plan.mood != Mood::Costs {
+            return;
+        }
+        let costs = &self.books.lock().costs;
+        if let Err(what) = costs.check_held_within(key, now, plan.wall_start_us) {
+            self.world.fault(format!("key {}: {what}", key.bits() % 1_000));
+        }
+    }
+
+    fn check_costs(&self) {
+        let plan = &self.world.plan;
+        let margin = REPORT_TRIPS * plan.weather.round_trip_max() + REPORT_WAIT;
+        if let Err(what) = self.books.lock().costs.check_bounds(margin, plan.wall_start_us) {
+            self.world.fault(what);
         }
     }
 
@@ -364,6 +539,10 @@ impl Ledger {
     pub fn fairness(&self) -> Vec<(u64, u64)> {
         self.books.lock().oracle.sums()
     }
+}
+
+fn is_of_slots(limit: Limit) -> bool {
+    counting(limit).token == Token::Permit
 }
 
 /// Maximum number of tokens that `pods` pods may hold unspent when a request is denied: those that

@@ -154,7 +154,13 @@ impl Network {
             return Err(StoreError::MalformedReply("simulated".into()));
         }
         let now = self.world.now();
-        self.world.state().deliver(self.pod, ask, &grant, taken_at, now);
+        let mut state = self.world.state();
+        state.deliver(self.pod, ask, &grant, taken_at, now);
+        if let Err(what) = state.note_reported(self.pod, ask) {
+            let key = ask.counter().bits() % 1_000;
+            state.fault(now, format!("pod {}, {key}: {what}", self.pod));
+        }
+        drop(state);
         tell(&self.world.plan, now, || {
             let (key, tokens) = (ask.counter().bits() % 1_000, grant.tokens);
             format!("pod {}: is lent {tokens} of {key}", self.pod)

@@ -71,6 +71,11 @@ pub enum Mood {
     /// Asks may be slow or refused, but none is lost and no lease ends: each token is accounted
     /// for.
     Audit,
+    /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the limit
+    /// is used, and what the bound on answers under way allows.
+    Costs,
+    /// As [`Mood::Costs`], with slots that requests have while they run.
+    Slots,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -117,6 +122,24 @@ pub struct Demand {
     pub caller: Option<Duration>,
     /// Maximum hits requested in a window of a limit, in thousandths of the limit.
     pub offered_permille_max: Option<u64>,
+    pub ends: Ends,
+}
+
+/// How callers end the requests whose costs are known afterwards.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ends {
+    /// A request lasts at most this long.
+    pub after_ms: u64,
+    /// A cost is at most this.
+    pub cost_max: u64,
+    /// Percentage of requests that never end.
+    pub never_percent: u64,
+    /// Of those that end, the percentages that end twice, at another pod, with a cost of 0, and
+    /// within 2 ms, though the start may not be answered yet.
+    pub twice_percent: u64,
+    pub elsewhere_percent: u64,
+    pub nothing_percent: u64,
+    pub early_percent: u64,
 }
 
 /// How requests are distributed over the pods.
@@ -178,6 +201,7 @@ impl Demand {
             overrides_percent: 0,
             caller: None,
             offered_permille_max: None,
+            ends: Ends::default(),
         }
     }
 }
@@ -187,6 +211,9 @@ impl Demand {
 impl Plan {
     /// Maximum time until every pod has received new rules.
     pub const RELOAD_MS: u64 = 30;
+
+    /// Time in which the last requests that have slots end.
+    pub const REST_MS: u64 = 3_000;
 
     /// Whether some failover changes a clock or a count of the store.
     pub fn has_failovers(&self) -> bool {
@@ -256,6 +283,7 @@ impl Plan {
     pub fn ends_ms(&self) -> u64 {
         let delay = self.all_rules().map(RulePlan::max_delay).max().unwrap_or_default();
         let patience = self.patience(self.demand.caller) + delay;
-        self.span_ms + u64::try_from(patience.as_millis()).unwrap() + 10
+        let rest_ms = if self.mood == Mood::Slots { Self::REST_MS } else { 10 };
+        self.span_ms + u64::try_from(patience.as_millis()).unwrap() + rest_ms
     }
 }

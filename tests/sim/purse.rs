@@ -118,6 +118,15 @@ impl Purse {
         }
     }
 
+    /// Gives back `hits` that a request held and did not use: to their lease if that lasts, else to
+    /// the store. Which lease they came from is not known here.
+    pub fn release(&mut self, hits: u64, now: Time) {
+        match self.lots.iter().rev().find(|lot| lot.from <= now).copied() {
+            Some(last) => self.insert(Lot { tokens: hits, refunded: Some(now), ..last }),
+            None => self.refunds += hits,
+        }
+    }
+
     /// Reverts a refund of `hits` whose request was denied.
     pub fn take_refund_back(&mut self, hits: u64) {
         let mut missing = hits;

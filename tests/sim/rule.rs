@@ -24,7 +24,7 @@ pub struct Case {
 }
 
 /// Every algorithm that is simulated.
-pub const CASES: [Case; 5] = [
+pub const CASES: [Case; 6] = [
     Case {
         algorithm: "fixed_window",
         weight: 4,
@@ -60,6 +60,14 @@ pub const CASES: [Case; 5] = [
         book: || Box::<book::leaky_bucket::LeakyBucket>::default(),
         count: |_, _| Count::LeakyBucket { next: 0.0 },
     },
+    // Only in runs of their own.
+    Case {
+        algorithm: "concurrency",
+        weight: 0,
+        requests_max: u64::MAX,
+        book: || Box::<book::slots::Slots>::default(),
+        count: |_, _| unreachable!("one server that counts slots"),
+    },
 ];
 
 /// How limits of this algorithm are simulated.
@@ -86,13 +94,31 @@ pub struct RulePlan {
     pub failure_mode: &'static str,
     /// `shadow_mode` or `quota_mode`; empty for a rule that is enforced.
     pub mode: &'static str,
+    pub costs: Costs,
+    /// Of a fixed window: what exceeds its limit counts against the next ones.
+    pub carry_debt: bool,
 }
+
+/// When the cost of a request is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Costs {
+    /// Before it is sent: a request is charged once.
+    Known,
+    /// Afterwards, with `settle: true`: a request of 0 hits, and a charge for its cost.
+    Settled,
+    /// Afterwards, with `hold`: a request of an estimate that it holds, and a settlement.
+    Held { lasts_ms: u64, releases: bool },
+}
+
+/// The entry whose value is the id of a request that holds something.
+pub const ID: &str = "id";
 
 /// How a descriptor counts under the rules in force.
 #[derive(Debug, Clone, Copy)]
 pub struct Applied {
     pub limit: Limit,
     pub failure_mode: FailureMode,
+    pub hold: Option<rules::Hold>,
 }
 
 /// Entry keys, one per rule; a descriptor has one entry, whose value determines the count.
@@ -118,6 +144,8 @@ impl RulePlan {
             charge_denied: false,
             failure_mode: "error",
             mode: "",
+            costs: Costs::Known,
+            carry_debt: false,
         }
     }
 
@@ -176,6 +204,22 @@ impl RulePlan {
         };
     }
 
+    /// Makes it a rule for costs that are known afterwards.
+    pub fn draw_costs(&mut self, rng: &mut Rng) {
+        if !takes_costs(self.algorithm) {
+            self.algorithm = "fixed_window";
+            (self.burst, self.max_delay_ms) = (None, None);
+        }
+        self.carry_debt = rng.percent(40);
+        self.costs = if rng.percent(50) {
+            Costs::Settled
+        } else {
+            let lasts_ms = rng.pick(&[1_000, 1_000, 1_500, 60_000]);
+            Costs::Held { lasts_ms, releases: rng.percent(50) }
+        };
+        self.charge_denied &= self.costs == Costs::Settled || rng.percent(20);
+    }
+
     /// The same rule with another amount.
     pub fn of_requests(&self, requests_per_unit: u64) -> Self {
         let least = u64::from(self.burst.is_some());
@@ -212,14 +256,37 @@ impl RulePlan {
         if !self.lease.is_empty() {
             terms += &format!(", lease: {}", self.lease);
         }
+        if self.carry_debt && algorithm == &"fixed_window" {
+            terms += ", carry_debt: true";
+        }
+        let unit = if algorithm == &"concurrency" {
+            String::new()
+        } else {
+            format!("unit: {unit}, charge_denied: {charge_denied}, ")
+        };
+        let (mut of_id, mut end) = (String::new(), "");
+        match self.costs {
+            Costs::Known => {}
+            Costs::Settled => terms += ", settle: true",
+            Costs::Held { lasts_ms, releases } => {
+                let then = if releases { "release" } else { "keep" };
+                terms += &format!(", hold: {{for: {lasts_ms}ms, unless_settled: {then}}}");
+                (of_id, end) = (format!("descriptors: [{{key: {ID}, "), "}]");
+            }
+        }
         let mode =
             if self.mode.is_empty() { String::new() } else { format!("{}: true, ", self.mode) };
         format!(
-            "- {{key: {name}, {mode}rate_limit: {{unit: {unit}, \
-             requests_per_unit: {requests_per_unit}, charge_denied: {charge_denied}, \
-             failure_mode: {failure_mode}, algorithm: {algorithm}{terms}}}}}\n"
+            "- {{key: {name}, {of_id}{mode}rate_limit: {{{unit}\
+             requests_per_unit: {requests_per_unit}, \
+             failure_mode: {failure_mode}, algorithm: {algorithm}{terms}}}{end}}}\n"
         )
     }
+}
+
+/// Whether a rule of this algorithm may settle or hold.
+pub fn takes_costs(algorithm: &str) -> bool {
+    !["leaky_bucket", "sliding_log"].contains(&algorithm)
 }
 
 /// Compiles the rules as a pod would.
@@ -235,11 +302,15 @@ pub fn load(plans: &[RulePlan]) -> Rules {
 
 /// How descriptors of this name count; `None` if no rule limits them.
 pub fn applied(rules: &Rules, name: &str) -> Option<Applied> {
-    let entry = ratelease_rules::request::Entry { key: name, value: "0" };
-    let Lookup::Rule(rule) = rules.find(DOMAIN, &[entry]) else { return None };
-    let Rule { allowance, failure_mode, .. } = **rule;
+    let entries = [name, ID].map(|key| ratelease_rules::request::Entry { key, value: "0" });
+    let found = [&entries[..1], &entries[..]].map(|entries| rules.find(DOMAIN, entries));
+    let rule = found.iter().find_map(|found| match found {
+        Lookup::Rule(rule) => Some(rule),
+        _ => None,
+    })?;
+    let Rule { allowance, failure_mode, hold, .. } = ***rule;
     match allowance {
-        rules::Allowance::Limited(limit) => Some(Applied { limit, failure_mode }),
+        rules::Allowance::Limited(limit) => Some(Applied { limit, failure_mode, hold }),
         rules::Allowance::Unlimited => None,
     }
 }

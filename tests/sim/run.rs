@@ -29,6 +29,8 @@ pub struct Outcome {
     pub falsely_denied: u64,
     /// Tokens beyond a bound that failovers excuse.
     pub excused: u64,
+    /// Settlements, those among them of requests that held something, and their costs.
+    pub settled: (u64, u64, u64),
     /// Use of the limits whose demand exceeded them.
     pub used: Use,
     /// Requests that a failure mode answered.
@@ -100,12 +102,14 @@ impl Run {
         for ms in 0..ends_ms {
             let plan = &self.world.plan;
             let calls = if ms < span_ms { self.callers.due() + plan.burst_at(ms) } else { 0 };
-            if calls == 0 && !self.is_due(ms) && ms % INSPECTION_MS > 0 {
+            let idle = calls == 0 && !self.is_due(ms) && !self.callers.is_due(ms);
+            if idle && ms % INSPECTION_MS > 0 {
                 continue; // each sleep costs real time
             }
             tokio::time::sleep(Duration::from_millis(ms - now_ms)).await;
             now_ms = ms;
             self.happen(ms);
+            self.callers.end(ms, &mut self.fleet);
             self.callers.call(calls, ms, &mut self.fleet);
             if ms % INSPECTION_MS == 0 {
                 self.fleet.inspect();
@@ -113,7 +117,7 @@ impl Run {
             self.stop_if_wrong()?;
         }
         tokio::time::sleep(Duration::from_millis(ends_ms - now_ms)).await;
-        if self.world.plan.mood == Mood::Audit {
+        if matches!(self.world.plan.mood, Mood::Audit | Mood::Costs | Mood::Slots) {
             self.fleet.leave_all().await;
         }
         let used = self.ledger.close();
@@ -175,6 +179,7 @@ impl Run {
             errors: counts.errors,
             falsely_denied: counts.falsely_denied,
             excused,
+            settled: self.ledger.settled(),
             used,
             failure_modes: counts.failure_modes,
             algorithm: self.world.plan.rules[0].algorithm,

@@ -147,7 +147,7 @@ fn kinds(failures: &[(u64, Wrong)]) -> BTreeMap<String, Vec<&(u64, Wrong)>> {
 /// Sums over the runs, which show that the runs exercised something.
 #[derive(Debug, Default)]
 struct Sums {
-    runs: [u64; 4],
+    runs: [u64; 6],
     requests: u64,
     /// Requests of runs in which less than the limit is requested, and denials among them while
     /// tokens remained somewhere.
@@ -163,6 +163,8 @@ struct Sums {
     failure_modes: u64,
     /// Runs in which a failover let more through than the bound.
     excused: u64,
+    /// Settlements, those among them of requests that held something, and their costs.
+    settled: (u64, u64, u64),
     failures: Vec<(u64, Wrong)>,
 }
 
@@ -189,6 +191,8 @@ impl Sums {
         self.errors += outcome.errors;
         self.failure_modes += outcome.failure_modes;
         self.excused += u64::from(outcome.excused > 0);
+        let (all, held, costs) = outcome.settled;
+        self.settled = (self.settled.0 + all, self.settled.1 + held, self.settled.2 + costs);
     }
 
     /// Whether few are denied while their tokens lie with another pod, and few tokens remain
@@ -203,7 +207,9 @@ impl Sums {
 
     fn shows_something(&self) -> bool {
         let all = [self.admitted, self.denied, self.errors, self.failure_modes, self.excused];
-        self.runs.iter().chain(&all).all(|count| *count > 0)
+        let (settled, held, costs) = self.settled;
+        let all = all.into_iter().chain([settled, held, costs, settled - held]);
+        self.runs.into_iter().chain(all).all(|count| count > 0)
     }
 }
 
@@ -231,7 +237,8 @@ fn what_is_wrong_on_purpose_is_caught() {
         assert!(wrong.what.contains(said), "{tamper:?} was taken for: {wrong:?}");
     }
     for case in CASES {
-        let wrong = first_wrong(Tamper::LendsTooMuch, Mood::Over, case.algorithm);
+        let mood = if case.weight > 0 { Mood::Over } else { Mood::Slots };
+        let wrong = first_wrong(Tamper::LendsTooMuch, mood, case.algorithm);
         assert!(wrong.what.starts_with("the store: "), "{}: {wrong:?}", case.algorithm);
     }
 }

@@ -1,6 +1,6 @@
 //! Shrinks a failing plan by named steps: a shrunk plan is its seed and the steps taken.
 
-use crate::plan::{FleetEvent, Plan, Spread};
+use crate::plan::{FleetEvent, Mood, Plan, Spread};
 use crate::rule::RulePlan;
 use crate::run::run;
 use crate::weather::Weather;
@@ -15,7 +15,7 @@ pub struct Shrunk {
 }
 
 /// Steps that each change one thing, for any plan; those that remove most come first.
-const STEPS: [&str; 21] = [
+const STEPS: [&str; 24] = [
     "no-failovers",
     "no-changes",
     "no-trouble",
@@ -37,6 +37,9 @@ const STEPS: [&str; 21] = [
     "single-hits",
     "half-demand",
     "never-at-once",
+    "timely-ends",
+    "ends-at-home",
+    "small-costs",
 ];
 
 /// Maximum number of runs to shrink one plan.
@@ -94,7 +97,8 @@ pub fn take(step: &str, plan: &mut Plan) -> bool {
         "no-trouble" => clear(&mut plan.weather.stretches),
         "no-bursts" => clear(&mut plan.bursts),
         "no-skews" => clear(&mut plan.skews_us),
-        "half-span" => halve(&mut plan.span_ms, 100),
+        // An audited run ends in peace.
+        "half-span" => plan.mood != Mood::Audit && halve(&mut plan.span_ms, 100),
         "half-demand" => halve(&mut demand.requests_per_second, 2),
         "one-value" => set(&mut demand.values, 1),
         "one-descriptor" => set(&mut demand.descriptors_max, 1),
@@ -117,6 +121,13 @@ pub fn take(step: &str, plan: &mut Plan) -> bool {
             (rule.shards, rule.lease) = (1, String::new());
             !plain
         }),
+        "timely-ends" => {
+            let ends = &mut demand.ends;
+            let rare = [&mut ends.never_percent, &mut ends.twice_percent, &mut ends.early_percent];
+            rare.into_iter().filter_map(|percent| set(percent, 0).then_some(())).count() > 0
+        }
+        "ends-at-home" => set(&mut demand.ends.elsewhere_percent, 0),
+        "small-costs" => halve(&mut demand.ends.cost_max, 1),
         "enforced-rules" => change_rules(plan, |rule| !std::mem::take(&mut rule.mode).is_empty()),
         _ => false,
     }

@@ -108,6 +108,16 @@ impl World {
         entry
     }
 
+    /// What the store has left of a key.
+    pub fn left(&self, key: Key, limit: Limit) -> Option<u64> {
+        let now = self.now();
+        let ask = Ask::look(key, limit);
+        let shard = self.plan.shard_of(ask.counter());
+        let mut state = self.state();
+        let wall_us = state.wall_at(now, shard);
+        state.play(&Entry { at: now, wall_us, shard, ask }).ok().map(|grant| grant.left)
+    }
+
     /// The store's number of living pods.
     pub fn beat(&self, beat: Heartbeat) -> Result<u32, StoreError> {
         let memory = self.state().first_master(self.now());

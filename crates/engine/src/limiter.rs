@@ -329,8 +329,10 @@ impl Shared {
         let context = self.context(self.clock.now());
         if reply.ask.is_return() {
             // No request waits for a return. Tokens that the store did not take are still held;
-            // tokens lost on the way end with their lease.
-            if reply.outcome.as_ref().is_err_and(StoreError::is_not_applied) {
+            // tokens lost on the way end with their lease. What was owed is still owed unless the
+            // store has answered.
+            let is_owed = |error: &StoreError| error.is_not_applied() || reply.ask.owed > 0;
+            if reply.outcome.as_ref().is_err_and(is_owed) {
                 let starts = self.table.with_existing(key, |state| {
                     state.take_back_unsent(&reply, &context);
                     state.watch(&context)

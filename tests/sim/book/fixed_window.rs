@@ -32,6 +32,8 @@ struct Window {
     unknown: u64,
     /// The highest limit that applied to it.
     highest: u64,
+    /// Whether costs were owed to it.
+    settles: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -75,9 +77,12 @@ impl Book for FixedWindow {
         let of = number - u64::from(ask.next_window);
         self.enter_return(*at, ask, of);
         let window = self.windows.entry(number).or_default();
-        window.lent += grant.tokens;
+        // Costs that were owed are counted whole, beyond the limit too.
+        let owed = if ask.next_window { 0 } else { ask.owed };
+        window.lent += grant.tokens + owed;
+        window.settles |= owed > 0;
         let window = *window;
-        let (lent, returned) = (grant.tokens, 0);
+        let (lent, returned) = (grant.tokens + owed, 0);
         self.log.push(Change { at: *at, present: of, window: number, lent, returned });
 
         self.excused = self.excused.max(window.lent.saturating_sub(limit).min(window.unknown));
@@ -144,7 +149,10 @@ impl FixedWindow {
         // Where a limit was lowered, the store takes a count of one above it for the mark of a
         // denial, which a return removes: one token.
         let limit = u64::from(ask.limit.requests_per_unit);
-        window.unknown += u64::from(of == present && limit < window.highest);
+        let is_lowered = limit < window.highest;
+        // So it does where costs that were owed end one above the limit.
+        let is_one_above = window.settles && window.lent == limit + 1 + window.unknown;
+        window.unknown += u64::from(of == present && (is_lowered || is_one_above));
         window.lent -= returned;
         self.log.push(Change { at, present, window: of, lent: 0, returned });
     }

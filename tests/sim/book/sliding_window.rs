@@ -35,7 +35,7 @@ impl Book for SlidingWindow {
         if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(|of| of == number)) {
             *lent = lent.saturating_sub(back.tokens);
         }
-        *lent += grant.tokens;
+        *lent += grant.tokens + ask.owed;
 
         let elapsed = wall_us.saturating_sub(number * window_us);
         let covered = u128::from(previous.unwrap_or(0)) * u128::from(window_us - elapsed);

@@ -25,6 +25,8 @@ struct Owed {
     as_of_us: u64,
     /// Tokens that are earned in a microsecond.
     rate: f64,
+    /// Whether costs were owed, which may be more than a bucket holds.
+    settles: bool,
 }
 
 /// Rounding error of doubles in the range of numbers used here, in tokens.
@@ -39,13 +41,15 @@ impl Book for TokenBucket {
         let rate = f64::from(limit.requests_per_unit) / (limit.window_seconds() as f64 * 1e6);
         let earned = wall_us.saturating_sub(self.last.as_of_us) as f64 * self.last.rate;
         // A smaller bucket cannot owe more than it holds.
-        let mut tokens = (self.last.tokens - earned).clamp(0.0, capacity);
+        let settles = self.last.settles || ask.owed > 0;
+        let most = if settles { f64::INFINITY } else { capacity };
+        let mut tokens = (self.last.tokens - earned).clamp(0.0, most);
         let in_time = |epoch: u64| u128::from(wall_us.abs_diff(epoch)) <= ask.ttl.as_micros();
         if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(in_time)) {
             tokens = (tokens - back.tokens as f64).max(0.0);
         }
-        tokens += grant.tokens as f64;
-        self.last = Owed { tokens, as_of_us: *wall_us, rate };
+        tokens += (grant.tokens + ask.owed) as f64;
+        self.last = Owed { tokens, as_of_us: *wall_us, rate, settles };
         self.log.push((*at, self.last, grant.tokens));
         let over = tokens - capacity;
         if grant.tokens > 0 && (over > ROUNDING || !earns) {

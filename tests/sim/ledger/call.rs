@@ -1,12 +1,14 @@
 //! One request, and its charges.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
-use ratelease_rules::{FailureMode, Limit, Rules};
+use ratelease_rules::{FailureMode, Hold, Limit, Rules};
 
-use crate::rule::{self, DOMAIN};
+use crate::rule::{self, Costs, DOMAIN, ID};
 
 /// A request under way.
 #[derive(Debug, Clone)]
@@ -18,6 +20,8 @@ pub struct Call {
     /// The request is answered within this time.
     pub patience: Duration,
     pub charges: Vec<Charge>,
+    /// Whether it was answered, and may pass.
+    pub passed: Arc<AtomicBool>,
 }
 
 /// One descriptor of a request.
@@ -33,6 +37,14 @@ pub struct Charge {
     /// The key and limit that it counts under; `None` if no rule limits it.
     pub count: Option<(Key, Limit)>,
     pub failure_mode: FailureMode,
+    /// Of the rule of this name.
+    pub costs: Costs,
+    /// The id of a request that may hold something; empty for others.
+    pub id: &'static str,
+    /// It has the entry that marks a settlement.
+    pub is_marked: bool,
+    /// What its rule says about holds.
+    pub hold: Option<Hold>,
     /// Hits requested in its window, up to and including this charge.
     pub order: u64,
 }
@@ -60,14 +72,16 @@ impl Charge {
     /// Finds the key and limit that it counts under by `rules`.
     pub fn resolve(&mut self, rules: &Rules, hasher: &KeyHasher) {
         let applied = rule::applied(rules, self.name);
+        self.hold = applied.and_then(|applied| applied.hold);
         let limit = self.limit.or(applied.map(|applied| applied.limit));
         self.failure_mode = match (self.limit, applied) {
             (None, Some(applied)) => applied.failure_mode,
             _ => FailureMode::default(),
         };
         self.count = limit.map(|limit| {
-            let part = (self.name, KeyPart::Value(self.value));
-            (hasher.key(DOMAIN, limit.identity(), std::iter::once(part)), limit)
+            let parts = [(self.name, KeyPart::Value(self.value)), (ID, KeyPart::Shared(""))];
+            let parts = if self.id.is_empty() { &parts[..1] } else { &parts[..] };
+            (hasher.key(DOMAIN, limit.identity(), parts.iter().copied()), limit)
         });
     }
 

@@ -172,7 +172,7 @@ impl Flow {
     /// spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
         let Self { leased, alone, refunded, unheard } = *self;
-        let world::Flow { lent, returned, pooled, lost } = *store;
+        let world::Flow { lent, returned, pooled, lost, .. } = *store;
         let accounted = leased + alone + returned + lost + u64::try_from(pooled).unwrap_or(0);
         if lent > accounted {
             return Err(format!("{} tokens were lent that are nowhere", lent - accounted));

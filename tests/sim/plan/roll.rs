@@ -1,10 +1,11 @@
 //! Draws a plan from a seed.
 
 mod audit;
+mod costs;
 
 use std::time::Duration;
 
-use super::{Demand, FailoverPlan, FleetEvent, Mood, Plan, Spread, WALL_US};
+use super::{Demand, Ends, FailoverPlan, FleetEvent, Mood, Plan, Spread, WALL_US};
 use crate::rng::Rng;
 use crate::rule::RulePlan;
 use crate::weather::{Stretch, Trouble, Weather};
@@ -21,6 +22,8 @@ impl Plan {
             0 | 1 => Mood::Under,
             2 | 3 => Mood::Over,
             4 => Mood::Audit,
+            5 => Mood::Costs,
+            6 => Mood::Slots,
             _ => Mood::Rough,
         };
         Self::of_mood(seed, mood)
@@ -30,8 +33,11 @@ impl Plan {
         let mut rng = Rng::new(seed, &[0, 1]);
         let plan = match mood {
             Mood::Audit => audit::plan(seed, &mut rng),
+            Mood::Costs => costs::plan(seed, &mut rng),
+            Mood::Slots => costs::plan_of_slots(seed, &mut rng),
             _ => Self::of_dice(seed, mood, &mut rng),
         };
+        let plan = costs::add(plan, &mut Rng::new(seed, &[0, 3]));
         // A calm run is compared with one server that sees each request at once.
         let is_bursty = !mood.is_calm();
         let drawn = || bursts(plan.span_ms, &mut Rng::new(seed, &[0, 2]));
@@ -153,6 +159,7 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, rng: &mut
         overrides_percent: sometimes(20, rng),
         caller: (rough && rng.percent(50)).then(|| Duration::from_millis(rng.pick(&[10, 20]))),
         offered_permille_max: (mood == Mood::Under).then_some(950),
+        ends: Ends::default(),
     }
 }
 

@@ -10,6 +10,8 @@ use crate::book::Step;
 pub struct Flow {
     /// Leased by the key's own count.
     pub lent: u64,
+    /// Costs that pods owed, and that the count has taken.
+    pub owed: u64,
     /// Returned to the key's own count, refunds included.
     pub returned: u64,
     /// Held in the pools of a split key.
@@ -30,6 +32,7 @@ impl Flow {
         let back = ask.back.map_or(0, |back| back.tokens);
         if ask.pool.is_none() {
             self.lent += grant.tokens;
+            self.owed += if ask.next_window { 0 } else { ask.owed };
             self.returned += back;
             return;
         }

@@ -41,6 +41,9 @@ pub struct State {
     refunded: HashMap<u64, u64>,
     pub flows: HashMap<Key, Flow>,
     heard: HashMap<u64, Heard>,
+    /// What settlements have charged at each pod and key beyond what was held, and what of it the
+    /// pod knows that the store has counted.
+    reports: HashMap<(u64, Key), (u64, u64)>,
     /// Maximum wait of a request for a lease.
     patience: Duration,
     pub trace: Trace,
@@ -100,6 +103,7 @@ impl State {
             refunded: HashMap::new(),
             flows: HashMap::new(),
             heard: HashMap::new(),
+            reports: HashMap::new(),
             patience: plan.patience(plan.demand.caller),
             trace: Trace::default(),
             backlog: Duration::ZERO,
@@ -253,6 +257,22 @@ impl State {
         if back + deposit > 0 {
             self.flows.entry(ask.key).or_default().lost += back + deposit;
         }
+    }
+
+    /// Records what a settlement charges at `pod` beyond what was held.
+    pub fn note_due(&mut self, pod: u64, key: Key, hits: u64) {
+        self.reports.entry((pod, key)).or_default().0 += hits;
+    }
+
+    /// Records that `pod` receives the reply to an ask that reports costs: whose reply arrived is
+    /// never reported again.
+    pub fn note_reported(&mut self, pod: u64, ask: &Ask) -> Result<(), String> {
+        let (due, counted) = self.reports.entry((pod, ask.key)).or_default();
+        *counted += if ask.next_window { 0 } else { ask.owed };
+        if counted > due {
+            return Err(format!("reported costs of {counted}, of {due}"));
+        }
+        Ok(())
     }
 
     /// Records the number of living pods in a reply.

@@ -862,7 +862,10 @@ impl KeyState {
         let lasts = Some(policy.limit.window());
         let size = LeaseSize { left: limit, lasts, ..self.lease_size(&policy, 0, context) };
         let used = self.demand.uses_soon(policy.limit.window()) && size.may_hold_ahead();
-        if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
+        // A window to which a debt is carried over may have nothing to lend.
+        let may_begin_in_debt = policy.carries_debt;
+        let is_windowed = policy.kind == LeaseKind::Windowed;
+        if !is_windowed || !policy.is_leased() || !used || may_begin_in_debt {
             return;
         }
         self.flags.set(Flags::NEXT_WINDOW_ASKED, true);
@@ -984,9 +987,12 @@ impl KeyState {
         let need = needy.map_or(0, |pending| pending.hits.saturating_sub(held));
         let size = self.lease_size(&policy, missing, context);
         let owed = self.report_owed(context.now);
-        let pool = self.pool(&policy, &size, context.now).filter(|_| refunds == 0 && owed == 0);
+        // A pool does not know whether the key is overdrawn, which is all that looks ask.
+        let looks = needy.is_none() && self.has_waiting();
+        let is_for_count = looks || refunds > 0 || owed > 0;
+        let pool = self.pool(&policy, &size, context.now).filter(|_| !is_for_count);
         let want = match needy {
-            None if self.has_waiting() => 0,
+            None if looks => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
             _ if policy.is_leased_by_number() => {
                 let fill = if pool.is_none() { self.fill(&policy, &size, key, context) } else { 0 };
@@ -1153,7 +1159,10 @@ const LEASE_MIN: u64 = 2;
 impl KeyState {
     /// The pool to ask for a lease of this `size`; `None` if the own count has to be asked.
     fn pool(&self, policy: &LeasePolicy, size: &LeaseSize, now: Time) -> Option<u8> {
-        let known = self.buffer.left(now).is_some() && !self.flags.has(Flags::POOL_EMPTY);
+        // While the own count has nothing left, costs may be owed to it, and looks wait until they
+        // are paid, whatever a pool still holds.
+        let lends = |left| left > 0 || !policy.settles;
+        let known = self.buffer.left(now).is_some_and(lends) && !self.flags.has(Flags::POOL_EMPTY);
         (known && is_pooled(policy, size)).then(|| self.pool % policy.pools)
     }
 
@@ -1400,7 +1409,7 @@ impl KeyState {
             self.ask_for_owed(key, context, asks);
         } else if !self.policy(context).is_leased() {
             // Tokens that no request asked for must not be spent.
-            self.give_back(key, context, asks);
+            self.give_back_tokens(key, context, asks);
         } else if let (LimitSource::ColdState, Some(limit)) =
             (self.limit_source, self.limit_of_rule())
         {
@@ -1679,15 +1688,21 @@ impl KeyState {
     /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
     /// it.
     pub(super) fn give_back(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+        let owed = self.take_unreported();
+        if owed > 0 {
+            let blank = self.return_policy().blank_ask(key);
+            asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
+        }
+        self.give_back_tokens(key, context, asks);
+    }
+
+    /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.
+    fn give_back_tokens(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
         if self.is_of_slots() {
             return self.give_back_idle(key, context, asks);
         }
         self.give_back_next_window(key, asks);
         let policy = self.return_policy();
-        let owed = self.take_unreported();
-        if owed > 0 {
-            asks.push(Ask { owed, purpose: Purpose::Return, ..policy.blank_ask(key) });
-        }
         let leases = self.buffer.drain(context.now).into_iter().flatten();
         asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
     }
@@ -1745,13 +1760,18 @@ impl KeyState {
         context.lease_client.takes(&policy.blank_ask(key))
     }
 
-    /// Takes back the tokens of a return, or what is owed, that, by `reply`, was not sent.
+    /// Takes back the tokens of a return that, by `reply`, were not sent; or what is owed, if that
+    /// may not have been counted.
     pub(super) fn take_back_unsent(&mut self, reply: &Reply, context: &PodContext<'_>) {
         if reply.ask.owed > 0 {
             let policy = self.return_policy();
             let rest = self.buffer.reset_after(context.now).unwrap_or(policy.limit.window());
             let until = policy.owed_until(context.now + rest);
             self.owe(reply.ask.owed, until, context.now);
+            let is_counted_maybe = !reply.outcome.as_ref().is_err_and(StoreError::is_not_applied);
+            if let Some(owed) = self.owed_mut() {
+                owed.held_back |= is_counted_maybe;
+            }
             return;
         }
         let LeasePolicy { limit, kind, .. } = self.policy(context);

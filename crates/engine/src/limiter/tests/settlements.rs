@@ -110,18 +110,21 @@ async fn a_request_that_is_dropped_leaves_its_settlement() {
 /// In an outage one cost may be reported, unanswered, and reported once more; never more often.
 #[tokio::test(start_paused = true)]
 async fn what_is_owed_outlasts_an_outage() {
-    let rig = settling("unit: hour, requests_per_unit: 1000, failure_mode: local");
-    let pod = running(&rig);
-    assert!(passes(&pod, &rig, &look("a")).await);
-    rig.store.fails.store(true, Ordering::Relaxed);
-    for _ in 0..100 {
-        assert!(passes(&pod, &rig, &charge("a", 3)).await);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+    for lease in ["{}", "off"] {
+        let limit = format!("unit: hour, requests_per_unit: 1000, lease: {lease}");
+        let rig = settling(&format!("{limit}, failure_mode: local"));
+        let pod = running(&rig);
+        assert!(passes(&pod, &rig, &look("a")).await);
+        rig.store.fails.store(true, Ordering::Relaxed);
+        for _ in 0..100 {
+            assert!(passes(&pod, &rig, &charge("a", 3)).await);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        rig.store.fails.store(false, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(decide(&pod, &rig.rules, &look("a")).await, (true, 700), "lease: {lease}");
+        assert!(rig.left(1000).await <= 700, "the store knows it too");
     }
-    rig.store.fails.store(false, Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(decide(&pod, &rig.rules, &look("a")).await, (true, 700));
-    assert!(rig.left(1000).await <= 700, "the store knows it too");
 }
 
 #[tokio::test(start_paused = true)]
