@@ -271,12 +271,20 @@ impl Shared {
         let lasts = || self.failure_modes.debt_lasts(limit, self.lease_client.shard(&blank));
         let until = policy.owed_until(now + lasts());
         let settle = |state: &mut KeyState, context: &PodContext<'_>, asks: &mut Vec<Ask>| {
-            state.settle(charge, hits, until, context, asks)
+            (state.settle(charge, hits, until, context, asks), state.watch(context))
         };
-        let owed = self.with_state(charge, now, WAITER_BYTES, settle).unwrap_or_else(|TableFull| {
+        let settled = if self.has_room_for_debts() {
+            self.with_state(charge, now, WAITER_BYTES, settle)
+        } else {
+            Err(TableFull)
+        };
+        let (owed, is_watched) = settled.unwrap_or_else(|TableFull| {
             self.queue_asks(vec![Ask { owed: hits, purpose: Purpose::Return, ..blank }]);
-            hits
+            (hits, false)
         });
+        if is_watched {
+            self.watch(charge.key(), now + WATCH_EVERY);
+        }
         if owed > 0
             && charge.failure_mode() == FailureMode::Local
             && !self.lease_client.takes(&blank)
@@ -284,6 +292,12 @@ impl Shared {
             let pods = self.pods_of(charge);
             self.failure_modes.count_owed(charge, owed, pods, self.lease_client.shard(&blank));
         }
+    }
+
+    /// Whether further keys may owe costs: what they owe takes at most half of the room that waiting
+    /// requests and rare state have together.
+    fn has_room_for_debts(&self) -> bool {
+        self.table.heap_bytes() < WAITING_IN_ALL_MAX * WAITER_BYTES / 2
     }
 
     /// Charges the tokens held here, or queues for the next lease.
@@ -332,11 +346,13 @@ impl Shared {
             // tokens lost on the way end with their lease. What was owed is still owed unless the
             // store has answered.
             let is_owed = |error: &StoreError| error.is_not_applied() || reply.ask.owed > 0;
+            let may_owe = reply.ask.owed == 0 || self.has_room_for_debts();
             if reply.outcome.as_ref().is_err_and(is_owed) {
-                let starts = self.table.with_existing(key, |state| {
+                let take_back = |state: &mut KeyState| {
                     state.take_back_unsent(&reply, &context);
                     state.watch(&context)
-                });
+                };
+                let starts = may_owe.then(|| self.table.with_existing(key, take_back)).flatten();
                 match starts {
                     Some(true) => self.watch(key, context.now + WATCH_EVERY),
                     Some(false) => {}
@@ -563,7 +579,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Notes the slots that the request has from now on. One that cannot be noted could never come
     /// back, so its charge is denied. Returns whether all were noted.
     fn hold_slots(&mut self, now: Time) -> bool {
-        let mut noted = Few::<&Charge<'_>>::new();
+        let mut noted = Few::<(&Charge<'_>, LeasedTokens)>::new();
         let mut are_all = true;
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
@@ -572,14 +588,16 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 continue;
             }
             if self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now) {
-                noted.push(charge);
+                noted.push((charge, tokens));
             } else {
                 *attempt = Attempt::shed(charge);
                 are_all = false;
             }
         }
         if !are_all && self.is_denied() {
-            noted.into_iter().for_each(|charge| self.shared.forget_hold(charge));
+            for (charge, tokens) in noted {
+                self.shared.forget_start(charge, tokens);
+            }
         }
         are_all
     }
@@ -725,9 +743,13 @@ impl Drop for Transaction<'_, '_> {
     /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
     /// charges are spent even though its caller does not receive the answer.
     fn drop(&mut self) {
-        self.settle(self.shared.clock.now());
+        let now = self.shared.clock.now();
+        self.settle(now);
         if !self.stands {
             self.release(&[]);
+        } else if !self.attempts.is_empty() {
+            self.hold_slots(now); // their end has to find them
+            self.hold(now);
         }
     }
 }
@@ -872,10 +894,14 @@ impl Shared {
             ends: now + terms.lasts(),
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
+            starts: 1,
         };
         let noted = id.and_then(|id| self.holds.take(id, hold));
-        if noted == Some(true) {
+        if noted.is_some_and(|taken| taken.was_idle) {
             self.held.notify_one();
+        }
+        if let Some(displaced) = noted.and_then(|taken| taken.displaced) {
+            self.give_back_unspent(&displaced, now);
         }
         if noted.is_none() && charge.is_of_slots() {
             self.put_back(charge, paid.tokens);
@@ -883,10 +909,11 @@ impl Shared {
         noted.is_some()
     }
 
-    /// Forgets what the request of `charge` holds, since it does not pass; the caller gives it back.
-    fn forget_hold(&self, charge: &Charge<'_>) {
+    /// Forgets this start of the request of `charge`, which does not pass; the caller gives back what
+    /// it took.
+    fn forget_start(&self, charge: &Charge<'_>, taken: LeasedTokens) {
         if let Some(HeldBy { id: Some(id), .. }) = charge.held {
-            self.holds.settle(id, 0);
+            self.holds.undo(id, charge.hits, taken.tokens);
         }
     }
 
@@ -942,9 +969,9 @@ impl Shared {
     fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
         let taken = attempt.taken();
         if taken.tokens > 0 {
+            attempt.take = Take::Taken(LeasedTokens::default()); // only once
+            attempt.quota.remaining = attempt.quota.remaining.saturating_add(taken.tokens);
             self.put_back(charge, taken);
-            attempt.quota.remaining += taken.tokens;
-            attempt.take = Take::Taken(LeasedTokens::default());
         } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
             attempt.how = DecisionSource::Local; // only once
             self.return_charge(charge);

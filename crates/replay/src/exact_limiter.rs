@@ -179,6 +179,7 @@ impl ExactLimiter {
             ends: now + terms.lasts(),
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: charge.applied.rule.is_some_and(|rule| rule.flags.carry_debt),
+            starts: 1,
         };
         if self.holds.take(id, hold).is_some() && !hold.limit.algorithm.has_window() {
             *self.in_use.entry(charge.own).or_default() += grant.tokens;

@@ -108,7 +108,8 @@ impl Rules {
     }
 
     /// Returns what `descriptor` charges. If no rule matches it as it stands, and its last entry has
-    /// the [`SETTLE_KEY`], it settles what the entries before that one charge.
+    /// the [`SETTLE_KEY`], it settles what the entries before that one charge, if the rule of these has
+    /// a `hold` or `settle`: no other limit can be charged beyond what is left.
     #[inline]
     pub fn charged<'e>(&self, domain: &str, descriptor: &'e Descriptor<'_>) -> Charged<'_, 'e> {
         let entries = &descriptor.entries[..];
@@ -138,13 +139,13 @@ impl Rules {
         let own = below.and_then(|branch| branch.child(last)?.rule.as_ref());
         match (own, node.and_then(|node| node.rule.as_ref())) {
             (Some(rule), _) => whole(Lookup::Rule(rule)),
-            (None, Some(rule)) => {
+            (None, Some(rule)) if rule.hold.is_some() || rule.flags.settle => {
                 Charged { lookup: Lookup::Rule(rule), entries: before, settles: true }
             }
             (None, None) if descriptor.limit.is_some() => {
                 Charged { lookup: Lookup::NoRule, entries: before, settles: true }
             }
-            (None, None) => whole(Lookup::NoRule),
+            (None, _) => whole(Lookup::NoRule),
         }
     }
 

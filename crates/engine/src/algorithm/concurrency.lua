@@ -8,7 +8,7 @@
 --   reply    slots lent, the time in microseconds, the slots of all pods, the pods that hold any
 --
 -- Lua's numbers are doubles, exact below 2^53: a time in microseconds is, until the year 2255, and
--- so is the sum of 10 000 pods of less than 2^32 slots each.
+-- so is the sum of 1000 pods of less than 2^32 slots each.
 --
 -- The state is a text: a mark; the time of the last ask by the clock of the server and by that of the
 -- key, in milliseconds, six bytes each; and for each pod that holds slots its number (eight bytes),
@@ -21,7 +21,7 @@ local want, need, limit = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[5]
 local ttl, kept = tonumber(ARGV[6]), tonumber(ARGV[7])
 local high, low, held = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local MARK, HEAD, EACH = 'slots1', 18, 18
-local SLOTS_MAX, PODS_MAX = 4294967295, 10000
+local SLOTS_MAX, PODS_MAX = 4294967295, 1000
 -- From this length on the pod's own part is written in its place, so that replicas need not be sent
 -- the text of all pods with each ask.
 local IN_PLACE = 1000

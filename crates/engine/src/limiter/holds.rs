@@ -37,6 +37,9 @@ const PART_MAX: usize = 7 << 9;
 const CROWDED: usize = PART_MAX / 4 * 3;
 const FEW: u32 = 4;
 
+/// Above this number in a part, only slots are held.
+const SLOTS_ONLY: usize = PART_MAX / 8 * 7;
+
 /// Bytes of a request that holds something, and of the number of those of its key.
 const SLOT_BYTES: usize = size_of::<(HoldId, Hold)>() + 1;
 const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
@@ -66,6 +69,18 @@ pub struct Hold {
     pub releases: bool,
     /// As [`Ask::carry_debt`].
     pub carry_debt: bool,
+    /// How often the request has started and not ended: a redirect within Envoy starts it again, and
+    /// ends it as often.
+    pub starts: u32,
+}
+
+/// The result of a start that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Whether nothing was held in this part of the table before.
+    pub was_idle: bool,
+    /// Slots of an earlier start, on another count, that cannot be held together with the new ones.
+    pub displaced: Option<Unspent>,
 }
 
 /// What a request held and did not use.
@@ -131,14 +146,19 @@ struct Tally {
 
 impl Holds {
     /// Notes that the request of this `id` holds something. A further start of the same request adds
-    /// to what it holds. Returns whether the table was idle before; `None` if there is no room.
-    pub fn take(&self, id: HoldId, hold: Hold) -> Option<bool> {
+    /// to what it holds; `None` if there is no room.
+    pub fn take(&self, id: HoldId, hold: Hold) -> Option<Taken> {
         self.part(id).lock().take(id, hold)
     }
 
     /// Ends what the request of this `id` holds, which has cost `hits`; `None` if it holds nothing.
     pub fn settle(&self, id: HoldId, hits: u64) -> Option<Settled> {
         self.part(id).lock().settle(id, hits)
+    }
+
+    /// Takes back a start of the request of this `id`, which held `hits` and these `tokens`.
+    pub fn undo(&self, id: HoldId, hits: u64, tokens: u64) {
+        self.part(id).lock().undo(id, hits, tokens);
     }
 
     /// Notes a start or a settlement without an id.
@@ -192,13 +212,14 @@ impl Holds {
 // === impl Part ===
 
 impl Part {
-    fn take(&mut self, id: HoldId, hold: Hold) -> Option<bool> {
+    fn take(&mut self, id: HoldId, hold: Hold) -> Option<Taken> {
         let was_idle = self.holds.is_empty();
         let earlier = self.holds.get(&id).copied();
-        if earlier.is_none() && !self.has_room(hold.key) {
+        if earlier.is_none() && !self.has_room(&hold) {
             self.tally.not_kept += 1;
             return None;
         }
+        let displaced = earlier.and_then(|earlier| earlier.displaced_by(&hold));
         let hold = match earlier {
             Some(earlier) => {
                 self.forget(id, &earlier);
@@ -207,24 +228,43 @@ impl Part {
             None => hold,
         };
         self.first_end = if was_idle { hold.ends } else { self.first_end.min(hold.ends) };
+        self.insert(id, hold);
+        Some(Taken { was_idle, displaced })
+    }
+
+    fn insert(&mut self, id: HoldId, hold: Hold) {
         self.hits = self.hits.saturating_add(hold.hits);
         self.holds.insert(id, hold);
         *self.of_key.entry(hold.key).or_default() += 1;
-        Some(was_idle)
     }
 
+    /// Settles one start of the request: its share of what the request holds, or all that is left.
     fn settle(&mut self, id: HoldId, hits: u64) -> Option<Settled> {
         let Some(hold) = self.holds.get(&id).copied() else {
             self.tally.without_hold += 1;
             return None;
         };
         self.forget(id, &hold);
+        let (hold, rest) = hold.shared();
+        if let Some(rest) = rest {
+            self.insert(id, rest);
+        }
         let unused = hold.hits.saturating_sub(hits);
         let due = hits.saturating_sub(hold.hits);
         self.tally.settled += 1;
         self.tally.over_estimated = self.tally.over_estimated.saturating_add(unused);
         self.tally.under_estimated = self.tally.under_estimated.saturating_add(due);
         Some(Settled { unspent: hold.unspent(unused), due })
+    }
+
+    fn undo(&mut self, id: HoldId, hits: u64, tokens: u64) {
+        let Some(hold) = self.holds.get(&id).copied() else { return };
+        self.forget(id, &hold);
+        let taken = LeasedTokens { tokens: hold.taken.tokens.saturating_sub(tokens), ..hold.taken };
+        let (hits, starts) = (hold.hits.saturating_sub(hits), hold.starts.saturating_sub(1));
+        if starts > 0 {
+            self.insert(id, Hold { hits, starts, taken, ..hold });
+        }
     }
 
     fn expire(&mut self, now: Time) -> (Vec<Unspent>, bool) {
@@ -250,11 +290,14 @@ impl Part {
         (released, !self.holds.is_empty())
     }
 
-    /// Whether a further request may hold something of `key`.
-    fn has_room(&self, key: Key) -> bool {
+    /// Whether a further request may hold this. The last eighth of the room is for slots, which
+    /// cannot be given without it.
+    fn has_room(&self, hold: &Hold) -> bool {
+        let is_few = || self.of_key.get(&hold.key).is_none_or(|held| *held < FEW);
         match self.holds.len() {
             0..CROWDED => true,
-            CROWDED..PART_MAX => self.of_key.get(&key).is_none_or(|held| *held < FEW),
+            CROWDED..SLOTS_ONLY => is_few(),
+            SLOTS_ONLY..PART_MAX => hold.is_of_slots() && is_few(),
             _ => false,
         }
     }
@@ -293,8 +336,41 @@ impl Hold {
             _ if !is_of_one_window => (newer.taken, newer.alone),
             _ => (self.taken.merged(newer.taken), self.alone.saturating_add(newer.alone)),
         };
-        let hits = self.hits.saturating_add(newer.hits);
-        Self { hits, taken, alone, ends: self.ends.max(newer.ends), ..newer }
+        let hits = match self.displaced_by(&newer) {
+            Some(_) => newer.hits,
+            None => self.hits.saturating_add(newer.hits),
+        };
+        let starts = self.starts.saturating_add(newer.starts);
+        Self { hits, taken, alone, ends: self.ends.max(newer.ends), starts, ..newer }
+    }
+
+    /// The share of one of its starts, and what the others hold.
+    fn shared(self) -> (Self, Option<Self>) {
+        let starts = u64::from(self.starts);
+        if starts <= 1 {
+            return (self, None);
+        }
+        let of = |all: u64| all / starts;
+        let taken = LeasedTokens { tokens: of(self.taken.tokens), ..self.taken };
+        let share = Self { hits: of(self.hits), taken, alone: of(self.alone), starts: 1, ..self };
+        let rest = Self {
+            hits: self.hits - share.hits,
+            taken: LeasedTokens { tokens: self.taken.tokens - taken.tokens, ..self.taken },
+            alone: self.alone - share.alone,
+            starts: self.starts - 1,
+            ..self
+        };
+        (share, Some(rest))
+    }
+
+    fn is_of_slots(&self) -> bool {
+        !self.limit.algorithm.has_window()
+    }
+
+    /// The slots that [`Hold::and`] leaves out, which would be in use for ever.
+    fn displaced_by(&self, newer: &Self) -> Option<Unspent> {
+        let is_of_one_count = self.key == newer.key && self.limit.store == newer.limit.store;
+        (self.is_of_slots() && !is_of_one_count).then(|| self.unspent(self.hits))
     }
 
     /// What is given back if the request did not use so many hits.

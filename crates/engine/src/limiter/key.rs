@@ -289,7 +289,8 @@ impl KeyState {
         let due = self.debt(now).saturating_add(charge.hits);
         let is_short = self.buffer.is_live(now) && due > self.buffer.remaining(now);
         // What is left of a sliding window grows continuously.
-        let lasts = counting(limit).token == Token::OfWindow && self.buffer.is_sure();
+        let lasts = matches!(counting(limit).token, Token::OfWindow | Token::Permit);
+        let lasts = lasts && self.buffer.is_sure();
         let known = lasts && is_short && limit == charge.applied.limit;
         known.then(|| self.quota(limit, now))
     }
@@ -1541,7 +1542,8 @@ impl KeyState {
         match &reply.outcome {
             Ok(_) => {
                 owed.hits = owed.hits.saturating_sub(reported);
-                owed.held_back = false;
+                // A pool, which may be on another shard, says nothing about the count.
+                owed.held_back &= reply.ask.pool.is_some();
             }
             Err(error) if reported > 0 && !error.is_not_applied() => owed.held_back = true,
             Err(_) => {}
@@ -1574,8 +1576,8 @@ impl KeyState {
     }
 
     /// Removes what is owed and not on its way to the store; returns it.
-    fn take_unreported(&mut self) -> u64 {
-        let Some(owed) = self.owed_mut() else { return 0 };
+    fn take_unreported(&mut self, now: Time) -> u64 {
+        let Some(owed) = self.owed_mut().filter(|owed| now < owed.until) else { return 0 };
         let unreported = owed.hits.saturating_sub(owed.asked);
         owed.hits -= unreported;
         self.trim_owed();
@@ -1591,6 +1593,26 @@ impl KeyState {
         if let Some(cold) = self.buffer.cold_mut() {
             cold.owed.take_if(|owed| owed.hits == 0);
             self.buffer.trim();
+        }
+    }
+
+    /// Asks for what has to be said to the store in time, of a key that is not watched since too many
+    /// are.
+    pub(super) fn ask_unwatched(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        if self.flags.has(Flags::WATCHED) {
+            return;
+        }
+        if self.owed(context.now) > 0 {
+            self.forget_lost_ask(context.now);
+            self.ask_for_owed(key, context, asks);
+        } else if self.has_slots(context.now) {
+            self.inspect_slots(key, context, asks);
+            self.flags.set(Flags::WATCHED, false);
         }
     }
 
@@ -1620,8 +1642,11 @@ impl KeyState {
         let spaced = counting(limit).token == Token::Slot;
         let moves = self.limit().store != limit.store;
         let none_held = || self.buffer.tokens(context.now) == 0;
-        if spaced || moves || none_held() || self.takes_returns(key, context) {
+        if moves {
             self.give_back(key, context, asks);
+            self.buffer.forget();
+        } else if spaced || none_held() || self.takes_returns(key, context) {
+            self.give_back_tokens(key, context, asks);
             self.buffer.forget();
         } else {
             self.buffer.mark_estimated();
@@ -1659,7 +1684,7 @@ impl KeyState {
         }
         let idle_after = self.idle_after(&policy);
         if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
-            self.give_back(key, context, asks);
+            self.give_back_tokens(key, context, asks);
             self.flags.set(Flags::WATCHED, false);
             return None;
         }
@@ -1688,7 +1713,7 @@ impl KeyState {
     /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
     /// it.
     pub(super) fn give_back(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let owed = self.take_unreported();
+        let owed = self.take_unreported(context.now);
         if owed > 0 {
             let blank = self.return_policy().blank_ask(key);
             asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
@@ -1697,7 +1722,12 @@ impl KeyState {
     }
 
     /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.
-    fn give_back_tokens(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
+    pub(super) fn give_back_tokens(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
         if self.is_of_slots() {
             return self.give_back_idle(key, context, asks);
         }
@@ -1721,7 +1751,7 @@ impl KeyState {
         let policy = self.policy(context);
         self.buffer.put_back(taken, policy.kind, context.now);
         if !policy.is_leased() && !self.has_waiting() {
-            self.give_back(key, context, asks);
+            self.give_back_tokens(key, context, asks);
         }
     }
 

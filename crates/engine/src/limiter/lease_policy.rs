@@ -66,7 +66,8 @@ fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let returns = counting(ask.limit).token.can_be_owed();
     let back = Some(Return { tokens, epoch: Some(epoch) });
     let purpose = Purpose::Return;
-    returns.then_some(Ask { ttl: ask.ttl, back, purpose, ..Ask::look(ask.key, ask.limit) })
+    let Ask { ttl, carry_debt, .. } = *ask;
+    returns.then_some(Ask { ttl, carry_debt, back, purpose, ..Ask::look(ask.key, ask.limit) })
 }
 
 // === impl LeasePolicy ===

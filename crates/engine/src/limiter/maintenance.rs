@@ -100,15 +100,19 @@ impl Limiter {
         self.sweep(|key, state, now, asks| {
             let context = self.shared.context(now);
             if stale(rules, state) && state.takes_returns(key, &context) {
-                state.give_back(key, &context, asks);
+                state.give_back_tokens(key, &context, asks);
             }
         })
         .await;
     }
 
-    /// Evicts the keys whose window has ended. Call it every few seconds.
+    /// Evicts the keys whose window has ended, and asks for those that are not watched since too many
+    /// are. Call it every few seconds.
     pub async fn evict_expired(&self) {
-        self.sweep(|_, _, _, _| ()).await;
+        self.sweep(|key, state, now, asks| {
+            state.ask_unwatched(key, &self.shared.context(now), asks);
+        })
+        .await;
     }
 
     /// Gives every unspent token back, and returns once the store has answered; an unavailable
@@ -144,7 +148,11 @@ impl Limiter {
                 stays
             });
             for ask in returned {
-                shared.lease_client.send_wait(ask).await;
+                if ask.is_return() {
+                    shared.lease_client.send_wait(ask).await;
+                } else {
+                    shared.lease_client.queue(ask); // its key counts it as out
+                }
             }
             if visited >= SWEEP_BATCH {
                 visited = 0;

@@ -372,6 +372,10 @@ impl Compiler<'_> {
         kind: Option<Algorithm>,
     ) -> Flags {
         let Some(kind) = kind else { return flags };
+        if !kind.has_window() {
+            let why = "a start that is denied takes no slot; remove 'charge_denied'".to_owned();
+            self.refuse_flag(&own.flags.charge_denied, &mut flags.charge_denied, why);
+        }
         let refused = kind.refuses_settlements("settle").or_else(|| kind.refuses_window("settle"));
         if let Some(why) = refused {
             self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
@@ -485,7 +489,11 @@ impl Compiler<'_> {
         let place = terms.by.place_or(place);
         let found = match terms.by.text() {
             "" => rule_path.iter().enumerate().last(),
-            key => rule_path.iter().enumerate().filter(|(_, (_, text))| is_of(key, text)).last(),
+            key => rule_path
+                .iter()
+                .enumerate()
+                .filter(|(_, (level, text))| is_of(key, level, text))
+                .last(),
         };
         let refusal = match found {
             None => {
@@ -511,9 +519,10 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether a level with this text may have this key.
-fn is_of(key: &str, text: &str) -> bool {
-    text.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+/// Whether a level with this text has this key, or may have it, besides a value.
+fn is_of(key: &str, level: &Level, text: &str) -> bool {
+    let is_key = level.matched == LevelMatch::Key;
+    text.strip_prefix(key).is_some_and(|rest| rest.is_empty() || (!is_key && rest.starts_with('_')))
 }
 
 /// Why the value of a level cannot be the id of a request.

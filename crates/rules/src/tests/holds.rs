@@ -157,6 +157,7 @@ fn descriptor(text: &str) -> Descriptor<'_> {
 #[test]
 fn the_last_entry_settles_what_the_entries_before_it_charge() {
     let text = "domain: d\ndescriptors:\n- {key: plain, rate_limit: {unit: day, \
+                requests_per_unit: 1, settle: true}}\n- {key: other, rate_limit: {unit: day, \
                 requests_per_unit: 1}}\n- {key: own, descriptors: [{key: ratelease.settle, \
                 rate_limit: {unit: day, requests_per_unit: 2}}], rate_limit: {unit: day, \
                 requests_per_unit: 3}}\n- {key: path}\n";
@@ -173,6 +174,7 @@ fn the_last_entry_settles_what_the_entries_before_it_charge() {
     assert_eq!(charged("plain=a"), ("d.plain".to_owned(), 1, false));
     assert_eq!(charged("plain=a ratelease.settle=1"), ("d.plain".to_owned(), 1, true));
     assert_eq!(charged("plain=a ratelease.settle="), ("d.plain".to_owned(), 1, true));
+    assert_eq!(charged("other=a ratelease.settle=1"), ("none".to_owned(), 2, false));
     let own = "d.own.ratelease.settle".to_owned();
     assert_eq!(charged("own=a ratelease.settle=1"), (own, 2, false), "the file names the key");
     assert_eq!(charged("path=a ratelease.settle=1"), ("none".to_owned(), 2, false));
@@ -194,7 +196,7 @@ fn a_settlement_of_an_override_counts_where_its_start_did() {
 }
 
 #[test]
-fn r1_by_names_a_level_by_its_whole_key() {
+fn by_names_a_level_by_its_whole_key() {
     let yaml = "domain: d\ndescriptors:\n- key: user\n  descriptors:\n  - key: user_tier\n    rate_limit: \
                 {unit: minute, requests_per_unit: 9, hold: {by: user, for: 2m}}\n";
     let loaded = compile(yaml);

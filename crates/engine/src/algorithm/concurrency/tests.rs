@@ -61,7 +61,7 @@ fn slots_are_lent_up_to_the_limit_and_come_back_when_fewer_are_stated() {
         (NOON, SLOTS_TTL, Duration::ZERO)
     );
     let rest = count.lent(2, 0, 100);
-    assert_eq!((rest.tokens, rest.left, rest.overdrawn), (6, 0, true));
+    assert_eq!((rest.tokens, rest.left, rest.overdrawn), (6, 0, false));
     assert_eq!(rest.retry_after, RETRY_AFTER);
     assert_eq!(count.lent(3, 0, 1).tokens, 0);
     assert_eq!(count.lent(1, 1, 0).left, 3, "three of four go back");
@@ -162,7 +162,7 @@ fn a_pod_for_which_there_is_no_room_is_lent_nothing_until_another_has_gone() {
         assert_eq!(count.lent(pod, 0, 1).tokens, 1);
     }
     let full = count.lent(u64::MAX, 5, 1);
-    assert_eq!((full.tokens, full.left, full.overdrawn), (0, 0, true));
+    assert_eq!((full.tokens, full.left, full.overdrawn), (0, 0, false));
     assert_eq!(count.state.pods.len(), PODS_MAX);
     assert_eq!(count.lent(7, 1, 1).tokens, 1, "the others are served");
     count.lent(7, 0, 0);

@@ -286,19 +286,24 @@ fn a_clock_behind_distinguishes_a_lease_ahead_from_a_window_that_has_begun() {
 }
 
 #[test]
-fn r1_a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
+fn a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
     let window = NOON / 1_000_000;
     let state = State { window, count: 150, next: 100 };
     let ask = Ask { carry_debt: true, ..ask(100, 100, 0) };
     // Window + 1 was charged 100 (leased ahead) and the 50 carried: 50 are left for window + 2.
-    let step_by_step = step(Some(step(Some(state), NOON + 1_000_000, &Ask { want: 0, ..ask }).0), NOON + 2_000_000, &ask).1;
+    let step_by_step = step(
+        Some(step(Some(state), NOON + 1_000_000, &Ask { want: 0, ..ask }).0),
+        NOON + 2_000_000,
+        &ask,
+    )
+    .1;
     let at_once = step(Some(state), NOON + 2_000_000, &ask).1;
     assert_eq!(step_by_step.tokens, 50);
     assert_eq!(at_once.tokens, 50);
 }
 
 #[test]
-fn r1_a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
+fn a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
     let window = NOON / 1_000_000;
     let state = State { window, count: 150, next: 100 };
     let ask = Ask { carry_debt: true, ..ask(100, 0, 0) };
@@ -306,17 +311,7 @@ fn r1_a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
 }
 
 #[test]
-fn r1_a_return_takes_no_cost_that_was_incurred() {
-    let look = ask(10, 0, 0);
-    let (state, _) = step(None, NOON, &Ask { want: 10, ..look });
-    let (state, _) = step(Some(state), NOON, &Ask { owed: 1, ..look });
-    let epoch = Some(NOON / 1_000_000);
-    let (state, _) = step(Some(state), NOON, &Ask { back: Some(Return { tokens: 5, epoch }), ..look });
-    assert_eq!(state.count, 6, "11 less 5");
-}
-
-#[test]
-fn r1_a_reply_that_does_not_count_what_is_owed_is_refused() {
+fn a_reply_that_does_not_count_what_is_owed_is_refused() {
     let window = NOON / 1_000_000;
     let ask = Ask { owed: 50, ..ask(10, 0, 0) };
     assert!(reply(&ask, &[0, NOON, window, 0, 0]).is_none());

@@ -34,6 +34,7 @@ fn hold(hits: u64) -> Hold {
         ends: at(0) + LASTS,
         releases: false,
         carry_debt: false,
+        starts: 1,
     }
 }
 
@@ -93,8 +94,10 @@ fn a_second_start_of_an_id_adds_to_what_it_holds() {
     assert_eq!(count(&holds, HoldCounter::InForce), 1);
     assert_eq!(count(&holds, HoldCounter::Hits), 150);
     assert_eq!(expire_all(&holds, at(299)), (Vec::new(), true), "it ends with the later one");
-    let settled = holds.settle(id(1), 30).unwrap();
-    assert_eq!(settled.unspent.tokens, leased(120, 7));
+    // Each end settles its share.
+    assert_eq!(holds.settle(id(1), 30).unwrap().unspent.tokens, leased(45, 7));
+    assert_eq!(holds.settle(id(1), 100).unwrap().due, 25);
+    assert_eq!(holds.settle(id(1), 1), None);
 }
 
 /// Tokens of a window that is over come back to none, but their hits need not be charged again.
@@ -104,10 +107,8 @@ fn starts_in_two_windows_give_back_those_of_the_later_one() {
     holds.take(id(1), hold(100));
     holds.take(id(1), Hold { taken: leased(50, 8), ..hold(50) });
     let settled = holds.settle(id(1), 30).unwrap();
-    assert_eq!((settled.unspent.tokens, settled.due), (leased(50, 8), 0));
-    holds.take(id(1), hold(100));
-    holds.take(id(1), Hold { taken: leased(50, 8), ..hold(50) });
-    assert_eq!(holds.settle(id(1), 200).unwrap().due, 50);
+    assert_eq!((settled.unspent.tokens, settled.due), (leased(25, 8), 0));
+    assert_eq!(holds.settle(id(1), 200).unwrap().due, 125);
 }
 
 #[test]
@@ -115,8 +116,7 @@ fn what_a_pod_admitted_by_itself_comes_back_after_the_tokens() {
     let holds = Holds::default();
     let alone = Hold { taken: LeasedTokens::default(), alone: 40, ..hold(40) };
     for (hits, tokens, back) in [(0, 100, 40), (40, 100, 0), (20, 100, 20), (60, 80, 0)] {
-        holds.take(id(1), hold(100));
-        holds.take(id(1), alone);
+        holds.take(id(1), Hold { hits: 140, alone: 40, ..hold(100) });
         let unspent = holds.settle(id(1), hits).unwrap().unspent;
         assert_eq!((unspent.tokens.tokens, unspent.alone), (tokens, back), "{hits}");
     }
@@ -177,7 +177,11 @@ fn a_client_with_a_million_ids_leaves_room_for_others() {
         holds.take(id(10_000_000 + n), Hold { key: Key::for_test(1_000 + n), ..hold(1) });
     }
     let all = count(&holds, HoldCounter::InForce);
-    assert!(all <= HOLDS_MAX as u64 && all > HOLDS_MAX as u64 / 100 * 95, "{all}");
+    let most = HOLDS_MAX as u64 / 8 * 7;
+    assert!(all <= most && all > most / 100 * 95, "{all}");
+    let limit = Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(9, Unit::Second) };
+    let slots = Hold { key: Key::for_test(9), limit, ..hold(1) };
+    assert!(holds.take(id(4), slots).is_some(), "slots have room of their own");
     assert!(count(&holds, HoldCounter::Bytes) <= 18 << 20);
     expire_all(&holds, at(0) + LASTS);
     expire_all(&holds, at(0) + LASTS);
@@ -187,11 +191,24 @@ fn a_client_with_a_million_ids_leaves_room_for_others() {
 /// The sums of a model that keeps each start and settlement.
 #[derive(Default)]
 struct Model {
-    held: HashMap<u64, u64>,
+    /// Hits, and starts that have not ended, of each id.
+    held: HashMap<u64, (u64, u64)>,
     taken: u64,
     given: u64,
     due: u64,
     costs: u64,
+}
+
+impl Model {
+    /// Ends one start of an id; returns whether there was one.
+    fn end_one(&mut self, id: u64) -> Option<()> {
+        let (hits, starts) = self.held.get_mut(&id)?;
+        (*hits, *starts) = (*hits - *hits / *starts, *starts - 1);
+        if *starts == 0 {
+            self.held.remove(&id);
+        }
+        Some(())
+    }
 }
 
 proptest! {
@@ -207,11 +224,12 @@ proptest! {
             match step {
                 0 => {
                     holds.take(id(n), hold(hits));
-                    *model.held.entry(n).or_default() += hits;
+                    let (held, starts) = model.held.entry(n).or_default();
+                    (*held, *starts) = (*held + hits, *starts + 1);
                     model.taken += hits;
                 }
                 _ => {
-                    let before = model.held.remove(&n);
+                    let before = model.end_one(n);
                     let settled = holds.settle(id(n), hits);
                     prop_assert_eq!(settled.is_some(), before.is_some());
                     model.costs += hits;
@@ -224,7 +242,7 @@ proptest! {
                     }
                 }
             }
-            let in_force: u64 = model.held.values().sum();
+            let in_force: u64 = model.held.values().map(|(hits, _)| hits).sum();
             prop_assert_eq!(count(&holds, HoldCounter::Hits), in_force);
             prop_assert_eq!(model.taken + model.due - model.given, model.costs + in_force);
         }
@@ -240,5 +258,6 @@ fn tokens_of_a_bucket_come_back_as_those_of_its_first_lease() {
     let limit = Limit { algorithm, ..Limit::fixed_window(10, Unit::Second) };
     holds.take(id(1), Hold { limit, taken: leased(3, 900), ..hold(3) });
     holds.take(id(1), Hold { limit, taken: leased(4, 700), ..hold(4) });
-    assert_eq!(holds.settle(id(1), 2).unwrap().unspent.tokens, leased(5, 700));
+    assert_eq!(holds.settle(id(1), 2).unwrap().unspent.tokens, leased(1, 700));
+    assert_eq!(holds.settle(id(1), 0).unwrap().unspent.tokens, leased(4, 700));
 }

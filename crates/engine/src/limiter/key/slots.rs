@@ -64,11 +64,23 @@ impl KeyState {
     ) {
         let now = context.now;
         let slots = self.end_use(slots);
+        if self.is_beyond_limit(slots, now) {
+            asks.extend((self.asking == 0).then(|| self.statement(key, context)));
+            return; // the slots of other requests that run are more than the limit
+        }
         let (epoch, ends) = (self.buffer.epoch(), self.buffer.known_until());
         let lease = LeasedTokens { tokens: slots, epoch, starts: Time::default(), ends };
         self.buffer.put_back(lease, self.policy(context).kind, now);
         self.serve(context);
         self.give_back_unused(key, context, asks);
+    }
+
+    /// Whether this pod, with so many slots `more`, or the fleet by the store's last reply has more
+    /// slots than the limit: of requests that failure modes admitted, or that began under a higher
+    /// limit.
+    fn is_beyond_limit(&self, more: u64, now: Time) -> bool {
+        let own = self.in_use().saturating_add(self.buffer.tokens(now)).saturating_add(more);
+        own > self.limit().capacity() || self.buffer.is_known_empty(now)
     }
 
     /// Notes that `slots` are no longer in use; returns their number. Of another key it does nothing.
@@ -183,6 +195,9 @@ impl KeyState {
     fn kept_idle(&self, context: &PodContext<'_>) -> u64 {
         let now = context.now;
         let policy = self.policy(context);
+        if self.is_beyond_limit(0, now) {
+            return 0;
+        }
         if self.has_waiting() {
             return u64::MAX;
         }

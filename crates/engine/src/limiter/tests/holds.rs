@@ -400,20 +400,21 @@ async fn an_override_of_a_rule_is_held_as_its_rule() {
     assert!(passes(&pod, &rig.rules, &with(start("u", "2", 150))).await);
 }
 
-/// Any rule that can count beyond its limit is settled by the mark; others charge as usual.
+/// No other limit can be charged beyond what is left: there the mark is an entry that no rule has.
 #[tokio::test(start_paused = true)]
-async fn a_mark_settles_a_rule_that_holds_nothing() {
-    for (limit, passes_beyond) in [
-        ("unit: hour, requests_per_unit: 10", true),
-        ("unit: hour, requests_per_unit: 10, algorithm: token_bucket", true),
+async fn a_mark_settles_only_rules_that_hold_or_settle() {
+    for (limit, is_counted) in [
+        ("unit: hour, requests_per_unit: 10, settle: true", true),
+        ("unit: hour, requests_per_unit: 10, algorithm: token_bucket, settle: true", true),
+        ("unit: hour, requests_per_unit: 10", false),
         ("unit: hour, requests_per_unit: 10, algorithm: sliding_log", false),
     ] {
         let rig = Rig::new(&limits(limit, HOUR));
         let pod = rig.pod();
         let mut settlement = charge("a", 25);
         settlement.descriptors[0].entries.push(Entry { key: SETTLE_KEY, value: "" });
-        assert_eq!(passes(&pod, &rig.rules, &settlement).await, passes_beyond, "{limit}");
-        assert!(!passes(&pod, &rig.rules, &charge("a", 1)).await, "{limit}");
+        assert!(passes(&pod, &rig.rules, &settlement).await, "{limit}");
+        assert_eq!(passes(&pod, &rig.rules, &look("a")).await, !is_counted, "{limit}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Executions that break a promise (review).
+//! Sequences in which a cost may be lost or a slot stay in use: each is counted once, and comes back.
 
 use ratelease_rules::SETTLE_KEY;
 
@@ -9,7 +9,11 @@ fn started<'a>(user: &'a str, id: &'a str, hits: u64, ends: bool) -> Descriptor<
     if ends {
         entries.push(Entry { key: SETTLE_KEY, value: "1" });
     }
-    Descriptor { entries: entries.into_iter().collect(), hits_addend: Some(hits), ..Descriptor::default() }
+    Descriptor {
+        entries: entries.into_iter().collect(),
+        hits_addend: Some(hits),
+        ..Descriptor::default()
+    }
 }
 
 fn all(descriptors: Vec<Descriptor<'_>>) -> Request<'_> {
@@ -32,10 +36,11 @@ async fn pause(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
 }
 
-/// 1. A request is dropped while its refund is under way.
+/// A request is dropped while its refund is under way.
 #[tokio::test(start_paused = true)]
-async fn r1_a_slot_of_a_dropped_request_with_a_refund_comes_back() {
-    let rig = Rig::new(&slots(1, "", "- {key: b, rate_limit: {unit: day, requests_per_unit: 9}}\n"));
+async fn a_slot_of_a_dropped_request_with_a_refund_comes_back() {
+    let rig =
+        Rig::new(&slots(1, "", "- {key: b, rate_limit: {unit: day, requests_per_unit: 9}}\n"));
     let pod = rig.pod_numbered(7);
     run(&pod);
     *rig.store.days_late.lock() = Duration::from_millis(50);
@@ -43,32 +48,42 @@ async fn r1_a_slot_of_a_dropped_request_with_a_refund_comes_back() {
     back.hits_addend = Some(1);
     back.refund = true;
     let both = all(vec![started("x", "one", 1, false), back]);
-    let dropped = tokio::time::timeout(Duration::from_millis(3), pod.decided(&rig.rules, &both)).await;
+    let dropped =
+        tokio::time::timeout(Duration::from_millis(3), pod.decided(&rig.rules, &both)).await;
     assert!(dropped.is_err(), "it waits for the refund");
     pause(10_000).await;
     let _ = decide(&pod, &rig.rules, &all(vec![started("x", "one", 1, true)])).await;
     pause(600_000).await;
-    assert!(decide(&pod, &rig.rules, &all(vec![started("x", "two", 1, false)])).await.0, "held for ever");
+    assert!(
+        decide(&pod, &rig.rules, &all(vec![started("x", "two", 1, false)])).await.0,
+        "held for ever"
+    );
 }
 
-/// 2. charge_denied: true of concurrency.
 #[tokio::test(start_paused = true)]
-async fn r1_a_slot_of_a_request_that_its_own_second_descriptor_denies_comes_back() {
-    let rig = Rig::new(&slots(1, ", charge_denied: true", ""));
+async fn a_slot_of_a_request_that_its_own_second_descriptor_denies_comes_back() {
+    let rig = Rig::new(&slots(1, "", ""));
     let pod = rig.pod_numbered(7);
     run(&pod);
     let both = all(vec![started("x", "one", 1, false), started("x", "two", 1, false)]);
     assert!(!decide(&pod, &rig.rules, &both).await.0);
     pause(600_000).await;
-    assert!(decide(&pod, &rig.rules, &all(vec![started("x", "three", 1, false)])).await.0, "held for ever");
+    assert!(
+        decide(&pod, &rig.rules, &all(vec![started("x", "three", 1, false)])).await.0,
+        "held for ever"
+    );
 }
 
-/// 3. The queue of watched keys is full.
+/// The queue of watched keys is full.
 #[tokio::test(start_paused = true)]
-async fn r1_slots_in_use_of_more_keys_than_are_watched_stay_counted() {
+async fn slots_in_use_of_more_keys_than_are_watched_stay_counted() {
     let rig = Rig::new(&slots(1, "", ""));
     let options = |pod| Options {
-        pod, wait_min: MAX_WAIT, unix_start: START, buffer_bytes_max: 32 << 10, ..Options::default()
+        pod,
+        wait_min: MAX_WAIT,
+        unix_start: START,
+        buffer_bytes_max: 32 << 10,
+        ..Options::default()
     };
     let pod = |n| Limiter::new(Arc::clone(&rig.store) as _, rig.clock, options(n));
     let [one, other] = [pod(1), pod(2)];
@@ -76,9 +91,9 @@ async fn r1_slots_in_use_of_more_keys_than_are_watched_stay_counted() {
     let users: Vec<String> = (0..200).map(|n| n.to_string()).collect();
     let mut running = 0;
     for user in &users {
-        running += usize::from(decide(&one, &rig.rules, &all(vec![started(user, "a", 1, false)])).await.0);
+        running +=
+            usize::from(decide(&one, &rig.rules, &all(vec![started(user, "a", 1, false)])).await.0);
     }
-    println!("running {running}, keys {}, watched {}", one.keys(), one.shared.idle.lock().capacity());
     let mut more = 0;
     for round in 0..4 {
         pause(2_500).await;
@@ -88,14 +103,14 @@ async fn r1_slots_in_use_of_more_keys_than_are_watched_stay_counted() {
             more += usize::from(decide(&other, &rig.rules, &start).await.0);
         }
     }
-    println!("beyond: {more}");
     assert!(running + more <= 200, "{running} and {more} of 200 users with one slot each");
 }
 
-/// 4. A cost of a window that is over.
+/// A cost of a window that is over.
 #[tokio::test(start_paused = true)]
-async fn r1_what_was_owed_to_a_window_that_is_over_is_dropped() {
-    let rig = Rig::new(&limits("unit: minute, requests_per_unit: 100, settle: true", "unlimited: true"));
+async fn what_was_owed_to_a_window_that_is_over_is_dropped() {
+    let rig =
+        Rig::new(&limits("unit: minute, requests_per_unit: 100, settle: true", "unlimited: true"));
     let pod = rig.pod();
     assert!(decide(&pod, &rig.rules, &charge("a", 1)).await.0);
     pause(2_000).await;
@@ -108,25 +123,29 @@ async fn r1_what_was_owed_to_a_window_that_is_over_is_dropped() {
     assert_eq!(decide(&rig.pod(), &rig.rules, &look("a")).await, (true, 100));
 }
 
-/// 5. A report as a return whose fate is unknown.
+/// A report as a return whose fate is unknown.
 #[tokio::test(start_paused = true)]
-async fn r1_a_cost_of_a_key_that_is_not_leased_is_counted_though_two_connections_break() {
-    let rig = Rig::new(&limits("unit: hour, requests_per_unit: 100, settle: true, lease: off", "unlimited: true"));
+async fn a_cost_of_a_key_that_is_not_leased_is_counted_though_two_connections_break() {
+    let rig = Rig::new(&limits(
+        "unit: hour, requests_per_unit: 100, settle: true, lease: off",
+        "unlimited: true",
+    ));
     let pod = rig.pod();
     run(&pod);
     rig.store.fails.store(true, Ordering::Relaxed);
     assert!(decide(&pod, &rig.rules, &charge("a", 70)).await.0);
     pause(100).await;
-    println!("asks {}", rig.asks());
     rig.store.fails.store(false, Ordering::Relaxed);
     pause(5_000).await;
     assert_eq!(decide(&rig.pod(), &rig.rules, &look("a")).await, (true, 30));
 }
 
 #[tokio::test(start_paused = true)]
-async fn r1_a_cost_is_counted_though_the_rule_changes_while_a_connection_breaks() {
-    let rig = Rig::new(&limits("unit: hour, requests_per_unit: 100, settle: true", "unlimited: true"));
-    let newer = compile(&limits("unit: hour, requests_per_unit: 200, settle: true", "unlimited: true"));
+async fn a_cost_is_counted_though_the_rule_changes_while_a_connection_breaks() {
+    let rig =
+        Rig::new(&limits("unit: hour, requests_per_unit: 100, settle: true", "unlimited: true"));
+    let newer =
+        compile(&limits("unit: hour, requests_per_unit: 200, settle: true", "unlimited: true"));
     let pod = rig.pod();
     run(&pod);
     rig.store.fails.store(true, Ordering::Relaxed);
@@ -139,38 +158,48 @@ async fn r1_a_cost_is_counted_though_the_rule_changes_while_a_connection_breaks(
     assert_eq!(decide(&rig.pod(), &newer, &look("a")).await, (true, 130));
 }
 
-/// 6. Hits above 32 bits that `allow` admits.
+/// Hits above 32 bits that `allow` admits.
 #[tokio::test(start_paused = true)]
-async fn r1_slots_that_allow_admits_are_given_back_whatever_their_number() {
-    let rig = Rig::new(&slots(4, ", failure_mode: allow", "- {key: b, rate_limit: {unit: hour, requests_per_unit: 0}}\n"));
+async fn slots_that_allow_admits_are_given_back_whatever_their_number() {
+    let rig = Rig::new(&slots(
+        4,
+        ", failure_mode: allow",
+        "- {key: b, rate_limit: {unit: hour, requests_per_unit: 0}}\n",
+    ));
     let pod = rig.pod_numbered(7);
     rig.store.fails.store(true, Ordering::Relaxed);
     let before = crate::invariant::violations();
-    assert!(decide(&pod, &rig.rules, &all(vec![started("x", "one", 1 << 33, false)])).await.0);
+    // More slots than can be counted.
+    assert!(!decide(&pod, &rig.rules, &all(vec![started("x", "one", 1 << 33, false)])).await.0);
+    assert!(decide(&pod, &rig.rules, &all(vec![started("x", "one", 1 << 31, false)])).await.0);
     assert!(decide(&pod, &rig.rules, &all(vec![started("x", "one", 1, true)])).await.0);
     assert_eq!(crate::invariant::violations(), before, "an invariant does not hold");
 }
 
 #[tokio::test(start_paused = true)]
-#[ignore = "aborts the process"]
-async fn r1_a_denial_beside_slots_that_allow_admits_does_not_panic() {
-    let rig = Rig::new(&slots(4, ", failure_mode: allow", "- {key: b, rate_limit: {unit: day, requests_per_unit: 0}}\n"));
+async fn a_denial_beside_slots_that_allow_admits_does_not_panic() {
+    let rig = Rig::new(&slots(
+        4,
+        ", failure_mode: allow",
+        "- {key: b, rate_limit: {unit: day, requests_per_unit: 0}}\n",
+    ));
     let pod = rig.pod_numbered(7);
     let b = Descriptor { hits_addend: Some(1), ..descriptor("b") };
     // The shard of slots hangs; that of `b` answers and denies.
     rig.store.hangs.store(true, Ordering::Relaxed);
     let both = all(vec![started("x", "one", u64::MAX, false), b]);
-    let verdict = pod.decided(&rig.rules, &both).await.unwrap();
-    println!("{:?}", verdict.code);
+    pod.decided(&rig.rules, &both).await.unwrap();
 }
 
-/// 7. A second start of an id whose count is in another store by now.
+/// A second start of an id whose count is in another store by now.
 #[tokio::test(start_paused = true)]
-async fn r1_slots_of_a_request_that_starts_again_after_its_rule_changed_its_store_come_back() {
+async fn slots_of_a_request_that_starts_again_after_its_rule_changed_its_store_come_back() {
     let of = |store: &str| {
         let source = Source { name: "test.yaml".into(), text: slots(2, store, "").into() };
         let stores = ratelease_rules::StoreNames::parse("x").unwrap();
-        rules::load(&[source], rules::Options { stores, ..rules::Options::default() }).unwrap().rules
+        rules::load(&[source], rules::Options { stores, ..rules::Options::default() })
+            .unwrap()
+            .rules
     };
     let (first, second) = (of(""), of(", store: x"));
     let rig = Rig::new(&slots(2, "", ""));
@@ -186,9 +215,9 @@ async fn r1_slots_of_a_request_that_starts_again_after_its_rule_changed_its_stor
     assert!(decide(&pod, &second, &start("three")).await.0, "held for ever");
 }
 
-/// 8. A second start of an id that is denied for another limit's sake.
+/// A second start of an id that is denied for another limit's sake.
 #[tokio::test(start_paused = true)]
-async fn r1_slots_of_a_request_whose_second_start_is_denied_stay_held_until_its_end() {
+async fn slots_of_a_request_whose_second_start_is_denied_stay_held_until_its_end() {
     let beside = "- key: b\n  descriptors: [{key: id, rate_limit: {algorithm: concurrency, \
                   requests_per_unit: 5, hold: {for: 1m}}}]\n";
     let rig = Rig::new(&slots(2, "", beside));
@@ -206,9 +235,9 @@ async fn r1_slots_of_a_request_whose_second_start_is_denied_stay_held_until_its_
     assert!(decide(&pod, &rig.rules, &start("three")).await.0, "held for ever");
 }
 
-/// 9. A return of idle tokens to a count that carries a debt.
+/// A return of idle tokens to a count that carries a debt.
 #[tokio::test(start_paused = true)]
-async fn r1_a_debt_is_carried_over_though_a_pod_gives_idle_tokens_back() {
+async fn a_debt_is_carried_over_though_a_pod_gives_idle_tokens_back() {
     for gives_back in [false, true] {
         let a = "unit: minute, requests_per_unit: 1000, settle: true, carry_debt: true";
         let rig = Rig::new(&limits(a, "unlimited: true"));
@@ -219,20 +248,18 @@ async fn r1_a_debt_is_carried_over_though_a_pod_gives_idle_tokens_back() {
         }
         assert!(decide(&other, &rig.rules, &charge("a", 3_000)).await.0);
         pause(100).await;
-        let before = rig.asks();
         if gives_back {
             one.close().await;
         }
-        println!("{} asks of a return", rig.asks() - before);
         pause(31_000).await;
         let (passes, remaining) = decide(&rig.pod(), &rig.rules, &look("a")).await;
         assert!(!passes, "gives back: {gives_back}, 3000 of 1000 were used, {remaining} are left");
     }
 }
 
-/// 10. Redis answers, but after the wait.
+/// Redis answers, but after the wait.
 #[tokio::test(start_paused = true)]
-async fn r1_a_slow_reply_admits_no_more_requests_than_there_are_slots() {
+async fn a_slow_reply_admits_no_more_requests_than_there_are_slots() {
     let rig = Rig::new(&slots(8, "", ""));
     let [one, other] = [rig.pod_numbered(1), rig.pod_numbered(2)];
     for pod in [&one, &other] {
@@ -242,22 +269,27 @@ async fn r1_a_slow_reply_admits_no_more_requests_than_there_are_slots() {
     let (mut running, mut beyond) = (0, 0);
     for n in 0..10 {
         let id = n.to_string();
-        running += u32::from(decide(&one, &rig.rules, &all(vec![started("x", &id, 1, false)])).await.0);
+        running +=
+            u32::from(decide(&one, &rig.rules, &all(vec![started("x", &id, 1, false)])).await.0);
     }
-    assert!(!decide(&other, &rig.rules, &all(vec![started("x", "z", 1, false)])).await.0, "it knows");
+    assert!(
+        !decide(&other, &rig.rules, &all(vec![started("x", "z", 1, false)])).await.0,
+        "it knows"
+    );
     pause(2_000).await;
     *rig.store.round_trip.lock() = Duration::from_millis(30);
     for n in 10..30 {
         let id = n.to_string();
-        beyond += u32::from(decide(&other, &rig.rules, &all(vec![started("x", &id, 1, false)])).await.0);
+        beyond +=
+            u32::from(decide(&other, &rig.rules, &all(vec![started("x", &id, 1, false)])).await.0);
         pause(100).await;
     }
     assert_eq!((running, beyond), (8, 0), "Redis answers within 30 ms");
 }
 
-/// 11. Replies that cannot be.
+/// Replies that cannot be.
 #[test]
-fn r1_a_reply_that_leaves_out_what_an_ask_reports_is_refused() {
+fn a_reply_that_leaves_out_what_an_ask_reports_is_refused() {
     use crate::algorithm::steps;
     use ratelease_rules::{Algorithm, key::Key};
     let limit = Limit::fixed_window(10, Unit::Minute);
