@@ -63,8 +63,8 @@ const BREAKER_WAIT_MAX: Duration = Duration::from_secs(3);
 const USE_PERCENT_MIN: u64 = 98;
 const UNUSED_MAX: u64 = 1;
 
-/// A pod reports a cost to the store, and hears the answer, within this many round trips (of the ask
-/// that is out, and of the next one), and this time.
+/// A pod reports a cost to the store, and hears the answer, within this many round trips (of the
+/// ask that is out, and of the next one), and this time.
 const REPORT_TRIPS: u32 = 3;
 const REPORT_WAIT: Duration = Duration::from_millis(5);
 
@@ -188,8 +188,8 @@ impl Ledger {
         books.leaving.insert(pod);
     }
 
-    /// Checks what a pod counts of the requests that hold something: how many, their hits, and those
-    /// that it had no room for.
+    /// Checks what a pod counts of the requests that hold something: how many, their hits, and
+    /// those that it had no room for.
     pub fn check_held(&self, pod: u64, counts: [u64; 3]) {
         if self.world.plan.mood == Mood::Slots {
             return; // the slots in use are counted

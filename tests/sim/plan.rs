@@ -71,8 +71,8 @@ pub enum Mood {
     /// Asks may be slow or refused, but none is lost and no lease ends: each token is accounted
     /// for.
     Audit,
-    /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the limit
-    /// is used, and what the bound on answers under way allows.
+    /// No ask is lost, pods come, leave and crash, and costs are known afterwards: at most the
+    /// limit is used, and what the bound on answers under way allows.
     Costs,
     /// As [`Mood::Costs`], with slots that requests have while they run.
     Slots,

@@ -1,5 +1,5 @@
-//! Slots: those that pods have stated or were lent, and that asked within [`SILENCE`], are never more
-//! than the limit when the store lends any.
+//! Slots: those of the pods that asked within [`SILENCE`], which they stated or were lent, are
+//! never more than the limit when the store lends any.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -251,8 +251,8 @@ impl Costs {
     }
 
     /// Checks, of keys whose requests hold nothing, that what was charged in time before each pod
-    /// last let one pass is within the limit. `margin` is the time in which a pod reports a cost and
-    /// hears the answer.
+    /// last let one pass is within the limit. `margin` is the time in which a pod reports a cost
+    /// and hears the answer.
     pub fn check_bounds(&self, margin: Duration, start_us: u64) -> Result<(), String> {
         let looks = self.accounts.iter().filter(|(_, account)| account.windows.is_empty());
         looks.into_iter().try_for_each(|(key, account)| {

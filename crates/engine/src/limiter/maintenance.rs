@@ -119,8 +119,11 @@ impl Limiter {
     /// store is not waited for long. No decision may be in progress; later ones find the store
     /// closed.
     pub async fn close(&self) {
-        // A lease that is still on its way must arrive before it can be given back.
-        self.shared.lease_client.wait_for_replies().await;
+        // A lease that is still on its way must arrive before it can be given back; also that of the
+        // ask that a reply leads to, for costs that were not reported with the first.
+        for _ in 0..2 {
+            self.shared.lease_client.wait_for_replies().await;
+        }
         self.sweep(|key, state, now, asks| {
             state.give_back(key, &self.shared.context(now), asks);
         })
