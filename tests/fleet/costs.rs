@@ -55,11 +55,15 @@ async fn started(domain: &str, pods: usize, rules: &str) -> Pods {
     Pods::start_with(domain, pods, &Cluster::shared().places(), &text, &[]).await
 }
 
-/// A drawn number from 0 to 1.
-fn drawn(of: u64) -> f64 {
+/// A number below 1000, drawn by another one.
+fn drawn(of: u64) -> u64 {
     // The multiplier is 2^64 / golden ratio (Knuth 6.4).
     let mixed = (of + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    ((mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 11) as f64 / (1_u64 << 53) as f64
+    ((mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) % 1_000
+}
+
+fn part(drawn: u64) -> u32 {
+    u32::try_from(drawn).expect("below 1000")
 }
 
 /// The start of a request that takes an estimate, or slots, under an id.
@@ -98,17 +102,17 @@ struct Answer {
 struct Plan {
     key: &'static str,
     limit: u64,
-    /// The part of the answers that break off half-way, without a settlement.
-    broken: f64,
+    /// Of a thousand answers, those that break off half-way, without a settlement.
+    broken: u64,
 }
 
-const PLAIN: Plan = Plan { key: "hour", limit: 20_000, broken: 0.0 };
+const PLAIN: Plan = Plan { key: "hour", limit: 20_000, broken: 0 };
 
 const PLANS: [Plan; 4] = [
     PLAIN,
     Plan { key: "minute", limit: 100_000, ..PLAIN },
-    Plan { broken: 0.1, ..PLAIN },
-    Plan { key: "minute", limit: 100_000, broken: 0.1, ..PLAIN },
+    Plan { broken: 100, ..PLAIN },
+    Plan { key: "minute", limit: 100_000, broken: 100 },
 ];
 
 /// The connections of a stream: to its pod, and to another that takes over if its pod ends.
@@ -118,7 +122,9 @@ struct Callers([Caller; 2]);
 impl Callers {
     async fn passes(&self, domain: &str, line: Line) -> bool {
         for caller in &self.0 {
-            if let Ok(answer) = caller.clone().ask(request(domain, &[line.clone()])).await {
+            if let Ok(answer) =
+                caller.clone().ask(request(domain, std::slice::from_ref(&line))).await
+            {
                 return passes(&answer);
             }
         }
@@ -138,8 +144,8 @@ async fn stream(
     let mut last = now();
     for number in 0.. {
         let at = (stream * 1_000_000 + number) as u64;
-        let cost = 500.0 + 1_000.0 * drawn(at);
-        let estimate = (cost * (0.5 + drawn(at ^ 1 << 40))) as u64;
+        let cost = 500 + drawn(at);
+        let estimate = cost * (500 + drawn(at ^ 1 << 40)) / 1_000;
         let id = at.to_string();
         if !callers.passes(&domain, start(plan.key, &value, &id, estimate)).await {
             seen.denied.get_or_insert_with(now);
@@ -151,7 +157,7 @@ async fn stream(
         }
         last = now();
         let is_broken = drawn(at ^ 1 << 41) < plan.broken;
-        let used = if is_broken { cost / 2.0 } else { cost } as u64;
+        let used = if is_broken { cost / 2 } else { cost };
         tokio::time::sleep(ANSWER).await;
         if !is_broken {
             let settled = callers.passes(&domain, end(plan.key, &value, &id, used)).await;
@@ -215,7 +221,7 @@ async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_est
             .await;
         let Sum { used, bound, kept, answers } = sum;
         let line = format!(
-            "{answers} answers, {} broken: used {used}, kept {kept}, of {} (bound {bound})",
+            "{answers} answers, {} of 1000 broken: used {used}, kept {kept}, of {} (bound {bound})",
             plan.broken, plan.limit
         );
         println!("{line}");
@@ -236,7 +242,7 @@ async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_est
 async fn a_pod_that_is_killed_costs_what_it_held_and_no_more_is_used() {
     let _alone = MACHINE.write().await;
     let pods = started("costs-killed", 4, RULES).await;
-    let plan = Plan { key: "minute", limit: 100_000, broken: 0.1 };
+    let plan = Plan { key: "minute", limit: 100_000, broken: 100 };
     early_in_a_window(MINUTE, Duration::from_secs(40)).await;
     let killed = async {
         tokio::time::sleep(3 * ANSWER / 2).await;
@@ -287,7 +293,7 @@ async fn nothing_is_held_after_answers_that_never_end() {
     process.process.until("without holds", Duration::from_secs(10), released).await;
     assert_eq!(process.count("held_hits"), 0);
     let all = start("brief", "only", "all", 100_000);
-    let whole = async || caller.passes(&pods.domain, &[all.clone()]).await;
+    let whole = async || caller.passes(&pods.domain, std::slice::from_ref(&all)).await;
     process.process.until("with its whole budget", Duration::from_secs(10), whole).await;
     pods.are_unharmed();
 }
@@ -346,11 +352,12 @@ async fn uses(
         let id = format!("{at}-{number}");
         in_use.starts.fetch_add(1, Ordering::Relaxed);
         if !caller.passes(&domain, &[start(key, "only", &id, 1)]).await {
-            tokio::time::sleep(AGAIN + AGAIN.mul_f64(4.0 * drawn(at as u64 ^ number << 32))).await;
+            tokio::time::sleep(AGAIN * (1_000 + 4 * part(drawn(at as u64 ^ number << 32))) / 1_000)
+                .await;
             continue;
         }
         in_use.change(1);
-        tokio::time::sleep(USE.mul_f64(1.0 + drawn(at as u64 * 77 + number) / 2.0)).await;
+        tokio::time::sleep(USE * (1_000 + part(drawn(at as u64 * 77 + number)) / 2) / 1_000).await;
         in_use.change(-1);
         assert!(
             caller.passes(&domain, &[end(key, "only", &id, 1)]).await,
@@ -361,7 +368,7 @@ async fn uses(
 
 /// The pod of a caller: pod 0 has half of the demand, the others share the rest.
 fn skewed(at: usize, pods: usize) -> usize {
-    if at % 2 == 0 { 0 } else { 1 + at / 2 % (pods - 1) }
+    if at.is_multiple_of(2) { 0 } else { 1 + at / 2 % (pods - 1) }
 }
 
 /// What a key of slots came to in a round.

@@ -312,3 +312,28 @@ async fn a_start_without_room_among_the_holds_is_denied_until_another_ends() {
     }
     assert_eq!(fleet.started(0, 0..9).await, 9);
 }
+
+/// What a failure mode admitted beyond the limit ends, and its slots are not used again.
+#[tokio::test(start_paused = true)]
+async fn after_an_outage_no_more_requests_start_than_the_limit_says() {
+    let fleet = Fleet::new(20, 2, "failure_mode: allow");
+    fleet.rig.store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(fleet.started(0, 0..60).await + fleet.started(1, 0..60).await, 120);
+    fleet.rig.store.fails.store(false, Ordering::Relaxed);
+    pause(2_000).await;
+    let mut running = 120;
+    for id in 0..60 {
+        for pod in [0, 1] {
+            fleet.ends(pod, &format!("{pod}-{id}")).await;
+            running -= 1;
+            if fleet.starts(pod, &format!("{pod}-again-{id}")).await {
+                running += 1;
+                assert!(running <= 20, "{running} after {id}");
+            }
+            pause(10).await;
+        }
+    }
+    pause(2_000).await;
+    running += fleet.started(0, 100..130).await;
+    assert_eq!(running, 20, "all of them are used again");
+}
