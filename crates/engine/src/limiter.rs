@@ -749,7 +749,6 @@ impl Drop for Transaction<'_, '_> {
             self.release(&[]);
         } else if !self.attempts.is_empty() {
             self.hold_slots(now); // their end has to find them
-            self.hold(now);
         }
     }
 }
