@@ -606,6 +606,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn hold(&self, now: Time) {
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
+                && charge.holds()
                 && !charge.is_of_slots()
                 && matches!(attempt.take, Take::Taken(_))
                 && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
@@ -743,11 +744,14 @@ impl Drop for Transaction<'_, '_> {
     /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
     /// charges are spent even though its caller does not receive the answer.
     fn drop(&mut self) {
+        if self.attempts.is_empty() {
+            return; // the verdict was made
+        }
         let now = self.shared.clock.now();
         self.settle(now);
         if !self.stands {
             self.release(&[]);
-        } else if !self.attempts.is_empty() {
+        } else {
             self.hold_slots(now); // their end has to find them
         }
     }

@@ -367,7 +367,7 @@ impl Hold {
         !self.limit.algorithm.has_window()
     }
 
-    /// The slots that [`Hold::and`] leaves out, which would be in use for ever.
+    /// The slots of this hold that [`Hold::and`] leaves out: the caller has to give them back.
     fn displaced_by(&self, newer: &Self) -> Option<Unspent> {
         let is_of_one_count = self.key == newer.key && self.limit.store == newer.limit.store;
         (self.is_of_slots() && !is_of_one_count).then(|| self.unspent(self.hits))

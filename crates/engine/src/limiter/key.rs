@@ -165,9 +165,9 @@ impl KeyState {
         Ok(reply)
     }
 
-    /// Charges a cost of so many `hits` that has been incurred, without a wait: the tokens held pay for it as far as
-    /// they go, and the rest is owed to the store, which is asked to count it. A debt to a window
-    /// ends with it at `until`. Returns what is owed more than before.
+    /// Charges a cost of so many `hits` that has been incurred, without a wait: the tokens held pay
+    /// for it as far as they go, and the rest is owed to the store, which is asked to count it. A
+    /// debt to a window ends with it at `until`. Returns what is owed more than before.
     pub(super) fn settle(
         &mut self,
         charge: &Charge<'_>,
@@ -1655,10 +1655,10 @@ impl KeyState {
         self.set_limit(limit);
     }
 
-    /// Reports what the key owes, and returns what it holds above its allowance: all of it if the key is idle, else what the
-    /// recent demand will not use, since the measured demand falls only slowly after it has moved
-    /// to another pod. Nothing goes back to a shard that cannot take it. Returns when to check the
-    /// key again; `None` stops watching it.
+    /// Reports what the key owes, and returns what it holds above its allowance: all of it if the key
+    /// is idle, else what the recent demand will not use, since the measured demand falls only slowly
+    /// after it has moved to another pod. Nothing goes back to a shard that cannot take it. Returns
+    /// when to check the key again; `None` stops watching it.
     pub(super) fn inspect(
         &mut self,
         key: Key,

@@ -56,7 +56,7 @@ async fn a_slot_of_a_dropped_request_with_a_refund_comes_back() {
     pause(600_000).await;
     assert!(
         decide(&pod, &rig.rules, &all(vec![started("x", "two", 1, false)])).await.0,
-        "held for ever"
+        "a slot has not come back"
     );
 }
 
@@ -70,7 +70,7 @@ async fn a_slot_of_a_request_that_its_own_second_descriptor_denies_comes_back() 
     pause(600_000).await;
     assert!(
         decide(&pod, &rig.rules, &all(vec![started("x", "three", 1, false)])).await.0,
-        "held for ever"
+        "a slot has not come back"
     );
 }
 
@@ -212,7 +212,7 @@ async fn slots_of_a_request_that_starts_again_after_its_rule_changed_its_store_c
     assert!(decide(&pod, &second, &all(vec![started("x", "one", 1, true)])).await.0);
     pause(600_000).await;
     assert!(decide(&pod, &second, &start("two")).await.0);
-    assert!(decide(&pod, &second, &start("three")).await.0, "held for ever");
+    assert!(decide(&pod, &second, &start("three")).await.0, "a slot has not come back");
 }
 
 /// A second start of an id that is denied for another limit's sake.
@@ -232,7 +232,7 @@ async fn slots_of_a_request_whose_second_start_is_denied_stay_held_until_its_end
     assert!(decide(&pod, &rig.rules, &all(vec![started("x", "one", 1, true)])).await.0);
     pause(600_000).await;
     assert!(decide(&pod, &rig.rules, &start("two")).await.0);
-    assert!(decide(&pod, &rig.rules, &start("three")).await.0, "held for ever");
+    assert!(decide(&pod, &rig.rules, &start("three")).await.0, "a slot has not come back");
 }
 
 /// A return of idle tokens to a count that carries a debt.
