@@ -54,6 +54,7 @@ use crate::rule_source::xds::{XdsStatus, XdsWatch};
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::StatsdPush;
 
 mod background;
 mod bind;
@@ -91,6 +92,7 @@ pub struct App {
     snapshot: Option<Arc<Snapshot>>,
     tracer: Tracer,
     push: Option<Push>,
+    statsd: Option<StatsdPush>,
     supervisor: Supervisor,
     open: ConnectionLimits,
     threads: Threads,
@@ -130,6 +132,7 @@ struct Serving {
     watcher: RuleWatch,
     tracer: Tracer,
     push: Option<Push>,
+    statsd: Option<StatsdPush>,
     drain_max: Duration,
     certificates: Option<CertificateWatch>,
     /// Ends last: the threads that serve.
@@ -178,6 +181,9 @@ impl App {
         if let Some(push) = &self.push {
             background.spawn_push(push.clone(), &self.threads.pages);
         }
+        if let Some(statsd) = &self.statsd {
+            background.spawn_statsd(statsd.clone(), &self.threads.pages);
+        }
         background
     }
 
@@ -224,7 +230,7 @@ impl App {
         let grpc = tokio::spawn(grpc::serve(self.grpc, parts, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
+        let Self { watcher, live, tracer, push, statsd, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             http_servers,
@@ -239,6 +245,7 @@ impl App {
             watcher,
             tracer,
             push,
+            statsd,
             drain_max,
             certificates: self.tls,
             _threads: threads,
@@ -278,14 +285,19 @@ impl Serving {
         drop(self.background);
     }
 
-    /// Sends the spans and metrics that the collector does not have yet.
+    /// Sends the spans, metrics and counts that have not been sent yet.
     async fn flush_telemetry(&self) {
         let push = async {
             if let Some(push) = &self.push {
                 push.push().await;
             }
         };
-        tokio::join!(self.tracer.shut_down(), push);
+        let statsd = async {
+            if let Some(statsd) = &self.statsd {
+                statsd.push().await;
+            }
+        };
+        tokio::join!(self.tracer.shut_down(), push, statsd);
     }
 
     /// Stops accepting calls and lets those in progress finish, within `limit`.

@@ -19,6 +19,7 @@ use crate::http::{self, HttpServerParts};
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::StatsdPush;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::HealthHandle;
 
@@ -80,6 +81,12 @@ impl Background {
     pub(super) fn spawn_push(&mut self, push: Push, runtime: &Handle) {
         let task = move || push.clone().run();
         self.tasks.spawn_on(self.supervisor.clone().run("metrics", task), runtime);
+    }
+
+    /// Sends counts to statsd, in `runtime`.
+    pub(super) fn spawn_statsd(&mut self, push: StatsdPush, runtime: &Handle) {
+        let task = move || push.clone().run();
+        self.tasks.spawn_on(self.supervisor.clone().run("statsd", task), runtime);
     }
 
     /// Writes the rules that come into force, and the pod counts that `limiter` receives.
