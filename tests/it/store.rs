@@ -17,6 +17,7 @@ mod garbled;
 mod heartbeat;
 mod hostile;
 mod model;
+mod orders;
 mod outage;
 mod pools;
 mod proxies;

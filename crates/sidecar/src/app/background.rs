@@ -69,7 +69,9 @@ impl Background {
         let task = |limiter: Limiter| async move { limiter.run_idle_returns().await };
         self.spawn("idle", limiter.clone(), task);
         let task = |limiter: Limiter| async move { limiter.run_holds().await };
-        self.spawn("holds", limiter, task);
+        self.spawn("holds", limiter.clone(), task);
+        let task = |limiter: Limiter| async move { limiter.run_orders().await };
+        self.spawn("orders", limiter, task);
     }
 
     /// Counts each second for the live page.
