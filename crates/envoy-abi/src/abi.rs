@@ -73,6 +73,13 @@ callbacks! {
     "envoy_dynamic_module_callback_is_validation_mode"
     fn is_validation_mode() -> bool;
 
+    /// An integer of the runtime, or the default.
+    "envoy_dynamic_module_callback_get_runtime_int"
+    fn get_runtime_int(key: ModuleBuffer, default: u64) -> u64;
+    /// A number of the runtime, or the default.
+    "envoy_dynamic_module_callback_get_runtime_number"
+    fn get_runtime_number(key: ModuleBuffer, default: f64) -> f64;
+
     /// Defines a counter while the configuration of a filter is made; 0 if it could.
     "envoy_dynamic_module_callback_http_filter_config_define_counter"
     fn define_counter(config: *mut c_void, name: ModuleBuffer, labels: *mut ModuleBuffer,
@@ -111,10 +118,17 @@ callbacks! {
     "envoy_dynamic_module_callback_http_get_metadata_string"
     fn get_metadata_string(filter: *mut c_void, source: u32, namespace: ModuleBuffer,
         key: ModuleBuffer, result: *mut EnvoyBuffer) -> bool;
-    /// A truth value in metadata.
-    "envoy_dynamic_module_callback_http_get_metadata_bool"
-    fn get_metadata_bool(filter: *mut c_void, source: u32, namespace: ModuleBuffer,
-        key: ModuleBuffer, result: *mut bool) -> bool;
+    /// A number in a list in metadata.
+    "envoy_dynamic_module_callback_http_get_metadata_list_number"
+    fn get_metadata_list_number(filter: *mut c_void, source: u32, namespace: ModuleBuffer,
+        key: ModuleBuffer, index: usize, result: *mut f64) -> bool;
+    /// Text in a list in metadata.
+    "envoy_dynamic_module_callback_http_get_metadata_list_string"
+    fn get_metadata_list_string(filter: *mut c_void, source: u32, namespace: ModuleBuffer,
+        key: ModuleBuffer, index: usize, result: *mut EnvoyBuffer) -> bool;
+    /// An object of the filter state as text.
+    "envoy_dynamic_module_callback_http_get_filter_state_typed"
+    fn get_filter_state(filter: *mut c_void, key: ModuleBuffer, result: *mut EnvoyBuffer) -> bool;
     /// Merges a serialized `google.protobuf.Struct` into a namespace of the dynamic metadata.
     "envoy_dynamic_module_callback_http_set_dynamic_metadata_struct"
     fn set_dynamic_metadata_struct(filter: *mut c_void, namespace: ModuleBuffer,
@@ -122,6 +136,9 @@ callbacks! {
     /// An attribute that is text, by its number.
     "envoy_dynamic_module_callback_http_filter_get_attribute_string"
     fn get_attribute_string(filter: *mut c_void, attribute: u32, result: *mut EnvoyBuffer) -> bool;
+    /// An attribute that is a number, by its number.
+    "envoy_dynamic_module_callback_http_filter_get_attribute_int"
+    fn get_attribute_int(filter: *mut c_void, attribute: u32, result: *mut u64) -> bool;
     /// The name of the cluster that the route sends the request to.
     "envoy_dynamic_module_callback_http_get_cluster_name"
     fn get_cluster_name(filter: *mut c_void, result: *mut EnvoyBuffer) -> bool;

@@ -39,8 +39,8 @@ pub enum Value {
     Text(Vec<u8>),
     /// A number.
     Number(f64),
-    /// A truth value.
-    Bool(bool),
+    /// A list.
+    List(Vec<Value>),
 }
 
 /// Envoy's side of a stream.
@@ -54,6 +54,10 @@ pub struct FakeStream {
     pub metadata: RefCell<BTreeMap<(u32, String, String), Value>>,
     /// By number.
     pub attributes: RefCell<BTreeMap<u32, Vec<u8>>>,
+    /// Numbers, by number.
+    pub numbers: RefCell<BTreeMap<u32, u64>>,
+    /// Objects of the filter state, as text.
+    pub filter_state: RefCell<BTreeMap<String, Vec<u8>>>,
     /// The route's cluster.
     pub cluster: RefCell<Option<Vec<u8>>>,
     /// What `per_route_config_new` has returned.
@@ -244,13 +248,18 @@ impl FakeStream {
         if kind == crate::abi::REQUEST_HEADERS { &self.request } else { &self.response }
     }
 
-    fn metadata_at(
+    /// Visits a value in metadata, or an item of a list there.
+    fn metadata_at<R>(
         &self,
-        source: u32,
-        namespace: ModuleBuffer,
-        key: ModuleBuffer,
-    ) -> Option<Value> {
-        self.metadata.borrow().get(&(source, text(namespace), text(key))).cloned()
+        (source, namespace, key, index): (u32, ModuleBuffer, ModuleBuffer, Option<usize>),
+        visit: impl FnOnce(&Value) -> Option<R>,
+    ) -> Option<R> {
+        let metadata = self.metadata.borrow();
+        match (metadata.get(&(source, text(namespace), text(key)))?, index) {
+            (Value::List(items), Some(index)) => visit(items.get(index)?),
+            (value, None) => visit(value),
+            _ => None,
+        }
     }
 }
 
@@ -373,47 +382,44 @@ pub mod callbacks {
 
     pub unsafe fn get_metadata_number(
         stream: *mut c_void,
-        source: u32,
-        namespace: ModuleBuffer,
-        key: ModuleBuffer,
+        at: (u32, ModuleBuffer, ModuleBuffer, Option<usize>),
         result: *mut f64,
     ) -> bool {
-        // SAFETY: as Envoy's.
-        let found = unsafe { FakeStream::at(stream) }.metadata_at(source, namespace, key);
-        let number = if let Some(Value::Number(number)) = found { Some(number) } else { None };
-        // SAFETY: the module's place.
-        unsafe { put(result, number) }
+        let number = |value: &Value| match value {
+            Value::Number(number) => Some(*number),
+            _ => None,
+        };
+        // SAFETY: as Envoy's, and the module's place.
+        unsafe { put(result, FakeStream::at(stream).metadata_at(at, number)) }
     }
 
     pub unsafe fn get_metadata_string(
         stream: *mut c_void,
-        source: u32,
-        namespace: ModuleBuffer,
+        at: (u32, ModuleBuffer, ModuleBuffer, Option<usize>),
+        result: *mut EnvoyBuffer,
+    ) -> bool {
+        let text = |value: &Value| match value {
+            Value::Text(value) => Some(buffer(value)),
+            _ => None,
+        };
+        // SAFETY: as Envoy's, and the module's place.
+        unsafe { put(result, FakeStream::at(stream).metadata_at(at, text)) }
+    }
+
+    pub unsafe fn get_filter_state(
+        stream: *mut c_void,
         key: ModuleBuffer,
         result: *mut EnvoyBuffer,
     ) -> bool {
         // SAFETY: as Envoy's.
-        let metadata = unsafe { FakeStream::at(stream) }.metadata.borrow();
-        let found = match metadata.get(&(source, text(namespace), text(key))) {
-            Some(Value::Text(value)) => Some(buffer(value)),
-            _ => None,
-        };
+        let state = unsafe { FakeStream::at(stream) }.filter_state.borrow();
         // SAFETY: the module's place.
-        unsafe { put(result, found) }
+        unsafe { put(result, state.get(&text(key)).map(|value| buffer(value))) }
     }
 
-    pub unsafe fn get_metadata_bool(
-        stream: *mut c_void,
-        source: u32,
-        namespace: ModuleBuffer,
-        key: ModuleBuffer,
-        result: *mut bool,
-    ) -> bool {
-        // SAFETY: as Envoy's.
-        let found = unsafe { FakeStream::at(stream) }.metadata_at(source, namespace, key);
-        let found = if let Some(Value::Bool(found)) = found { Some(found) } else { None };
-        // SAFETY: the module's place.
-        unsafe { put(result, found) }
+    pub unsafe fn get_attribute_int(stream: *mut c_void, of: u32, result: *mut u64) -> bool {
+        // SAFETY: as Envoy's, and the module's place.
+        unsafe { put(result, FakeStream::at(stream).numbers.borrow().get(&of).copied()) }
     }
 
     pub unsafe fn set_dynamic_metadata_struct(
@@ -517,15 +523,30 @@ macro_rules! fake_host {
                     resume(filter: M) -> () { callbacks::continue_decoding(filter) }
                 "envoy_dynamic_module_callback_http_add_custom_flag"
                     flag(filter: M, flag: B) -> () { callbacks::add_custom_flag(filter, flag) }
+                "envoy_dynamic_module_callback_get_runtime_int"
+                    runtime_int(_key: B, default: u64) -> u64 { default }
+                "envoy_dynamic_module_callback_get_runtime_number"
+                    runtime_number(_key: B, default: f64) -> f64 { default }
                 "envoy_dynamic_module_callback_http_get_metadata_number"
                     number(filter: M, of: u32, ns: B, key: B, result: *mut f64) -> bool
-                    { callbacks::get_metadata_number(filter, of, ns, key, result) }
+                    { callbacks::get_metadata_number(filter, (of, ns, key, None), result) }
                 "envoy_dynamic_module_callback_http_get_metadata_string"
                     string(filter: M, of: u32, ns: B, key: B, result: *mut EnvoyBuffer) -> bool
-                    { callbacks::get_metadata_string(filter, of, ns, key, result) }
-                "envoy_dynamic_module_callback_http_get_metadata_bool"
-                    truth(filter: M, of: u32, ns: B, key: B, result: *mut bool) -> bool
-                    { callbacks::get_metadata_bool(filter, of, ns, key, result) }
+                    { callbacks::get_metadata_string(filter, (of, ns, key, None), result) }
+                "envoy_dynamic_module_callback_http_get_metadata_list_number"
+                    number_in(filter: M, of: u32, ns: B, key: B, at: usize, result: *mut f64)
+                    -> bool
+                    { callbacks::get_metadata_number(filter, (of, ns, key, Some(at)), result) }
+                "envoy_dynamic_module_callback_http_get_metadata_list_string"
+                    string_in(filter: M, of: u32, ns: B, key: B, at: usize,
+                        result: *mut EnvoyBuffer) -> bool
+                    { callbacks::get_metadata_string(filter, (of, ns, key, Some(at)), result) }
+                "envoy_dynamic_module_callback_http_get_filter_state_typed"
+                    state(filter: M, key: B, result: *mut EnvoyBuffer) -> bool
+                    { callbacks::get_filter_state(filter, key, result) }
+                "envoy_dynamic_module_callback_http_filter_get_attribute_int"
+                    attribute_int(filter: M, of: u32, result: *mut u64) -> bool
+                    { callbacks::get_attribute_int(filter, of, result) }
                 "envoy_dynamic_module_callback_http_set_dynamic_metadata_struct"
                     set_struct(filter: M, ns: B, fields: B) -> bool
                     { callbacks::set_dynamic_metadata_struct(filter, ns, fields) }

@@ -17,13 +17,23 @@ pub enum Metadata {
     Dynamic = 0,
     /// That of its route.
     Route = 1,
+    /// That of the cluster that the route sends it to.
+    Cluster = 2,
+    /// That of the locality of the host that it was sent to.
+    Locality = 4,
 }
 
-/// Attributes of a stream that are text, by Envoy's numbers.
+/// Attributes of a stream, by Envoy's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Attribute {
-    /// `source.address`: the downstream's address, as `ip:port`.
+    /// `request.size`: bytes of the request's body. A number.
+    RequestSize = 13,
+    /// `response.code`: the status of the response. A number.
+    ResponseCode = 15,
+    /// `response.size`: bytes of the response's body. A number.
+    ResponseSize = 21,
+    /// `source.address`: the downstream's address, as `ip:port`. Text.
     SourceAddress = 24,
 }
 
@@ -129,38 +139,59 @@ impl<'h, M: Module> Stream<'h, M> {
         unsafe { abi::set_header(self.filter, of as u32, name.into(), value.into()) };
     }
 
-    /// Text in metadata, which may be no valid UTF-8.
-    pub fn metadata_text(&self, of: Metadata, namespace: &str, key: &str) -> Option<&[u8]> {
+    /// Text in metadata, which may be no valid UTF-8: of a key, or of an item of a list there.
+    pub fn metadata_text(
+        &self,
+        of: Metadata,
+        namespace: &str,
+        key: &str,
+        index: Option<usize>,
+    ) -> Option<&[u8]> {
+        let (filter, of) = (self.filter, of as u32);
         let (namespace, key) = (namespace.as_bytes().into(), key.as_bytes().into());
         let mut found = EnvoyBuffer::EMPTY;
+        let at = &raw mut found;
         // SAFETY: the filter is the hook's, and Envoy writes into `found`.
         let is_found = unsafe {
-            abi::get_metadata_string(self.filter, of as u32, namespace, key, &raw mut found)
+            match index {
+                None => abi::get_metadata_string(filter, of, namespace, key, at),
+                Some(index) => abi::get_metadata_list_string(filter, of, namespace, key, index, at),
+            }
         };
         // SAFETY: as in `header`.
         is_found.then(|| unsafe { found.bytes() })
     }
 
-    /// A number in metadata.
-    pub fn metadata_number(&self, of: Metadata, namespace: &str, key: &str) -> Option<f64> {
+    /// A number in metadata: of a key, or of an item of a list there.
+    pub fn metadata_number(
+        &self,
+        of: Metadata,
+        namespace: &str,
+        key: &str,
+        index: Option<usize>,
+    ) -> Option<f64> {
+        let (filter, of) = (self.filter, of as u32);
         let (namespace, key) = (namespace.as_bytes().into(), key.as_bytes().into());
         let mut found = 0.0;
+        let at = &raw mut found;
         // SAFETY: as above.
         let is_found = unsafe {
-            abi::get_metadata_number(self.filter, of as u32, namespace, key, &raw mut found)
+            match index {
+                None => abi::get_metadata_number(filter, of, namespace, key, at),
+                Some(index) => abi::get_metadata_list_number(filter, of, namespace, key, index, at),
+            }
         };
         is_found.then_some(found)
     }
 
-    /// A truth value in metadata.
-    pub fn metadata_bool(&self, of: Metadata, namespace: &str, key: &str) -> Option<bool> {
-        let (namespace, key) = (namespace.as_bytes().into(), key.as_bytes().into());
-        let mut found = false;
-        // SAFETY: as above.
-        let is_found = unsafe {
-            abi::get_metadata_bool(self.filter, of as u32, namespace, key, &raw mut found)
-        };
-        is_found.then_some(found)
+    /// An object of the filter state, as the text that it serializes to.
+    pub fn filter_state(&self, key: &str) -> Option<&[u8]> {
+        let mut found = EnvoyBuffer::EMPTY;
+        // SAFETY: the filter is the hook's, and Envoy writes into `found`.
+        let is_found =
+            unsafe { abi::get_filter_state(self.filter, key.as_bytes().into(), &raw mut found) };
+        // SAFETY: as in `header`.
+        is_found.then(|| unsafe { found.bytes() })
     }
 
     /// Merges `fields`, a serialized `google.protobuf.Struct`, into the dynamic metadata of
@@ -171,7 +202,16 @@ impl<'h, M: Module> Stream<'h, M> {
         unsafe { abi::set_dynamic_metadata_struct(self.filter, namespace, fields.into()) };
     }
 
-    /// An attribute.
+    /// An attribute that is a number.
+    pub fn number(&self, attribute: Attribute) -> Option<u64> {
+        let mut found = 0;
+        // SAFETY: the filter is the hook's, and Envoy writes into `found`.
+        let is_found =
+            unsafe { abi::get_attribute_int(self.filter, attribute as u32, &raw mut found) };
+        is_found.then_some(found)
+    }
+
+    /// An attribute that is text.
     pub fn attribute(&self, attribute: Attribute) -> Option<&[u8]> {
         let mut found = EnvoyBuffer::EMPTY;
         // SAFETY: the filter is the hook's, and Envoy writes into `found`.
@@ -200,7 +240,7 @@ impl<'h, M: Module> Stream<'h, M> {
     }
 
     /// Adds to a counter.
-    pub fn count(&mut self, counter: Counter) {
+    pub fn increment(&mut self, counter: Counter) {
         // SAFETY: the filter is the hook's, and the counter has no labels.
         unsafe { abi::increment_counter(self.filter, counter.0, ptr::null_mut(), 0, 1) };
     }

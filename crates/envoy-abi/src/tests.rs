@@ -74,7 +74,7 @@ impl Filter for Scripted {
 
     fn request_headers(&self, plan: &Plan, mut stream: Stream<'_, Script>) -> Flow {
         if let Some(counter) = plan.counter {
-            stream.count(counter);
+            stream.increment(counter);
         }
         match &*plan.does {
             b"panic in request" => panic!("deliberate"),
@@ -86,7 +86,9 @@ impl Filter for Scripted {
             b"copy" => {
                 let all: Vec<Vec<u8>> = [
                     stream.header(Headers::Request, b"x-user", 1),
-                    stream.metadata_text(Metadata::Route, "ns", "text"),
+                    stream.metadata_text(Metadata::Route, "ns", "text", None),
+                    stream.metadata_text(Metadata::Route, "ns", "list", Some(1)),
+                    stream.filter_state("state"),
                     stream.attribute(Attribute::SourceAddress),
                     stream.cluster(),
                     stream.route_config().map(Vec::as_slice),
@@ -94,13 +96,13 @@ impl Filter for Scripted {
                 .into_iter()
                 .map(|it| it.unwrap_or(b"none").to_vec())
                 .collect();
-                let number = stream.metadata_number(Metadata::Dynamic, "ns", "number");
-                let truth = stream.metadata_bool(Metadata::Dynamic, "ns", "truth");
+                let number = stream.metadata_number(Metadata::Dynamic, "ns", "number", None);
+                let size = stream.number(Attribute::RequestSize);
                 stream.set_header(Headers::Request, b"x-seen", &all.join(&b' '));
                 stream.add_header(
                     Headers::Request,
                     b"x-seen",
-                    format!("{number:?} {truth:?}").as_bytes(),
+                    format!("{number:?} {size:?}").as_bytes(),
                 );
                 stream.set_metadata("mine", b"fields");
                 stream.add_flag("F");
@@ -153,12 +155,15 @@ fn what_a_stream_has_is_read_and_what_the_filter_sets_arrives() {
     let key = |source, name: &str| (source, "ns".to_owned(), name.to_owned());
     metadata.insert(key(1, "text"), Value::Text(b"t".to_vec()));
     metadata.insert(key(0, "number"), Value::Number(2.5));
-    metadata.insert(key(0, "truth"), Value::Bool(true));
+    let list = vec![Value::Number(1.0), Value::Text(b"l".to_vec())];
+    metadata.insert(key(1, "list"), Value::List(list));
+    stream.filter_state.borrow_mut().insert("state".to_owned(), b"s".to_vec());
+    stream.numbers.borrow_mut().insert(13, 9);
     drop(metadata);
     stream.attributes.borrow_mut().insert(24, b"10.0.0.1:80".to_vec());
     assert_eq!(running.request_headers(), 0);
     let seen: Vec<_> = stream.request.borrow()[2..].iter().map(|(_, it)| it.clone()).collect();
-    assert_eq!(seen, [&b"b t 10.0.0.1:80 none of the route"[..], b"Some(2.5) Some(true)"]);
+    assert_eq!(seen, [&b"b t l s 10.0.0.1:80 none of the route"[..], b"Some(2.5) Some(9)"]);
     assert_eq!(*stream.set.borrow(), [("mine".to_owned(), b"fields".to_vec())]);
     assert_eq!(*stream.flags.borrow(), ["F"]);
     assert_eq!(*config.counters.borrow(), ["seen"]);

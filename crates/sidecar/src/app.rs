@@ -9,7 +9,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 use std::{io, thread};
 
-use axum::Router;
+pub use axum::Router;
 use background::{Background, HttpServer};
 use ratelease_cli::settings::{EffectiveSetting, RulesSource, Xds};
 use ratelease_engine::lease::ShardCounters;
