@@ -163,7 +163,10 @@ pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
         return Err(unknown.join("\n"));
     }
     let env = |name: &str| overrides.get(name).cloned().or_else(|| process_env(name));
-    match Task::parse("ratelease", ["serve".into()].into_iter(), &env) {
+    // Those without a variable are flags, such as `--rules`.
+    let flags = overrides.iter().filter(|(name, _)| name.starts_with("--"));
+    let flags = flags.flat_map(|(name, value)| [name.into(), value.into()]);
+    match Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env) {
         Ok(Task::Serve(settings)) => Ok(*settings),
         Ok(_) => Err("internal error: the settings are another command's".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -182,6 +185,8 @@ mod tests {
         };
         let read = given(&[("PORT", "9"), ("LEASE_MAX_WAIT", "7ms")]).unwrap();
         assert_eq!((read.listeners.port, read.leases.max_wait), (9, Duration::from_millis(7)));
+        let read = given(&[("--rules", "/tmp/of/nobody")]).unwrap();
+        assert_eq!(format!("{:?}", read.rules.dir).matches("/tmp/of/nobody").count(), 1);
         let fault = given(&[("LEASE_MAX_WAITS", "7ms")]).unwrap_err();
         assert!(fault.contains("LEASE_MAX_WAITS: no setting"), "{fault}");
         let fault = given(&[("PORT", "x")]).unwrap_err();
