@@ -9,9 +9,10 @@ use std::{fs, iter};
 use serde_json::Value;
 
 /// Each of our crates with those of ours that it depends on, the lowest first.
-const GRAPH: [(&str, &[&str]); 14] = [
+const GRAPH: [(&str, &[&str]); 16] = [
     ("ratelease-tls", &[]),
     ("ratelease-rules", &[]),
+    ("ratelease-envoy-abi", &[]),
     ("ratelease-xds", &["ratelease-rules"]),
     ("ratelease-engine", &["ratelease-rules", "ratelease-tls"]),
     ("ratelease-cli", &["ratelease-engine", "ratelease-rules", "ratelease-tls"]),
@@ -51,6 +52,17 @@ const GRAPH: [(&str, &[&str]); 14] = [
             "ratelease-server",
             "ratelease-tls",
             "ratelease-xds",
+        ],
+    ),
+    (
+        "ratelease-envoy-module",
+        &[
+            "ratelease-cli",
+            "ratelease-engine",
+            "ratelease-envoy-abi",
+            "ratelease-rules",
+            "ratelease-server",
+            "ratelease-sidecar",
         ],
     ),
     (
@@ -225,6 +237,8 @@ const BORDERS: [Border; 8] = [
             "crates/server/grpc/wire",
             "crates/control/push",
             "crates/ctl/query",
+            "crates/envoy-module/actions",
+            "crates/envoy-module/config",
             "crates/sidecar/rule_source/xds/wire",
             "crates/xds/config",
         ]),
