@@ -310,6 +310,12 @@ impl<'s> Drafts<'s> {
         self.drafts.is_empty()
     }
 
+    /// Visits the value of each entry, to replace it.
+    pub fn for_each_value(&mut self, mut visit: impl FnMut(&mut Cow<'s, str>)) {
+        let entries = self.drafts.iter_mut().flat_map(|draft| &mut draft.entries);
+        entries.for_each(|(_, value)| visit(value));
+    }
+
     /// Each descriptor, in the order of the configuration.
     pub fn iter(&self) -> impl Iterator<Item = &Draft<'s>> {
         self.drafts.iter()
