@@ -447,11 +447,12 @@ struct Transaction<'a, 'r> {
     resolved: &'a [Resolved<'r>],
     /// One for each descriptor; `None` where nothing is charged, or not yet.
     attempts: Few<Option<Attempt>>,
-    /// Queue places of charges that a failure mode admitted: a lease that still arrives there pays
-    /// for them, else a later lease of the key.
-    debts: Vec<PlaceInQueue<'a, 'r>>,
+    /// Charges that a failure mode admitted, and that no tokens have paid for.
+    debts: Vec<Debt<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
+    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all requests.
+    is_plain: bool,
     /// Settlements have been applied.
     settled: bool,
     /// Settlements whose hits had been charged before, with the number of those hits.
@@ -471,6 +472,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             attempts,
             debts: Vec::new(),
             refunded: Vec::new(),
+            is_plain: true,
             settled: false,
             covered: Few::new(),
             stands: false,
@@ -482,6 +484,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn take_local(&mut self, now: Time) {
         for at in 0..self.resolved.len() {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
+            self.is_plain &= charge.is_plain();
             let attempt = match self.settle_hold(at, charge, now) {
                 Some(attempt) => Ok(attempt),
                 None => self.shared.attempt(charge, now),
@@ -548,7 +551,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
-        if verdict.code != Code::OverLimit && !self.hold_slots(now) {
+        if verdict.code != Code::OverLimit && !self.is_plain && !self.hold_slots(now) {
             verdict = Verdict::new(request, self.statuses(), modes);
         }
         if verdict.code == Code::OverLimit {
@@ -558,10 +561,10 @@ impl<'a, 'r> Transaction<'a, 'r> {
         } else {
             self.apply_refunds(now);
             self.hold(now);
-            for place in self.debts.drain(..) {
-                let (shared, charge) = (place.shared, place.charge());
-                let taken = place.settle_debt();
-                shared.hold(charge, taken, now);
+            for Debt { charge, owed_until, .. } in self.debts.drain(..) {
+                let is_own = owed_until.is_none() && charge.failure_mode() == FailureMode::Local;
+                let alone = if is_own { charge.hits } else { 0 };
+                self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
             }
         }
         self.attempts.clear(); // what is still held is spent
@@ -571,7 +574,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Applies the settlements of the request, whatever becomes of it: their costs have been
     /// incurred.
     fn settle(&mut self, now: Time) {
-        if std::mem::replace(&mut self.settled, true) {
+        if self.is_plain || std::mem::replace(&mut self.settled, true) {
             return;
         }
         for (at, resolved) in self.resolved.iter().enumerate() {
@@ -619,6 +622,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Notes what the request holds from now on, of the charges that tokens paid for, besides slots.
     fn hold(&self, now: Time) {
+        if self.is_plain {
+            return;
+        }
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
                 && charge.holds()
@@ -649,8 +655,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let entered = self.shared.enqueue(charge, now);
             let is_queued = entered.is_ok();
             self.stands |= charge.refund && is_queued;
-            let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
-            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, reply)));
+            queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, entered)));
         }
         for (at, is_queued, mut place) in queued {
             let charge = place.charge();
@@ -659,12 +664,10 @@ impl<'a, 'r> Transaction<'a, 'r> {
                     self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
                 }
                 Err(error) => {
+                    let can_pay = place.may_be_paid_later;
                     let error = self.settle_without_store(at, charge, error, now, is_queued);
-                    let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
-                    // Slots that a failure mode admitted are in use: no lease has to pay for them.
-                    let is_unpaid = admitted.is_some_and(|it| it.taken().tokens == 0);
-                    if error.is_none() && charge.spends() && is_unpaid {
-                        self.debts.push(place);
+                    if error.is_none() {
+                        self.note_debt(at, charge, can_pay);
                     }
                     failed = error.or(failed);
                 }
@@ -695,6 +698,22 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 None
             }
             Err(error) => Some(error),
+        }
+    }
+
+    /// Notes a charge that a failure mode has admitted as a debt, if a lease `can_pay` for it. That is
+    /// done at once, and the key read once more: a reply that arrives from now on pays for the charge
+    /// before others may have its tokens, and one that has just arrived may have left nothing.
+    fn note_debt(&mut self, at: usize, charge: &'a Charge<'r>, can_pay: bool) {
+        let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
+        // Slots that a failure mode admitted are in use: no lease has to pay for them.
+        let is_unpaid = admitted.is_some_and(|it| it.taken().tokens == 0);
+        if !charge.spends() || !is_unpaid {
+            return;
+        }
+        match self.shared.note_debt(charge, can_pay) {
+            Ok(owed_until) => self.debts.push(Debt { at, charge, owed_until }),
+            Err(used_up) => self.attempts[at] = Some(used_up),
         }
     }
 
@@ -745,7 +764,15 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Gives back what was taken from keys other than `spent`.
     fn release(&mut self, spent: &[Key]) {
-        self.debts.clear(); // each gives back what its lease may have brought
+        for Debt { at, charge, owed_until } in std::mem::take(&mut self.debts) {
+            let Some(until) = owed_until.filter(|_| !spent.contains(&charge.key())) else {
+                continue;
+            };
+            self.shared.cancel_debt(charge, until);
+            if let Some(attempt) = &mut self.attempts[at] {
+                attempt.how = DecisionSource::Local; // only once
+            }
+        }
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
             if attempt.is_settled() && !charge.refund && !spent.contains(&charge.key()) {
@@ -803,66 +830,63 @@ impl Attempt {
 
 // === A request's place in the queue for a key's next lease ===
 
-/// A place in a queue, or one that was refused. When dropped, it gives back a lease that arrives
-/// too late.
+/// A charge that a failure mode admitted, and that no tokens have paid for.
+struct Debt<'a, 'r> {
+    /// Which descriptor of the request.
+    at: usize,
+    charge: &'a Charge<'r>,
+    /// Until when the key owes it to the store, if it does.
+    owed_until: Option<Time>,
+}
+
+/// A place in a queue, or one that was refused. If dropped while it waits, it gives back a lease that
+/// has just arrived.
 struct PlaceInQueue<'a, 'r> {
     shared: &'a Shared,
     charge: &'a Charge<'r>,
     reply: ReplyReceiver,
     /// The reply has not arrived yet, and still may.
     open: bool,
-    /// The charge did not reach the store for lack of room in this pod.
-    has_no_room: bool,
+    /// Without a lease here, a later one may pay for the charge: no reply has come yet, or the charge
+    /// did not reach the store for lack of room in this pod.
+    may_be_paid_later: bool,
 }
 
 // === impl PlaceInQueue ===
 
 impl<'a, 'r> PlaceInQueue<'a, 'r> {
-    fn new(shared: &'a Shared, charge: &'a Charge<'r>, reply: ReplyReceiver) -> Self {
-        Self { shared, charge, reply, open: true, has_no_room: false }
+    fn new(
+        shared: &'a Shared,
+        charge: &'a Charge<'r>,
+        entered: Result<ReplyReceiver, StoreError>,
+    ) -> Self {
+        // Refused, since the ask that is out is overdue: its reply may still come.
+        let is_overdue = matches!(entered, Err(StoreError::Unavailable));
+        let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
+        Self { shared, charge, reply, open: true, may_be_paid_later: is_overdue }
     }
 
     fn charge(&self) -> &'a Charge<'r> {
         self.charge
     }
 
-    /// Waits for the outcome of the charge until `deadline`. A lease may arrive later still, until
-    /// the place is dropped.
+    /// Waits for the outcome of the charge until `deadline`, and leaves the queue.
     async fn wait(&mut self, deadline: Time) -> Result<Attempt, StoreError> {
         let deadline = self.shared.clock.instant(deadline);
         let reply = match timeout_at(deadline, &mut self.reply).await {
             Ok(reply) => Some(reply.unwrap_or(Err(StoreError::TimedOut))),
-            // A lease that arrives with the deadline still counts.
-            Err(_) => self.reply.try_recv().ok(),
-        };
-        self.open = reply.is_none();
-        let reply = reply.unwrap_or(Err(StoreError::TimedOut));
-        self.has_no_room = reply.as_ref().is_err_and(StoreError::is_lack_of_room);
-        reply
-    }
-
-    /// Handles a charge that a failure mode admitted and whose request passes. A lease that arrived
-    /// meanwhile pays for the charge; else it is owed, if a lease can still pay for it. That is so
-    /// even if the ask that was out has just been answered with nothing: the store counts again.
-    /// Returns what has paid for it.
-    fn settle_debt(mut self) -> PaidBy {
-        self.reply.close();
-        let was_open = std::mem::replace(&mut self.open, false);
-        let failed = match self.reply.try_recv() {
-            Ok(Ok(attempt)) if attempt.taken().tokens > 0 => {
-                if self.charge.failure_mode() == FailureMode::Local {
-                    self.shared.return_charge(self.charge);
-                }
-                return PaidBy { tokens: attempt.taken(), alone: 0 };
+            Err(_) => {
+                self.reply.close();
+                // A lease that arrives with the deadline still counts.
+                self.reply.try_recv().ok()
             }
-            Ok(Err(error)) => !error.is_lack_of_room(),
-            _ => false,
         };
-        let can_pay = self.has_no_room || (was_open && !failed);
-        let is_owed = self.shared.note_debt(self.charge, can_pay);
-        let is_own = !is_owed && self.charge.failure_mode() == FailureMode::Local;
-        let alone = if is_own { self.charge.hits } else { 0 };
-        PaidBy { tokens: LeasedTokens::default(), alone }
+        self.open = false;
+        self.may_be_paid_later |= match &reply {
+            None => true,
+            Some(reply) => reply.as_ref().is_err_and(StoreError::is_lack_of_room),
+        };
+        reply.unwrap_or(Err(StoreError::TimedOut))
     }
 }
 

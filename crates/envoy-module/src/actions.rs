@@ -1,1 +1,340 @@
-//! Rate limit actions: compiled from Envoy's messages, and from a stream to descriptors.
+//! Rate limit actions: compiled from Envoy's `envoy.config.route.v3.RateLimit` messages, and from a
+//! stream to descriptors, as the rate limit filter of Envoy 1.40 makes them.
+//!
+//! Nothing here knows Envoy's interface for modules: a stream is seen through [`Stream`] alone.
+//! What a module cannot see is refused when it is compiled, each fault with its place.
+
+mod action;
+mod address;
+mod fault;
+mod format;
+mod headers;
+mod hits;
+mod metadata;
+mod query;
+mod re2;
+mod strings;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+
+use envoy_types::pb::envoy::config::route::v3 as pb;
+use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
+use ratelease_rules::{Limit, Unit};
+use smallvec::SmallVec;
+
+use self::action::Action;
+pub use self::fault::{Fault, Faults};
+use self::fault::{Place, expect_some};
+use self::hits::Hits;
+
+/// The last stage; Envoy's `stage` is 0 to 10.
+pub const STAGE_MAX: u32 = 10;
+
+/// Entries that a draft holds without an allocation.
+const ENTRIES: usize = 4;
+
+/// What actions read of a stream. All text is borrowed from the stream, and may be any bytes.
+pub trait Stream {
+    /// The value number `index` of a request header; the name is in lower case, or one such as
+    /// `:path`.
+    fn request_header(&self, name: &str, index: usize) -> Option<&[u8]>;
+
+    /// The first value of a response header; `None` before there is a response.
+    fn response_header(&self, name: &str) -> Option<&[u8]>;
+
+    /// The attribute `source.address`: the trusted address of the client with its port, such as
+    /// `10.0.0.1:4711` or `[2001:db8::1]:4711`, or the path of a pipe.
+    fn source_address(&self) -> Option<&[u8]>;
+
+    /// The name of the cluster that the route selected.
+    fn destination_cluster(&self) -> Option<&[u8]>;
+
+    /// A string of metadata; an item of a list if `index` is given. `None` if there is none, or it
+    /// is no string.
+    fn metadata_string(
+        &self,
+        source: MetadataSource,
+        namespace: &str,
+        key: &str,
+        index: Option<u32>,
+    ) -> Option<&[u8]>;
+
+    /// The same for a number.
+    fn metadata_number(
+        &self,
+        source: MetadataSource,
+        namespace: &str,
+        key: &str,
+        index: Option<u32>,
+    ) -> Option<f64>;
+
+    /// What Envoy has counted of the stream so far.
+    fn count(&self, count: Count) -> Option<u64>;
+
+    /// Whether the percentage at this key of the runtime (100 if it has none) admits this stream,
+    /// drawn anew with each call: Envoy's `featureEnabled(key, 100)`.
+    fn is_enabled(&self, runtime_key: &str) -> bool;
+}
+
+/// Where metadata come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetadataSource {
+    /// The dynamic metadata of the stream.
+    Dynamic,
+    /// The metadata of the route.
+    Route,
+    /// The metadata of the cluster.
+    Cluster,
+    /// The metadata of the locality of the upstream host; there is one once a host is selected.
+    Locality,
+}
+
+/// A number that Envoy counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// `BYTES_RECEIVED`: bytes of the request's body.
+    BytesReceived,
+    /// `BYTES_SENT`: bytes of the response's body.
+    BytesSent,
+    /// `RESPONSE_CODE`: the status of the response; 0 if there is none.
+    ResponseCode,
+}
+
+/// When descriptors are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// When the request's headers have arrived: the request waits for the verdict.
+    Start,
+    /// When the stream is complete (`apply_on_stream_done`): hits are counted, nothing is denied.
+    Done,
+}
+
+/// Which X-RateLimit headers a descriptor asks for (`x_ratelimit_option`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RateLimitHeaders {
+    /// As the filter says.
+    #[default]
+    Inherit,
+    /// None.
+    Off,
+    /// Those of draft 03.
+    Draft03,
+}
+
+/// The rate limits of a filter, a virtual host or a route, compiled.
+#[derive(Debug, Default)]
+pub struct Actions {
+    rate_limits: Vec<RateLimit>,
+}
+
+/// One `RateLimit` message: at most one descriptor of each stream.
+#[derive(Debug)]
+struct RateLimit {
+    stage: u32,
+    /// The key of the runtime that switches it off.
+    runtime_key: Option<String>,
+    phase: Phase,
+    actions: Vec<Action>,
+    limit: Option<Limit>,
+    hits: Hits,
+    /// `is_negative_hits`
+    refund: bool,
+    headers: RateLimitHeaders,
+}
+
+/// The descriptors of one stream, before they are a request.
+#[derive(Debug, Default)]
+pub struct Drafts<'s> {
+    drafts: Few<Draft<'s>>,
+}
+
+/// One descriptor, which borrows what it can from the stream.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Draft<'s> {
+    /// Key and value of each entry. Bytes that are not UTF-8 have become U+FFFD.
+    pub entries: SmallVec<[(&'s str, Cow<'s, str>); ENTRIES]>,
+    /// The limit that the configuration gives in place of the rule's.
+    pub limit: Option<Limit>,
+    /// Hits of this descriptor alone.
+    pub hits_addend: Option<u64>,
+    /// Whether the hits are given back.
+    pub refund: bool,
+    /// Which X-RateLimit headers it asks for.
+    pub headers: RateLimitHeaders,
+}
+
+// === impl Actions ===
+
+impl Actions {
+    /// Compiles the messages of the field that `place` names, such as `rate_limits`. What is
+    /// faulty is left out and noted in `faults`: the result is of use only if there are none.
+    pub fn compile(messages: &[pb::RateLimit], place: &str, faults: &mut Faults) -> Self {
+        let place = Place::root(place);
+        if messages.len() > DESCRIPTORS_MAX {
+            let many = messages.len();
+            let text = format!("{many} rate limits; expected at most {DESCRIPTORS_MAX}");
+            faults.add(place, text);
+        }
+        let messages = messages.iter().enumerate();
+        let rate_limits = messages
+            .filter_map(|(at, message)| RateLimit::compile(message, &place.item(at), faults))
+            .collect();
+        Self { rate_limits }
+    }
+
+    /// Whether there is none: as if the field were not set.
+    pub fn is_empty(&self) -> bool {
+        self.rate_limits.is_empty()
+    }
+
+    /// Whether any is to be applied in this phase, to a filter of this stage.
+    pub fn apply_in(&self, phase: Phase, stage: u32) -> bool {
+        self.rate_limits.iter().any(|it| it.phase == phase && it.stage == stage)
+    }
+
+    /// Makes the descriptors of `stream`, for a filter of this stage.
+    pub fn descriptors<'s>(
+        &'s self,
+        stream: &'s impl Stream,
+        phase: Phase,
+        stage: u32,
+    ) -> Drafts<'s> {
+        let applies = |it: &&RateLimit| it.phase == phase && it.stage == stage;
+        let drafts = self.rate_limits.iter().filter(applies).filter_map(|it| it.draft(stream));
+        Drafts { drafts: drafts.collect() }
+    }
+}
+
+// === impl RateLimit ===
+
+impl RateLimit {
+    fn compile(message: &pb::RateLimit, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
+        let pb::RateLimit { disable_key, actions, limit, hits_addend, .. } = message;
+        let stage = message.stage.map_or(0, |stage| stage.value);
+        if stage > STAGE_MAX {
+            faults.add(place.field("stage"), format!("{stage}; expected 0 to {STAGE_MAX}"));
+        }
+        let listed = place.field("actions");
+        match actions.len() {
+            0 => faults.add(listed, "missing; expected one action at least"),
+            many if many > ENTRIES_MAX => {
+                faults.add(listed, format!("{many} actions; expected at most {ENTRIES_MAX}"));
+            }
+            _ => {}
+        }
+        let compiled: Vec<_> = (actions.iter().enumerate())
+            .map(|(at, action)| Action::compile(action, &listed.item(at), faults))
+            .collect();
+        let limit = limit.as_ref().map(|it| limit_of(it, &place.field("limit"), faults));
+        let hits = Hits::compile(hits_addend.as_ref(), &place.field("hits_addend"), faults);
+        let headers = headers_of(message, place, faults);
+        Some(Self {
+            stage,
+            runtime_key: (!disable_key.is_empty())
+                .then(|| format!("ratelimit.{disable_key}.http_filter_enabled")),
+            phase: if message.apply_on_stream_done { Phase::Done } else { Phase::Start },
+            actions: compiled.into_iter().collect::<Option<_>>()?,
+            limit: limit.map_or(Some(None), |it| it.map(Some))?,
+            hits: hits?,
+            refund: hits_addend.as_ref().is_some_and(|it| it.is_negative_hits),
+            headers: headers?,
+        })
+    }
+
+    /// Makes the descriptor; none if an action finds nothing, or the hits are no number.
+    fn draft<'s>(&'s self, stream: &'s impl Stream) -> Option<Draft<'s>> {
+        if self.runtime_key.as_deref().is_some_and(|key| !stream.is_enabled(key)) {
+            return None;
+        }
+        let mut entries = SmallVec::new();
+        for action in &self.actions {
+            entries.extend(action.entry(stream)?);
+        }
+        let hits_addend = self.hits.of(stream)?;
+        let Self { limit, refund, headers, .. } = *self;
+        Some(Draft { entries, limit, hits_addend, refund, headers })
+    }
+}
+
+/// Reads an override. Those of dynamic metadata lie in a struct, which a module cannot read.
+fn limit_of(
+    message: &pb::rate_limit::Override,
+    place: &Place<'_>,
+    faults: &mut Faults,
+) -> Option<Limit> {
+    use pb::rate_limit::r#override::OverrideSpecifier as Specifier;
+    let specifier = expect_some(message.override_specifier.as_ref(), place, "rate_limit", faults)?;
+    match specifier {
+        Specifier::RateLimit(limit) => {
+            let unit = Unit::from_number(limit.unit.into());
+            if unit.is_none() {
+                let text =
+                    format!("{}; expected SECOND, MINUTE, HOUR, DAY, MONTH or YEAR", limit.unit);
+                faults.add(place.field("rate_limit.unit"), text);
+            }
+            Some(Limit::fixed_window(limit.requests_per_unit, unit?))
+        }
+        Specifier::DynamicMetadata(_) => {
+            let text = "a module of Envoy cannot read a struct of metadata; write the limit as a \
+                        rule, or as limit.rate_limit";
+            faults.add(place.field("dynamic_metadata"), text);
+            None
+        }
+    }
+}
+
+fn headers_of(
+    message: &pb::RateLimit,
+    place: &Place<'_>,
+    faults: &mut Faults,
+) -> Option<RateLimitHeaders> {
+    match message.x_ratelimit_option {
+        0 => Some(RateLimitHeaders::Inherit),
+        1 => Some(RateLimitHeaders::Off),
+        2 => Some(RateLimitHeaders::Draft03),
+        other => {
+            let text = format!("{other}; expected UNSPECIFIED, OFF or DRAFT_VERSION_03");
+            faults.add(place.field("x_ratelimit_option"), text);
+            None
+        }
+    }
+}
+
+// === impl Drafts ===
+
+impl<'s> Drafts<'s> {
+    /// Whether there is no descriptor: the request is not limited then.
+    pub fn is_empty(&self) -> bool {
+        self.drafts.is_empty()
+    }
+
+    /// Visits the value of each entry, to replace it.
+    pub fn for_each_value(&mut self, mut visit: impl FnMut(&mut Cow<'s, str>)) {
+        let entries = self.drafts.iter_mut().flat_map(|draft| &mut draft.entries);
+        entries.for_each(|(_, value)| visit(value));
+    }
+
+    /// Each descriptor, in the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &Draft<'s>> {
+        self.drafts.iter()
+    }
+
+    /// The request of these descriptors. `hits_addend` is that of the whole request (0 stands
+    /// for 1).
+    pub fn request<'d>(&'d self, domain: &'d str, hits_addend: u32) -> Request<'d> {
+        let descriptors = self.drafts.iter().map(Draft::descriptor).collect();
+        Request { domain, descriptors, hits_addend }
+    }
+}
+
+// === impl Draft ===
+
+impl Draft<'_> {
+    fn descriptor(&self) -> Descriptor<'_> {
+        let entries = self.entries.iter().map(|(key, value)| Entry { key, value });
+        let Self { limit, hits_addend, refund, .. } = *self;
+        Descriptor { entries: entries.collect(), limit, hits_addend, refund }
+    }
+}

@@ -1,8 +1,130 @@
 //! **The engine inside Envoy**: an HTTP filter as a dynamic module, `libratelease.so`, which
-//! decides in the worker thread that has the request.
+//! decides in the worker thread that has the request. `docs/module.md` is for its users.
 //!
-//! [`actions`] makes descriptors of a stream, as Envoy's own rate limit filter does.
+//! ```text
+//! Envoy ─▶ envoy-abi ─▶ filter ─▶ actions ─▶ DecisionService ─▶ answer ─▶ Envoy
+//!                          └─ has to wait ─▶ wait: the engine's thread ─▶ scheduler ─▶ filter
+//! ```
+//!
+//! # Modules
+//!
+//! [`actions`] makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
+//! stream through a trait that [`mod@stream`] implements. [`config`] reads what Envoy hands over,
+//! [`engine`] is the sidecar's app within this process, [`filter`] asks it, [`wait`] has a request
+//! wait there, [`owned`] is such a request, and [`answer`] gives the stream its verdict. [`admin`]
+//! has the pages.
 
 #![forbid(unsafe_code)]
 
 pub mod actions;
+pub mod admin;
+pub mod answer;
+pub mod config;
+pub mod engine;
+pub mod filter;
+pub mod owned;
+mod stream;
+pub mod wait;
+
+use std::sync::Arc;
+
+use ratelease_envoy_abi::{
+    self as abi, Bootstrap, BootstrapHost, Config, ConfigScheduler, Level, Module, Setup,
+};
+
+use config::{FilterConfig, RouteConfig};
+use engine::Engine;
+use filter::RateFilter;
+
+/// The module.
+pub struct RateleaseModule;
+
+/// The extension of the bootstrap configuration.
+pub struct Extension {
+    /// `None` while Envoy only checks its configuration.
+    engine: Option<Arc<Engine>>,
+    /// Kept until its event has come.
+    _scheduler: Option<ConfigScheduler>,
+}
+
+/// The event that says that the engine is ready.
+const READY: u64 = 1;
+
+abi::export_module!(RateleaseModule);
+
+/// Logs a warning as Envoy does: before there is a log of the engine's own.
+pub(crate) fn warn(line: &str) {
+    abi::log(Level::Warn, &format!("ratelease: {line}"));
+}
+
+/// Logs why a configuration is refused, one line for each fault.
+fn refuse<T>(refused: Result<T, String>) -> Option<T> {
+    let log = |line: &str| abi::log(Level::Error, &format!("ratelease: {line}"));
+    refused.inspect_err(|faults| faults.lines().for_each(log)).ok()
+}
+
+// === impl RateleaseModule ===
+
+impl Module for RateleaseModule {
+    type Config = FilterConfig;
+    type RouteConfig = RouteConfig;
+    type Bootstrap = Extension;
+
+    fn config(setup: &mut Setup<'_>, _: &[u8], config: &[u8]) -> Option<FilterConfig> {
+        refuse(FilterConfig::read(setup, config, abi::is_validation_mode()))
+    }
+
+    fn route_config(_: &[u8], config: &[u8]) -> Option<RouteConfig> {
+        refuse(RouteConfig::read(config))
+    }
+
+    fn bootstrap(host: &BootstrapHost<'_>, _: &[u8], config: &[u8]) -> Option<Extension> {
+        let overrides = refuse(config::overrides(config))?;
+        if abi::is_validation_mode() {
+            refuse(engine::settings(&overrides))?;
+            return Some(Extension { engine: None, _scheduler: None });
+        }
+        let engine = refuse(Engine::of_process(&overrides))?;
+        if !host.serve_admin(admin::PREFIX, "the state of the rate limits") {
+            warn("another handler has /ratelease on the admin port");
+        }
+        let scheduler = host.scheduler();
+        scheduler.iter().for_each(|scheduler| scheduler.wake(READY));
+        Some(Extension { engine: Some(engine), _scheduler: scheduler })
+    }
+}
+
+// === impl FilterConfig ===
+
+impl Config for FilterConfig {
+    type Module = RateleaseModule;
+    type Filter = RateFilter;
+
+    fn filter(&self) -> RateFilter {
+        RateFilter::default()
+    }
+}
+
+// === impl Extension ===
+
+impl Bootstrap for Extension {
+    fn scheduled(&self, host: &BootstrapHost<'_>, _: u64) {
+        host.signal_ready();
+    }
+
+    fn shut_down(&self) {
+        if let Some(engine) = &self.engine {
+            engine.shut_down();
+        }
+    }
+
+    fn admin(&self, method: &[u8], path: &[u8], _: &[u8]) -> (u32, Vec<u8>) {
+        match &self.engine {
+            Some(engine) => engine.pages.get(method, path),
+            None => (503, b"Envoy only checks its configuration\n".to_vec()),
+        }
+    }
+}
+
+#[cfg(test)]
+ratelease_envoy_abi::fake_host!();

@@ -9,7 +9,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 use std::{io, thread};
 
-use axum::Router;
+pub use axum::Router;
 use background::{Background, HttpServer};
 use ratelease_cli::settings::{EffectiveSetting, RulesSource, Xds};
 use ratelease_engine::lease::ShardCounters;
@@ -73,14 +73,11 @@ const CONNECT_MAX: Duration = Duration::from_millis(150);
 
 /// All parts, built and bound, not yet serving.
 pub struct App {
-    grpc: grpc::Listener,
-    http: TcpListener,
-    debug: TcpListener,
+    /// Where decisions are asked for; `None` within another process, which calls [`App::service`].
+    decisions: Option<DecisionPorts>,
+    debug: Option<TcpListener>,
     /// The listener and the routes of its page.
     metrics: Option<(TcpListener, Router)>,
-    decisions: DecisionOptions,
-    age: ConnectionAge,
-    tls: Option<CertificateWatch>,
     admin: Router,
     live: Live,
     service: DecisionService,
@@ -101,6 +98,15 @@ pub struct App {
     banner: String,
 }
 
+/// The listeners that decide, bound, and how they serve.
+struct DecisionPorts {
+    grpc: grpc::Listener,
+    http: TcpListener,
+    options: DecisionOptions,
+    age: ConnectionAge,
+    tls: Option<CertificateWatch>,
+}
+
 /// Maximum number of concurrent requests on one HTTP/2 connection: the first for `PORT`, the second
 /// for the debug and the metrics port, where each request may produce a page of some megabytes.
 const STREAMS_MAX: u32 = 128;
@@ -117,7 +123,8 @@ struct ConnectionLimits {
 
 /// All parts, while serving.
 struct Serving {
-    grpc: JoinHandle<io::Result<()>>,
+    /// The gRPC listener, unless decisions are called for within this process.
+    grpc: Option<JoinHandle<io::Result<()>>>,
     /// The HTTP listeners.
     http_servers: Background,
     background: Background,
@@ -148,6 +155,22 @@ impl App {
         &self.banner
     }
 
+    /// Decides requests as the ports do: for a process that has the app within it.
+    pub fn service(&self) -> DecisionService {
+        self.service.clone()
+    }
+
+    /// The pages of the debug port.
+    pub fn pages(&self) -> Router {
+        self.admin.clone()
+    }
+
+    /// Resolves once the store is connected and the first rules are there, or the time that a start
+    /// waits for them is over.
+    pub async fn wait_for_parts(&self) {
+        wait_for_parts(&*self.store, &self.published).await;
+    }
+
     /// Waits a short while for the store and for the first rules, and serves until `stop` resolves.
     /// Then drains: health fails first, calls are accepted until clients have had time to notice,
     /// calls in progress finish, leases are given back. Ends within the drain limit even if a
@@ -160,7 +183,7 @@ impl App {
         let mut serving = self.start().await?;
         let ended = tokio::select! {
             () = stop => Ok(()),
-            ended = &mut serving.grpc => Err(listener_error(ended)),
+            ended = end_of(&mut serving.grpc) => Err(listener_error(ended)),
         };
         info!("draining: health fails, calls in progress finish, leases are given back");
         serving.drain(&ended).await;
@@ -195,7 +218,6 @@ impl App {
         let App { health, limiter, service, open, threads, supervisor, .. } = self;
         wait_for_parts(&*self.store, &self.published).await;
         let mut http_servers = Background::new(&supervisor);
-        let routes = http::routes(service.clone(), health.clone(), self.decisions);
         let unread = unread_answers();
         let server = |routes, open, order| {
             let (streams_max, cores, runtime) = match order {
@@ -209,25 +231,31 @@ impl App {
             let parts = HttpServerParts { routes, open, streams_max, order, unread, cores };
             HttpServer { parts, stop: http_stop.clone(), runtime }
         };
-        let debug = server(self.admin, open.debug, RequestOrder::Sequential);
-        http_servers.serve("the debug port", self.debug, debug)?;
+        if let Some(listener) = self.debug {
+            let debug = server(self.admin, open.debug, RequestOrder::Sequential);
+            http_servers.serve("the debug port", listener, debug)?;
+        }
         if let Some((listener, routes)) = self.metrics {
             let metrics = server(routes, open.metrics, RequestOrder::Sequential);
             http_servers.serve("the metrics port", listener, metrics)?;
         }
-        let http = server(routes, open.http, RequestOrder::Concurrent);
-        http_servers.serve("the HTTP port", self.http, http)?;
-        let open = open.grpc;
-        let parts = grpc::ServerParts {
-            service,
-            health: health_service,
-            age: self.age,
-            open: open.clone(),
-            cores: threads.cores.clone(),
-            tls: self.tls.as_ref().map(CertificateWatch::acceptor),
-        };
-        let stop = async move { wait_until_set(&mut { grpc_stop }).await };
-        let grpc = tokio::spawn(grpc::serve(self.grpc, parts, stop));
+        let (mut grpc, mut certificates) = (None, None);
+        if let Some(ports) = self.decisions {
+            let routes = http::routes(service.clone(), health.clone(), ports.options);
+            let http = server(routes, open.http, RequestOrder::Concurrent);
+            http_servers.serve("the HTTP port", ports.http, http)?;
+            let parts = grpc::ServerParts {
+                service,
+                health: health_service,
+                age: ports.age,
+                open: open.grpc.clone(),
+                cores: threads.cores.clone(),
+                tls: ports.tls.as_ref().map(CertificateWatch::acceptor),
+            };
+            let stop = async move { wait_until_set(&mut { grpc_stop }).await };
+            grpc = Some(tokio::spawn(grpc::serve(ports.grpc, parts, stop)));
+            certificates = ports.tls;
+        }
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
         let Self { watcher, live, tracer, push, statsd, drain: drain_max, .. } = self;
@@ -238,7 +266,7 @@ impl App {
             stop_grpc,
             stop_http,
             live,
-            open,
+            open: open.grpc,
             limiter,
             health,
             health_handle,
@@ -247,7 +275,7 @@ impl App {
             push,
             statsd,
             drain_max,
-            certificates: self.tls,
+            certificates,
             _threads: threads,
         })
     }
@@ -308,7 +336,9 @@ impl Serving {
         self.stop_grpc.send_replace(true);
         let finished = async {
             // The listener's task logs its own error.
-            let _ = (&mut self.grpc).await;
+            if let Some(grpc) = &mut self.grpc {
+                let _ = grpc.await;
+            }
             // Only now, so that `/healthcheck` fails visibly while calls finish.
             self.stop_http.send_replace(true);
             self.live.end();
@@ -316,7 +346,7 @@ impl Serving {
         };
         if timeout(limit, finished).await.is_err() {
             warn!("a client kept its call open; its connection is closed");
-            self.grpc.abort();
+            self.grpc.iter().for_each(JoinHandle::abort);
             self.http_servers.abort();
         }
     }
@@ -337,6 +367,16 @@ async fn wait_for_parts(store: &dyn Store, published: &CurrentRules) {
             "waiting for the first rules of the xDS server: until then no request is decided, \
              and /readyz says no"
         );
+    }
+}
+
+/// The end of the gRPC listener; never, if there is none.
+async fn end_of(
+    grpc: &mut Option<JoinHandle<io::Result<()>>>,
+) -> Result<io::Result<()>, JoinError> {
+    match grpc {
+        Some(grpc) => grpc.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -626,8 +666,9 @@ type Running = oneshot::Sender<Infallible>;
 // === impl Threads ===
 
 impl Threads {
-    /// Starts as many threads for connections as `cores` says: by default as many as there are
-    /// cores that this process may use. It is called in the runtime of the main thread.
+    /// Starts as many threads for connections as `cores` says, which may be none: by default as
+    /// many as there are cores that this process may use. It is called in the runtime of the main
+    /// thread.
     ///
     /// # Errors
     ///

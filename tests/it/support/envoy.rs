@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use config::ANY_PORT;
-pub(crate) use config::{EnvoyOptions, filter};
+pub(crate) use config::{
+    ANY_PORT, EnvoyOptions, assignment, endpoint, filter, listener, pipe, router, socket,
+};
 
 use super::http::{self, Answer, Client};
 use super::load::{Load, RunningLoad};
@@ -61,12 +62,24 @@ impl Envoy {
         concurrency: usize,
         ingress: &str,
     ) -> Self {
+        Self::run_in(files, bootstrap, concurrency, ingress, &[]).await
+    }
+
+    /// As [`Envoy::run`], with these variables in its environment.
+    pub(crate) async fn run_in(
+        files: TempDir,
+        bootstrap: &str,
+        concurrency: usize,
+        ingress: &str,
+        env: &[(&str, &str)],
+    ) -> Self {
         let path = |name: &str| files.path().join(name);
         std::fs::write(path("envoy.yaml"), bootstrap).expect("a written configuration");
         let mut command = leashed(binary());
         command.arg("--config-path").arg(path("envoy.yaml"));
         command.arg("--admin-address-path").arg(path("admin"));
         command.arg("--concurrency").arg(concurrency.to_string());
+        command.envs(env.iter().copied());
         command.args(["--disable-hot-restart", "--log-level", "warning"]);
         let process = Process::spawn("envoy", command);
 
@@ -153,9 +166,27 @@ impl Envoy {
         reported.unwrap_or_else(|| self.process.fail(&format!("has no listener {name}: {page}")))
     }
 
-    async fn admin(&self, path: &str) -> String {
+    /// A page of Envoy's admin port.
+    pub(crate) async fn admin(&self, path: &str) -> String {
         http::get(self.admin, path).await.expect("Envoy's admin page").body
     }
+
+    /// Its process.
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+}
+
+/// What Envoy says of a bootstrap configuration in YAML that it only checks, and whether it is
+/// valid.
+pub(crate) fn validate(bootstrap: &str, env: &[(&str, &str)]) -> (bool, String) {
+    let files = TempDir::new().expect("a temporary directory");
+    let path = files.path().join("envoy.yaml");
+    std::fs::write(&path, bootstrap).expect("a written configuration");
+    let mut command = leashed(binary());
+    command.arg("--config-path").arg(path).args(["--mode", "validate", "--log-level", "info"]);
+    let output = command.envs(env.iter().copied()).output().expect("Envoy runs");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// Envoy's binary: `ENVOY_BIN`, or the path where `scripts/test` installs it.

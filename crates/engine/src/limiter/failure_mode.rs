@@ -18,7 +18,7 @@ use super::resolve::Charge;
 use crate::algorithm::{Token, counting};
 use crate::limiter::key::Attempt;
 use crate::limiter::key::KeyState;
-use crate::limiter::key::{QuotaSnapshot, WATCH_EVERY};
+use crate::limiter::key::{Noted, QuotaSnapshot, WATCH_EVERY};
 use parking_lot::Mutex;
 
 use crate::buffer::{LeasedTokens, Take};
@@ -148,19 +148,62 @@ impl Shared {
     }
 
     /// Notes that a failure mode has admitted `charge`: a lease that arrives pays for it if an ask
-    /// for it is out, or if it `is_owed` in any case. Returns whether one will.
-    pub(super) fn note_debt(&self, charge: &Charge<'_>, is_owed: bool) -> bool {
+    /// for it is out, or if one `can_pay` in any case. Returns until when one may.
+    ///
+    /// # Errors
+    ///
+    /// The key is known to be used up, by a reply that came after it was last looked at: the denial,
+    /// in place of what `local` admitted.
+    pub(super) fn note_debt(
+        &self,
+        charge: &Charge<'_>,
+        can_pay: bool,
+    ) -> Result<Option<Time>, Attempt> {
         let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
-        let now = self.clock.now();
-        let shard = self.shard_of(charge.key(), limit);
-        let until = now + self.failure_modes.debt_lasts(limit, shard);
-        let note = |state: &mut KeyState| state.note_debt(hits, until, is_owed, now);
+        let context = self.context(self.clock.now());
+        let is_local = charge.failure_mode() == FailureMode::Local;
+        let until = context.now + self.debt_lasts(charge);
+        let note = |state: &mut KeyState| match state.used_up(charge, context.now) {
+            Some(quota) if is_local => Err(quota),
+            _ => Ok(state.note_debt(hits, until, can_pay, &context)),
+        };
         let noted = self.table.with_existing(charge.key(), note);
-        let (is_owed, unpaid) = noted.unwrap_or((false, hits));
+        let noted = noted.unwrap_or(Ok(Noted { is_owed: false, unpaid: hits, paid: 0 }));
+        let Noted { is_owed, unpaid, paid } = match noted {
+            Ok(noted) => noted,
+            Err(quota) => {
+                self.return_charge(charge);
+                return Err(Attempt { quota, ..denied(FailureMode::Local) });
+            }
+        };
         if charge.failure_mode() == FailureMode::Allow {
             self.failure_modes.note_unmetered(unpaid);
+        } else if paid > 0 {
+            self.return_own(charge.key(), limit, paid, self.pods_of(charge));
         }
-        is_owed
+        Ok(is_owed.then_some(until))
+    }
+
+    /// Takes back the debt of a charge whose request does not pass, unless it has ended at `until`.
+    /// Of what a lease has paid of it meanwhile, the pod's own count has been told.
+    pub(super) fn cancel_debt(&self, charge: &Charge<'_>, until: Time) {
+        let context = self.context(self.clock.now());
+        if context.now >= until {
+            return;
+        }
+        let mut asks = Vec::new();
+        let cancel = |state: &mut KeyState| state.cancel_debt(charge, &context, &mut asks);
+        let unpaid = self.table.with_existing(charge.key(), cancel).unwrap_or(0);
+        self.queue_asks(asks);
+        if unpaid > 0 && charge.failure_mode() == FailureMode::Local {
+            let limit = charge.applied.limit;
+            self.return_own(charge.key(), limit, unpaid, self.pods_of(charge));
+        }
+    }
+
+    fn debt_lasts(&self, charge: &Charge<'_>) -> Duration {
+        let limit = charge.applied.limit;
+        self.failure_modes.debt_lasts(limit, self.shard_of(charge.key(), limit))
     }
 }
 

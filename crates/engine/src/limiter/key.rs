@@ -224,9 +224,7 @@ impl KeyState {
     ) {
         let policy = self.policy(context);
         if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
-            let back = Some(Return { tokens: charge.hits, epoch: None });
-            self.note_asked(context.now);
-            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
+            self.ask_to_credit(charge.hits, charge.key(), &policy, context, asks);
             return;
         }
         if !self.takes_returns(charge.key(), context) {
@@ -1479,27 +1477,73 @@ impl KeyState {
     }
 
     /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
-    /// pay for. They are owed only if an ask is out, or was refused for lack of room (`is_owed`):
-    /// else the store is away, and what it cannot count is the failure mode's own. The slots
-    /// of a leaky bucket pass, so they pay for nothing. Returns whether the hits are owed, and how
-    /// many hits no lease will pay for: these, or those of an earlier debt that has ended.
+    /// pay for, and for what is held already. They are owed only if an ask is out, or if a lease
+    /// `can_pay`, since one was until just now, or was refused for lack of room: else the store is
+    /// away, and what it cannot count is the failure mode's own. The slots of a leaky bucket pass, so
+    /// they pay for nothing.
     pub(super) fn note_debt(
         &mut self,
         hits: u64,
         until: Time,
-        is_owed: bool,
-        now: Time,
-    ) -> (bool, u64) {
+        can_pay: bool,
+        context: &PodContext<'_>,
+    ) -> Noted {
         let is_owable = counting(self.limit()).token.can_be_owed();
-        if !is_owable || (self.asking == 0 && !is_owed) {
-            return (false, hits);
+        if !is_owable || (self.asking == 0 && !can_pay) {
+            return Noted { is_owed: false, unpaid: hits, paid: 0 };
         }
-        let owed = self.debt(now);
+        let owed = self.debt(context.now);
         let ended = self.noted_debt() - owed;
         self.buffer.make_cold().debt_until = until;
         self.set_debt(owed.saturating_add(hits));
-        (true, ended)
+        let paid = self.pay_debt(self.policy(context).kind, context.now);
+        Noted { is_owed: true, unpaid: ended, paid }
     }
+
+    /// Forgets the debt of a charge, and gives back what has been paid of it meanwhile. Returns how
+    /// many hits were not paid.
+    pub(super) fn cancel_debt(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
+        let now = context.now;
+        let debt = self.debt(now);
+        let unpaid = debt.min(charge.hits);
+        self.set_debt(debt - unpaid);
+        let paid = charge.hits - unpaid;
+        let policy = self.policy(context);
+        if paid > 0 && !self.buffer.refund(paid, policy.limit.capacity(), policy.kind, now) {
+            self.ask_to_credit(paid, charge.key(), &policy, context, asks);
+        }
+        self.buffer.trim();
+        unpaid
+    }
+
+    /// Asks the store to take `hits` off the count of `key`.
+    fn ask_to_credit(
+        &mut self,
+        hits: u64,
+        key: Key,
+        policy: &LeasePolicy,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let back = Some(Return { tokens: hits, epoch: None });
+        self.note_asked(context.now);
+        asks.push(Ask { back, ..policy.blank_ask(key) });
+    }
+}
+
+/// What became of hits that a failure mode has admitted.
+pub(super) struct Noted {
+    /// A lease has paid for them, or will.
+    pub(super) is_owed: bool,
+    /// Hits that no lease will pay for: these, or those of an earlier debt that has ended.
+    pub(super) unpaid: u64,
+    /// Hits that the tokens held have paid for at once.
+    pub(super) paid: u64,
 }
 
 // What a key owes: costs that have been incurred, which the store counts whole. They are reported

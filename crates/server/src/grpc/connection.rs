@@ -1,5 +1,6 @@
 //! One HTTP/2 connection, directly on `h2`. Plain calls are answered in the connection's task, in
-//! batches of reads and writes; each other call gets a task, on the same thread.
+//! batches of reads and writes; one that has to wait, as any other call, gets a task, on the same
+//! thread.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -31,10 +32,9 @@ use crate::service::{DecisionService, Peer};
 use ratelease_listener::{ConnectionHandle, PREFACE};
 use ratelease_listener::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 
-/// Maximum number of concurrent calls on one connection. A connection's calls are read and each
-/// gets a task before any of them runs, so this bounds how many tasks of one connection wait for
-/// the CPU. An Envoy opens a connection for each of its workers, and another when one has no stream
-/// left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
+/// Maximum number of concurrent calls on one connection, and so of its tasks that wait for leases
+/// or the CPU. An Envoy opens a connection for each of its workers, and another when one has no
+/// stream left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
 const STREAMS_MAX: u32 = 256;
 
 /// A call without a message gets a task after this time, at the next event of its connection: there

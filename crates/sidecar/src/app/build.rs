@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use ratelease_cli::settings::{
-    self, GrpcListen, Headers, Leases, Listeners, Logging, Metrics, Responses, RulesSource,
-    Settings,
+    self, EffectiveSetting, GrpcListen, Headers, Leases, Listeners, Logging, Metrics, Responses,
+    RulesSource, Settings,
 };
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
@@ -19,13 +19,14 @@ use ratelease_rules::request::Entry;
 use ratelease_rules::{Allowance, Lookup, Rules};
 use ratelease_tls::ServerFiles;
 use serde_json::json;
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::{
-    App, BuildError, ProcessStats, RuleParts, StatsSources, Threads, bind, raise_limit,
-    redis_connections_max,
+    App, BuildError, DecisionPorts, ProcessStats, RuleParts, StatsSources, Threads, bind,
+    raise_limit, redis_connections_max,
 };
 use crate::admin;
 use crate::admin::Health;
@@ -52,12 +53,22 @@ use ratelease_server::trace::Tracer;
 
 /// The bound listeners.
 struct BoundListeners {
+    /// Those that decide.
+    decisions: Option<BoundDecisions>,
+    debug: Option<TcpListener>,
+    metrics: Option<TcpListener>,
+}
+
+/// The bound listeners that decide.
+struct BoundDecisions {
     grpc: Listener,
     grpc_at: String,
-    http: tokio::net::TcpListener,
-    debug: tokio::net::TcpListener,
-    metrics: Option<tokio::net::TcpListener>,
+    http: TcpListener,
 }
+
+/// A listener's setting that has to be given for the listener to exist within another process,
+/// several of which may run on one host: a default would be taken by the first.
+const EMBEDDED_DEBUG: &str = "debug-port";
 
 // === impl App ===
 
@@ -78,11 +89,39 @@ impl App {
     ) -> Result<Self, BuildError> {
         raise_limit();
         let threads = Threads::start(settings.listeners.threads)?;
+        let bound = bind_listeners(&settings.listeners, &settings.metrics).await?;
+        Self::assemble(settings, clock, log, threads, bound).await
+    }
+
+    /// Builds the app within another process, which decides by [`App::service`]: without the ports
+    /// that decide and their threads, and with a debug port only if its setting is given. The
+    /// limit on open files stays as the process has it.
+    ///
+    /// # Errors
+    ///
+    /// As [`App::build`].
+    pub async fn build_embedded(
+        settings: Settings,
+        clock: Clock,
+        log: Option<LogWriter>,
+    ) -> Result<Self, BuildError> {
+        let threads = Threads::start(Some(0))?;
+        let bound = bind_pages(&settings).await?;
+        let settings = Settings { grpc_tls: None, ..settings };
+        Self::assemble(settings, clock, log, threads, bound).await
+    }
+
+    async fn assemble(
+        settings: Settings,
+        clock: Clock,
+        log: Option<LogWriter>,
+        threads: Threads,
+        bound: BoundListeners,
+    ) -> Result<Self, BuildError> {
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
             settings;
         let Settings { hot_keys, summary, telemetry, grpc_tls, statsd, .. } = settings;
-        let bound = bind_listeners(&listeners, &metrics).await?;
         let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -121,13 +160,9 @@ impl App {
             admin: debug_pages(&listeners, &sources, &live),
             push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
             statsd: counted.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
-            grpc: bound.grpc,
-            http: bound.http,
+            decisions: bound.decisions.map(|bound| decision_ports(bound, &listeners, tls)),
             debug: bound.debug,
             metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
-            decisions: decision_options(&listeners),
-            age: age(&listeners),
-            tls,
             live,
             service,
             store,
@@ -176,12 +211,39 @@ async fn bind_listeners(
         }
     };
     let http = bind::tcp(&listeners.http(), "HTTP", "PORT").await?;
-    let debug = bind::tcp(&listeners.debug(), "the debug page", "DEBUG_PORT").await?;
-    let metrics = match metrics.listener() {
-        Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
-        None => None,
+    let decisions = Some(BoundDecisions { grpc, grpc_at, http });
+    let debug = Some(bind_debug(listeners).await?);
+    Ok(BoundListeners { decisions, debug, metrics: bind_metrics(metrics).await? })
+}
+
+/// Binds the listeners of pages that are asked for.
+async fn bind_pages(settings: &Settings) -> Result<BoundListeners, BuildError> {
+    let is_given = |it: &EffectiveSetting| it.name == EMBEDDED_DEBUG && !it.is_default;
+    let debug = match settings.summary.iter().any(is_given) {
+        true => Some(bind_debug(&settings.listeners).await?),
+        false => None,
     };
-    Ok(BoundListeners { grpc, grpc_at, http, debug, metrics })
+    Ok(BoundListeners { decisions: None, debug, metrics: bind_metrics(&settings.metrics).await? })
+}
+
+async fn bind_debug(listeners: &Listeners) -> Result<TcpListener, BuildError> {
+    bind::tcp(&listeners.debug(), "the debug page", "DEBUG_PORT").await
+}
+
+async fn bind_metrics(metrics: &Metrics) -> Result<Option<TcpListener>, BuildError> {
+    match metrics.listener() {
+        Some(address) => Ok(Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?)),
+        None => Ok(None),
+    }
+}
+
+fn decision_ports(
+    bound: BoundDecisions,
+    listeners: &Listeners,
+    tls: Option<CertificateWatch>,
+) -> DecisionPorts {
+    let BoundDecisions { grpc, http, .. } = bound;
+    DecisionPorts { grpc, http, options: decision_options(listeners), age: age(listeners), tls }
 }
 
 /// The pages of the debug port.
@@ -320,27 +382,30 @@ fn banner(
     store: &str,
     published: &CurrentRules,
 ) -> Result<String, BuildError> {
-    let http = bind::local_address(&bound.http)?;
-    let debug = bind::local_address(&bound.debug)?;
-    let metrics = match &bound.metrics {
-        Some(listener) => format!(", metrics on {}", bind::local_address(listener)?),
-        None => String::new(),
+    let at = |listener: &Option<TcpListener>, name: &str| match listener {
+        Some(listener) => Ok(format!(", {name} on {}", bind::local_address(listener)?)),
+        None => Ok(String::new()),
     };
+    let pages = at(&bound.debug, "debug")? + &at(&bound.metrics, "metrics")?;
     let rules = published.current();
-    let try_first = rules.as_ref().and_then(|rules| example(rules)).map(|sample| {
-        let at = bind::reachable_address(http);
-        format!("; try: curl -H 'content-type: application/json' -d '{sample}' http://{at}/json")
-    });
+    let (decisions, try_first) = match &bound.decisions {
+        Some(BoundDecisions { grpc_at, http, .. }) => {
+            let http = bind::local_address(http)?;
+            let try_first = rules.as_ref().and_then(|rules| example(rules)).map(|sample| {
+                let at = bind::reachable_address(http);
+                format!(
+                    "; try: curl -H 'content-type: application/json' -d '{sample}' http://{at}/json"
+                )
+            });
+            (format!("gRPC on {grpc_at}, HTTP on {http}"), try_first.unwrap_or_default())
+        }
+        None => ("within this process".to_owned(), String::new()),
+    };
     let rules = match rules {
         Some(rules) => rules.len().to_string(),
         None => "none yet".to_owned(),
     };
-    Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; rules: \
-         {rules}{}",
-        bound.grpc_at,
-        try_first.unwrap_or_default()
-    ))
+    Ok(format!("ratelease: {decisions}{pages}; store: {store}; rules: {rules}{try_first}"))
 }
 
 /// Maximum number of requests of which one is looked for that has a limit.

@@ -35,7 +35,7 @@ pub(crate) struct EnvoyOptions {
 }
 
 /// Makes Envoy choose a port, which it reports on its admin page.
-pub(super) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 // === impl EnvoyOptions ===
 
@@ -116,19 +116,19 @@ impl EnvoyOptions {
 
 // === The parts ===
 
-fn socket(addr: SocketAddr) -> Value {
+pub(crate) fn socket(addr: SocketAddr) -> Value {
     json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}})
 }
 
-fn pipe(path: &Path) -> Value {
+pub(crate) fn pipe(path: &Path) -> Value {
     json!({"pipe": {"path": path}})
 }
 
-fn endpoint(address: Value) -> Value {
+pub(crate) fn endpoint(address: Value) -> Value {
     json!({"endpoint": {"address": address}})
 }
 
-fn assignment(cluster: &str, endpoints: &[Value]) -> Value {
+pub(crate) fn assignment(cluster: &str, endpoints: &[Value]) -> Value {
     json!({"cluster_name": cluster, "endpoints": [{"lb_endpoints": endpoints}]})
 }
 
@@ -137,13 +137,13 @@ pub(crate) fn filter(name: &str, config: Value) -> Value {
     json!({"name": format!("envoy.filters.http.{name}"), "typed_config": config})
 }
 
-fn router() -> Value {
+pub(crate) fn router() -> Value {
     let kind = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
     filter("router", json!({"@type": kind}))
 }
 
 /// A listener that sends every request to one `route`.
-fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Value {
+pub(crate) fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Value {
     let mut route = route;
     route["match"] = json!({"prefix": "/"});
     let manager = json!({

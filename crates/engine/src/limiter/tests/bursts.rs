@@ -250,6 +250,44 @@ async fn a_debt_outlasts_a_change_of_its_limit() {
     assert_eq!(admitted, 600);
 }
 
+/// A request that is not queued, since the reply of its key is overdue, is admitted by itself. The
+/// reply comes while the request still waits for another key, and its lease pays for it, not for a
+/// later request.
+#[tokio::test(start_paused = true)]
+async fn what_was_admitted_just_before_an_overdue_reply_is_paid_for() {
+    let hour = "unit: hour, requests_per_unit: 10, failure_mode: local";
+    let day = "unit: day, requests_per_unit: 10, failure_mode: local";
+    let rig = Rig::slow(&limits(hour, day), Duration::from_millis(150));
+    let pod = rig.pod();
+    let request = request(&["a"]);
+    assert!(decide(&pod, &rig.rules, &request).await.0);
+    tokio::time::sleep(Duration::from_millis(142)).await; // the reply comes in 3 ms
+    let both = super::request(&["a", "b"]);
+    let crowd = async {
+        tokio::time::sleep(Duration::from_millis(4)).await;
+        *rig.store.round_trip.lock() = Duration::ZERO;
+        passed_of(&pod, &rig.rules, "a", 20).await
+    };
+    let (waited, crowd) = tokio::join!(decide(&pod, &rig.rules, &both), crowd);
+    assert!(waited.0, "admitted by itself");
+    assert_eq!(2 + crowd + passed_of(&pod, &rig.rules, "a", 20).await, 10);
+}
+
+/// The same, and the other key denies the request: what the lease paid goes back.
+#[tokio::test(start_paused = true)]
+async fn what_was_paid_for_a_request_that_is_denied_goes_back() {
+    let hour = "unit: hour, requests_per_unit: 10, failure_mode: local";
+    let rig = Rig::slow(&limits(hour, "unit: day, requests_per_unit: 0"), MAX_WAIT * 30);
+    let pod = rig.pod();
+    assert!(decide(&pod, &rig.rules, &request(&["a"])).await.0);
+    tokio::time::sleep(MAX_WAIT * 29 - Duration::from_millis(3)).await;
+    *rig.store.round_trip.lock() = MAX_WAIT - Duration::from_millis(1);
+    assert!(!decide(&pod, &rig.rules, &request(&["a", "b"])).await.0, "b denies it");
+    tokio::time::sleep(MAX_WAIT * 4).await;
+    pod.close().await;
+    assert_eq!(rig.left(10).await, 9);
+}
+
 /// Another descriptor denies the requests, so what the failure mode admitted is not owed.
 #[tokio::test(start_paused = true)]
 async fn what_was_admitted_for_a_request_that_is_denied_is_not_owed() {

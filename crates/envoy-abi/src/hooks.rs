@@ -1,0 +1,367 @@
+//! What Envoy's hooks do: they turn pointers into references, call the module, and catch its
+//! panics. A panic that left a hook would abort Envoy.
+//!
+//! Pointers that the module gives to Envoy:
+//!
+//! | made by | holds | freed by |
+//! |---|---|---|
+//! | `http_filter_config_new` | a box of the configuration | `http_filter_config_destroy`, once no filter of it is left |
+//! | `http_filter_per_route_config_new` | a box of that of a route, with a tag | `http_filter_per_route_config_destroy`, once no stream has the route |
+//! | `http_filter_new` | a reference count of the filter | `http_filter_destroy`, and the hooks of it that are still running |
+//! | `bootstrap_extension_config_new` and `…_new` | a box of the extension | `bootstrap_extension_config_destroy` |
+//!
+//! All hooks of one stream run in one worker's thread; those of the bootstrap extension in the main
+//! thread.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_void};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{self, EnvoyBuffer, ShutdownDone};
+use crate::bootstrap::BootstrapHost;
+use crate::module::{Bootstrap, Config, Filter, Flow, Module};
+use crate::stream::{Setup, Stream};
+use crate::{Level, log};
+
+/// A filter with what its hooks need.
+pub(crate) struct FilterCell<M: Module> {
+    filter: <M::Config as Config>::Filter,
+    /// Lives longer: Envoy's filter object keeps its configuration.
+    config: *const M::Config,
+    waits: Cell<bool>,
+    is_over: Cell<bool>,
+}
+
+/// A value of this module behind a pointer that may also be another module's. The tag comes first.
+#[repr(C)]
+pub(crate) struct Tagged<T> {
+    tag: u64,
+    value: T,
+}
+
+/// The extension, and Envoy's side of it.
+struct BootstrapCell<M: Module> {
+    extension: M::Bootstrap,
+    /// Lives longer: Envoy frees it after `bootstrap_extension_config_destroy`.
+    config: *mut c_void,
+}
+
+/// Drawn once at random. The chance that another module's memory begins with it is small, and such
+/// a configuration is wrong anyway.
+const TAG: u64 = 0x9d6f_2c41_e07b_58a3;
+
+/// Numbers of `envoy_dynamic_module_type_on_http_filter_request_headers_status`. Those of bodies,
+/// trailers and responses have the same 0.
+const CONTINUE: u32 = 0;
+const STOP_ITERATION: u32 = 1;
+const STOP_ALL_AND_WATERMARK: u32 = 4;
+
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// Panics that hooks have caught since the process began.
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// Runs what a hook does; returns `otherwise` if it panics.
+fn guard<R>(hook: &str, otherwise: R, run: impl FnOnce() -> R) -> R {
+    // What the module shares is behind locks and cells that a panic leaves usable.
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(done) => done,
+        Err(payload) => {
+            // To drop it might panic again.
+            mem::forget(payload);
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            log(Level::Critical, &format!("ratelease: a panic in {hook} was caught"));
+            otherwise
+        }
+    }
+}
+
+// === impl Tagged ===
+
+impl<T> Tagged<T> {
+    fn leak(value: T) -> *const c_void {
+        Box::into_raw(Box::new(Self { tag: TAG, value })).cast_const().cast()
+    }
+
+    /// # Safety
+    /// `at` is null, or [`Tagged::leak`] of this type has made it and it is not freed within `'a`,
+    /// or it points to eight bytes or more of another module.
+    pub(crate) unsafe fn get<'a>(at: *const c_void) -> Option<&'a T> {
+        if at.is_null() || !at.cast::<u64>().is_aligned() {
+            return None;
+        }
+        // SAFETY: aligned, and at least so long.
+        let tag = unsafe { at.cast::<u64>().read() };
+        // SAFETY: the tag says that this module has made it.
+        (tag == TAG).then(|| unsafe { &(*at.cast::<Self>()).value })
+    }
+
+    /// # Safety
+    /// As [`Tagged::get`], and nothing uses it after.
+    unsafe fn free(at: *const c_void) {
+        // SAFETY: the caller's promise.
+        if unsafe { Self::get(at) }.is_some() {
+            // SAFETY: made by `leak`.
+            drop(unsafe { Box::from_raw(at.cast_mut().cast::<Self>()) });
+        }
+    }
+}
+
+// === impl FilterCell ===
+
+impl<M: Module> FilterCell<M> {
+    pub(crate) fn is_over(&self) -> &Cell<bool> {
+        &self.is_over
+    }
+
+    /// The filter that Envoy calls, kept for the time of a hook: Envoy may destroy it within.
+    ///
+    /// # Safety
+    /// [`http_filter_new`] has made it, and it has not been destroyed when the hook begins.
+    unsafe fn of(filter: *const c_void) -> Rc<Self> {
+        let filter = filter.cast::<Self>();
+        // SAFETY: made by `Rc::into_raw`, and its own count is still there.
+        unsafe {
+            Rc::increment_strong_count(filter);
+            Rc::from_raw(filter)
+        }
+    }
+
+    /// # Safety
+    /// The hook of the stream `envoy` is running.
+    unsafe fn run<R>(
+        &self,
+        envoy: *mut c_void,
+        visit: impl FnOnce(&<M::Config as Config>::Filter, &M::Config, Stream<'_, M>) -> R,
+    ) -> R {
+        // SAFETY: the stream is dropped within the hook.
+        let stream = unsafe { Stream::new(envoy, self) };
+        // SAFETY: the configuration lives longer than its filters.
+        visit(&self.filter, unsafe { &*self.config }, stream)
+    }
+}
+
+/// The version of the interface.
+pub fn program_init() -> *const c_char {
+    abi::VERSION.as_ptr()
+}
+
+// Each of these is a hook of the same name: `abi.h` says when it is called. None may be called by
+// anyone but Envoy, with the pointers that it was given, which is what makes them safe.
+#[allow(clippy::missing_safety_doc, reason = "said above for all")]
+mod http {
+    use super::*;
+
+    pub unsafe fn config_new<M: Module>(
+        config: *mut c_void,
+        name: EnvoyBuffer,
+        bytes: EnvoyBuffer,
+    ) -> *const c_void {
+        guard("http_filter_config_new", ptr::null(), || {
+            // SAFETY: the hook's arguments, which are dropped within it.
+            let (mut setup, name, bytes) =
+                unsafe { (Setup::new(config), name.bytes(), bytes.bytes()) };
+            match M::config(&mut setup, name, bytes) {
+                Some(made) => Box::into_raw(Box::new(made)).cast_const().cast(),
+                None => ptr::null(),
+            }
+        })
+    }
+
+    pub unsafe fn config_destroy<M: Module>(config: *const c_void) {
+        guard("http_filter_config_destroy", (), || {
+            // SAFETY: made by `config_new`, and no filter of it is left.
+            drop(unsafe { Box::from_raw(config.cast_mut().cast::<M::Config>()) });
+        });
+    }
+
+    pub unsafe fn per_route_config_new<M: Module>(
+        name: EnvoyBuffer,
+        bytes: EnvoyBuffer,
+    ) -> *const c_void {
+        guard("http_filter_per_route_config_new", ptr::null(), || {
+            // SAFETY: the hook's arguments, which are dropped within it.
+            let (name, bytes) = unsafe { (name.bytes(), bytes.bytes()) };
+            M::route_config(name, bytes).map_or(ptr::null(), Tagged::leak)
+        })
+    }
+
+    pub unsafe fn per_route_config_destroy<M: Module>(config: *const c_void) {
+        guard("http_filter_per_route_config_destroy", (), || {
+            // SAFETY: made by `per_route_config_new`, and no stream has the route.
+            unsafe { Tagged::<M::RouteConfig>::free(config) };
+        });
+    }
+
+    pub unsafe fn filter_new<M: Module>(config: *const c_void) -> *const c_void {
+        let config = config.cast::<M::Config>();
+        guard("http_filter_new", ptr::null(), || {
+            // SAFETY: made by `config_new`, and not destroyed while it has filters.
+            let filter = unsafe { &*config }.filter();
+            let (waits, is_over) = (Cell::new(false), Cell::new(false));
+            Rc::into_raw(Rc::new(FilterCell::<M> { filter, config, waits, is_over })).cast()
+        })
+    }
+
+    pub unsafe fn filter_destroy<M: Module>(filter: *const c_void) {
+        guard("http_filter_destroy", (), || {
+            // SAFETY: the count that `filter_new` has made.
+            drop(unsafe { Rc::from_raw(filter.cast::<FilterCell<M>>()) });
+        });
+    }
+
+    pub unsafe fn request_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
+        // SAFETY: the hook's filter.
+        let cell = unsafe { FilterCell::<M>::of(filter) };
+        let flow = guard("http_filter_request_headers", None, || {
+            let begin =
+                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
+                    filter.request_headers(config, stream)
+                };
+            // SAFETY: the hook's stream.
+            Some(unsafe { cell.run(envoy, begin) })
+        });
+        match flow {
+            // It may have been answered while `Wait` was returned, or before a panic.
+            _ if cell.is_over.get() => STOP_ITERATION,
+            Some(Flow::Wait) => {
+                cell.waits.set(true);
+                STOP_ALL_AND_WATERMARK
+            }
+            Some(Flow::Answered) => STOP_ITERATION,
+            Some(Flow::Continue) | None => CONTINUE,
+        }
+    }
+
+    pub unsafe fn response_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
+        // SAFETY: the hook's filter.
+        let cell = unsafe { FilterCell::<M>::of(filter) };
+        guard("http_filter_response_headers", (), || {
+            let visit =
+                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
+                    filter.response_headers(config, stream);
+                };
+            // SAFETY: the hook's stream.
+            unsafe { cell.run(envoy, visit) };
+        });
+        CONTINUE
+    }
+
+    pub unsafe fn scheduled<M: Module>(envoy: *mut c_void, filter: *const c_void, event: u64) {
+        // SAFETY: the hook's filter.
+        let cell = unsafe { FilterCell::<M>::of(filter) };
+        let is_done = guard("http_filter_scheduled", false, || {
+            let visit =
+                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
+                    filter.scheduled(config, stream, event);
+                };
+            // SAFETY: the hook's stream.
+            unsafe { cell.run(envoy, visit) };
+            true
+        });
+        if !is_done && cell.waits.get() && !cell.is_over.replace(true) {
+            // SAFETY: the hook's stream. A stream must not wait for ever.
+            unsafe { abi::continue_decoding(envoy) };
+        }
+    }
+
+    pub unsafe fn stream_complete<M: Module>(envoy: *mut c_void, filter: *const c_void) {
+        // SAFETY: the hook's filter.
+        let cell = unsafe { FilterCell::<M>::of(filter) };
+        guard("http_filter_stream_complete", (), || {
+            let visit =
+                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
+                    filter.complete(config, stream);
+                };
+            // SAFETY: the hook's stream.
+            unsafe { cell.run(envoy, visit) };
+        });
+    }
+}
+
+#[allow(clippy::missing_safety_doc, reason = "as in `http`")]
+mod extension {
+    use super::*;
+
+    pub unsafe fn config_new<M: Module>(
+        config: *mut c_void,
+        name: EnvoyBuffer,
+        bytes: EnvoyBuffer,
+    ) -> *const c_void {
+        guard("bootstrap_extension_config_new", ptr::null(), || {
+            // SAFETY: the hook's arguments, which are dropped within it.
+            let (host, name, bytes) =
+                unsafe { (BootstrapHost::new(config), name.bytes(), bytes.bytes()) };
+            match M::bootstrap(&host, name, bytes) {
+                Some(extension) => {
+                    let cell = BootstrapCell::<M> { extension, config };
+                    Box::into_raw(Box::new(cell)).cast_const().cast()
+                }
+                None => ptr::null(),
+            }
+        })
+    }
+
+    pub unsafe fn config_destroy<M: Module>(config: *const c_void) {
+        guard("bootstrap_extension_config_destroy", (), || {
+            // SAFETY: made by `config_new`; Envoy destroys the extension before.
+            drop(unsafe { Box::from_raw(config.cast_mut().cast::<BootstrapCell<M>>()) });
+        });
+    }
+
+    pub unsafe fn config_scheduled<M: Module>(config: *const c_void, event: u64) {
+        guard("bootstrap_extension_config_scheduled", (), || {
+            // SAFETY: made by `config_new`, and not destroyed.
+            let cell = unsafe { &*config.cast::<BootstrapCell<M>>() };
+            // SAFETY: Envoy's side of it, in the main thread.
+            cell.extension.scheduled(&unsafe { BootstrapHost::new(cell.config) }, event);
+        });
+    }
+
+    pub unsafe fn shutdown<M: Module>(
+        extension: *const c_void,
+        done: ShutdownDone,
+        context: *mut c_void,
+    ) {
+        guard("bootstrap_extension_shutdown", (), || {
+            // SAFETY: what `new` has returned is what `config_new` has made.
+            unsafe { &*extension.cast::<BootstrapCell<M>>() }.extension.shut_down();
+        });
+        // SAFETY: Envoy waits for this call, with its context.
+        unsafe { done(context) };
+    }
+
+    pub unsafe fn admin_request<M: Module>(
+        config: *const c_void,
+        method: EnvoyBuffer,
+        path: EnvoyBuffer,
+        body: EnvoyBuffer,
+    ) -> u32 {
+        const INTERNAL_SERVER_ERROR: u32 = 500;
+        guard("bootstrap_extension_admin_request", INTERNAL_SERVER_ERROR, || {
+            // SAFETY: made by `config_new`, and not destroyed.
+            let cell = unsafe { &*config.cast::<BootstrapCell<M>>() };
+            // SAFETY: the hook's arguments, which are not kept.
+            let (method, path, body) = unsafe { (method.bytes(), path.bytes(), body.bytes()) };
+            let (status, answer) = cell.extension.admin(method, path, body);
+            // SAFETY: Envoy's side of it, in the hook of the request.
+            unsafe { BootstrapHost::new(cell.config) }.set_body(&answer);
+            status
+        })
+    }
+}
+
+pub use extension::{
+    admin_request, config_destroy as bootstrap_config_destroy, config_new as bootstrap_config_new,
+    config_scheduled as bootstrap_config_scheduled, shutdown as bootstrap_shutdown,
+};
+pub use http::{
+    config_destroy, config_new, filter_destroy, filter_new, per_route_config_destroy,
+    per_route_config_new, request_headers, response_headers, scheduled, stream_complete,
+};

@@ -1,0 +1,94 @@
+//! What a module implements. All of it is safe code: `hooks` calls it, and catches its panics.
+
+use crate::bootstrap::BootstrapHost;
+use crate::stream::{Setup, Stream};
+
+/// A module: how its configurations are made.
+pub trait Module: Sized + 'static {
+    /// The configuration of a filter, which makes one filter for each stream.
+    type Config: Config<Module = Self>;
+    /// What a route or virtual host configures for it.
+    type RouteConfig: Send + Sync + 'static;
+    /// What lives as long as Envoy's process, if the bootstrap configuration names the module.
+    type Bootstrap: Bootstrap;
+
+    /// Makes the configuration of a filter; `None` has Envoy refuse it. In the main thread.
+    fn config(setup: &mut Setup<'_>, name: &[u8], config: &[u8]) -> Option<Self::Config>;
+
+    /// Makes that of a route; `None` has Envoy refuse it. In the main thread.
+    fn route_config(name: &[u8], config: &[u8]) -> Option<Self::RouteConfig>;
+
+    /// Makes the extension of the bootstrap configuration; `None` has Envoy not start.
+    fn bootstrap(host: &BootstrapHost<'_>, name: &[u8], config: &[u8]) -> Option<Self::Bootstrap>;
+}
+
+/// The configuration of a filter. Workers share it, and any thread may drop it.
+pub trait Config: Send + Sync + 'static {
+    /// The module.
+    type Module: Module<Config = Self>;
+    /// The filter of one stream.
+    type Filter: Filter<Module = Self::Module>;
+
+    /// Makes the filter of a stream that begins.
+    fn filter(&self) -> Self::Filter;
+}
+
+/// The filter of one stream, which lives in one worker's thread.
+///
+/// Envoy may call one hook of a stream within another, since [`Stream::resume`] and
+/// [`Stream::respond`] run what comes next before they return. So hooks share the filter.
+pub trait Filter: 'static {
+    /// The module.
+    type Module: Module;
+
+    /// The headers of the request have arrived.
+    fn request_headers(
+        &self,
+        config: &<Self::Module as Module>::Config,
+        stream: Stream<'_, Self::Module>,
+    ) -> Flow;
+
+    /// The headers of the response are there: a server's or a local reply's.
+    fn response_headers(
+        &self,
+        config: &<Self::Module as Module>::Config,
+        stream: Stream<'_, Self::Module>,
+    );
+
+    /// An event has come that a [`crate::Scheduler`] has sent. If the request was stopped and
+    /// this panics, the request goes on.
+    fn scheduled(
+        &self,
+        config: &<Self::Module as Module>::Config,
+        stream: Stream<'_, Self::Module>,
+        event: u64,
+    );
+
+    /// The stream is over, and nothing has been logged of it yet.
+    fn complete(&self, config: &<Self::Module as Module>::Config, stream: Stream<'_, Self::Module>);
+}
+
+/// Whether a request goes on to the next filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// It does.
+    Continue,
+    /// It has been answered.
+    Answered,
+    /// It waits until [`Stream::resume`] or [`Stream::respond`]; its body flows no further than
+    /// this filter, and no more of it is read than Envoy's limit on buffers.
+    Wait,
+}
+
+/// The extension of the bootstrap configuration. All is called in the main thread.
+pub trait Bootstrap: 'static {
+    /// An event has come that a [`crate::ConfigScheduler`] has sent.
+    fn scheduled(&self, host: &BootstrapHost<'_>, event: u64);
+
+    /// Envoy ends: this returns once all that has to be brought to an end is. The main thread
+    /// waits for it.
+    fn shut_down(&self);
+
+    /// Answers a request to a prefix of the admin port with a status and a body.
+    fn admin(&self, method: &[u8], path: &[u8], body: &[u8]) -> (u32, Vec<u8>);
+}

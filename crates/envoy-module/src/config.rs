@@ -1,0 +1,454 @@
+//! The configuration of a filter, of a route and of the bootstrap extension, from what Envoy hands
+//! over: serialized messages of the rate limit filter, or JSON.
+//!
+//! Every fault is reported, with its place. What a module cannot do is one.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3 as core;
+use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
+use envoy_types::pb::envoy::r#type::v3 as kinds;
+use prost::Message;
+use ratelease_envoy_abi::{Counter, Setup, runtime_number};
+use serde_json::Value;
+
+use crate::actions::{Actions, Faults, Phase};
+use crate::engine::{Engine, Overrides};
+
+/// What Envoy's filter waits for an answer if its configuration does not say.
+const TIMEOUT: Duration = Duration::from_millis(20);
+
+/// The longest that a configuration may say: a call of gRPC takes no longer either.
+const TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
+/// Where Envoy's filter writes dynamic metadata if its configuration does not say.
+const METADATA_NAMESPACE: &str = "envoy.filters.http.ratelimit";
+
+/// Stands for the id of the stream, as the value of an entry: no two streams have the same.
+pub const STREAM_ID: &str = "ratelease.stream";
+
+/// One filter in Envoy's configuration.
+pub struct FilterConfig {
+    /// The domain of requests; a route may name another.
+    pub domain: String,
+    /// The rate limits of this stage are applied.
+    pub stage: u32,
+    /// Which requests are limited.
+    pub kind: RequestKind,
+    /// How long a request may wait; then the failure mode decides.
+    pub timeout: Duration,
+    /// The part of requests without an answer that are denied.
+    pub failure_deny: Fraction,
+    /// Denied requests of gRPC get `RESOURCE_EXHAUSTED` in place of `UNAVAILABLE`.
+    pub resource_exhausted: bool,
+    /// Answers carry X-RateLimit headers.
+    pub x_ratelimit: bool,
+    /// Denials carry `retry-after`.
+    pub retry_after: bool,
+    /// Denials carry `x-envoy-ratelimited`.
+    pub ratelimited_header: bool,
+    /// The status of denials.
+    pub status: u32,
+    /// The status of requests without an answer that are denied.
+    pub status_on_error: u32,
+    /// Headers of denials.
+    pub headers: Vec<AddedHeader>,
+    /// The part of requests that are decided, and of denials that are enforced.
+    pub enabled: Fraction,
+    /// See `enabled`.
+    pub enforced: Fraction,
+    /// Where dynamic metadata is written.
+    pub metadata_namespace: String,
+    /// What routes without their own do.
+    pub limits: Limits,
+    /// Envoy's own statistics of it.
+    pub counters: Counters,
+    /// `None` while Envoy only checks its configuration.
+    pub engine: Option<Arc<Engine>>,
+}
+
+/// What one route or virtual host does.
+#[derive(Debug)]
+pub struct RouteConfig {
+    /// In place of the filter's; empty for that.
+    pub domain: String,
+    /// In place of the filter's if there are any.
+    pub limits: Limits,
+}
+
+/// Rate limits, and what they need.
+#[derive(Debug)]
+pub struct Limits {
+    /// The actions.
+    pub actions: Actions,
+    /// Whether an entry may be [`STREAM_ID`].
+    pub name_streams: bool,
+}
+
+/// Envoy's statistics of a filter.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    /// Requests within their limits.
+    pub ok: Option<Counter>,
+    /// Requests over a limit.
+    pub over_limit: Option<Counter>,
+    /// Requests that got no answer.
+    pub error: Option<Counter>,
+    /// Of those, the ones that passed.
+    pub failure_mode_allowed: Option<Counter>,
+}
+
+/// Requests that a filter limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestKind {
+    /// All.
+    Both,
+    /// Those with `x-envoy-internal: true`.
+    Internal,
+    /// The others.
+    External,
+}
+
+/// A part of all requests, which Envoy's runtime may change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fraction {
+    runtime_key: String,
+    /// 0 to 1.
+    default: f64,
+}
+
+/// A header that denials get.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddedHeader {
+    /// In lower case.
+    pub name: String,
+    /// The value.
+    pub value: String,
+    /// What becomes of headers of this name that the answer has.
+    pub existing: Existing,
+}
+
+/// What an added header does with those of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// It stands beside them.
+    Beside,
+    /// It is left out.
+    Keep,
+    /// It takes their place.
+    Replace,
+    /// It takes their place, and is left out if there are none.
+    ReplaceOnly,
+}
+
+/// Why bytes are no configuration, one line for each fault.
+type Refused = String;
+
+const EXPECTED: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
+
+// === impl FilterConfig ===
+
+impl FilterConfig {
+    /// Reads a serialized `RateLimit` message.
+    ///
+    /// # Errors
+    ///
+    /// All faults, or why the engine cannot start.
+    pub fn read(setup: &mut Setup<'_>, bytes: &[u8], validates: bool) -> Result<Self, Refused> {
+        let message: pb::RateLimit = decode(bytes, "filter_config", "RateLimit")?;
+        let mut faults = Faults::default();
+        let mut config = Self::compile(&message, &mut faults);
+        if !faults.is_empty() {
+            return Err(faults.to_string());
+        }
+        config.counters = Counters::define(setup, &message.stat_prefix);
+        if !validates {
+            config.engine = Some(Engine::of_process(&Overrides::new())?);
+        }
+        Ok(config)
+    }
+
+    fn compile(message: &pb::RateLimit, faults: &mut Faults) -> Self {
+        if message.domain.is_empty() {
+            faults.add("domain", "missing");
+        }
+        if message.stage > crate::actions::STAGE_MAX {
+            let most = crate::actions::STAGE_MAX;
+            faults.add("stage", format!("{}; expected 0 to {most}", message.stage));
+        }
+        let deny = if message.failure_mode_deny { 1.0 } else { 0.0 };
+        let percent = message.failure_mode_deny_percent.as_ref();
+        Self {
+            domain: message.domain.clone(),
+            stage: message.stage,
+            kind: RequestKind::read(&message.request_type, faults),
+            timeout: timeout_of(message, faults),
+            failure_deny: Fraction::read(percent, deny, "failure_mode_deny_percent", faults),
+            resource_exhausted: message.rate_limited_as_resource_exhausted,
+            x_ratelimit: message.enable_x_ratelimit_headers == 1,
+            retry_after: message.enable_retry_after_header,
+            ratelimited_header: !message.disable_x_envoy_ratelimited_header,
+            status: status_of(message.rate_limited_status.as_ref(), 429),
+            status_on_error: status_of(message.status_on_error.as_ref(), 500),
+            headers: headers_of(&message.response_headers_to_add, faults),
+            enabled: Fraction::read(message.filter_enabled.as_ref(), 1.0, "filter_enabled", faults),
+            enforced: Fraction::read(
+                message.filter_enforced.as_ref(),
+                1.0,
+                "filter_enforced",
+                faults,
+            ),
+            metadata_namespace: match &*message.metadata_namespace {
+                "" => METADATA_NAMESPACE.to_owned(),
+                namespace => namespace.to_owned(),
+            },
+            limits: Limits::compile(&message.rate_limits, faults),
+            counters: Counters::default(),
+            engine: None,
+        }
+    }
+}
+
+/// How long a request may wait.
+fn timeout_of(message: &pb::RateLimit, faults: &mut Faults) -> Duration {
+    let Some(timeout) = message.timeout else { return TIMEOUT };
+    let nanos = u32::try_from(timeout.nanos).ok();
+    let read = u64::try_from(timeout.seconds).ok().zip(nanos);
+    match read.map(|(seconds, nanos)| Duration::new(seconds, nanos)) {
+        Some(timeout) if timeout <= TIMEOUT_MAX && !timeout.is_zero() => timeout,
+        _ => {
+            let most = TIMEOUT_MAX.as_secs();
+            faults.add("timeout", format!("expected more than 0 s and at most {most} s"));
+            TIMEOUT
+        }
+    }
+}
+
+/// A status that denies; as in Envoy's filter, one below 400 is not used.
+fn status_of(status: Option<&kinds::HttpStatus>, default: u32) -> u32 {
+    let code = status.and_then(|status| u32::try_from(status.code).ok());
+    code.filter(|code| *code >= 400).unwrap_or(default)
+}
+
+fn headers_of(messages: &[core::HeaderValueOption], faults: &mut Faults) -> Vec<AddedHeader> {
+    let read = messages.iter().enumerate().filter_map(|(at, message)| {
+        let place = format!("response_headers_to_add[{at}]");
+        AddedHeader::read(message, &place, faults)
+    });
+    read.collect()
+}
+
+// === impl RouteConfig ===
+
+impl RouteConfig {
+    /// Reads a serialized `RateLimitPerRoute` message.
+    ///
+    /// # Errors
+    ///
+    /// All faults.
+    pub fn read(bytes: &[u8]) -> Result<Self, Refused> {
+        let message: pb::RateLimitPerRoute =
+            decode(bytes, "typed_per_filter_config", "RateLimitPerRoute")?;
+        let mut faults = Faults::default();
+        if message.vh_rate_limits == 1 {
+            let text = "a module of Envoy sees the most specific list alone, and includes no \
+                        other; write the rate limits of the virtual host into this list too";
+            faults.add("vh_rate_limits", text);
+        }
+        let limits = Limits::compile(&message.rate_limits, &mut faults);
+        match faults.is_empty() {
+            true => Ok(Self { domain: message.domain, limits }),
+            false => Err(faults.to_string()),
+        }
+    }
+}
+
+// === impl Limits ===
+
+impl Limits {
+    fn compile(
+        messages: &[envoy_types::pb::envoy::config::route::v3::RateLimit],
+        faults: &mut Faults,
+    ) -> Self {
+        let is_named = |message: &envoy_types::pb::envoy::config::route::v3::RateLimit| {
+            let bytes = message.encode_to_vec();
+            memchr::memmem::find(&bytes, STREAM_ID.as_bytes()).is_some()
+        };
+        Self {
+            actions: Actions::compile(messages, "rate_limits", faults),
+            name_streams: messages.iter().any(is_named),
+        }
+    }
+
+    /// Whether the end of a stream of this stage has something to count.
+    pub fn ends_streams(&self, stage: u32) -> bool {
+        self.actions.apply_in(Phase::Done, stage)
+    }
+}
+
+// === impl Counters ===
+
+impl Counters {
+    fn define(setup: &mut Setup<'_>, prefix: &str) -> Self {
+        let mut define = |name: &str| match prefix {
+            "" => setup.counter(name),
+            prefix => setup.counter(&format!("{prefix}.{name}")),
+        };
+        Self {
+            ok: define("ok"),
+            over_limit: define("over_limit"),
+            error: define("error"),
+            failure_mode_allowed: define("failure_mode_allowed"),
+        }
+    }
+}
+
+// === impl RequestKind ===
+
+impl RequestKind {
+    fn read(text: &str, faults: &mut Faults) -> Self {
+        match text {
+            "" | "both" => Self::Both,
+            "internal" => Self::Internal,
+            "external" => Self::External,
+            other => {
+                let text = format!("{other:?}; expected internal, external or both");
+                faults.add("request_type", text);
+                Self::Both
+            }
+        }
+    }
+}
+
+// === impl Fraction ===
+
+impl Fraction {
+    fn read(
+        message: Option<&core::RuntimeFractionalPercent>,
+        default: f64,
+        place: &str,
+        faults: &mut Faults,
+    ) -> Self {
+        let Some(message) = message else { return Self { runtime_key: String::new(), default } };
+        let default = match message.default_value {
+            None => default,
+            Some(percent) => {
+                let of = match percent.denominator {
+                    0 => 100.0,
+                    1 => 10_000.0,
+                    2 => 1_000_000.0,
+                    other => {
+                        let text = format!("{other}; expected HUNDRED, TEN_THOUSAND or MILLION");
+                        faults.add(format_args!("{place}.default_value.denominator"), text);
+                        100.0
+                    }
+                };
+                f64::from(percent.numerator) / of
+            }
+        };
+        Self { runtime_key: message.runtime_key.clone(), default }
+    }
+
+    /// Whether a request is of the part; drawn anew each time.
+    pub fn draw(&self) -> bool {
+        let part = match &*self.runtime_key {
+            "" => self.default,
+            // The runtime has percents.
+            key => runtime_number(key, self.default * 100.0) / 100.0,
+        };
+        part >= 1.0 || (part > 0.0 && fastrand::f64() < part)
+    }
+}
+
+// === impl AddedHeader ===
+
+impl AddedHeader {
+    fn read(message: &core::HeaderValueOption, place: &str, faults: &mut Faults) -> Option<Self> {
+        let Some(header) = &message.header else {
+            faults.add(format_args!("{place}.header"), "missing");
+            return None;
+        };
+        let existing = existing_of(message, place, faults)?;
+        let value = match header.raw_value.is_empty() {
+            true => header.value.clone(),
+            false => String::from_utf8_lossy(&header.raw_value).into_owned(),
+        };
+        let plain = value.replace("%%", "");
+        if plain.contains('%') {
+            let text = "a module of Envoy cannot substitute %…% in a header; write the value, and \
+                        %% for a percent sign";
+            faults.add(format_args!("{place}.header.value"), text);
+        }
+        let (name, value) = (header.key.to_ascii_lowercase(), value.replace("%%", "%"));
+        (!value.is_empty() || message.keep_empty_value).then_some(Self { name, value, existing })
+    }
+}
+
+#[allow(deprecated, reason = "Envoy reads `append` too")]
+fn existing_of(
+    message: &core::HeaderValueOption,
+    place: &str,
+    faults: &mut Faults,
+) -> Option<Existing> {
+    match (message.append.map(|append| append.value), message.append_action) {
+        (Some(false), _) | (None, 2) => Some(Existing::Replace),
+        (Some(true), _) | (None, 0) => Some(Existing::Beside),
+        (None, 1) => Some(Existing::Keep),
+        (None, 3) => Some(Existing::ReplaceOnly),
+        (None, other) => {
+            let text = format!("{other}; expected an action of HeaderAppendAction");
+            faults.add(format_args!("{place}.append_action"), text);
+            None
+        }
+    }
+}
+
+/// Decodes what `place` holds. JSON is a `google.protobuf.Struct`, which begins as no message does.
+fn decode<M: Message + Default>(
+    bytes: &[u8],
+    place: impl Display,
+    name: &str,
+) -> Result<M, Refused> {
+    let expected = format!("expected \"@type\": {EXPECTED}.{name}");
+    if bytes.first() == Some(&b'{') {
+        return Err(format!("{place}: a google.protobuf.Struct; {expected}"));
+    }
+    M::decode(bytes).map_err(|error| format!("{place}: {error}; {expected}"))
+}
+
+/// Reads the settings of the bootstrap extension: a JSON object of names and values, or nothing.
+///
+/// # Errors
+///
+/// What is no object, or no name and value.
+pub fn overrides(bytes: &[u8]) -> Result<Overrides, Refused> {
+    const EXPECTED: &str = "expected a google.protobuf.Struct of settings: names as in docs/settings-list.md, values \
+         as text, numbers or true and false";
+    if bytes.trim_ascii().is_empty() {
+        return Ok(Overrides::new());
+    }
+    let read: Result<Value, _> = serde_json::from_slice(bytes);
+    let Ok(Value::Object(fields)) = read else {
+        return Err(format!("extension_config: {EXPECTED}"));
+    };
+    let text = |(name, value)| match value {
+        Value::String(text) => Ok((name, text)),
+        Value::Bool(is) => Ok((name, is.to_string())),
+        Value::Number(number) => Ok((name, whole(&number))),
+        _ => Err(format!("extension_config.{name}: no text; {EXPECTED}")),
+    };
+    fields.into_iter().map(text).collect()
+}
+
+/// A number as a setting has it: JSON of protobuf has doubles, `8080.0` stands for 8080.
+fn whole(number: &serde_json::Number) -> String {
+    match number.as_f64() {
+        Some(it) if it.fract() == 0.0 => format!("{it:.0}"),
+        _ => number.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,195 @@
+//! The engine of the process: the sidecar's own parts, in threads beside Envoy's.
+//!
+//! There is one however many filters there are, so that counts survive each change of Envoy's
+//! configuration. The bootstrap extension makes it, before Envoy listens, or else the first
+//! configuration of a filter does; it lives until the extension shuts it down, or with the process.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_cli::commands::Task;
+use ratelease_cli::settings::{Section, Sections, Settings, process_env};
+use ratelease_engine::time::Clock;
+use ratelease_server::service::{DecisionService, Peer};
+use ratelease_sidecar::app::{self, App};
+use ratelease_sidecar::telemetry::{self, LogWriter};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::admin::Pages;
+
+/// Names of settings and their values, which take precedence over the environment.
+pub type Overrides = BTreeMap<String, String>;
+
+/// What the filters need of the engine.
+pub struct Engine {
+    /// Decides requests, in any thread that has entered [`Engine::runtime`].
+    pub service: DecisionService,
+    /// The connection that all requests count as: those of one Envoy are one client's.
+    pub peer: Peer,
+    /// The runtime of the engine's thread.
+    pub runtime: Handle,
+    /// The pages of the debug port.
+    pub pages: Pages,
+    log: Option<LogWriter>,
+    running: Mutex<Option<Running>>,
+}
+
+/// The engine's thread.
+struct Running {
+    stop: oneshot::Sender<()>,
+    /// Disconnected once the thread has ended.
+    ended: mpsc::Receiver<()>,
+    /// How long a shutdown may take.
+    drain: Duration,
+}
+
+/// What the engine's thread reports once it is ready.
+type Started = (DecisionService, Pages, Handle);
+
+/// Maximum time to write the last lines of the log.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
+
+/// What a shutdown may take beyond the drain time, for threads that wait for a processor.
+const END_MAX: Duration = Duration::from_secs(1);
+
+static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+
+// === impl Engine ===
+
+impl Engine {
+    /// The engine of this process, which is started if there is none; then the calling thread waits
+    /// until the rules are read, and at most 150 ms longer for the store.
+    ///
+    /// # Errors
+    ///
+    /// Every fault of the settings, or why the engine cannot start.
+    pub fn of_process(overrides: &Overrides) -> Result<Arc<Self>, String> {
+        let mut engine = ENGINE.lock();
+        if let Some(engine) = &*engine {
+            return Ok(Arc::clone(engine));
+        }
+        let started = Arc::new(Self::start(settings(overrides)?)?);
+        Ok(Arc::clone(engine.insert(started)))
+    }
+
+    fn start(settings: Settings) -> Result<Self, String> {
+        let clock = Clock::start_counting_suspension();
+        let log = telemetry::init(&settings.logging, clock)
+            .inspect_err(|error| crate::warn(&error.to_string()))
+            .ok();
+        settings.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let drain = settings.leases.drain;
+        let (stop, stopped) = oneshot::channel();
+        let (report, started) = mpsc::sync_channel(1);
+        let (alive, ended) = mpsc::channel();
+        let writer = log.clone();
+        let run = move || {
+            run(settings, clock, writer, report, stopped);
+            drop(alive);
+        };
+        // Linux shows 15 bytes of a thread's name.
+        let thread = thread::Builder::new().name("ratelease".to_owned()).spawn(run);
+        thread.map_err(|error| format!("cannot start a thread: {error}; raise the limit"))?;
+        let gone = |_| "the engine's thread has ended; its panic is in the log".to_owned();
+        let (service, pages, runtime) = started.recv().map_err(gone)??;
+        let running = Mutex::new(Some(Running { stop, ended, drain }));
+        Ok(Self { service, peer: Peer::new(), runtime, pages, log, running })
+    }
+
+    /// Gives the leases back and ends the engine's thread; returns within the drain time. Requests
+    /// that come later get errors.
+    pub fn shut_down(&self) {
+        let Some(Running { stop, ended, drain }) = self.running.lock().take() else { return };
+        // An error means that the thread has ended.
+        let _ = stop.send(());
+        // Nothing is ever sent: it returns once the thread has dropped the sender, or too late.
+        let _: Result<(), _> = ended.recv_timeout(drain + END_MAX);
+        if let Some(log) = &self.log {
+            log.flush(FLUSH_MAX);
+        }
+    }
+}
+
+/// Runs the app until `stop`, and reports when it is ready, or why it is not.
+fn run(
+    settings: Settings,
+    clock: Clock,
+    log: Option<LogWriter>,
+    report: mpsc::SyncSender<Result<Started, String>>,
+    stop: oneshot::Receiver<()>,
+) {
+    // An error means that the caller is gone, which waits for the report.
+    let refuse = |error: String| drop(report.send(Err(error)));
+    let runtime = match app::runtime_builder().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return refuse(format!("cannot start the runtime: {error}")),
+    };
+    runtime.block_on(async {
+        let app = match App::build_embedded(settings, clock, log).await {
+            Ok(app) => app,
+            Err(error) => return refuse(error.to_string()),
+        };
+        app.wait_for_parts().await;
+        tracing::info!("{}", app.banner());
+        let pages = Pages::new(app.pages(), Handle::current());
+        if report.send(Ok((app.service(), pages, Handle::current()))).is_err() {
+            return;
+        }
+        if let Err(error) = app.run(async { drop(stop.await) }).await {
+            tracing::error!("the engine has failed: {error}");
+        }
+    });
+    // Does not wait for threads that are still blocked.
+    runtime.shutdown_background();
+}
+
+/// Reads the settings as `ratelease serve` does.
+///
+/// # Errors
+///
+/// Every fault, and names that are no settings.
+pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
+    let names: Vec<_> = Settings::SECTIONS.iter().flat_map(Section::rows).collect();
+    let unknown: Vec<_> = overrides
+        .keys()
+        .filter(|name| !names.iter().any(|row| row.name == name.as_str()))
+        .map(|name| format!("{name}: no setting has this name; docs/settings-list.md lists all"))
+        .collect();
+    if !unknown.is_empty() {
+        return Err(unknown.join("\n"));
+    }
+    let env = |name: &str| overrides.get(name).cloned().or_else(|| process_env(name));
+    // Those without a variable are flags, such as `--rules`.
+    let flags = overrides.iter().filter(|(name, _)| name.starts_with("--"));
+    let flags = flags.flat_map(|(name, value)| [name.into(), value.into()]);
+    match Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env) {
+        Ok(Task::Serve(settings)) => Ok(*settings),
+        Ok(_) => Err("internal error: the settings are another command's".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_the_configuration_take_precedence_and_unknown_ones_are_faults() {
+        let given = |pairs: &[(&str, &str)]| {
+            let pair = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
+            settings(&pairs.iter().map(pair).collect())
+        };
+        let read = given(&[("PORT", "9"), ("LEASE_MAX_WAIT", "7ms")]).unwrap();
+        assert_eq!((read.listeners.port, read.leases.max_wait), (9, Duration::from_millis(7)));
+        let read = given(&[("--rules", "/tmp/of/nobody")]).unwrap();
+        assert_eq!(format!("{:?}", read.rules.dir).matches("/tmp/of/nobody").count(), 1);
+        let fault = given(&[("LEASE_MAX_WAITS", "7ms")]).unwrap_err();
+        assert!(fault.contains("LEASE_MAX_WAITS: no setting"), "{fault}");
+        let fault = given(&[("PORT", "x")]).unwrap_err();
+        assert!(fault.contains("PORT"), "{fault}");
+    }
+}

@@ -1,0 +1,83 @@
+//! A request that outlives the hook in which it was made: one that waits, or that follows when the
+//! stream ends.
+
+use ratelease_rules::Limit;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+
+/// The key of the entry that marks the end of a request, as `docs/rules.md` says.
+const SETTLE: &str = "ratelease.settle";
+
+/// A request with all its text.
+#[derive(Debug, Clone)]
+pub struct OwnedRequest {
+    domain: String,
+    hits_addend: u32,
+    descriptors: Vec<OwnedDescriptor>,
+}
+
+#[derive(Debug, Clone)]
+struct OwnedDescriptor {
+    entries: Vec<(String, String)>,
+    limit: Option<Limit>,
+    hits_addend: Option<u64>,
+    refund: bool,
+}
+
+// === impl OwnedRequest ===
+
+impl OwnedRequest {
+    /// A copy of `request`.
+    pub fn of(request: &Request<'_>) -> Self {
+        Self {
+            domain: request.domain.to_owned(),
+            hits_addend: request.hits_addend,
+            descriptors: request.descriptors.iter().map(OwnedDescriptor::of).collect(),
+        }
+    }
+
+    /// The ends of those descriptors of `request` that take slots, by their indexes.
+    pub fn ends_of(request: &Request<'_>, slots: &[usize]) -> Self {
+        let taken = slots.iter().filter_map(|at| request.descriptors.get(*at));
+        let end = |descriptor: &Descriptor<'_>| {
+            let mut end = OwnedDescriptor::of(descriptor);
+            end.entries.push((SETTLE.to_owned(), String::new()));
+            end
+        };
+        Self {
+            domain: request.domain.to_owned(),
+            hits_addend: request.hits_addend,
+            descriptors: taken.map(end).collect(),
+        }
+    }
+
+    /// The request.
+    pub fn request(&self) -> Request<'_> {
+        let descriptors = self.descriptors.iter().map(OwnedDescriptor::descriptor);
+        Request {
+            domain: &self.domain,
+            descriptors: descriptors.collect(),
+            hits_addend: self.hits_addend,
+        }
+    }
+}
+
+// === impl OwnedDescriptor ===
+
+impl OwnedDescriptor {
+    fn of(descriptor: &Descriptor<'_>) -> Self {
+        let entries = descriptor.entries.iter();
+        let Descriptor { limit, hits_addend, refund, .. } = *descriptor;
+        Self {
+            entries: entries.map(|it| (it.key.to_owned(), it.value.to_owned())).collect(),
+            limit,
+            hits_addend,
+            refund,
+        }
+    }
+
+    fn descriptor(&self) -> Descriptor<'_> {
+        let entries = self.entries.iter().map(|(key, value)| Entry { key, value });
+        let Self { limit, hits_addend, refund, .. } = *self;
+        Descriptor { entries: entries.collect(), limit, hits_addend, refund }
+    }
+}

@@ -1,0 +1,229 @@
+//! Envoy with the module in it, and the rules of a test.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+use crate::support::envoy::{
+    ANY_PORT, Envoy, assignment, endpoint, listener, pipe, router, socket, validate,
+};
+use crate::support::files::put;
+
+/// What an Envoy with the module is configured with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Fields of the filter's `RateLimit` message, besides the domain.
+    pub filter: Value,
+    /// The route's `rate_limits`, in Envoy's format.
+    pub rate_limits: Value,
+    /// Settings, in the bootstrap extension; `None` for an Envoy without the extension.
+    pub settings: Option<Map<String, Value>>,
+    /// Further fields of the connection manager.
+    pub manager: Value,
+    /// Filters that a request passes before the module's.
+    pub filters: Vec<Value>,
+    /// Workers.
+    pub concurrency: usize,
+    domain: String,
+}
+
+/// A rules directory with one file.
+pub struct Rules {
+    dir: TempDir,
+}
+
+const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
+const RATE_LIMIT: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
+
+/// The module, which cargo has built beside this test.
+pub fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the test");
+    let library = test.parent().expect("a directory").join("libratelease.so");
+    assert!(library.is_file(), "no {}: run with cargo test --workspace", library.display());
+    library
+}
+
+/// How Envoy finds the module.
+pub fn module() -> Value {
+    let local = json!({"filename": library()});
+    json!({"module": {"local": local}, "do_not_close": true, "metrics_namespace": "ratelease"})
+}
+
+/// The actions of one `RateLimit` that sends the request's path as `path`.
+pub fn by_path() -> Value {
+    let header = json!({"header_name": ":path", "descriptor_key": "path"});
+    json!([{"actions": [{"request_headers": header}]}])
+}
+
+/// The rule file of a domain with these rules, see [`rule`].
+pub fn file(domain: &str, rules: &[String]) -> String {
+    format!("domain: {domain}\ndescriptors:\n{}", rules.concat())
+}
+
+/// `limit` requests a day for each value of `key`, with these further options of the limit.
+pub fn rule(key: &str, limit: u64, more: &str) -> String {
+    format!("- {{key: {key}, rate_limit: {{unit: day, requests_per_unit: {limit}{more}}}}}\n")
+}
+
+// === impl Rules ===
+
+impl Rules {
+    pub fn new(file: &str) -> Self {
+        let rules = Self { dir: TempDir::new().expect("a temporary directory") };
+        rules.replace(file);
+        rules
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Replaces the file atomically.
+    pub fn replace(&self, file: &str) {
+        put(self.dir.path().join("rules.yaml"), file);
+    }
+}
+
+// === impl Options ===
+
+impl Options {
+    /// A filter of `domain`, which denies what fails, before a route that sends the path; the
+    /// memory store.
+    pub fn new(domain: &str, rules: &Rules) -> Self {
+        let mut settings = Map::new();
+        settings.insert("--rules".to_owned(), json!(rules.path()));
+        Self {
+            filter: json!({"failure_mode_deny": true, "timeout": "5s"}),
+            rate_limits: by_path(),
+            settings: Some(settings),
+            manager: json!({}),
+            filters: Vec::new(),
+            concurrency: 2,
+            domain: domain.to_owned(),
+        }
+    }
+
+    /// Adds a setting.
+    pub fn set(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.settings.get_or_insert_default().insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Counts in a Redis Cluster.
+    pub fn on_cluster(self, places: &[SocketAddr]) -> Self {
+        let places: Vec<_> = places.iter().map(ToString::to_string).collect();
+        let patient = self.set("LEASE_MAX_WAIT", "5s").set("REDIS_TIMEOUT", "5s");
+        patient.set("REDIS_TYPE", "cluster").set("REDIS_URL", places.join(","))
+    }
+
+    /// Overrides fields of the filter's message.
+    pub fn filter(mut self, fields: Value) -> Self {
+        extend(&mut self.filter, &fields);
+        self
+    }
+
+    /// The filter.
+    pub fn http_filter(&self) -> Value {
+        let mut config = json!({
+            "@type": format!("{RATE_LIMIT}.RateLimit"),
+            "domain": self.domain,
+        });
+        extend(&mut config, &self.filter);
+        json!({"name": "ratelease", "typed_config": {
+            "@type": format!("{DYNAMIC}.DynamicModuleFilter"),
+            "dynamic_module_config": module(),
+            "filter_name": "ratelease",
+            "filter_config": config,
+        }})
+    }
+
+    /// What the route configures for it.
+    pub fn per_route(&self) -> Value {
+        json!({"ratelease": {
+            "@type": format!("{DYNAMIC}.DynamicModuleFilterPerRoute"),
+            "dynamic_module_config": module(),
+            "filter_config": {
+                "@type": format!("{RATE_LIMIT}.RateLimitPerRoute"),
+                "rate_limits": self.rate_limits,
+            },
+        }})
+    }
+
+    /// The listener `ingress`.
+    pub fn listener(&self, address: Value) -> Value {
+        let route = json!({
+            "route": {"cluster": "upstream"},
+            "typed_per_filter_config": self.per_route(),
+        });
+        let mut filters = self.filters.clone();
+        filters.extend([self.http_filter(), router()]);
+        let mut listener = listener("ingress", address, &filters, route);
+        let manager = &mut listener["filter_chains"][0]["filters"][0]["typed_config"];
+        extend(manager, &self.manager);
+        listener
+    }
+
+    /// The whole configuration, with the upstream on a socket in this directory.
+    pub fn bootstrap(&self, files: &Path) -> Value {
+        let upstream = pipe(&files.join("upstream.sock"));
+        let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
+        let mut bootstrap = json!({
+            "admin": {"address": socket(ANY_PORT)},
+            "static_resources": {
+                "listeners": [
+                    self.listener(socket(ANY_PORT)),
+                    listener("upstream", upstream.clone(), &[router()], ok),
+                ],
+                "clusters": [{
+                    "name": "upstream",
+                    "connect_timeout": "1s",
+                    "load_assignment": assignment("upstream", &[endpoint(upstream)]),
+                }],
+            },
+        });
+        if let Some(settings) = &self.settings {
+            let extension = "envoy.extensions.bootstrap.dynamic_modules.v3.\
+                             DynamicModuleBootstrapExtension";
+            bootstrap["bootstrap_extensions"] = json!([{
+                "name": "envoy.bootstrap.dynamic_modules",
+                "typed_config": {
+                    "@type": format!("type.googleapis.com/{extension}"),
+                    "dynamic_module_config": module(),
+                    "extension_name": "ratelease",
+                    "extension_config": {
+                        "@type": "type.googleapis.com/google.protobuf.Struct",
+                        "value": settings,
+                    },
+                },
+            }]);
+        }
+        bootstrap
+    }
+
+    /// Starts Envoy.
+    pub async fn start(&self) -> Envoy {
+        self.start_in(&[]).await
+    }
+
+    /// Starts Envoy with these variables in its environment.
+    pub async fn start_in(&self, env: &[(&str, &str)]) -> Envoy {
+        let files = TempDir::new().expect("a temporary directory");
+        let bootstrap = self.bootstrap(files.path()).to_string();
+        Envoy::run_in(files, &bootstrap, self.concurrency, "ingress", env).await
+    }
+
+    /// What Envoy says of the configuration, and whether it is valid.
+    pub fn validate(&self) -> (bool, String) {
+        let files = TempDir::new().expect("a temporary directory");
+        validate(&self.bootstrap(files.path()).to_string(), &[])
+    }
+}
+
+/// Adds the fields of `more`, which override those that are there.
+pub fn extend(object: &mut Value, more: &Value) {
+    if let (Some(object), Some(more)) = (object.as_object_mut(), more.as_object()) {
+        object.extend(more.clone());
+    }
+}
