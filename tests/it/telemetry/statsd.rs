@@ -115,17 +115,19 @@ impl Capture {
 
     /// What was counted in all, by the text before the value and the text behind it; and the number
     /// of timed calls.
+    #[allow(clippy::cast_possible_truncation, reason = "as servers cut the quotient")]
     fn sums(&self) -> (BTreeMap<String, u64>, u64) {
         let text = String::from_utf8(self.0.lock().clone()).unwrap();
         let (mut counts, mut timed) = (BTreeMap::new(), 0);
         for line in text.lines() {
             let (name, rest) = line.split_once(':').expect(line);
             let mut parts = rest.split('|');
-            let value: f64 = parts.next().unwrap().parse().expect(line);
+            let value = parts.next().unwrap();
             match parts.next().expect(line) {
                 "c" => {
                     let tags: String = parts.map(|part| format!("|{part}")).collect();
-                    *counts.entry(format!("{name}{tags}")).or_default() += value as u64;
+                    *counts.entry(format!("{name}{tags}")).or_default() +=
+                        value.parse::<u64>().expect(line);
                 }
                 "ms" => {
                     let rate = parts.next().and_then(|part| part.strip_prefix('@'));

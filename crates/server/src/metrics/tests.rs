@@ -627,7 +627,8 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10}
 ";
     let source = Source { name: "d.yaml".into(), text: DEEP.into() };
-    let load = || rules::load(&[source.clone()], rules::Options::default()).unwrap().rules;
+    let load =
+        || rules::load(std::slice::from_ref(&source), rules::Options::default()).unwrap().rules;
     let families = [false, true].map(|by_stats_key| {
         let rules = load();
         let meters = Meters::new(Options { by_stats_key, ..Options::default() });

@@ -190,6 +190,7 @@ mod tests {
         assert_eq!(text(lines), "a.x_1_c_forged:1|c\n");
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "as servers cut the quotient")]
     #[test]
     fn the_rate_of_a_time_gives_back_the_count_when_a_server_cuts_the_rest() {
         for count in (2..2000).chain([u64::from(u32::MAX)]) {
