@@ -4,6 +4,7 @@
 mod deployment;
 #[cfg(test)]
 mod tests;
+mod to_module;
 
 use std::fmt::Display;
 use std::fs;
@@ -36,12 +37,19 @@ for a variable that is not set. `!` marks what needs action.
 ratelease is assumed to run under the name ratelimit, as its image does: its defaults are the
 reference's then.
 
+--to-module prints the bootstrap of an Envoy that asks a rate limit service, rewritten for the module
+of ratelease (docs/module.md): the filters, the rate_limits of virtual hosts and routes, and the
+cluster of the service. Standard error lists what Envoy did otherwise than the file says, and with `!`
+what the module cannot do; it stays in the output, which Envoy refuses there. Comments and the order
+of fields are lost.
+
 Exit status: 0 nothing needs action, 1 something does, 2 something could not be read.
 
 Examples:
   ratectl migrate --env-file ratelimit.env --rules config/
   ratectl migrate --kubernetes ratelimit.yaml --kubernetes rules-configmap.yaml
-  ratectl migrate --compose docker-compose.yml --container ratelimit --print-env > ratelease.env";
+  ratectl migrate --compose docker-compose.yml --container ratelimit --print-env > ratelease.env
+  ratectl migrate --to-module envoy.yaml > envoy-module.yaml";
 
 /// Flags of `migrate`.
 #[derive(Debug, Args)]
@@ -65,6 +73,10 @@ pub struct MigrateFlags {
     /// here or in a ConfigMap of the manifests]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     rules: Option<PathBuf>,
+    /// Bootstrap of an Envoy to rewrite for the module, and nothing else; - for standard input
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all =
+          ["env_file", "kubernetes", "compose", "container", "rules", "print_env", "json"])]
+    to_module: Option<PathBuf>,
     /// Print the environment to use with ratelease, as KEY=value lines, and nothing else
     #[arg(long, conflicts_with = "json")]
     print_env: bool,
@@ -84,6 +96,9 @@ struct Review {
 
 /// Reads the deployment, and reports what differs.
 pub fn run(flags: &MigrateFlags, out: &mut Out) -> CliResult {
+    if let Some(bootstrap) = &flags.to_module {
+        return to_module::run(bootstrap, out);
+    }
     let (deployment, origin) = deployment(flags)?;
     let environment = migration::review(&deployment.environment, origin);
     let rules = review(flags.rules.as_deref(), &deployment, &environment)?;

@@ -55,7 +55,8 @@ pub fn items(of: Option<&Yaml>) -> &[Yaml] {
     }
 }
 
-fn camel(name: &str) -> String {
+/// The name of a field in `camelCase`, from that in `snake_case`.
+pub fn camel(name: &str) -> String {
     let mut words = name.split('_');
     let mut camel = words.next().unwrap_or_default().to_owned();
     for word in words {

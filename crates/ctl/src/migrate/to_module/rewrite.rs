@@ -1,0 +1,214 @@
+//! The bootstrap: its filters, the cluster of the rate limit service, and the extension that makes
+//! the engine.
+
+use serde_json::{Value, json};
+
+use super::edit::{get, get_mut, items, items_mut, path, set, take, text, type_of};
+use super::{Findings, Trail, limits, routes};
+
+/// The names of messages.
+pub(super) const FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
+pub(super) const PER_ROUTE: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
+const LOCAL_FILTER: &str = "envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
+const MANAGER: &str =
+    "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+
+/// The prefix of the URL of a type.
+pub(super) const URL: &str = "type.googleapis.com/";
+
+/// A filter that was moved.
+#[derive(Debug)]
+pub(super) struct Filter {
+    /// The key of its configuration of routes.
+    pub(super) name: String,
+    /// Whether it has `rate_limits`, so that those of routes and virtual hosts count for nothing.
+    pub(super) has_limits: bool,
+}
+
+/// Rewrites a bootstrap; `None` if nothing in it asks a rate limit service.
+pub(super) fn bootstrap(bootstrap: &mut Value) -> Option<Findings> {
+    let mut findings = Findings::default();
+    let node_cluster = path(bootstrap, &["node", "cluster"]).and_then(Value::as_str);
+    let node_cluster = node_cluster.map(str::to_owned);
+    let mut services = Vec::new();
+    let static_resources = get_mut(bootstrap, "static_resources")?;
+    let at = Trail::default().field("static_resources");
+    for (number, listener) in items_mut(static_resources, "listeners") {
+        let mut rewriter = Rewriter {
+            findings: &mut findings,
+            services: &mut services,
+            node_cluster: node_cluster.as_deref(),
+        };
+        rewriter.listener(listener, &at.field("listeners").item(number));
+    }
+    if services.is_empty() {
+        return None;
+    }
+    add_extension(bootstrap);
+    for service in services.into_iter().flatten() {
+        remove_cluster(bootstrap, &service);
+    }
+    Some(findings)
+}
+
+/// What is carried through the listeners.
+#[derive(Debug)]
+struct Rewriter<'f> {
+    findings: &'f mut Findings,
+    /// The cluster that each moved filter asked, if it has one.
+    services: &'f mut Vec<Option<String>>,
+    node_cluster: Option<&'f str>,
+}
+
+impl Rewriter<'_> {
+    fn listener(&mut self, listener: &mut Value, at: &Trail) {
+        for (number, chain) in items_mut(listener, "filter_chains") {
+            self.chain(chain, &at.field("filter_chains").item(number));
+        }
+        if let Some(chain) = get_mut(listener, "default_filter_chain") {
+            self.chain(chain, &at.field("default_filter_chain"));
+        }
+        let api = get_mut(listener, "api_listener").and_then(|it| get_mut(it, "api_listener"));
+        if let Some(manager) = api
+            && type_of(manager) == MANAGER
+        {
+            self.manager(manager, &at.field("api_listener").field("api_listener"));
+        }
+    }
+
+    fn chain(&mut self, chain: &mut Value, at: &Trail) {
+        for (number, filter) in items_mut(chain, "filters") {
+            let Some(config) = get_mut(filter, "typed_config") else { continue };
+            if type_of(config) == MANAGER {
+                self.manager(config, &at.field("filters").item(number).field("typed_config"));
+            }
+        }
+    }
+
+    /// An HTTP connection manager: its filters, and its routes.
+    fn manager(&mut self, manager: &mut Value, at: &Trail) {
+        let mut filters = Vec::new();
+        for (number, filter) in items_mut(manager, "http_filters") {
+            let at = at.field("http_filters").item(number);
+            let Some(moved) = self.filter(filter, &at) else { continue };
+            // Filters of one name share the configuration of routes.
+            match filters.iter_mut().find(|it: &&mut Filter| it.name == moved.name) {
+                Some(same) => same.has_limits |= moved.has_limits,
+                None => filters.push(moved),
+            }
+        }
+        if filters.is_empty() {
+            return;
+        }
+        let is_local = |filter: &Value| {
+            get(filter, "typed_config").is_some_and(|config| type_of(config) == LOCAL_FILTER)
+        };
+        let keeps_lists = items(manager, "http_filters").iter().any(is_local);
+        if let Some(config) = get_mut(manager, "route_config") {
+            let at = at.field("route_config");
+            let node_cluster = self.node_cluster;
+            let moved = routes::Routes { filters: &filters, keeps_lists, node_cluster };
+            moved.rewrite(config, &at, self.findings);
+        }
+        for dynamic in ["rds", "scoped_routes"] {
+            if get(manager, dynamic).is_some() {
+                let text = "these routes come from a server: it has to send their rate_limits in \
+                            typed_per_filter_config, see docs/module.md";
+                self.findings.left(at.field(dynamic), text);
+            }
+        }
+    }
+
+    /// Makes a rate limit filter one of the module.
+    fn filter(&mut self, filter: &mut Value, at: &Trail) -> Option<Filter> {
+        let name = text(filter, "name").to_owned();
+        let config = get_mut(filter, "typed_config").filter(|it| type_of(it) == FILTER)?;
+        let service = take(config, "rate_limit_service");
+        let service = service.as_ref().and_then(|service| {
+            path(service, &["grpc_service", "envoy_grpc", "cluster_name"])?.as_str()
+        });
+        self.services.push(service.map(str::to_owned));
+        let has_limits = !items(config, "rate_limits").is_empty();
+        let within = at.field("typed_config").field("rate_limits");
+        for (number, limit) in items_mut(config, "rate_limits") {
+            limits::review(limit, &within.item(number), self.node_cluster, self.findings);
+        }
+        *config = module_filter(config.take());
+        Some(Filter { name, has_limits })
+    }
+}
+
+/// The settings of the library. It is never unloaded: its threads run its code.
+fn library() -> Value {
+    json!({"name": "ratelease", "do_not_close": true})
+}
+
+fn module_filter(config: Value) -> Value {
+    json!({
+        "@type": format!("{URL}envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter"),
+        "dynamic_module_config": library(),
+        "filter_name": "ratelease",
+        "filter_config": config,
+    })
+}
+
+/// The configuration of a route for the module, from that of the rate limit filter.
+pub(super) fn module_route(config: Value) -> Value {
+    json!({
+        "@type":
+            format!("{URL}envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute"),
+        "dynamic_module_config": library(),
+        "filter_name": "ratelease",
+        "filter_config": config,
+    })
+}
+
+/// Adds the extension that makes the engine before the listeners, and gives its leases back when
+/// Envoy ends.
+fn add_extension(bootstrap: &mut Value) {
+    let extension = json!({
+        "name": "envoy.bootstrap.dynamic_modules",
+        "typed_config": {
+            "@type": format!(
+                "{URL}envoy.extensions.bootstrap.dynamic_modules.v3.DynamicModuleBootstrapExtension"
+            ),
+            "dynamic_module_config": library(),
+            "extension_name": "ratelease",
+        },
+    });
+    let mut extensions = items(bootstrap, "bootstrap_extensions").to_vec();
+    extensions.push(extension);
+    set(bootstrap, "bootstrap_extensions", extensions.into());
+}
+
+/// Removes a cluster that nothing names any more.
+fn remove_cluster(bootstrap: &mut Value, name: &str) {
+    let Some(static_resources) = get_mut(bootstrap, "static_resources") else { return };
+    let Some(mut clusters) = take(static_resources, "clusters") else { return };
+    let mut removed = Vec::new();
+    if let Some(clusters) = clusters.as_array_mut() {
+        let (named, others) = clusters.drain(..).partition(|it| text(it, "name") == name);
+        (removed, *clusters) = (named, others);
+    }
+    set(static_resources, "clusters", clusters);
+    if names(bootstrap, name)
+        && let Some(static_resources) = get_mut(bootstrap, "static_resources")
+        && let Some(clusters) = get_mut(static_resources, "clusters").and_then(Value::as_array_mut)
+    {
+        clusters.append(&mut removed);
+    }
+}
+
+/// Whether a value names a cluster. Fields that cannot do so are left out: a domain often has the
+/// name of its service.
+fn names(value: &Value, name: &str) -> bool {
+    match value {
+        Value::String(text) => text == name,
+        Value::Array(items) => items.iter().any(|item| names(item, name)),
+        Value::Object(fields) => fields.iter().any(|(field, value)| {
+            !matches!(field.as_str(), "domain" | "domains" | "stat_prefix" | "statPrefix")
+                && names(value, name)
+        }),
+        _ => false,
+    }
+}
