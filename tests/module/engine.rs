@@ -17,16 +17,15 @@ async fn the_pages_of_the_engine_are_on_envoys_admin_port_and_on_a_port_that_is_
     let envoy = options.start().await;
     assert_eq!(envoy.get("/a", &[]).await.status, 200);
     let debug = std::net::SocketAddr::from(([127, 0, 0, 1], port));
-    for page in ["status", "metrics", "rlconfig", "hotkeys", ""] {
-        let within = envoy.admin(&format!("/ratelease/{page}")).await;
-        let beside = http::get(debug, &format!("/{page}")).await.unwrap();
+    for page in ["/status", "/metrics", "/rlconfig", "/hotkeys", ""] {
+        let within = envoy.admin(&format!("/ratelease{page}")).await;
+        let beside = http::get(debug, if page.is_empty() { "/" } else { page }).await.unwrap();
         assert_eq!(beside.status, 200);
-        assert!(within.len() > 20 && !within.contains("no such page"), "{page}: {within}");
+        let first = |page: &str| page.lines().next().unwrap().chars().take(9).collect::<String>();
+        assert_eq!(first(&within), first(&beside.body), "{page}");
     }
     let counted = envoy.admin("/ratelease/metrics").await;
-    assert!(counted.contains("ratelimit_service_rate_limit_paged_path_total_hits"), "{counted}");
-    assert!(envoy.admin("/ratelease/none").await.contains("no such page"));
-    assert!(envoy.admin("/ratelease/live").await.contains("DEBUG_PORT"));
+    assert!(counted.contains(r#"total_hits{domain="paged",key1="path"} 1"#), "{counted}");
     assert!(envoy.admin("/help").await.contains("/ratelease"));
     end(envoy).await;
 }
@@ -143,14 +142,12 @@ async fn a_change_of_the_listener_keeps_the_counts_and_a_faulty_one_the_listener
     let mut options = Options::new("moved", &rules);
     let changing = Changing::start(&options).await;
     let envoy = &changing.envoy;
-    changing.replace(&options);
-    envoy.until("changed", async || changing.count("listener_modified").await == 1).await;
     for status in [200, 200] {
         assert_eq!(envoy.get("/a", &[]).await.status, status);
     }
     options = options.filter(json!({"rate_limited_status": {"code": "ServiceUnavailable"}}));
     changing.replace(&options);
-    envoy.until("changed", async || changing.count("listener_modified").await == 2).await;
+    envoy.until("changed", async || changing.count("listener_modified").await == 1).await;
     assert_eq!(envoy.get("/a", &[]).await.status, 200, "two of three were spent");
     let denied = async || envoy.get("/a", &[]).await.status == 503;
     envoy.until("denying as the new filter says", denied).await;

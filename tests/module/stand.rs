@@ -101,7 +101,7 @@ impl Options {
         let mut settings = Map::new();
         settings.insert("--rules".to_owned(), json!(rules.path()));
         Self {
-            filter: json!({"failure_mode_deny": true, "timeout": "5s"}),
+            filter: json!({"failure_mode_deny": true, "timeout": "10s"}),
             rate_limits: by_path(),
             settings: Some(settings),
             manager: json!({}),
@@ -178,12 +178,15 @@ impl Options {
     pub fn bootstrap(&self, files: &Path) -> Value {
         let upstream = pipe(&files.join("upstream.sock"));
         let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
+        let mut upstream_listener = listener("upstream", upstream.clone(), &[router()], ok);
+        let manager = &mut upstream_listener["filter_chains"][0]["filters"][0]["typed_config"];
+        extend(manager, &json!({"max_request_headers_kb": 8192}));
         let mut bootstrap = json!({
             "admin": {"address": socket(ANY_PORT)},
             "static_resources": {
                 "listeners": [
                     self.listener(socket(ANY_PORT)),
-                    listener("upstream", upstream.clone(), &[router()], ok),
+                    upstream_listener,
                 ],
                 "clusters": [{
                     "name": "upstream",

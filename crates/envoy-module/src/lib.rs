@@ -106,8 +106,9 @@ impl Config for FilterConfig {
 
 impl Bootstrap for Extension {
     fn initialized(&self, host: &BootstrapHost<'_>) {
-        if !host.serve_admin(admin::PREFIX, "the state of the rate limits") {
-            warn("the pages are not on the admin port: there is none, or it has /ratelease");
+        let refused = admin::PAGES.iter().filter(|(path, help)| !host.serve_admin(path, help));
+        if refused.count() > 0 {
+            warn("pages are not on the admin port: there is none, or it has pages of their names");
         }
     }
 
