@@ -436,6 +436,8 @@ struct Transaction<'a, 'r> {
     debts: Vec<Debt<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
+    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all requests.
+    is_plain: bool,
     /// Settlements have been applied.
     settled: bool,
     /// Settlements whose hits had been charged before, with the number of those hits.
@@ -455,6 +457,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             attempts,
             debts: Vec::new(),
             refunded: Vec::new(),
+            is_plain: true,
             settled: false,
             covered: Few::new(),
             stands: false,
@@ -466,6 +469,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn take_local(&mut self, now: Time) {
         for at in 0..self.resolved.len() {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
+            self.is_plain &= charge.is_plain();
             let attempt = match self.settle_hold(at, charge, now) {
                 Some(attempt) => Ok(attempt),
                 None => self.shared.attempt(charge, now),
@@ -532,7 +536,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         let modes = self.shared.options.modes;
         self.settle(now);
         let mut verdict = Verdict::new(request, self.statuses(), modes);
-        if verdict.code != Code::OverLimit && !self.hold_slots(now) {
+        if verdict.code != Code::OverLimit && !self.is_plain && !self.hold_slots(now) {
             verdict = Verdict::new(request, self.statuses(), modes);
         }
         if verdict.code == Code::OverLimit {
@@ -555,7 +559,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Applies the settlements of the request, whatever becomes of it: their costs have been
     /// incurred.
     fn settle(&mut self, now: Time) {
-        if std::mem::replace(&mut self.settled, true) {
+        if self.is_plain || std::mem::replace(&mut self.settled, true) {
             return;
         }
         for (at, resolved) in self.resolved.iter().enumerate() {
@@ -603,6 +607,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Notes what the request holds from now on, of the charges that tokens paid for, besides slots.
     fn hold(&self, now: Time) {
+        if self.is_plain {
+            return;
+        }
         for (resolved, attempt) in self.resolved.iter().zip(&self.attempts) {
             if let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt)
                 && charge.holds()

@@ -40,14 +40,14 @@ pub struct Charge<'r> {
     /// The descriptor says that the hits are a cost that has been incurred.
     marked: bool,
     /// What the request holds meanwhile, or settles.
-    pub held: Option<HeldBy>,
+    pub held: Option<HeldBy<'r>>,
 }
 
 /// The request that holds what it takes, by its rule.
 #[derive(Debug, Clone, Copy)]
-pub struct HeldBy {
+pub struct HeldBy<'r> {
     /// How long, and what becomes of it then.
-    pub terms: Hold,
+    pub terms: &'r Hold,
     /// `None` if the request's id is empty: then it holds nothing.
     pub id: Option<HoldId>,
 }
@@ -161,7 +161,9 @@ impl<'r> Charge<'r> {
         let AppliedLimit { limit, rule } = applied;
         // An override of a rule's limit is held as the rule says.
         let terms = match charged.lookup {
-            Lookup::Rule(rule) => rule.hold.filter(|_| limit.algorithm.takes_settlements()),
+            Lookup::Rule(rule) => {
+                rule.hold.as_ref().filter(|_| limit.algorithm.takes_settlements())
+            }
             _ => None,
         };
         let parts = charged.entries.iter().enumerate().map(|(at, entry)| {
@@ -174,7 +176,7 @@ impl<'r> Charge<'r> {
         // Two windows on the same entries are counted apart; two limits of one window share a
         // count, so that raising or lowering a limit keeps the count.
         let own = hasher.key(request.domain, limit.identity(), parts);
-        let id = |terms: Hold| {
+        let id = |terms: &Hold| {
             let entry = charged.entries.get(usize::from(terms.level))?;
             (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
         };
@@ -211,6 +213,12 @@ impl<'r> Charge<'r> {
     pub fn settles(&self) -> bool {
         let is_marked = self.marked && !self.refund;
         is_marked || self.spends() && self.applied.rule.is_some_and(|rule| rule.flags.settle)
+    }
+
+    /// Whether the charge takes tokens that pass with time and no more: nothing is held, settled or in
+    /// use until its end.
+    pub(super) fn is_plain(&self) -> bool {
+        self.held.is_none() && !self.is_of_slots() && !self.settles()
     }
 
     /// Whether the charge takes slots, which its end gives back.
