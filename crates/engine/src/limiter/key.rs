@@ -224,7 +224,9 @@ impl KeyState {
     ) {
         let policy = self.policy(context);
         if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
-            self.ask_to_credit(charge.hits, charge.key(), &policy, context, asks);
+            let back = Some(Return { tokens: charge.hits, epoch: None });
+            self.note_asked(context.now);
+            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
             return;
         }
         if !self.takes_returns(charge.key(), context) {
@@ -1495,39 +1497,14 @@ impl KeyState {
         Noted { is_owed: true, unpaid: ended, paid }
     }
 
-    /// Forgets the debt of a charge, and gives back what has been paid of it meanwhile. Returns how
-    /// many hits were not paid.
-    pub(super) fn cancel_debt(
-        &mut self,
-        charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> u64 {
-        let now = context.now;
+    /// Takes `hits` off the debt. What is not owed any more has been paid, or forgotten to free memory:
+    /// which of the two is not known, so it stays counted. Returns how many were not paid.
+    pub(super) fn cancel_debt(&mut self, hits: u64, now: Time) -> u64 {
         let debt = self.debt(now);
-        let unpaid = debt.min(charge.hits);
+        let unpaid = debt.min(hits);
         self.set_debt(debt - unpaid);
-        let paid = charge.hits - unpaid;
-        let policy = self.policy(context);
-        if paid > 0 && !self.buffer.refund(paid, policy.limit.capacity(), policy.kind, now) {
-            self.ask_to_credit(paid, charge.key(), &policy, context, asks);
-        }
         self.buffer.trim();
         unpaid
-    }
-
-    /// Asks the store to take `hits` off the count of `key`.
-    fn ask_to_credit(
-        &mut self,
-        hits: u64,
-        key: Key,
-        policy: &LeasePolicy,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let back = Some(Return { tokens: hits, epoch: None });
-        self.note_asked(context.now);
-        asks.push(Ask { back, ..policy.blank_ask(key) });
     }
 }
 
