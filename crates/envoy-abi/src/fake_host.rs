@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-use crate::abi::{EnvoyBuffer, ModuleBuffer, ModuleHeader};
+use crate::abi::{EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
 use crate::hooks;
 use crate::module::Module;
 
@@ -319,6 +319,22 @@ pub mod callbacks {
         unsafe { put(result, values.nth(index).map(|value| buffer(value))) }
     }
 
+    pub unsafe fn get_headers_size(stream: *mut c_void, kind: u32) -> usize {
+        // SAFETY: as Envoy's.
+        unsafe { FakeStream::at(stream) }.headers(kind).borrow().len()
+    }
+
+    pub unsafe fn get_headers(stream: *mut c_void, kind: u32, result: *mut EnvoyHeader) -> bool {
+        // SAFETY: as Envoy's.
+        let headers = unsafe { FakeStream::at(stream) }.headers(kind).borrow();
+        for (at, (key, value)) in headers.iter().enumerate() {
+            let header = EnvoyHeader { key: buffer(key), value: buffer(value) };
+            // SAFETY: the module's place for each.
+            unsafe { result.add(at).write(header) };
+        }
+        true
+    }
+
     pub unsafe fn add_header(
         stream: *mut c_void,
         kind: u32,
@@ -488,7 +504,7 @@ macro_rules! fake_host {
         mod __fake_envoy {
             use std::ffi::c_void;
 
-            use $crate::abi::{EnvoyBuffer, ModuleBuffer, ModuleHeader};
+            use $crate::abi::{EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
             use $crate::fake_host::callbacks;
 
             type M = *mut c_void;
@@ -509,6 +525,12 @@ macro_rules! fake_host {
                     get_header(filter: M, kind: u32, key: B, result: *mut EnvoyBuffer,
                         index: usize, count: *mut usize) -> bool
                     { callbacks::get_header(filter, kind, key, result, index, count) }
+                "envoy_dynamic_module_callback_http_get_headers_size"
+                    get_headers_size(filter: M, kind: u32) -> usize
+                    { callbacks::get_headers_size(filter, kind) }
+                "envoy_dynamic_module_callback_http_get_headers"
+                    get_headers(filter: M, kind: u32, result: *mut EnvoyHeader) -> bool
+                    { callbacks::get_headers(filter, kind, result) }
                 "envoy_dynamic_module_callback_http_add_header"
                     add_header(filter: M, kind: u32, key: B, value: B) -> bool
                     { callbacks::add_header(filter, kind, key, value) }

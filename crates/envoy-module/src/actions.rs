@@ -41,6 +41,9 @@ pub trait Stream {
     /// `:path`.
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]>;
 
+    /// All values of a request header.
+    fn request_headers(&self, name: &str) -> Vec<&[u8]>;
+
     /// The first value of a response header; `None` before there is a response.
     fn response_header(&self, name: &str) -> Option<&[u8]>;
 

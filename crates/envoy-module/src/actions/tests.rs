@@ -47,6 +47,11 @@ impl Stream for Fake {
         all.nth(index).map(|(_, value)| value.as_slice())
     }
 
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        let all = self.headers.iter().filter(|(key, _)| *key == name);
+        all.map(|(_, value)| value.as_slice()).collect()
+    }
+
     fn response_header(&self, name: &str) -> Option<&[u8]> {
         self.response.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_slice())
     }
