@@ -820,8 +820,7 @@ impl Attempt {
     fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
         let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
         let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
-        let fitted = if spends { u32::try_from(quota.remaining).unwrap_or(u32::MAX) } else { 0 };
-        Self { fitted, ..self }
+        Self { fitted: if spends { quota.remaining } else { 0 }, ..self }
     }
 }
 
@@ -1088,7 +1087,11 @@ impl Charge<'_> {
         let limit = self.applied.limit;
         let owner = match self.applied.rule {
             Some(rule) => OverflowScope::Rule(&rule.path),
-            None => OverflowScope::Override(&self.domain, limit.requests_per_unit),
+            None => {
+                // An override has 32 bits on the wire.
+                let requests = u32::try_from(limit.requests_per_unit).unwrap_or(u32::MAX);
+                OverflowScope::Override(&self.domain, requests)
+            }
         };
         hasher.overflow_key(owner, limit.identity())
     }
@@ -1115,7 +1118,7 @@ pub struct Options {
     pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 14 MiB in addition, and the lease client's
+    /// and state that only few keys have, take up to 16 MiB in addition, and the lease client's
     /// queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table

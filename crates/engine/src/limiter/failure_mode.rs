@@ -246,7 +246,7 @@ impl FailureModes {
     /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
     /// the clock of `shard`, else until the limit is as if nothing had been charged.
     pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
-        let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
+        let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1);
         match counting(limit).token {
             Token::OfWindow => {
                 let now = micros(self.unix_time(shard));
