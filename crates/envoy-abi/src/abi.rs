@@ -83,12 +83,9 @@ callbacks! {
     "envoy_dynamic_module_callback_is_validation_mode"
     fn is_validation_mode() -> bool;
 
-    /// An integer of the runtime, or the default.
+    /// An integer of the runtime, or the default; in a worker always the default.
     "envoy_dynamic_module_callback_get_runtime_int"
     fn get_runtime_int(key: ModuleBuffer, default: u64) -> u64;
-    /// A number of the runtime, or the default.
-    "envoy_dynamic_module_callback_get_runtime_number"
-    fn get_runtime_number(key: ModuleBuffer, default: f64) -> f64;
 
     /// Defines a counter while the configuration of a filter is made; 0 if it could.
     "envoy_dynamic_module_callback_http_filter_config_define_counter"

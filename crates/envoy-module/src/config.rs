@@ -11,11 +11,12 @@ use envoy_types::pb::envoy::config::core::v3 as core;
 use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::Message;
-use ratelease_envoy_abi::{Counter, Setup, runtime_number};
+use ratelease_envoy_abi::{Counter, Setup};
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
 use crate::engine::{Engine, Overrides};
+use crate::runtime::{ENABLED, ENFORCING, Fraction};
 
 /// What Envoy's filter waits for an answer if its configuration does not say.
 const TIMEOUT: Duration = Duration::from_millis(20);
@@ -30,9 +31,6 @@ const METADATA_NAMESPACE: &str = "envoy.filters.http.ratelimit";
 /// Envoy does not check them itself, as it does not look into the configuration of a module.
 const HEADERS_MAX: usize = 10;
 const HEADER_BYTES_MAX: usize = 16_384;
-
-/// Stands for the id of the stream, as the value of an entry: no two streams have the same.
-pub const STREAM_ID: &str = "ratelease.stream";
 
 /// One filter in Envoy's configuration.
 pub struct FilterConfig {
@@ -83,13 +81,11 @@ pub struct RouteConfig {
     pub limits: Limits,
 }
 
-/// Rate limits, and what they need.
+/// Rate limits.
 #[derive(Debug)]
 pub struct Limits {
     /// The actions.
     pub actions: Actions,
-    /// Whether an entry may be [`STREAM_ID`].
-    pub name_streams: bool,
 }
 
 /// Envoy's statistics of a filter.
@@ -114,14 +110,6 @@ pub enum RequestKind {
     Internal,
     /// The others.
     External,
-}
-
-/// A part of all requests, which Envoy's runtime may change.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Fraction {
-    runtime_key: String,
-    /// 0 to 1.
-    default: f64,
 }
 
 /// A header that denials get.
@@ -170,7 +158,7 @@ impl FilterConfig {
         }
         config.counters = Counters::define(setup, &message.stat_prefix);
         if !validates {
-            config.engine = Some(Engine::of_process(&Overrides::new())?);
+            config.engine = Some(Engine::of_process(None)?);
         }
         Ok(config)
     }
@@ -183,14 +171,14 @@ impl FilterConfig {
             let most = crate::actions::STAGE_MAX;
             faults.add("stage", format!("{}; expected 0 to {most}", message.stage));
         }
-        let deny = if message.failure_mode_deny { 1.0 } else { 0.0 };
+        let deny = Fraction::new(if message.failure_mode_deny { 1.0 } else { 0.0 });
         let percent = message.failure_mode_deny_percent.as_ref();
         Self {
             domain: message.domain.clone(),
             stage: message.stage,
             kind: RequestKind::read(&message.request_type, faults),
             timeout: timeout_of(message, faults),
-            failure_deny: Fraction::read(percent, deny, "failure_mode_deny_percent", faults),
+            failure_deny: fraction_of(percent, deny, "failure_mode_deny_percent", faults),
             resource_exhausted: message.rate_limited_as_resource_exhausted,
             x_ratelimit: x_ratelimit_of(message.enable_x_ratelimit_headers, faults),
             retry_after: message.enable_retry_after_header,
@@ -208,13 +196,14 @@ impl FilterConfig {
                 faults,
             ),
             headers: headers_of(&message.response_headers_to_add, faults),
-            enabled: Fraction::read(message.filter_enabled.as_ref(), 1.0, "filter_enabled", faults),
-            enforced: Fraction::read(
-                message.filter_enforced.as_ref(),
-                1.0,
-                "filter_enforced",
-                faults,
-            ),
+            enabled: match &message.filter_enabled {
+                None => Fraction::at_known(ENABLED).unwrap_or(Fraction::ALL),
+                some => fraction_of(some.as_ref(), Fraction::ALL, "filter_enabled", faults),
+            },
+            enforced: match &message.filter_enforced {
+                None => Fraction::at_known(ENFORCING).unwrap_or(Fraction::ALL),
+                some => fraction_of(some.as_ref(), Fraction::ALL, "filter_enforced", faults),
+            },
             metadata_namespace: match &*message.metadata_namespace {
                 "" => METADATA_NAMESPACE.to_owned(),
                 namespace => namespace.to_owned(),
@@ -317,14 +306,9 @@ impl Limits {
         messages: &[envoy_types::pb::envoy::config::route::v3::RateLimit],
         faults: &mut Faults,
     ) -> Self {
-        let is_named = |message: &envoy_types::pb::envoy::config::route::v3::RateLimit| {
-            let bytes = message.encode_to_vec();
-            memchr::memmem::find(&bytes, STREAM_ID.as_bytes()).is_some()
-        };
-        Self {
-            actions: Actions::compile(messages, "rate_limits", faults),
-            name_streams: messages.iter().any(is_named),
-        }
+        let mut actions = Actions::compile(messages, "rate_limits", faults);
+        actions.read_runtime(Fraction::at);
+        Self { actions }
     }
 
     /// Whether the end of a stream of this stage has something to count.
@@ -367,47 +351,32 @@ impl RequestKind {
     }
 }
 
-// === impl Fraction ===
-
-impl Fraction {
-    fn read(
-        message: Option<&core::RuntimeFractionalPercent>,
-        default: f64,
-        place: &str,
-        faults: &mut Faults,
-    ) -> Self {
-        let Some(message) = message else { return Self { runtime_key: String::new(), default } };
-        let default = match message.default_value {
-            None => {
-                faults.add(format_args!("{place}.default_value"), "missing");
-                default
-            }
-            Some(percent) => {
-                let of = match percent.denominator {
-                    0 => 100.0,
-                    1 => 10_000.0,
-                    2 => 1_000_000.0,
-                    other => {
-                        let text = format!("{other}; expected HUNDRED, TEN_THOUSAND or MILLION");
-                        faults.add(format_args!("{place}.default_value.denominator"), text);
-                        100.0
-                    }
-                };
-                f64::from(percent.numerator) / of
+/// The part that the runtime says, or else the message; `default` without one.
+fn fraction_of(
+    message: Option<&core::RuntimeFractionalPercent>,
+    default: Fraction,
+    place: &str,
+    faults: &mut Faults,
+) -> Fraction {
+    let Some(message) = message else { return default };
+    if message.default_value.is_none() {
+        faults.add(format_args!("{place}.default_value"), "missing");
+    }
+    let written = message.default_value.as_ref().map(|percent| {
+        let of = match percent.denominator {
+            0 => 100.0,
+            1 => 10_000.0,
+            2 => 1_000_000.0,
+            other => {
+                let text = format!("{other}; expected HUNDRED, TEN_THOUSAND or MILLION");
+                faults.add(format_args!("{place}.default_value.denominator"), text);
+                100.0
             }
         };
-        Self { runtime_key: message.runtime_key.clone(), default }
-    }
-
-    /// Whether a request is of the part; drawn anew each time.
-    pub fn draw(&self) -> bool {
-        let part = match &*self.runtime_key {
-            "" => self.default,
-            // The runtime has percents.
-            key => runtime_number(key, self.default * 100.0) / 100.0,
-        };
-        part >= 1.0 || (part > 0.0 && fastrand::f64() < part)
-    }
+        Fraction::new(f64::from(percent.numerator) / of)
+    });
+    let key = Some(&*message.runtime_key).filter(|key| !key.is_empty());
+    key.and_then(Fraction::at).or(written).unwrap_or(default)
 }
 
 // === impl AddedHeader ===

@@ -1,4 +1,5 @@
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
+use ratelease_envoy_abi::fake_host::set_runtime;
 
 use super::*;
 
@@ -183,4 +184,25 @@ fn no_bytes_make_a_reader_panic() {
         let _ = RouteConfig::read(&bytes);
         let _ = overrides(&bytes);
     }
+}
+
+#[test]
+fn parts_of_requests_are_read_from_the_runtime_once() {
+    let keyed = |key: &str| {
+        let default_value = Some(kinds::FractionalPercent { numerator: 100, denominator: 0 });
+        Some(core::RuntimeFractionalPercent { default_value, runtime_key: key.to_owned() })
+    };
+    let message = |enabled| pb::RateLimit {
+        domain: "shop".to_owned(),
+        filter_enabled: enabled,
+        ..Default::default()
+    };
+    set_runtime("a.part", 25);
+    assert_eq!(compiled(&message(keyed("a.part"))).enabled, Fraction::new(0.25));
+    assert_eq!(compiled(&message(keyed("no.part"))).enabled, Fraction::ALL);
+    set_runtime(ENABLED, 0);
+    set_runtime(ENFORCING, 150);
+    let config = compiled(&message(None));
+    assert_eq!((config.enabled, config.enforced), (Fraction::new(0.0), Fraction::ALL));
+    assert_eq!(compiled(&message(keyed("no.part"))).enabled, Fraction::ALL);
 }
