@@ -22,7 +22,7 @@ struct Plan {
 struct Scripted {
     scheduler: RefCell<Option<Scheduler>>,
     ended: Cell<bool>,
-    panics_in_drop: bool,
+    panics_in_drop: Cell<bool>,
 }
 
 struct Never;
@@ -67,7 +67,9 @@ impl Config for Plan {
     fn filter(&self) -> Scripted {
         assert_ne!(self.does, b"panic in new");
         FILTERS.fetch_add(1, Ordering::Relaxed);
-        Scripted { panics_in_drop: self.does == b"panic in drop", ..Scripted::default() }
+        let filter = Scripted::default();
+        filter.panics_in_drop.set(self.does == b"panic in drop");
+        filter
     }
 }
 
@@ -141,7 +143,7 @@ impl Filter for Scripted {
 impl Drop for Scripted {
     fn drop(&mut self) {
         FILTERS.fetch_sub(1, Ordering::Relaxed);
-        assert!(!self.panics_in_drop);
+        assert!(!self.panics_in_drop.get());
     }
 }
 
