@@ -213,11 +213,11 @@ async fn slots_and_estimates_of_clients_that_leave_at_once_come_back() {
         json!({"generic_key": name})
     };
     let path = by_path()[0]["actions"][0].clone();
-    let end = json!({"descriptor_key": "ratelease.settle", "descriptor_value": "1"});
+    let settled = json!({"descriptor_key": "ratelease.settle", "descriptor_value": "1"});
     options.rate_limits = json!([
         {"actions": [path, named("slot")]},
         {"actions": [path, named("estimate")], "hits_addend": {"number": 3}},
-        {"actions": [path, named("estimate"), {"generic_key": end}], "apply_on_stream_done": true},
+        {"actions": [path, named("estimate"), {"generic_key": settled}], "apply_on_stream_done": true},
     ]);
     let envoy = options.start().await;
     for round in 0..5 {
