@@ -8,6 +8,7 @@ pub mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
+mod orders;
 mod pod_counts;
 mod resolve;
 
@@ -35,6 +36,7 @@ use crate::limiter::key::{
     answered,
 };
 use crate::limiter::lease_policy::LeasePolicy;
+use crate::limiter::orders::Orders;
 use crate::limiter::pod_counts::PodCounts;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
@@ -72,6 +74,7 @@ struct Shared {
     holds: Holds,
     /// Notified when a request holds something, and none did before.
     held: Notify,
+    orders: Orders,
     lease_client: LeaseClient,
     failure_modes: FailureModes,
     clock: Clock,
@@ -109,6 +112,7 @@ impl Limiter {
                 overflows: AtomicU64::new(0),
                 holds: Holds::default(),
                 held: Notify::new(),
+                orders: Orders::default(),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
                 clock,
@@ -225,8 +229,15 @@ impl Limiter {
 
 impl Shared {
     /// Charges the tokens held here, if they are enough, and asks ahead if those that remain will
-    /// not last. For a refund, previews its effect on the key.
+    /// not last. For a refund, previews its effect on the key. A key that an operator has blocked is
+    /// denied.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
+        if let Some(lasts) = self.orders.blocked_for(charge.own, now)
+            && !charge.refund
+            && !charge.settles()
+        {
+            return Ok(Attempt::blocked(lasts));
+        }
         let attempt = || {
             self.with_state(charge, now, 0, |state, context, asks| {
                 if charge.refund {
@@ -369,6 +380,10 @@ impl Shared {
         let visited = self.table.with_existing(key, |state| {
             let settled = state.reply(&reply, &context, &mut asks);
             let pods = if settled.returned > 0 { self.pods.of(state.domain()) } else { 1 };
+            if self.orders.was_reset_since(key, reply.asked_at) {
+                // It may be about the count that was deleted.
+                state.forget_count();
+            }
             (state.watch(&context), settled, pods)
         });
         match visited {

@@ -40,6 +40,7 @@ use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::{Counts, StatsdPush};
 use ratelease_otlp::origin::Origin;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::{ConnectionAge, Listener};
@@ -120,11 +121,12 @@ impl App {
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
             settings;
-        let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
+        let Settings { hot_keys, summary, telemetry, grpc_tls, statsd, .. } = settings;
         let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
-        let meters = (!metrics.is_off).then(|| meters(&responses, &metrics));
+        let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
+        let counted = meters.clone().zip(statsd);
         let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone());
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
@@ -157,6 +159,7 @@ impl App {
         Ok(Self {
             admin: debug_pages(&listeners, &sources, &live),
             push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
+            statsd: counted.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
             decisions: bound.decisions.map(|bound| decision_ports(bound, &listeners, tls)),
             debug: bound.debug,
             metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
@@ -306,10 +309,26 @@ fn pusher(
     Push::new(origin, settings, clock, Arc::new(move || sources.families()))
 }
 
-fn meters(responses: &Responses, metrics: &Metrics) -> Meters {
+fn statsd_push(
+    settings: settings::Statsd,
+    clock: Clock,
+    meters: Meters,
+    published: &Arc<CurrentRules>,
+) -> StatsdPush {
+    let published = Arc::clone(published);
+    let read = move || Counts {
+        reference: meters.reference_counts(),
+        loads_ok: published.loads_ok(),
+        loads_failed: published.loads_failed(),
+    };
+    StatsdPush::new(settings, clock, Arc::new(read))
+}
+
+fn meters(responses: &Responses, metrics: &Metrics, by_stats_key: bool) -> Meters {
     Meters::new(counting::Options {
         near_limit_ratio: responses.near_limit_ratio,
         series_max: metrics.series_max,
+        by_stats_key,
     })
 }
 
