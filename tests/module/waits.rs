@@ -49,7 +49,10 @@ async fn requests_of_new_keys_wait_for_their_leases_with_their_bodies() {
         let answer = client.send("POST", &format!("/{key}"), &[], &body).await.unwrap();
         assert_eq!((answer.status, &*answer.body), (200, "ok\n"));
     }
-    assert!(decided(&envoy, "leased").await >= 100, "each has waited");
+    // A request whose tokens arrive between the look in its worker and that in the engine's thread
+    // finds them there.
+    let of_leases = decided(&envoy, "leased").await + decided(&envoy, "local").await;
+    assert_eq!(of_leases, 100, "none was decided without the store");
     end(envoy).await;
 }
 
