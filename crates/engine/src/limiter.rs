@@ -152,7 +152,7 @@ impl Limiter {
         let resolved = self.resolve(rules, request);
         let mut transaction = Transaction::new(&self.shared, &resolved);
         transaction.take_local(now);
-        let asks = transaction.is_short() && !transaction.is_denied();
+        let asks = transaction.has_to_ask();
         if !asks && transaction.slot_after(now).is_none() {
             return Ok(transaction.conclude(request, now));
         }
@@ -167,6 +167,31 @@ impl Limiter {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
         Ok(transaction.conclude(request, self.shared.clock.now()))
+    }
+
+    /// Decides `request` at `now` as [`Limiter::decide`] does, if that need not wait.
+    ///
+    /// Otherwise nothing is charged, given back or settled, and the request may be decided again;
+    /// only an ask ahead for the missing tokens may be on its way. So a request with a settlement
+    /// is left to `decide`: what that does cannot be taken back.
+    pub fn decide_at_once<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        now: Time,
+    ) -> Option<Verdict<'r>> {
+        let resolved = self.resolve(rules, request);
+        let settles =
+            |it: &Resolved<'_>| matches!(it, Resolved::Charged(charge) if charge.settles());
+        if resolved.iter().any(settles) {
+            return None;
+        }
+        let mut transaction = Transaction::new(&self.shared, &resolved);
+        transaction.take_local(now);
+        if transaction.has_to_ask() || transaction.slot_after(now).is_some() {
+            return None; // to drop it gives back what was taken
+        }
+        Some(transaction.conclude(request, now))
     }
 
     /// What each descriptor of `request` charges under `rules`, in order.
@@ -518,8 +543,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
     }
 
     /// Whether the store has to be asked.
-    fn is_short(&self) -> bool {
-        self.attempts.iter().flatten().any(|attempt| !attempt.is_settled())
+    fn has_to_ask(&self) -> bool {
+        let is_short = self.attempts.iter().flatten().any(|attempt| !attempt.is_settled());
+        is_short && !self.is_denied()
     }
 
     /// Queues for all missing leases at once and waits for them until `deadline`; then sends the

@@ -28,6 +28,7 @@ use self::action::Action;
 pub use self::fault::{Fault, Faults};
 use self::fault::{Place, expect_some};
 use self::hits::Hits;
+use crate::runtime::Fraction;
 
 /// The last stage; Envoy's `stage` is 0 to 10.
 pub const STAGE_MAX: u32 = 10;
@@ -40,6 +41,9 @@ pub trait Stream {
     /// The value number `index` of a request header; the name is in lower case, or one such as
     /// `:path`.
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]>;
+
+    /// All values of a request header.
+    fn request_headers(&self, name: &str) -> Vec<&[u8]>;
 
     /// The first value of a response header; `None` before there is a response.
     fn response_header(&self, name: &str) -> Option<&[u8]>;
@@ -72,10 +76,6 @@ pub trait Stream {
 
     /// What Envoy has counted of the stream so far.
     fn count(&self, count: Count) -> Option<u64>;
-
-    /// Whether the percentage at this key of the runtime (100 if it has none) admits this stream,
-    /// drawn anew with each call: Envoy's `featureEnabled(key, 100)`.
-    fn is_enabled(&self, runtime_key: &str) -> bool;
 }
 
 /// Where metadata come from.
@@ -133,8 +133,9 @@ pub struct Actions {
 #[derive(Debug)]
 struct RateLimit {
     stage: u32,
-    /// The key of the runtime that switches it off.
+    /// The key of the runtime that says for which part of the streams it is on.
     runtime_key: Option<String>,
+    enabled: Fraction,
     phase: Phase,
     actions: Vec<Action>,
     limit: Option<Limit>,
@@ -155,6 +156,8 @@ pub struct Drafts<'s> {
 pub struct Draft<'s> {
     /// Key and value of each entry. Bytes that are not UTF-8 have become U+FFFD.
     pub entries: SmallVec<[(&'s str, Cow<'s, str>); ENTRIES]>,
+    /// Entries whose value is to be the name of the stream, by their indexes.
+    pub named: SmallVec<[usize; 1]>,
     /// The limit that the configuration gives in place of the rule's.
     pub limit: Option<Limit>,
     /// Hits of this descriptor alone.
@@ -182,6 +185,14 @@ impl Actions {
             .filter_map(|(at, message)| RateLimit::compile(message, &place.item(at), faults))
             .collect();
         Self { rate_limits }
+    }
+
+    /// Asks for the part at each key of the runtime; all where there is none.
+    pub fn read_runtime(&mut self, part: impl Fn(&str) -> Option<Fraction>) {
+        for limit in &mut self.rate_limits {
+            let found = limit.runtime_key.as_deref().and_then(&part);
+            limit.enabled = found.unwrap_or(Fraction::ALL);
+        }
     }
 
     /// Whether there is none: as if the field were not set.
@@ -234,6 +245,7 @@ impl RateLimit {
             stage,
             runtime_key: (!disable_key.is_empty())
                 .then(|| format!("ratelimit.{disable_key}.http_filter_enabled")),
+            enabled: Fraction::ALL,
             phase: if message.apply_on_stream_done { Phase::Done } else { Phase::Start },
             actions: compiled.into_iter().collect::<Option<_>>()?,
             limit: limit.map_or(Some(None), |it| it.map(Some))?,
@@ -245,16 +257,20 @@ impl RateLimit {
 
     /// Makes the descriptor; none if an action finds nothing, or the hits are no number.
     fn draft<'s>(&'s self, stream: &'s impl Stream) -> Option<Draft<'s>> {
-        if self.runtime_key.as_deref().is_some_and(|key| !stream.is_enabled(key)) {
+        if !self.enabled.draw() {
             return None;
         }
-        let mut entries = SmallVec::new();
+        let (mut entries, mut named) = (SmallVec::new(), SmallVec::new());
         for action in &self.actions {
-            entries.extend(action.entry(stream)?);
+            let Some(entry) = action.entry(stream)? else { continue };
+            if action.names_stream() {
+                named.push(entries.len());
+            }
+            entries.push(entry);
         }
         let hits_addend = self.hits.of(stream)?;
         let Self { limit, refund, headers, .. } = *self;
-        Some(Draft { entries, limit, hits_addend, refund, headers })
+        Some(Draft { entries, named, limit, hits_addend, refund, headers })
     }
 }
 
@@ -310,10 +326,13 @@ impl<'s> Drafts<'s> {
         self.drafts.is_empty()
     }
 
-    /// Visits the value of each entry, to replace it.
-    pub fn for_each_value(&mut self, mut visit: impl FnMut(&mut Cow<'s, str>)) {
-        let entries = self.drafts.iter_mut().flat_map(|draft| &mut draft.entries);
-        entries.for_each(|(_, value)| visit(value));
+    /// Puts the name of the stream where the configuration asks for it.
+    pub fn name_streams(&mut self, name: impl Fn() -> String) {
+        for draft in &mut self.drafts {
+            for at in std::mem::take(&mut draft.named) {
+                draft.entries[at].1 = Cow::Owned(name());
+            }
+        }
     }
 
     /// Each descriptor, in the order of the configuration.

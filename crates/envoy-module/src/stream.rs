@@ -1,12 +1,16 @@
 //! A stream of Envoy as the actions read it.
 
-use ratelease_envoy_abi::{Attribute, Headers, Metadata, Module, Stream, runtime_integer};
+use ratelease_envoy_abi::{Attribute, Headers, Metadata, Module, Stream};
 
 use crate::actions::{self, Count, MetadataSource};
 
 impl<M: Module> actions::Stream for Stream<'_, M> {
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
         self.header(Headers::Request, name.as_bytes(), index)
+    }
+
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        self.headers(Headers::Request, name.as_bytes())
     }
 
     fn response_header(&self, name: &str) -> Option<&[u8]> {
@@ -48,11 +52,6 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
             Count::BytesSent => Attribute::ResponseSize,
             Count::ResponseCode => Attribute::ResponseCode,
         })
-    }
-
-    fn is_enabled(&self, runtime_key: &str) -> bool {
-        let percent = runtime_integer(runtime_key, 100);
-        percent >= 100 || fastrand::u64(0..100) < percent
     }
 }
 

@@ -43,15 +43,12 @@ pub(super) fn header_name(
 
 /// All values of a request header, joined by commas.
 pub(super) fn all_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
-    let first = stream.request_header(name, 0)?;
-    let mut joined = Cow::Borrowed(first);
-    for at in 1.. {
-        let Some(value) = stream.request_header(name, at) else { break };
-        let joined = joined.to_mut();
-        joined.push(b',');
-        joined.extend_from_slice(value);
+    let values = stream.request_headers(name);
+    match values[..] {
+        [] => None,
+        [value] => Some(Cow::Borrowed(value)),
+        _ => Some(Cow::Owned(values.join(&b","[..]))),
     }
-    Some(joined)
 }
 
 impl HeaderMatcher {

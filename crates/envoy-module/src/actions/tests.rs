@@ -38,13 +38,17 @@ struct Fake {
     strings: Vec<(MetadataSource, &'static str, Option<u32>, &'static str)>,
     numbers: Vec<(&'static str, f64)>,
     counts: Vec<(Count, u64)>,
-    disabled: Option<&'static str>,
 }
 
 impl Stream for Fake {
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
         let mut all = self.headers.iter().filter(|(key, _)| *key == name);
         all.nth(index).map(|(_, value)| value.as_slice())
+    }
+
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        let all = self.headers.iter().filter(|(key, _)| *key == name);
+        all.map(|(_, value)| value.as_slice()).collect()
     }
 
     fn response_header(&self, name: &str) -> Option<&[u8]> {
@@ -85,10 +89,6 @@ impl Stream for Fake {
 
     fn count(&self, count: Count) -> Option<u64> {
         self.counts.iter().find(|(it, _)| *it == count).map(|(_, number)| *number)
-    }
-
-    fn is_enabled(&self, runtime_key: &str) -> bool {
-        self.disabled != Some(runtime_key)
     }
 }
 
@@ -539,11 +539,34 @@ fn a_limit_belongs_to_one_stage_and_phase() {
 }
 
 #[test]
+fn only_a_generic_key_names_the_stream() {
+    let name = "ratelease.stream";
+    let header = ActionSpecifier::RequestHeaders(RequestHeaders {
+        header_name: "x-user".to_owned(),
+        descriptor_key: "user".to_owned(),
+        ..RequestHeaders::default()
+    });
+    let actions = compiled(&[limit_of([header, generic(name)])]);
+    let stream = of_headers(&[("x-user", name)]);
+    let mut drafts = actions.descriptors(&stream, Phase::Start, 0);
+    drafts.name_streams(|| "1".to_owned());
+    let values: Vec<_> = drafts.iter().flat_map(|it| &it.entries).map(|it| &*it.1).collect();
+    assert_eq!(values, [name, "1"]);
+}
+
+#[test]
 fn the_runtime_can_switch_a_limit_off() {
-    let limit = || RateLimit { disable_key: "a".into(), ..limit_of([generic("x")]) };
-    let disabled = Some("ratelimit.a.http_filter_enabled");
-    assert_eq!(shown(limit(), &Fake { disabled, ..Fake::default() }), [""; 0]);
-    assert_eq!(shown(limit(), &Fake::default()), ["generic_key=x"]);
+    let limit = RateLimit { disable_key: "a".into(), ..limit_of([generic("x")]) };
+    let mut actions = compiled(&[limit]);
+    for (part, descriptors) in [(Some(0.0), 0), (Some(1.0), 1), (None, 1)] {
+        actions.read_runtime(|key| {
+            assert_eq!(key, "ratelimit.a.http_filter_enabled");
+            part.map(Fraction::new)
+        });
+        let stream = Fake::default();
+        let drafts = actions.descriptors(&stream, Phase::Start, 0);
+        assert_eq!(drafts.iter().count(), descriptors, "{part:?}");
+    }
 }
 
 #[test]

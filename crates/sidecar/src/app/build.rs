@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::{
     App, BuildError, DecisionPorts, ProcessStats, RuleParts, StatsSources, Threads, bind,
@@ -94,8 +94,8 @@ impl App {
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
-    /// that decide and their threads, and with a debug port only if its setting is given. The
-    /// limit on open files stays as the process has it.
+    /// that decide and their threads, and with a debug port only if its setting is given and nothing
+    /// else has it. The limit on open files stays as the process has it.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl App {
         log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
         let threads = Threads::start(Some(0))?;
-        let bound = bind_pages(&settings).await?;
+        let bound = bind_pages(&settings).await;
         let settings = Settings { grpc_tls: None, ..settings };
         Self::assemble(settings, clock, log, threads, bound).await
     }
@@ -216,14 +216,20 @@ async fn bind_listeners(
     Ok(BoundListeners { decisions, debug, metrics: bind_metrics(metrics).await? })
 }
 
-/// Binds the listeners of pages that are asked for.
-async fn bind_pages(settings: &Settings) -> Result<BoundListeners, BuildError> {
+/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart the
+/// process before has the ports still.
+async fn bind_pages(settings: &Settings) -> BoundListeners {
     let is_given = |it: &EffectiveSetting| it.name == EMBEDDED_DEBUG && !it.is_default;
     let debug = match settings.summary.iter().any(is_given) {
-        true => Some(bind_debug(&settings.listeners).await?),
+        true => or_warned(bind_debug(&settings.listeners).await),
         false => None,
     };
-    Ok(BoundListeners { decisions: None, debug, metrics: bind_metrics(&settings.metrics).await? })
+    let metrics = or_warned(bind_metrics(&settings.metrics).await).flatten();
+    BoundListeners { decisions: None, debug, metrics }
+}
+
+fn or_warned<T>(bound: Result<T, BuildError>) -> Option<T> {
+    bound.inspect_err(|error| warn!("{error}; until the next start this page is not served")).ok()
 }
 
 async fn bind_debug(listeners: &Listeners) -> Result<TcpListener, BuildError> {
