@@ -74,7 +74,7 @@ fn only_what_a_fixed_window_can_say_is_a_grant() {
             &[4, NOON, window + 2, 4, 0], // a window far off
             &[-1, NOON, window, 4, 0],
             &[4, NOON, window, 4],
-            &[4, NOON, window, 4, 1 << 32], // more than any limit
+            &[4, NOON, window, 4, (1 << 53) + 1], // more than any limit
         ],
     );
 }
@@ -91,11 +91,11 @@ fn only_what_the_next_window_can_say_is_a_grant() {
     refuses(
         &ask,
         &[
-            &[4, NOON, window - 1, 0, 4],   // a window that has ended
-            &[4, NOON, window + 2, 0, 4],   // a window far off
-            &[4, NOON, window, 4, 3],       // not debited
-            &[4, NOON, window, 0, 11],      // more than the limit
-            &[0, NOON, window, 0, 1 << 32], // more than any limit
+            &[4, NOON, window - 1, 0, 4],         // a window that has ended
+            &[4, NOON, window + 2, 0, 4],         // a window far off
+            &[4, NOON, window, 4, 3],             // not debited
+            &[4, NOON, window, 0, 11],            // more than the limit
+            &[0, NOON, window, 0, (1 << 53) + 1], // more than any limit
             &[4, NOON, window, 4],
         ],
     );
@@ -174,7 +174,7 @@ fn only_what_a_sliding_window_can_say_is_a_grant() {
             &[4, NOON, window, 3, 0],     // not debited
             &[4, NOON, window, 11, 0],    // more than the limit
             &[4, NOON, window - 1, 4, 0], // a window that has ended
-            &[0, NOON, window, 0, 1_000_000_000],
+            &[0, NOON, window, 0, (1 << 53) + 1],
         ],
     );
 }
