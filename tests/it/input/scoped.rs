@@ -66,7 +66,7 @@ async fn every_fault_of_a_body_is_reported_at_once() {
         (br#"{"scope":"users","scope_value":"","api":7,"cost":0}"#, "scope scope_value api cost"),
         (br#"{"scope":null,"scope_value":[],"api":{},"cost":"1"}"#, "scope scope_value api cost"),
         (&GOOD.replace('}', r#","cost":-1}"#).into_bytes(), "cost"),
-        (&GOOD.replace('}', r#","cost":4294967296}"#).into_bytes(), "cost"),
+        (&GOOD.replace('}', r#","cost":9007199254740992}"#).into_bytes(), "cost"),
         (
             &GOOD.replace('}', r#","cost":1.5,"price":1,"scope":"ip"}"#).into_bytes(),
             "price scope cost",
