@@ -14,6 +14,9 @@ mod support;
 #[path = "module/stand.rs"]
 mod stand;
 
+/// Each kind of action: the descriptors are those of Envoy's own filter.
+#[path = "module/actions.rs"]
+mod actions;
 /// What a stream gets: statuses, headers, metadata, details.
 #[path = "module/answers.rs"]
 mod answers;

@@ -73,10 +73,12 @@ pub trait Stream {
     /// What Envoy has counted of the stream so far.
     fn count(&self, count: Count) -> Option<u64>;
 
-    /// Whether the percentage at this key of the runtime (100 if it has none) admits this stream,
-    /// drawn anew with each call: Envoy's `featureEnabled(key, 100)`.
-    fn is_enabled(&self, runtime_key: &str) -> bool;
+    /// A random number from 0 to 99, drawn anew with each call.
+    fn draw(&self) -> u64;
 }
+
+/// Returns the percentage at a key of Envoy's runtime, 100 if it has none.
+pub type Percentage = fn(&str) -> u64;
 
 /// Where metadata come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,8 +135,9 @@ pub struct Actions {
 #[derive(Debug)]
 struct RateLimit {
     stage: u32,
-    /// The key of the runtime that switches it off.
-    runtime_key: Option<String>,
+    /// The part of streams that it applies to, by `disable_key`. As the configuration is loaded:
+    /// a worker cannot read Envoy's runtime.
+    percentage: u64,
     phase: Phase,
     actions: Vec<Action>,
     limit: Option<Limit>,
@@ -170,7 +173,12 @@ pub struct Draft<'s> {
 impl Actions {
     /// Compiles the messages of the field that `place` names, such as `rate_limits`. What is
     /// faulty is left out and noted in `faults`: the result is of use only if there are none.
-    pub fn compile(messages: &[pb::RateLimit], place: &str, faults: &mut Faults) -> Self {
+    pub fn compile(
+        messages: &[pb::RateLimit],
+        place: &str,
+        runtime: Percentage,
+        faults: &mut Faults,
+    ) -> Self {
         let place = Place::root(place);
         if messages.len() > DESCRIPTORS_MAX {
             let many = messages.len();
@@ -179,7 +187,9 @@ impl Actions {
         }
         let messages = messages.iter().enumerate();
         let rate_limits = messages
-            .filter_map(|(at, message)| RateLimit::compile(message, &place.item(at), faults))
+            .filter_map(|(at, message)| {
+                RateLimit::compile(message, &place.item(at), runtime, faults)
+            })
             .collect();
         Self { rate_limits }
     }
@@ -194,13 +204,17 @@ impl Actions {
         self.rate_limits.iter().any(|it| it.phase == phase && it.stage == stage)
     }
 
-    /// Makes the descriptors of `stream`, for a filter of this stage.
+    /// Makes the descriptors of `stream`, for a filter of this stage. There are none where no
+    /// cluster is selected, as on a redirect: Envoy limits only what it sends on.
     pub fn descriptors<'s>(
         &'s self,
         stream: &'s impl Stream,
         phase: Phase,
         stage: u32,
     ) -> Drafts<'s> {
+        if stream.destination_cluster().is_none() {
+            return Drafts::default();
+        }
         let applies = |it: &&RateLimit| it.phase == phase && it.stage == stage;
         let drafts = self.rate_limits.iter().filter(applies).filter_map(|it| it.draft(stream));
         Drafts { drafts: drafts.collect() }
@@ -210,7 +224,12 @@ impl Actions {
 // === impl RateLimit ===
 
 impl RateLimit {
-    fn compile(message: &pb::RateLimit, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
+    fn compile(
+        message: &pb::RateLimit,
+        place: &Place<'_>,
+        runtime: Percentage,
+        faults: &mut Faults,
+    ) -> Option<Self> {
         let pb::RateLimit { disable_key, actions, limit, hits_addend, .. } = message;
         let stage = message.stage.map_or(0, |stage| stage.value);
         if stage > STAGE_MAX {
@@ -232,8 +251,10 @@ impl RateLimit {
         let headers = headers_of(message, place, faults);
         Some(Self {
             stage,
-            runtime_key: (!disable_key.is_empty())
-                .then(|| format!("ratelimit.{disable_key}.http_filter_enabled")),
+            percentage: match disable_key.as_str() {
+                "" => 100,
+                key => runtime(&format!("ratelimit.{key}.http_filter_enabled")),
+            },
             phase: if message.apply_on_stream_done { Phase::Done } else { Phase::Start },
             actions: compiled.into_iter().collect::<Option<_>>()?,
             limit: limit.map_or(Some(None), |it| it.map(Some))?,
@@ -245,7 +266,7 @@ impl RateLimit {
 
     /// Makes the descriptor; none if an action finds nothing, or the hits are no number.
     fn draft<'s>(&'s self, stream: &'s impl Stream) -> Option<Draft<'s>> {
-        if self.runtime_key.as_deref().is_some_and(|key| !stream.is_enabled(key)) {
+        if self.percentage < 100 && stream.draw() >= self.percentage {
             return None;
         }
         let mut entries = SmallVec::new();

@@ -11,7 +11,7 @@ use envoy_types::pb::envoy::config::core::v3 as core;
 use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::Message;
-use ratelease_envoy_abi::{Counter, Setup, runtime_number};
+use ratelease_envoy_abi::{Counter, Setup, runtime_integer, runtime_number};
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
@@ -111,12 +111,11 @@ pub enum RequestKind {
     External,
 }
 
-/// A part of all requests, which Envoy's runtime may change.
+/// A part of all requests, as Envoy's runtime or else the configuration says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Fraction {
-    runtime_key: String,
-    /// 0 to 1.
-    default: f64,
+    /// 0 to 1. As the configuration is loaded: a worker cannot read Envoy's runtime.
+    part: f64,
 }
 
 /// A header that denials get.
@@ -185,7 +184,7 @@ impl FilterConfig {
             stage: message.stage,
             kind: RequestKind::read(&message.request_type, faults),
             timeout: timeout_of(message, faults),
-            failure_deny: Fraction::read(percent, deny, "failure_mode_deny_percent", faults),
+            failure_deny: Fraction::read(percent, deny, ("failure_mode_deny_percent", ""), faults),
             resource_exhausted: message.rate_limited_as_resource_exhausted,
             x_ratelimit: message.enable_x_ratelimit_headers == 1,
             retry_after: message.enable_retry_after_header,
@@ -193,11 +192,16 @@ impl FilterConfig {
             status: status_of(message.rate_limited_status.as_ref(), 429),
             status_on_error: status_of(message.status_on_error.as_ref(), 500),
             headers: headers_of(&message.response_headers_to_add, faults),
-            enabled: Fraction::read(message.filter_enabled.as_ref(), 1.0, "filter_enabled", faults),
+            enabled: Fraction::read(
+                message.filter_enabled.as_ref(),
+                1.0,
+                ("filter_enabled", "ratelimit.http_filter_enabled"),
+                faults,
+            ),
             enforced: Fraction::read(
                 message.filter_enforced.as_ref(),
                 1.0,
-                "filter_enforced",
+                ("filter_enforced", "ratelimit.http_filter_enforcing"),
                 faults,
             ),
             metadata_namespace: match &*message.metadata_namespace {
@@ -277,7 +281,12 @@ impl Limits {
             memchr::memmem::find(&bytes, STREAM_ID.as_bytes()).is_some()
         };
         Self {
-            actions: Actions::compile(messages, "rate_limits", faults),
+            actions: Actions::compile(
+                messages,
+                "rate_limits",
+                |key| runtime_integer(key, 100),
+                faults,
+            ),
             name_streams: messages.iter().any(is_named),
         }
     }
@@ -328,10 +337,10 @@ impl Fraction {
     fn read(
         message: Option<&core::RuntimeFractionalPercent>,
         default: f64,
-        place: &str,
+        (place, usual_key): (&str, &str),
         faults: &mut Faults,
     ) -> Self {
-        let Some(message) = message else { return Self { runtime_key: String::new(), default } };
+        let Some(message) = message else { return Self::of_runtime(usual_key, default) };
         let default = match message.default_value {
             None => default,
             Some(percent) => {
@@ -348,17 +357,22 @@ impl Fraction {
                 f64::from(percent.numerator) / of
             }
         };
-        Self { runtime_key: message.runtime_key.clone(), default }
+        Self::of_runtime(&message.runtime_key, default)
+    }
+
+    /// What the runtime has at a key, in percent.
+    fn of_runtime(key: &str, default: f64) -> Self {
+        Self {
+            part: match key {
+                "" => default,
+                key => runtime_number(key, default * 100.0) / 100.0,
+            },
+        }
     }
 
     /// Whether a request is of the part; drawn anew each time.
     pub fn draw(&self) -> bool {
-        let part = match &*self.runtime_key {
-            "" => self.default,
-            // The runtime has percents.
-            key => runtime_number(key, self.default * 100.0) / 100.0,
-        };
-        part >= 1.0 || (part > 0.0 && fastrand::f64() < part)
+        self.part >= 1.0 || (self.part > 0.0 && fastrand::f64() < self.part)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A stream of Envoy as the actions read it.
 
-use ratelease_envoy_abi::{Attribute, Headers, Metadata, Module, Stream, runtime_integer};
+use ratelease_envoy_abi::{Attribute, Headers, Metadata, Module, Stream};
 
 use crate::actions::{self, Count, MetadataSource};
 
@@ -50,9 +50,8 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
         })
     }
 
-    fn is_enabled(&self, runtime_key: &str) -> bool {
-        let percent = runtime_integer(runtime_key, 100);
-        percent >= 100 || fastrand::u64(0..100) < percent
+    fn draw(&self) -> u64 {
+        fastrand::u64(0..100)
     }
 }
 

@@ -73,18 +73,18 @@ impl HeaderMatcher {
         })
     }
 
+    /// Whether any value of the header matches, or if inverted none does. Without the header, only
+    /// a matcher of presence can match, unless that stands for an empty value.
     pub(super) fn matches(&self, stream: &impl Stream) -> bool {
-        let value = all_values(stream, &self.name);
-        let value =
-            if self.treat_missing_as_empty { value.or(Some(Cow::default())) } else { value };
-        let holds = match (&self.condition, &value) {
-            (Condition::Present(expected), value) => value.is_some() == *expected,
-            (_, None) => return false,
-            (Condition::AnyValue, Some(_)) => true,
-            (Condition::Range(start, end), Some(value)) => {
-                number(value).is_some_and(|number| (*start..*end).contains(&number))
+        let values = || (0..).map_while(|at| stream.request_header(&self.name, at));
+        let is_there = values().next().is_some() || self.treat_missing_as_empty;
+        let holds = match &self.condition {
+            Condition::Present(expected) => is_there == *expected,
+            _ if !is_there => return false,
+            condition => {
+                let is_empty = values().next().is_none();
+                values().chain(is_empty.then_some(&[][..])).any(|value| condition.holds(value))
             }
-            (Condition::Text(matcher), Some(value)) => matcher.matches(value),
         };
         holds != self.invert_match
     }
@@ -113,6 +113,19 @@ impl Condition {
             Specifier::StringMatch(it) => {
                 StringMatcher::compile(it, &place.field("string_match"), faults).map(Self::Text)
             }
+        }
+    }
+}
+
+impl Condition {
+    /// Whether a value of the header matches.
+    fn holds(&self, value: &[u8]) -> bool {
+        match self {
+            Self::Present(_) | Self::AnyValue => true,
+            Self::Range(start, end) => {
+                number(value).is_some_and(|number| (*start..*end).contains(&number))
+            }
+            Self::Text(matcher) => matcher.matches(value),
         }
     }
 }

@@ -34,11 +34,12 @@ struct Fake {
     headers: Vec<(&'static str, Vec<u8>)>,
     response: Vec<(&'static str, Vec<u8>)>,
     address: Option<&'static str>,
-    cluster: Option<&'static str>,
+    /// Whether it is answered by Envoy itself; else the cluster is `web`.
+    is_redirect: bool,
     strings: Vec<(MetadataSource, &'static str, Option<u32>, &'static str)>,
     numbers: Vec<(&'static str, f64)>,
     counts: Vec<(Count, u64)>,
-    disabled: Option<&'static str>,
+    drawn: u64,
 }
 
 impl Stream for Fake {
@@ -56,7 +57,7 @@ impl Stream for Fake {
     }
 
     fn destination_cluster(&self) -> Option<&[u8]> {
-        self.cluster.map(str::as_bytes)
+        (!self.is_redirect).then_some(b"web")
     }
 
     fn metadata_string(
@@ -87,8 +88,8 @@ impl Stream for Fake {
         self.counts.iter().find(|(it, _)| *it == count).map(|(_, number)| *number)
     }
 
-    fn is_enabled(&self, runtime_key: &str) -> bool {
-        self.disabled != Some(runtime_key)
+    fn draw(&self) -> u64 {
+        self.drawn
     }
 }
 
@@ -118,9 +119,14 @@ fn limit_of(actions: impl IntoIterator<Item = ActionSpecifier>) -> RateLimit {
     RateLimit { actions: actions.collect(), ..RateLimit::default() }
 }
 
+/// What the runtime has at one key.
+fn percentage(key: &str) -> u64 {
+    if key == "ratelimit.a.http_filter_enabled" { 30 } else { 100 }
+}
+
 fn compiled(limits: &[RateLimit]) -> Actions {
     let mut faults = Faults::default();
-    let actions = Actions::compile(limits, "rate_limits", &mut faults);
+    let actions = Actions::compile(limits, "rate_limits", percentage, &mut faults);
     assert!(faults.is_empty(), "{faults}");
     actions
 }
@@ -144,7 +150,7 @@ fn expect(action: ActionSpecifier, stream: &Fake, expected: Option<&str>) {
 #[track_caller]
 fn refused(limit: RateLimit, expected: &str) {
     let mut faults = Faults::default();
-    Actions::compile(&[limit], "rate_limits", &mut faults);
+    Actions::compile(&[limit], "rate_limits", percentage, &mut faults);
     assert_eq!(faults.to_string(), expected);
 }
 
@@ -245,10 +251,12 @@ fn an_address_is_masked_as_its_family_says() {
 
 #[test]
 fn the_cluster_and_constants_have_the_usual_keys() {
-    let cluster = Fake { cluster: Some("web"), ..Fake::default() };
+    let cluster = Fake::default();
     let action = || ActionSpecifier::DestinationCluster(DestinationCluster {});
     expect(action(), &cluster, Some("destination_cluster=web"));
-    expect(action(), &Fake::default(), None);
+    let redirect = Fake { is_redirect: true, ..Fake::default() };
+    expect(action(), &redirect, None);
+    expect(generic("x"), &redirect, None);
     expect(generic("x"), &cluster, Some("generic_key=x"));
     // The formatter is off by default in Envoy, and a module cannot see whether it is on.
     expect(generic("%REQ(a)%"), &cluster, Some("generic_key=%REQ(a)%"));
@@ -357,15 +365,19 @@ fn headers_match_by_a_range_without_its_end() {
 }
 
 #[test]
-fn values_of_one_header_are_joined_before_they_match() {
-    let matcher = |value: &str| HeaderMatcher {
+fn one_of_several_values_has_to_match_and_none_if_inverted() {
+    let matcher = |value: &str, invert_match| HeaderMatcher {
         name: "a".into(),
+        invert_match,
         header_match_specifier: header_string(MatchPattern::Exact(value.into()), false),
         ..HeaderMatcher::default()
     };
     let stream = of_headers(&[("a", "1"), ("a", ""), ("a", "2")]);
-    expect(header_match(matcher("1,,2"), None), &stream, Some("header_match=v"));
-    expect(header_match(matcher("1"), None), &stream, None);
+    for (value, expected) in [("1", true), ("2", true), ("", true), ("1,,2", false), ("3", false)] {
+        let entry = |matches: bool| matches.then_some("header_match=v");
+        expect(header_match(matcher(value, false), None), &stream, entry(expected));
+        expect(header_match(matcher(value, true), None), &stream, entry(!expected));
+    }
 }
 
 #[test]
@@ -539,11 +551,13 @@ fn a_limit_belongs_to_one_stage_and_phase() {
 }
 
 #[test]
-fn the_runtime_can_switch_a_limit_off() {
-    let limit = || RateLimit { disable_key: "a".into(), ..limit_of([generic("x")]) };
-    let disabled = Some("ratelimit.a.http_filter_enabled");
-    assert_eq!(shown(limit(), &Fake { disabled, ..Fake::default() }), [""; 0]);
-    assert_eq!(shown(limit(), &Fake::default()), ["generic_key=x"]);
+fn the_runtime_says_for_which_part_of_streams_a_limit_is() {
+    let limit = |key: &str| RateLimit { disable_key: key.into(), ..limit_of([generic("x")]) };
+    let stream = |drawn| Fake { drawn, ..Fake::default() };
+    assert_eq!(shown(limit("a"), &stream(29)), ["generic_key=x"]);
+    assert_eq!(shown(limit("a"), &stream(30)), [""; 0]);
+    assert_eq!(shown(limit("b"), &stream(99)), ["generic_key=x"]);
+    assert_eq!(shown(limit(""), &stream(99)), ["generic_key=x"]);
 }
 
 #[test]
@@ -651,7 +665,7 @@ fn all_faults_are_told_with_their_places() {
         RateLimit { hits_addend: hits(None, ""), ..limit_of([generic("")]) },
     ];
     let mut faults = Faults::default();
-    Actions::compile(&limits, "rate_limits", &mut faults);
+    Actions::compile(&limits, "rate_limits", percentage, &mut faults);
     let found: Vec<_> = faults.iter().map(|it| (it.place.as_str(), it.message.as_str())).collect();
     let expected = [
         ("[0].stage", "11; expected 0 to 10"),
@@ -684,7 +698,7 @@ fn all_faults_are_told_with_their_places() {
 fn only_a_hundred_faults_are_kept() {
     let limits = vec![RateLimit::default(); 150];
     let mut faults = Faults::default();
-    Actions::compile(&limits, "rate_limits", &mut faults);
+    Actions::compile(&limits, "rate_limits", percentage, &mut faults);
     assert_eq!(faults.iter().count(), 100);
     assert!(faults.to_string().ends_with("\nand 50 more"));
 }
