@@ -26,6 +26,9 @@ mod config;
 /// The engine: its start, its pages, its end, and changes of Envoy's configuration.
 #[path = "module/engine.rs"]
 mod engine;
+/// `ratectl migrate --to-module`, before and after.
+#[path = "module/migration.rs"]
+mod migration;
 /// Requests that wait, fail or leave.
 #[path = "module/waits.rs"]
 mod waits;
