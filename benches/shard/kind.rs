@@ -26,14 +26,14 @@ const DELAY_US: u32 = 60_000_000;
 pub const KINDS: [Kind; 5] = [
     kind("fixed_window", Algorithm::FixedWindow, 900_000_000, 10),
     // One token is earned each second.
-    kind("token_bucket", Algorithm::TokenBucket { burst: 10_000_000 }, 86_400, 600),
+    kind("token_bucket", Algorithm::token_bucket(10_000_000), 86_400, 600),
     kind("sliding_window", Algorithm::SlidingWindow, 900_000_000, 10),
     // One slot each 60 ms; the last slot of the first lease is after 54 s.
     kind("leaky_bucket", Algorithm::LeakyBucket { max_delay_us: DELAY_US }, 1_440_000, 900),
     kind("sliding_log", Algorithm::SlidingLog, 10_000, LOG_ENTRIES),
 ];
 
-const fn kind(name: &'static str, algorithm: Algorithm, limit: u32, first: u64) -> Kind {
+const fn kind(name: &'static str, algorithm: Algorithm, limit: u64, first: u64) -> Kind {
     let limit = Limit { algorithm, ..Limit::fixed_window(limit, Unit::Day) };
     Kind { name, limit, first }
 }

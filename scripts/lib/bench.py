@@ -66,15 +66,24 @@ class Stage:
             time.sleep(0.05)
         return found
 
+    def stop(self, child):
+        """Ends one of them before the others."""
+        self.children = [entry for entry in self.children if entry[1] is not child]
+        end(child)
+
     def end(self):
         for _, child in reversed(self.children):
-            if child.poll() is None:
-                child.terminate()
-            try:
-                child.wait(STOP_MAX)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            end(child)
+
+
+def end(child):
+    if child.poll() is None:
+        child.terminate()
+    try:
+        child.wait(STOP_MAX)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 # === What is started ===

@@ -46,8 +46,8 @@ impl Cell {
     }
 
     fn exact(&self) -> Exact {
-        let algorithm = Algorithm::TokenBucket { burst: self.burst };
-        Exact::new(Limit { algorithm, ..Limit::fixed_window(self.rate, Unit::Second) })
+        let algorithm = Algorithm::token_bucket(self.burst.into());
+        Exact::new(Limit { algorithm, ..Limit::fixed_window(self.rate.into(), Unit::Second) })
     }
 
     /// Number of requests that one exact server admits, of those that arrive at these times.

@@ -215,25 +215,30 @@ fn request(call: &Call) -> Request<'_> {
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let limit = limit.map(|(requests, unit)| {
             let unit = i64::try_from(unit).unwrap() + 1;
-            Limit::fixed_window(requests, Unit::from_number(unit).unwrap())
+            Limit::fixed_window(requests.into(), Unit::from_number(unit).unwrap())
         });
         Descriptor { entries, limit, hits_addend: *hits, refund: false }
     });
-    Request { domain: &call.domain, descriptors: descriptors.collect(), hits_addend: call.hits }
+    Request {
+        domain: &call.domain,
+        descriptors: descriptors.collect(),
+        hits_addend: call.hits.into(),
+    }
 }
 
 fn answer(verdict: &Verdict<'_>, request: &Request<'_>) -> Answer {
     let statuses = verdict.statuses.iter().zip(&request.descriptors).map(|(status, descriptor)| {
         let limit = status.limit.map(|applied| {
             let name = applied.rule.map(|rule| rule.name.to_string()).unwrap_or_default();
-            (applied.limit.requests_per_unit, applied.limit.unit.name(), name)
+            let requests = u32::try_from(applied.limit.requests_per_unit).unwrap();
+            (requests, applied.limit.unit.name(), name)
         });
         let rule = status.limit.and_then(|applied| applied.rule);
         Status {
             over: status.code == Code::OverLimit,
             exceeds: status.counted.is_some_and(|trace| trace.over),
             limit,
-            remaining: status.remaining,
+            remaining: u32::try_from(status.remaining).unwrap(),
             is_vague: false,
             reset: status.reset_seconds(),
             stats: rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries)),

@@ -14,6 +14,7 @@ mod headers;
 mod health;
 mod integration;
 mod json;
+mod largest;
 mod loading;
 mod matching;
 mod metadata;

@@ -17,6 +17,7 @@ mod garbled;
 mod heartbeat;
 mod hostile;
 mod model;
+mod numbers;
 mod outage;
 mod pools;
 mod proxies;
@@ -52,7 +53,7 @@ fn fresh_key() -> Key {
 }
 
 /// An ask for tokens of a fresh key; a year's window does not end while the test runs.
-fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
+fn ask(requests_per_unit: u64, want: u64, need: u64) -> Ask {
     let limit = Limit::fixed_window(requests_per_unit, Unit::Year);
     Ask { want, need, charge_denied: true, ..Ask::look(fresh_key(), limit) }
 }

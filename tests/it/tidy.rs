@@ -238,6 +238,7 @@ const BORDERS: [Border; 8] = [
             "crates/control/push",
             "crates/ctl/query",
             "crates/envoy-module/actions",
+            "crates/envoy-module/answer",
             "crates/envoy-module/config",
             "crates/sidecar/rule_source/xds/wire",
             "crates/xds/config",

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -24,6 +25,8 @@ pub struct Options {
     pub manager: Value,
     /// Filters that a request passes before the module's.
     pub filters: Vec<Value>,
+    /// Filters that it passes after it.
+    pub after: Vec<Value>,
     /// Workers.
     pub concurrency: usize,
     domain: String,
@@ -33,6 +36,9 @@ pub struct Options {
 pub struct Rules {
     dir: TempDir,
 }
+
+/// The maximum drain time of 10 s, and some time for a busy machine.
+const END_MAX: Duration = Duration::from_secs(15);
 
 const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
 const RATE_LIMIT: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
@@ -95,11 +101,12 @@ impl Options {
         let mut settings = Map::new();
         settings.insert("--rules".to_owned(), json!(rules.path()));
         Self {
-            filter: json!({"failure_mode_deny": true, "timeout": "5s"}),
+            filter: json!({"failure_mode_deny": true, "timeout": "10s"}),
             rate_limits: by_path(),
             settings: Some(settings),
             manager: json!({}),
             filters: Vec::new(),
+            after: Vec::new(),
             concurrency: 2,
             domain: domain.to_owned(),
         }
@@ -158,7 +165,9 @@ impl Options {
             "typed_per_filter_config": self.per_route(),
         });
         let mut filters = self.filters.clone();
-        filters.extend([self.http_filter(), router()]);
+        filters.push(self.http_filter());
+        filters.extend(self.after.clone());
+        filters.push(router());
         let mut listener = listener("ingress", address, &filters, route);
         let manager = &mut listener["filter_chains"][0]["filters"][0]["typed_config"];
         extend(manager, &self.manager);
@@ -169,12 +178,15 @@ impl Options {
     pub fn bootstrap(&self, files: &Path) -> Value {
         let upstream = pipe(&files.join("upstream.sock"));
         let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
+        let mut upstream_listener = listener("upstream", upstream.clone(), &[router()], ok);
+        let manager = &mut upstream_listener["filter_chains"][0]["filters"][0]["typed_config"];
+        extend(manager, &json!({"max_request_headers_kb": 8192}));
         let mut bootstrap = json!({
             "admin": {"address": socket(ANY_PORT)},
             "static_resources": {
                 "listeners": [
                     self.listener(socket(ANY_PORT)),
-                    listener("upstream", upstream.clone(), &[router()], ok),
+                    upstream_listener,
                 ],
                 "clusters": [{
                     "name": "upstream",
@@ -219,6 +231,29 @@ impl Options {
         let files = TempDir::new().expect("a temporary directory");
         validate(&self.bootstrap(files.path()).to_string(), &[])
     }
+}
+
+/// Ends Envoy as an operator does, and checks that it ended well and that nothing panicked.
+pub async fn end(envoy: Envoy) {
+    envoy.process().signal("TERM");
+    let status = envoy.process().exit(END_MAX).await;
+    assert_eq!(status, 0, "{}", envoy.process().log());
+    assert_no_harm(&envoy);
+}
+
+/// Checks that nothing panicked.
+pub fn assert_no_harm(envoy: &Envoy) {
+    let log = envoy.process().log();
+    let harm = ["panic", "invariant violated", "AddressSanitizer", "assert failure"];
+    let found = harm.iter().find(|harm| log.contains(**harm));
+    assert!(found.is_none(), "{found:?} in the log:\n{log}");
+}
+
+/// A filter that delays each request.
+pub fn delay(span: &str) -> Value {
+    let delay = json!({"fixed_delay": span, "percentage": {"numerator": 100}});
+    let kind = "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault";
+    json!({"name": "envoy.filters.http.fault", "typed_config": {"@type": kind, "delay": delay}})
 }
 
 /// Adds the fields of `more`, which override those that are there.

@@ -1,1 +1,171 @@
+use std::time::Duration;
 
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::stand::{Options, Rules, assert_no_harm, by_path, delay, end, file, rule};
+use crate::support::envoy::Envoy;
+use crate::support::http::{Answer, Client};
+use crate::support::load::Load;
+use crate::support::now;
+use crate::support::ports::free_port;
+use crate::support::redis_cluster::Cluster;
+
+/// Requests of a rule that lets one pass each second, and others wait.
+const SLOW: &str = "domain: slow\ndescriptors:\n- key: path\n  rate_limit: \
+    {algorithm: leaky_bucket, unit: second, requests_per_unit: 1, max_delay: 60s}\n";
+
+/// The number of requests that Envoy has at present.
+async fn active(envoy: &Envoy) -> u64 {
+    envoy.counter("http.ingress.downstream_rq_active").await
+}
+
+/// Starts so many requests, each on a connection of its own.
+fn begin(envoy: &Envoy, path: &str, count: usize) -> JoinSet<std::io::Result<Answer>> {
+    let (ingress, path) = (envoy.ingress, path.to_owned());
+    (0..count)
+        .map(|_| {
+            let path = path.clone();
+            async move { Client::connect(ingress).await?.get(&path, &[]).await }
+        })
+        .collect()
+}
+
+/// What `/status` of the engine says was decided in this way.
+async fn decided(envoy: &Envoy, how: &str) -> u64 {
+    let status: Value = serde_json::from_str(&envoy.admin("/ratelease/status").await).unwrap();
+    status["decisions"]["by_how"][how].as_u64().unwrap_or_else(|| panic!("no {how} in {status}"))
+}
+
+#[tokio::test]
+async fn requests_of_new_keys_wait_for_their_leases_with_their_bodies() {
+    let rules = Rules::new(&file("cold", &[rule("path", 5, "")]));
+    let places = Cluster::shared().places();
+    let envoy = Options::new("cold", &rules).on_cluster(&places).start().await;
+    let mut client = Client::connect(envoy.ingress).await.unwrap();
+    let body = "x".repeat(300_000);
+    for key in 0..100 {
+        let answer = client.send("POST", &format!("/{key}"), &[], &body).await.unwrap();
+        assert_eq!((answer.status, &*answer.body), (200, "ok\n"));
+    }
+    assert!(decided(&envoy, "leased").await >= 100, "each has waited");
+    end(envoy).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_waits_for_its_slot_comes_when_the_slot_begins() {
+    let rules = Rules::new(&SLOW.replace("requests_per_unit: 1", "requests_per_unit: 4"));
+    let envoy = Options::new("slow", &rules).start().await;
+    let start = now();
+    let answers = begin(&envoy, "/a", 5).join_all().await;
+    let statuses: Vec<_> = answers.into_iter().map(|answer| answer.unwrap().status).collect();
+    assert_eq!(statuses, [200; 5]);
+    let took = start.elapsed();
+    assert!(took >= Duration::from_millis(950), "four slots of 250 ms in {took:?}");
+    end(envoy).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_is_longer_than_the_timeout_ends_by_the_failure_mode() {
+    let rules = Rules::new(&SLOW.replace("unit: second", "unit: minute"));
+    for (deny, expected) in [(true, 500), (false, 200)] {
+        let filter = json!({"timeout": "0.2s", "failure_mode_deny": deny});
+        let envoy = Options::new("slow", &rules).filter(filter).start().await;
+        assert_eq!(envoy.get("/a", &[]).await.status, 200);
+        let late = envoy.get("/a", &[]).await;
+        assert_eq!(late.status, expected, "{late:?}");
+        assert_eq!(envoy.counter("ratelease.error").await, 1);
+        let allowed = u64::from(!deny);
+        assert_eq!(envoy.counter("ratelease.failure_mode_allowed").await, allowed);
+        end(envoy).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_that_leave_while_they_wait_leave_nothing_behind() {
+    let rules = Rules::new(SLOW);
+    let envoy = Options::new("slow", &rules).filter(json!({"timeout": "10s"})).start().await;
+    for round in 0..5 {
+        let requests = begin(&envoy, &format!("/{round}"), 40);
+        envoy.until("waiting", async || active(&envoy).await >= 30).await;
+        drop(requests);
+        envoy.until("without requests", async || active(&envoy).await == 0).await;
+    }
+    assert_eq!(envoy.get("/other", &[]).await.status, 200);
+    assert_no_harm(&envoy);
+    end(envoy).await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_ends_while_requests_wait_ends_well() {
+    let rules = Rules::new(SLOW);
+    for settings in [true, false] {
+        let mut options = Options::new("slow", &rules).filter(json!({"timeout": "10s"}));
+        let env = rules.path().to_str().unwrap().to_owned();
+        let env = [("RUNTIME_ROOT", &*env), ("RUNTIME_APPDIRECTORY", ".")];
+        if !settings {
+            options.settings = None;
+        }
+        let envoy = options.start_in(if settings { &[] } else { &env }).await;
+        let _requests = begin(&envoy, "/a", 60);
+        envoy.until("waiting", async || active(&envoy).await >= 40).await;
+        end(envoy).await;
+    }
+}
+
+#[tokio::test]
+async fn without_redis_the_failure_mode_of_the_rule_decides_and_an_error_that_of_the_filter() {
+    let nobody = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
+    for (mode, deny, expected) in
+        [("allow", true, 200), ("deny", false, 429), ("error", true, 500), ("error", false, 200)]
+    {
+        let mode = format!(", failure_mode: {mode}");
+        let rules = Rules::new(&file("alone", &[rule("path", 100, &mode)]));
+        let options = Options::new("alone", &rules).on_cluster(&[nobody]);
+        let envoy = options.filter(json!({"failure_mode_deny": deny})).start().await;
+        let answer = envoy.get("/a", &[]).await;
+        assert_eq!(answer.status, expected, "{mode} {deny}: {answer:?}");
+        end(envoy).await;
+    }
+}
+
+#[tokio::test]
+async fn slots_are_held_by_the_stream_itself_and_come_back_when_it_ends_or_its_client_leaves() {
+    let rules = Rules::new(
+        "domain: slots\ndescriptors:\n- key: path\n  descriptors:\n  - key: request_id\n    \
+         rate_limit: {algorithm: concurrency, requests_per_unit: 2, hold: {for: 60s}}\n",
+    );
+    let mut options = Options::new("slots", &rules);
+    let mut actions = by_path()[0]["actions"].as_array().unwrap().clone();
+    let named = json!({"descriptor_key": "request_id", "descriptor_value": "ratelease.stream"});
+    actions.push(json!({"generic_key": named}));
+    options.rate_limits = json!([{"actions": actions}]);
+    options.after = vec![delay("6s")];
+    let envoy = options.start().await;
+
+    let running = begin(&envoy, "/a", 2);
+    envoy.until("in progress", async || active(&envoy).await == 2).await;
+    assert_eq!(envoy.get("/a", &[]).await.status, 429, "both slots are taken");
+    let ended: Vec<_> = running.join_all().await.into_iter().map(|it| it.unwrap().status).collect();
+    assert_eq!(ended, [200, 200]);
+
+    let running = begin(&envoy, "/a", 2);
+    envoy.until("in progress", async || active(&envoy).await == 2).await;
+    drop(running);
+    envoy.until("without requests", async || active(&envoy).await == 0).await;
+    let again = begin(&envoy, "/a", 1).join_all().await;
+    assert_eq!(again[0].as_ref().unwrap().status, 200, "the clients have left");
+    end(envoy).await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_ends_under_load_answers_or_closes_each_request() {
+    let rules = Rules::new(&file("ending", &[rule("path", 1_000_000, "")]));
+    let places = Cluster::shared().places();
+    let envoy = Options::new("ending", &rules).on_cluster(&places).start().await;
+    let load = envoy.load(Load::new("/a", 16, u64::MAX));
+    envoy.until("loaded", async || envoy.counter("ratelease.ok").await > 500).await;
+    end(envoy).await;
+    let tally = load.stop().await;
+    assert!(tally.passed() > 500 && tally.limited() == 0, "{tally:?}");
+}

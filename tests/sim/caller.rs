@@ -144,7 +144,7 @@ impl Callers {
         let value = if hot { 0 } else { rng.index(usize::try_from(demand.values).unwrap()) };
         let look = rng.percent(demand.looks_percent);
         let overrides = rng.percent(demand.overrides_percent);
-        let requests = u32::try_from(rng.pick(&[3, 20, 200])).unwrap();
+        let requests = rng.pick(&[3, 20, 200]);
         let of_rule = rng.index(plan.rules.len());
         let costs = plan.rules[of_rule].costs;
         let hits = if look { 0 } else { rng.within(1..demand.hits_max + 1) };
@@ -182,7 +182,7 @@ impl Callers {
             let window = wall_us / (limit.window_seconds() * 1_000_000);
             let offered = self.offered.entry((key, window)).or_default();
             *offered += charge.hits;
-            *offered * 1_000 <= u64::from(limit.requests_per_unit) * permille
+            *offered * 1_000 <= limit.requests_per_unit * permille
         })
     }
 }

@@ -381,7 +381,7 @@ impl Ledger {
                 let plan = &self.world.plan;
                 let trip_ms = u64::try_from(plan.weather.round_trip_max().as_millis()).unwrap();
                 let overtaken = plan.demand.requests_per_second * trip_ms / 1_000;
-                let out_of_turn = order + overtaken <= limit.requests_per_unit.into();
+                let out_of_turn = order + overtaken <= limit.requests_per_unit;
                 self.books.lock().tally.counts.falsely_denied += u64::from(out_of_turn);
             }
             let left = self.books.lock().tally.could_have_paid(key, limit, hits, walls);
@@ -503,7 +503,7 @@ impl Ledger {
     /// Checks, once every request has ended and every pod has left, that all slots are free.
     fn check_slots(&self) {
         for (key, limit) in self.books.lock().slots.keys() {
-            let slots = u64::from(limit.requests_per_unit);
+            let slots = limit.requests_per_unit;
             let left = self.world.left(key, limit);
             if left != Some(slots) {
                 self.world.fault(format!("{left:?} slots are free of {slots}"));
@@ -549,5 +549,5 @@ fn is_of_slots(limit: Limit) -> bool {
 /// each asked ahead, and a tenth of the limit in leases sized by a demand that has moved. That is
 /// rare: in 4000 runs, two had more than half of it.
 fn spread(limit: Limit, pods: u64) -> u64 {
-    u64::from(limit.requests_per_unit) / 10 + 2 * pods
+    limit.requests_per_unit / 10 + 2 * pods
 }

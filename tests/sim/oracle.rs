@@ -53,7 +53,7 @@ impl Count {
     /// Takes `hits` if they are within the limit.
     fn take(&mut self, limit: Limit, hits: u64, now: u64) -> bool {
         let window = limit.window_seconds() * 1_000_000;
-        let requests = u64::from(limit.requests_per_unit);
+        let requests = limit.requests_per_unit;
         match self {
             Self::FixedWindow { number, used } => {
                 if *number != now / window {

@@ -209,11 +209,11 @@ impl fmt::Debug for Rates {
 
 fn a_minute(requests: NonZeroU32, burst: u32) -> Limit {
     Limit {
-        requests_per_unit: requests.get(),
+        requests_per_unit: requests.get().into(),
         unit: Unit::Minute,
         unit_multiplier: NonZeroU32::MIN,
         calendar: None,
-        algorithm: Algorithm::TokenBucket { burst },
+        algorithm: Algorithm::token_bucket(burst.into()),
         store: StoreId::DEFAULT,
     }
 }

@@ -12,7 +12,7 @@ use ratelease_engine::lease::size::UNSPENT_ALLOWANCE;
 use ratelease_engine::limiter::Options;
 use ratelease_engine::store::PODS_MAX;
 use ratelease_rules::parse_duration;
-use ratelease_rules::{LeaseTerms, Unit, WINDOW_SECONDS_MAX};
+use ratelease_rules::{AMOUNT_MAX, LeaseTerms, Unit, WINDOW_SECONDS_MAX};
 use serde_json::{Value, json};
 
 /// Maximum number of distinct keys; above it `f64` no longer counts exactly.
@@ -49,8 +49,8 @@ pub struct PlanFlags {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=KEYS_MAX))]
     keys: u64,
     /// Number of requests that each key is allowed in a window
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
-    limit: u32,
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=AMOUNT_MAX))]
+    limit: u64,
     /// The window: second, minute, hour, day, week, month or year, or a duration such as 5m
     #[arg(long, value_name = "WINDOW", value_parser = window)]
     per: Duration,
@@ -322,7 +322,7 @@ fn group(first: u64, last: u64, skew: f64) -> Group {
 /// Bytes per key in Redis just after its tables have grown (`docs/capacity.md`), and in a pod
 /// (`docs/performance.md`).
 const REDIS_KEY_BYTES: f64 = 147.0;
-const POD_KEY_BYTES: f64 = 98.8;
+const POD_KEY_BYTES: f64 = 106.8;
 
 /// A quantile is local if this part of the decisions is.
 const P95: f64 = 0.95;
@@ -332,7 +332,7 @@ const P95: f64 = 0.95;
 struct Fleet {
     pods: u32,
     keys: u64,
-    limit: u32,
+    limit: u64,
     window: Duration,
     /// Decisions a second over all pods.
     rate: f64,
@@ -388,7 +388,7 @@ impl Estimate {
         let mut sums = Sums::default();
         for group in groups(fleet.keys, fleet.zipf) {
             let offered = fleet.rate * window * group.weight;
-            let limit = f64::from(fleet.limit);
+            let limit = fleet.limit as f64;
             let pods = f64::from(fleet.pods);
             sums.add(Demand { offered, limit, window, pods }, group.keys);
         }

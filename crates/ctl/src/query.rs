@@ -144,7 +144,7 @@ pub struct QueryFlags {
     pub descriptors: Vec<DescriptorArg>,
     /// Hits to charge; 0 looks at what is left, and charges nothing
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
-    hits: u32,
+    hits: u64,
     /// A limit that overrides the rules: COUNT/UNIT, as in 10/minute
     #[arg(long, value_name = "LIMIT", value_parser = limit)]
     limit: Option<Limit>,
@@ -167,7 +167,7 @@ impl QueryFlags {
     /// Returns the request to send.
     pub fn request(&self) -> Request<'_> {
         // In the request as a whole, 0 stands for the default of 1.
-        let hits_addend = (self.hits == 0).then_some(0);
+        let hits_addend = (self.hits == 0).then_some(self.hits);
         let descriptors = self.descriptors.iter().map(|typed| Descriptor {
             limit: self.limit,
             hits_addend,
@@ -179,7 +179,7 @@ impl QueryFlags {
 
 fn limit(text: &str) -> Result<Limit, String> {
     let parsed = text.split_once('/').and_then(|(count, unit)| {
-        Some(Limit::fixed_window(count.parse().ok()?, Unit::parse(unit)?))
+        Some(Limit::fixed_window(count.parse::<u32>().ok()?.into(), Unit::parse(unit)?))
     });
     parsed.ok_or_else(|| {
         let units = Unit::ALL.map(|unit| unit.name().to_lowercase());
@@ -280,6 +280,9 @@ fn reply(response: pb::RateLimitResponse) -> Reply {
 }
 
 fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
+    // The request as a whole has 32 bits for its hits, a descriptor 64.
+    let hits_addend = u32::try_from(request.hits_addend).ok();
+    let of_each = if hits_addend.is_none() { Some(request.hits_addend) } else { None };
     let descriptors = request.descriptors.iter().map(|descriptor| {
         let entries = descriptor.entries.iter().map(|entry| {
             let key = entry.key.to_owned();
@@ -288,20 +291,20 @@ fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
         });
         let limit = descriptor.limit.map(|limit| {
             let unit = i32::from(limit.unit.number());
-            let requests_per_unit = limit.requests_per_unit;
+            let requests_per_unit = u32::try_from(limit.requests_per_unit).unwrap_or(u32::MAX);
             descriptor_pb::rate_limit_descriptor::RateLimitOverride { requests_per_unit, unit }
         });
         descriptor_pb::RateLimitDescriptor {
             entries: entries.collect(),
             limit,
-            hits_addend: descriptor.hits_addend.map(|value| UInt64Value { value }),
+            hits_addend: descriptor.hits_addend.or(of_each).map(|value| UInt64Value { value }),
             is_negative_hits: descriptor.refund,
         }
     });
     pb::RateLimitRequest {
         domain: request.domain.to_owned(),
         descriptors: descriptors.collect(),
-        hits_addend: request.hits_addend,
+        hits_addend: hits_addend.unwrap_or_default(),
     }
 }
 
@@ -367,7 +370,7 @@ impl ReceivedRequest {
             let entries = descriptor.entries.iter();
             let limit = descriptor.limit.as_ref().and_then(|limit| {
                 let unit = Unit::from_number(limit.unit.into())?;
-                Some(Limit::fixed_window(limit.requests_per_unit, unit))
+                Some(Limit::fixed_window(limit.requests_per_unit.into(), unit))
             });
             Descriptor {
                 entries: entries.map(|it| Entry { key: &it.key, value: &it.value }).collect(),
@@ -376,7 +379,7 @@ impl ReceivedRequest {
                 refund: descriptor.is_negative_hits,
             }
         });
-        Request { domain, descriptors: descriptors.collect(), hits_addend: *hits_addend }
+        Request { domain, descriptors: descriptors.collect(), hits_addend: (*hits_addend).into() }
     }
 }
 

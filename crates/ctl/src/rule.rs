@@ -3,7 +3,8 @@
 use ratelease_engine::algorithm::concurrency::SLOTS_TTL;
 use ratelease_engine::algorithm::{Token, counting};
 use ratelease_rules::{
-    FailureMode, Hold, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames, UnlessSettled,
+    AMOUNT_MAX, FailureMode, Hold, LeaseTerms, Leasing, Limit, Rule, SourceLocation, StoreNames,
+    UnlessSettled,
 };
 use serde_json::{Map, Value, json};
 
@@ -56,7 +57,7 @@ pub fn lent(limit: Limit, leasing: &Leasing) -> String {
         return "off: every decision asks the store".to_owned();
     };
     let most = match terms.max {
-        u32::MAX => String::new(),
+        AMOUNT_MAX => String::new(),
         max => format!(", {max} tokens at most"),
     };
     if counting(limit).token == Token::Permit {

@@ -9,6 +9,7 @@
 mod tests;
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use clap::Args;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
@@ -102,7 +103,7 @@ struct Status {
     code: Option<(Place, Code)>,
     /// Path of the rule; [`NO_RULE`] if no rule may apply.
     rule: Option<(Place, String)>,
-    remaining: Option<(Place, u32)>,
+    remaining: Option<(Place, u64)>,
 }
 
 // === impl Expect ===
@@ -305,7 +306,7 @@ impl Reader<'_> {
             self.fault(list.place, message);
         }
         let descriptors = items.iter().map(|item| self.descriptor(item)).collect();
-        Some((domain, descriptors, hits.into()))
+        Some((domain, descriptors, hits))
     }
 
     fn descriptor(&mut self, descriptor: &Yaml) -> Vec<(String, String)> {
@@ -467,7 +468,7 @@ impl Reader<'_> {
         Some(text.clone())
     }
 
-    fn number(&mut self, scalar: &Yaml, what: &str) -> Option<u32> {
+    fn number<T: FromStr>(&mut self, scalar: &Yaml, what: &str) -> Option<T> {
         let number = match &scalar.kind {
             YamlKind::Scalar(text) => text.parse().ok(),
             _ => None,
@@ -579,7 +580,7 @@ fn check(
             let counted = status.limit.and_then(|applied| applied.rule).map(|rule| &rule.path);
             // A rule without a limit counts nothing, and the status does not name it.
             let unlimited = match rules.charged(request.domain, descriptor).lookup {
-                Lookup::Rule(rule) if status.remaining == u32::MAX => Some(&rule.path),
+                Lookup::Rule(rule) if status.is_unlimited() => Some(&rule.path),
                 _ => None,
             };
             let got = counted.or(unlimited).map_or(NO_RULE, |path| path);

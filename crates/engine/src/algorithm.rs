@@ -17,7 +17,7 @@ pub mod token_bucket;
 
 use std::sync::OnceLock;
 
-use ratelease_rules::{Algorithm, Limit, Unit, WINDOW_SECONDS_MAX};
+use ratelease_rules::{AMOUNT_MAX, Algorithm, Limit, Unit, WINDOW_SECONDS_MAX};
 
 use crate::ask::{Ask, Grant, Return};
 
@@ -215,7 +215,7 @@ fn is_present(window: u64, now_unix_us: u64, terms: Limit) -> bool {
 
 /// Amounts are cut to this before they are sent to a script. It is above every limit, so it already
 /// means "all", and Lua's doubles represent it exactly.
-const AMOUNT_MAX: u64 = 1 << 32;
+const ALL: u64 = AMOUNT_MAX + 1;
 
 /// The script's reply if the store's time lies outside of the windows that it was told of: that time
 /// alone, in microseconds since the Unix epoch. It has changed nothing.
@@ -224,7 +224,7 @@ pub fn time_outside(numbers: &[u64]) -> Option<u64> {
 }
 
 /// The length of the longest list of arguments: those of a bucket, with a return.
-const ARGUMENTS_MAX: usize = 18;
+const ARGUMENTS_MAX: usize = 19;
 
 /// The arguments of a script: what is asked for and owed, what only this script has, and what comes
 /// back.
@@ -240,8 +240,14 @@ fn arguments(ask: &Ask, own: &[u64]) -> Vec<u64> {
     arguments
 }
 
+/// The requests of a limit. Rules refuse more than scripts count exactly; if a limit of more gets
+/// here, it is cut.
+fn limit_of(terms: Limit) -> u64 {
+    terms.requests_per_unit.min(AMOUNT_MAX)
+}
+
 fn amount(tokens: u64) -> u64 {
-    tokens.min(AMOUNT_MAX)
+    tokens.min(ALL)
 }
 
 #[cfg(test)]

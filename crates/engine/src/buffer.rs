@@ -29,9 +29,7 @@ use crate::time::{CompactDuration, CompactU64, Time};
 pub struct Buffer<A = ()> {
     leases: PackedLeases<A>,
     /// Tokens left at the store, by its last reply.
-    left: u32,
-    /// When the limit is as if nothing had been charged, or has a token again if none is left.
-    resets: CompactDuration,
+    left: u64,
     /// Until when the store's last reply says anything about the key, in nanoseconds;
     /// [`CompactU64::NONE`] if that is until the limit resets, as with windows.
     known: CompactU64,
@@ -101,7 +99,6 @@ impl<A: Cold> Buffer<A> {
         Self {
             leases: PackedLeases::empty(),
             left: 0,
-            resets: CompactDuration::EMPTY,
             known: CompactU64::default(),
             fresh: CompactU64::default(),
             asked: 0,
@@ -144,7 +141,7 @@ impl<A: Cold> Buffer<A> {
     /// the store, are not adjacent, so a charge has its slots of one of them.
     fn largest_charge(&self, kind: LeaseKind, now: Time) -> u64 {
         match kind {
-            LeaseKind::Spaced { .. } => self.leases.largest(now).max(self.left.into()),
+            LeaseKind::Spaced { .. } => self.leases.largest(now).max(self.left),
             LeaseKind::Windowed | LeaseKind::Timed => self.remaining(now),
         }
     }
@@ -177,8 +174,8 @@ impl<A: Cold> Buffer<A> {
             self.leases.expire();
         }
         self.leases.refill(refill.lease, kind, now);
-        self.left = saturate_u32(refill.left);
-        self.resets = CompactDuration::floor(refill.resets.since(now));
+        self.left = refill.left;
+        self.leases.resets = CompactDuration::floor(refill.resets.since(now));
         self.known = match refill.known_until {
             until if until == refill.resets => CompactU64::NONE,
             until => nanos_between(now, until),
@@ -218,7 +215,7 @@ impl<A: Cold> Buffer<A> {
     /// Removes and returns the tokens above `kept`, which are to be given back to the store.
     pub fn take_excess(&mut self, kept: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         let lease = self.take_out(kept, kind, now)?;
-        self.left = self.left.saturating_add(saturate_u32(lease.tokens));
+        self.left = self.left.saturating_add(lease.tokens);
         Some(lease)
     }
 
@@ -233,7 +230,7 @@ impl<A: Cold> Buffer<A> {
         let leases = self.leases.drain(now);
         let drained =
             leases.iter().flatten().fold(0_u64, |sum, lease| sum.saturating_add(lease.tokens));
-        self.left = self.left.saturating_add(saturate_u32(drained));
+        self.left = self.left.saturating_add(drained);
         leases
     }
 
@@ -249,13 +246,13 @@ impl<A: Cold> Buffer<A> {
 
     /// Tokens left at the store by its last reply; `None` if the reply is out of date.
     pub fn left(&self, now: Time) -> Option<u64> {
-        self.is_live(now).then_some(self.left.into())
+        self.is_live(now).then_some(self.left)
     }
 
     /// Tokens held here plus those left at the store: what the fleet may still spend, as far as is
     /// known.
     pub fn remaining(&self, now: Time) -> u64 {
-        self.tokens(now).saturating_add(self.left.into())
+        self.tokens(now).saturating_add(self.left)
     }
 
     /// The epoch of the store's last reply, or of a lease held from before it. It has no meaning
@@ -267,7 +264,7 @@ impl<A: Cold> Buffer<A> {
     /// Time until the limit is as if nothing had been charged, or until it has a token again if
     /// none is left; `None` if that is not known.
     pub fn reset_after(&self, now: Time) -> Option<Duration> {
-        self.is_live(now).then(|| self.resets.after(self.leases.replied_at()).since(now))
+        self.is_live(now).then(|| self.leases.resets.after(self.leases.replied_at()).since(now))
     }
 
     /// Whether the store replied that there are no tokens and that a charge would be denied.
@@ -285,7 +282,7 @@ impl<A: Cold> Buffer<A> {
     /// Notes that `hits` more are owed to the store, which its last figure of what is left does not
     /// know. If nothing remains, even a charge of 0 is over the limit.
     pub fn note_owed(&mut self, hits: u64, now: Time) {
-        self.left = self.left.saturating_sub(saturate_u32(hits));
+        self.left = self.left.saturating_sub(hits);
         self.overdrawn |= self.remaining(now) == 0;
     }
 
@@ -353,7 +350,7 @@ impl<A: Cold> Buffer<A> {
     /// Until when the store's last reply says anything about the key.
     pub fn known_until(&self) -> Time {
         match self.known {
-            CompactU64::NONE => self.resets.after(self.leases.replied_at()),
+            CompactU64::NONE => self.leases.resets.after(self.leases.replied_at()),
             known => known.nanos_after(self.leases.replied_at()),
         }
     }
@@ -367,11 +364,6 @@ impl Cold for () {
     fn is_empty(&self) -> bool {
         true
     }
-}
-
-/// Narrows to 32 bits, the width of limits and so of what is left of them.
-fn saturate_u32(tokens: u64) -> u32 {
-    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 /// Rounds down, so that nothing counts as valid for too long.
@@ -630,9 +622,12 @@ struct PackedLeases<A> {
     replied_at: Time,
     /// The epoch of the newest lease, kept after the lease is spent; for a spaced lease, its start.
     epoch_or_start: u64,
-    tokens: u32,
+    tokens: u64,
     /// Empty if there is no lease.
     ends: CompactDuration,
+    /// When the limit is as if nothing had been charged, or has a token again if none is left. It
+    /// belongs to the buffer, and lies here since a span has room beside another one.
+    resets: CompactDuration,
     cold: Option<Box<ColdBox<A>>>,
 }
 
@@ -656,6 +651,7 @@ impl<A: Cold> PackedLeases<A> {
             epoch_or_start: 0,
             tokens: 0,
             ends: CompactDuration::EMPTY,
+            resets: CompactDuration::EMPTY,
             cold: None,
         }
     }
@@ -673,13 +669,13 @@ impl<A: Cold> PackedLeases<A> {
     /// Tokens that may still be spent.
     fn tokens(&self, now: Time) -> u64 {
         let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
-        older.saturating_add(self.live(now).into())
+        older.saturating_add(self.live(now))
     }
 
     /// Tokens of the larger lease.
     fn largest(&self, now: Time) -> u64 {
         let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
-        older.max(self.live(now).into())
+        older.max(self.live(now))
     }
 
     /// Takes `hits` tokens, or none. The returned lease can be put back.
@@ -690,10 +686,9 @@ impl<A: Cold> PackedLeases<A> {
             return Some(LeasedTokens { starts, ..spent });
         }
         let live = self.live(now);
-        note_expired(u64::from(self.tokens - live));
+        note_expired(self.tokens - live);
         self.tokens = live;
-        let spent = u32::try_from(hits).ok().filter(|hits| *hits <= self.tokens)?;
-        self.tokens -= spent;
+        self.tokens = live.checked_sub(hits)?;
         Some(self.leased(hits))
     }
 
@@ -720,7 +715,7 @@ impl<A: Cold> PackedLeases<A> {
     /// are never returned.
     fn drain(&mut self, now: Time) -> [Option<LeasedTokens>; 2] {
         let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
-        let newest = self.leased(self.tokens.into());
+        let newest = self.leased(self.tokens);
         self.clear();
         LeasePair { newest, older }.drain(now)
     }
@@ -728,7 +723,7 @@ impl<A: Cold> PackedLeases<A> {
     /// Drops everything, since its window is over.
     fn expire(&mut self) {
         let older = self.cold.as_ref().map_or(0, |cold| cold.older.tokens);
-        note_expired(older.saturating_add(self.tokens.into()));
+        note_expired(older.saturating_add(self.tokens));
         self.clear();
     }
 
@@ -749,7 +744,7 @@ impl<A: Cold> PackedLeases<A> {
     fn top_up(&mut self, tokens: u64, now: Time) -> bool {
         let live = self.has_lease(now);
         if live {
-            self.tokens = saturate_u32(u64::from(self.tokens).saturating_add(tokens));
+            self.tokens = self.tokens.saturating_add(tokens);
         }
         live
     }
@@ -789,7 +784,7 @@ impl<A: Cold> PackedLeases<A> {
         }
     }
 
-    fn live(&self, now: Time) -> u32 {
+    fn live(&self, now: Time) -> u64 {
         if now < self.ends() { self.tokens } else { 0 }
     }
 
@@ -820,7 +815,7 @@ impl<A: Cold> PackedLeases<A> {
 
     fn unpacked(&self, kind: LeaseKind) -> LeasePair {
         let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
-        let newest = self.leased(self.tokens.into());
+        let newest = self.leased(self.tokens);
         let newest = match kind {
             LeaseKind::Spaced { .. } => {
                 LeasedTokens { epoch: 0, starts: Time::from_nanos(self.epoch_or_start), ..newest }
@@ -834,7 +829,7 @@ impl<A: Cold> PackedLeases<A> {
 
     fn pack(&mut self, leases: LeasePair, kind: LeaseKind) {
         let LeasePair { newest, older } = leases;
-        self.tokens = saturate_u32(newest.tokens);
+        self.tokens = newest.tokens;
         self.ends = CompactDuration::floor(newest.ends.since(self.replied_at));
         self.epoch_or_start = if kind.is_spaced() { newest.starts.nanos() } else { newest.epoch };
         self.set_older(older);

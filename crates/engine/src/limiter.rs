@@ -546,9 +546,13 @@ impl<'a, 'r> Transaction<'a, 'r> {
         } else {
             self.apply_refunds(now);
             self.hold(now);
-            for Debt { charge, owed_until, .. } in self.debts.drain(..) {
-                let is_own = owed_until.is_none() && charge.failure_mode() == FailureMode::Local;
-                let alone = if is_own { charge.hits } else { 0 };
+            for Debt { charge, can_pay, owed_until, .. } in self.debts.drain(..) {
+                let is_local = charge.failure_mode() == FailureMode::Local;
+                if !is_local {
+                    // Only what `local` admitted is denied because the key is used up.
+                    let _ = self.shared.note_debt(charge, can_pay);
+                }
+                let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
                 self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
             }
         }
@@ -686,9 +690,10 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    /// Notes a charge that a failure mode has admitted as a debt, if a lease `can_pay` for it. That is
-    /// done at once, and the key read once more: a reply that arrives from now on pays for the charge
-    /// before others may have its tokens, and one that has just arrived may have left nothing.
+    /// Notes a charge that a failure mode has admitted, and whether a lease `can_pay` for it. What
+    /// `local` admits is owed at once, and the key read once more: a reply that arrives from now on
+    /// pays for the charge before others may have its tokens, and one that has just arrived may have
+    /// left nothing. What `allow` admits has no bound, so it is owed once its request passes.
     fn note_debt(&mut self, at: usize, charge: &'a Charge<'r>, can_pay: bool) {
         let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
         // Slots that a failure mode admitted are in use: no lease has to pay for them.
@@ -696,10 +701,17 @@ impl<'a, 'r> Transaction<'a, 'r> {
         if !charge.spends() || !is_unpaid {
             return;
         }
-        match self.shared.note_debt(charge, can_pay) {
-            Ok(owed_until) => self.debts.push(Debt { at, charge, owed_until }),
-            Err(used_up) => self.attempts[at] = Some(used_up),
+        let mut debt = Debt { at, charge, can_pay, owed_until: None };
+        if charge.failure_mode() == FailureMode::Local {
+            match self.shared.note_debt(charge, can_pay) {
+                Ok(owed_until) => debt.owed_until = owed_until,
+                Err(used_up) => {
+                    self.attempts[at] = Some(used_up);
+                    return;
+                }
+            }
         }
+        self.debts.push(debt);
     }
 
     /// The charges for which `wanted` returns true and that only the store can settle.
@@ -749,7 +761,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Gives back what was taken from keys other than `spent`.
     fn release(&mut self, spent: &[Key]) {
-        for Debt { at, charge, owed_until } in std::mem::take(&mut self.debts) {
+        for Debt { at, charge, owed_until, .. } in std::mem::take(&mut self.debts) {
             let Some(until) = owed_until.filter(|_| !spent.contains(&charge.key())) else {
                 continue;
             };
@@ -808,8 +820,7 @@ impl Attempt {
     fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
         let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
         let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
-        let fitted = if spends { u32::try_from(quota.remaining).unwrap_or(u32::MAX) } else { 0 };
-        Self { fitted, ..self }
+        Self { fitted: if spends { quota.remaining } else { 0 }, ..self }
     }
 }
 
@@ -820,7 +831,9 @@ struct Debt<'a, 'r> {
     /// Which descriptor of the request.
     at: usize,
     charge: &'a Charge<'r>,
-    /// Until when the key owes it to the store, if it does.
+    /// A lease may pay for it, even if no ask is out.
+    can_pay: bool,
+    /// Until when the key owes it to the store, if it does already.
     owed_until: Option<Time>,
 }
 
@@ -1074,7 +1087,11 @@ impl Charge<'_> {
         let limit = self.applied.limit;
         let owner = match self.applied.rule {
             Some(rule) => OverflowScope::Rule(&rule.path),
-            None => OverflowScope::Override(&self.domain, limit.requests_per_unit),
+            None => {
+                // An override has 32 bits on the wire.
+                let requests = u32::try_from(limit.requests_per_unit).unwrap_or(u32::MAX);
+                OverflowScope::Override(&self.domain, requests)
+            }
         };
         hasher.overflow_key(owner, limit.identity())
     }
@@ -1101,7 +1118,7 @@ pub struct Options {
     pub wait_max: Duration,
     /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// at most 1.5 MiB, is for the queue of keys that may be idle. Requests that wait for a lease,
-    /// and state that only few keys have, take up to 14 MiB in addition, and the lease client's
+    /// and state that only few keys have, take up to 16 MiB in addition, and the lease client's
     /// queues 4352 asks for each shard.
     ///
     /// [`Table`]: crate::buffer::table::Table

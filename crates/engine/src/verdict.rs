@@ -14,6 +14,9 @@ use crate::time::Time;
 /// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
 
+/// What remains where a rule allows everything, as the reference answers it.
+pub const UNLIMITED: u64 = u32::MAX as u64;
+
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict<'r> {
@@ -45,9 +48,9 @@ pub struct Status<'r> {
     pub code: Code,
     /// The limit that was applied; `None` if there was none, or only one that counts nothing.
     pub limit: Option<AppliedLimit<'r>>,
-    /// Tokens that remain: 0 if over the limit, unless the rule leaves them; `u32::MAX` if
-    /// unlimited.
-    pub remaining: u32,
+    /// Tokens that remain: 0 if over the limit, unless the rule leaves them;
+    /// [`UNLIMITED`] if its rule allows everything.
+    pub remaining: u64,
     /// Time until the window ends, where that is known.
     pub reset_after: Option<Duration>,
     /// What was counted, and how it was decided; `None` where nothing was counted.
@@ -63,7 +66,7 @@ pub struct Counted {
     pub hits: u64,
     /// For a charge over the limit that spends what was left: that number of tokens, as far as is
     /// known.
-    pub fitted: u32,
+    pub fitted: u64,
     /// The limit was exceeded, even if the rule's mode lets the request pass.
     pub over: bool,
     /// What made the decision.
@@ -233,9 +236,9 @@ impl<'r> Status<'r> {
     pub const FREE: Self = Self::within(0);
 
     /// The descriptor's rule allows everything.
-    pub const UNLIMITED: Self = Self::within(u32::MAX);
+    pub const UNLIMITED: Self = Self::within(UNLIMITED);
 
-    const fn within(remaining: u32) -> Self {
+    const fn within(remaining: u64) -> Self {
         Self { code: Code::Ok, limit: None, remaining, reset_after: None, counted: None }
     }
 
@@ -250,7 +253,7 @@ impl<'r> Status<'r> {
         Self {
             code: if counted.over && !in_shadow { Code::OverLimit } else { Code::Ok },
             limit: Some(limit),
-            remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
+            remaining,
             reset_after: reset_after.map(|after| within_window(after, limit.limit)),
             counted: Some(counted),
         }
@@ -268,7 +271,7 @@ impl<'r> Status<'r> {
 
     /// Whether its rule allows everything.
     pub fn is_unlimited(&self) -> bool {
-        self.limit.is_none() && self.remaining == u32::MAX
+        self.limit.is_none() && self.remaining == UNLIMITED
     }
 
     fn is_quota(&self, modes: Modes) -> bool {

@@ -89,7 +89,8 @@ macro_rules! export_module {
                 "envoy_dynamic_module_on_bootstrap_extension_destroy"
                     bootstrap_destroy(_extension: P) -> () { () }
                 "envoy_dynamic_module_on_bootstrap_extension_server_initialized"
-                    server_initialized(_envoy: M, _extension: P) -> () { () }
+                    server_initialized(_envoy: M, extension: P) -> ()
+                    { hooks::server_initialized::<$module>(extension) }
                 "envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized"
                     worker_initialized(_envoy: M, _extension: P) -> () { () }
                 "envoy_dynamic_module_on_bootstrap_extension_drain_started"

@@ -315,6 +315,15 @@ mod extension {
         });
     }
 
+    pub unsafe fn server_initialized<M: Module>(extension: *const c_void) {
+        guard("bootstrap_extension_server_initialized", (), || {
+            // SAFETY: what `new` has returned is what `config_new` has made.
+            let cell = unsafe { &*extension.cast::<BootstrapCell<M>>() };
+            // SAFETY: Envoy's side of it, in the main thread.
+            cell.extension.initialized(&unsafe { BootstrapHost::new(cell.config) });
+        });
+    }
+
     pub unsafe fn config_scheduled<M: Module>(config: *const c_void, event: u64) {
         guard("bootstrap_extension_config_scheduled", (), || {
             // SAFETY: made by `config_new`, and not destroyed.
@@ -359,7 +368,8 @@ mod extension {
 
 pub use extension::{
     admin_request, config_destroy as bootstrap_config_destroy, config_new as bootstrap_config_new,
-    config_scheduled as bootstrap_config_scheduled, shutdown as bootstrap_shutdown,
+    config_scheduled as bootstrap_config_scheduled, server_initialized,
+    shutdown as bootstrap_shutdown,
 };
 pub use http::{
     config_destroy, config_new, filter_destroy, filter_new, per_route_config_destroy,

@@ -82,6 +82,9 @@ pub enum Flow {
 
 /// The extension of the bootstrap configuration. All is called in the main thread.
 pub trait Bootstrap: 'static {
+    /// Envoy has its admin port and its clusters.
+    fn initialized(&self, host: &BootstrapHost<'_>);
+
     /// An event has come that a [`crate::ConfigScheduler`] has sent.
     fn scheduled(&self, host: &BootstrapHost<'_>, event: u64);
 

@@ -51,6 +51,7 @@ impl Module for Script {
 }
 
 impl Bootstrap for Never {
+    fn initialized(&self, _: &BootstrapHost<'_>) {}
     fn scheduled(&self, _: &BootstrapHost<'_>, _: u64) {}
     fn shut_down(&self) {}
     fn admin(&self, _: &[u8], _: &[u8], _: &[u8]) -> (u32, Vec<u8>) {

@@ -295,7 +295,7 @@ fn limit_of(
                     format!("{}; expected SECOND, MINUTE, HOUR, DAY, MONTH or YEAR", limit.unit);
                 faults.add(place.field("rate_limit.unit"), text);
             }
-            Some(Limit::fixed_window(limit.requests_per_unit, unit?))
+            Some(Limit::fixed_window(limit.requests_per_unit.into(), unit?))
         }
         Specifier::DynamicMetadata(_) => {
             let text = "a module of Envoy cannot read a struct of metadata; write the limit as a \
@@ -346,7 +346,7 @@ impl<'s> Drafts<'s> {
     /// for 1).
     pub fn request<'d>(&'d self, domain: &'d str, hits_addend: u32) -> Request<'d> {
         let descriptors = self.drafts.iter().map(Draft::descriptor).collect();
-        Request { domain, descriptors, hits_addend }
+        Request { domain, descriptors, hits_addend: hits_addend.into() }
     }
 }
 

@@ -8,17 +8,23 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tower::ServiceExt;
 
-/// Where Envoy's admin port serves the pages.
-pub const PREFIX: &str = "/ratelease";
+/// Where Envoy's admin port serves the pages, each with what Envoy's help page says of it. Envoy
+/// looks for the whole path.
+pub const PAGES: [(&str, &str); 5] = [
+    ("/ratelease", "ratelease: an overview, and the other pages"),
+    ("/ratelease/hotkeys", "ratelease: the keys requested and denied most"),
+    ("/ratelease/metrics", "ratelease: metrics for Prometheus"),
+    ("/ratelease/rlconfig", "ratelease: the rules in force"),
+    ("/ratelease/status", "ratelease: the state of decisions, leases and stores"),
+];
+
+const PREFIX: &str = "/ratelease";
 
 /// Envoy's main thread waits for a page, at most this long.
 const PAGE_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum size in bytes of a page: `/metrics` of the default number of series has less.
 const PAGE_BYTES_MAX: usize = 64 << 20;
-
-/// Pages that send events without end.
-const ENDLESS: &str = "/live";
 
 /// The pages, and where they are rendered.
 pub struct Pages {
@@ -45,9 +51,6 @@ impl Pages {
         };
         if method != b"GET" {
             return (405, b"pages are read with GET\n".to_vec());
-        }
-        if path.starts_with(ENDLESS) {
-            return (404, b"the live page needs the debug port: set DEBUG_PORT\n".to_vec());
         }
         // A host that the guard of the debug port lets through: Envoy's admin port guards itself.
         let request = http::Request::get(path).header("host", "localhost").body(String::new());

@@ -5,6 +5,7 @@
 //! configuration of a filter does; it lives until the extension shuts it down, or with the process.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -36,6 +37,7 @@ pub struct Engine {
     pub pages: Pages,
     log: Option<LogWriter>,
     running: Mutex<Option<Running>>,
+    is_down: AtomicBool,
 }
 
 /// The engine's thread.
@@ -97,13 +99,20 @@ impl Engine {
         let gone = |_| "the engine's thread has ended; its panic is in the log".to_owned();
         let (service, pages, runtime) = started.recv().map_err(gone)??;
         let running = Mutex::new(Some(Running { stop, ended, drain }));
-        Ok(Self { service, peer: Peer::new(), runtime, pages, log, running })
+        let (peer, is_down) = (Peer::new(), AtomicBool::new(false));
+        Ok(Self { service, peer, runtime, pages, log, running, is_down })
+    }
+
+    /// Whether it has been shut down: then it decides nothing.
+    pub fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
     }
 
     /// Gives the leases back and ends the engine's thread; returns within the drain time. Requests
     /// that come later get errors.
     pub fn shut_down(&self) {
         let Some(Running { stop, ended, drain }) = self.running.lock().take() else { return };
+        self.is_down.store(true, Ordering::Relaxed);
         // An error means that the thread has ended.
         let _ = stop.send(());
         // Nothing is ever sent: it returns once the thread has dropped the sender, or too late.

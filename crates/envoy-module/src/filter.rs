@@ -68,6 +68,9 @@ impl Filter for RateFilter {
         if !config.enabled.draw() || !is_of_kind(config.kind, &stream) {
             return Flow::Continue;
         }
+        if engine.is_down() {
+            return self.refuse(config, stream);
+        }
         match self.decide(engine, config, &stream) {
             Decided::Free => Flow::Continue,
             Decided::Now(outcome, ends) => {
@@ -108,6 +111,9 @@ impl Filter for RateFilter {
 
     fn complete(&self, config: &FilterConfig, stream: S<'_>) {
         let Some(engine) = &config.engine else { return };
+        if engine.is_down() {
+            return;
+        }
         let ends = {
             let mut state = self.state.borrow_mut();
             // Nothing wakes the stream any more, and an answer that is late is not charged.
@@ -169,17 +175,19 @@ impl RateFilter {
         request: OwnedRequest,
         shown: Shown,
     ) -> Flow {
-        let Some(scheduler) = stream.scheduler() else {
-            let outcome = Err(RequestError::Overloaded);
-            return match self.conclude(config, stream, outcome) {
-                Concluded::Passes(_) => Flow::Continue,
-                Concluded::Answered => Flow::Answered,
-            };
-        };
+        let Some(scheduler) = stream.scheduler() else { return self.refuse(config, stream) };
         let mut state = self.state.borrow_mut();
         state.ends = Some(Box::new(Ends { request: request.clone(), is_taken: false }));
         state.wait = Some(Wait::start(engine, config, scheduler, request, shown));
         Flow::Wait
+    }
+
+    /// Answers without a verdict: by the failure mode.
+    fn refuse(&self, config: &FilterConfig, stream: S<'_>) -> Flow {
+        match self.conclude(config, stream, Err(RequestError::Overloaded)) {
+            Concluded::Passes(_) => Flow::Continue,
+            Concluded::Answered => Flow::Answered,
+        }
     }
 
     /// Gives the stream what the outcome says.

@@ -85,9 +85,6 @@ impl Module for RateleaseModule {
             return Some(Extension { engine: None, _scheduler: None });
         }
         let engine = refuse(Engine::of_process(&overrides))?;
-        if !host.serve_admin(admin::PREFIX, "the state of the rate limits") {
-            warn("another handler has /ratelease on the admin port");
-        }
         let scheduler = host.scheduler();
         scheduler.iter().for_each(|scheduler| scheduler.wake(READY));
         Some(Extension { engine: Some(engine), _scheduler: scheduler })
@@ -108,6 +105,13 @@ impl Config for FilterConfig {
 // === impl Extension ===
 
 impl Bootstrap for Extension {
+    fn initialized(&self, host: &BootstrapHost<'_>) {
+        let refused = admin::PAGES.iter().filter(|(path, help)| !host.serve_admin(path, help));
+        if refused.count() > 0 {
+            warn("pages are not on the admin port: there is none, or it has pages of their names");
+        }
+    }
+
     fn scheduled(&self, host: &BootstrapHost<'_>, _: u64) {
         host.signal_ready();
     }

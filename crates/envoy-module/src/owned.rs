@@ -11,7 +11,7 @@ const SETTLE: &str = "ratelease.settle";
 #[derive(Debug, Clone)]
 pub struct OwnedRequest {
     domain: String,
-    hits_addend: u32,
+    hits_addend: u64,
     descriptors: Vec<OwnedDescriptor>,
 }
 

@@ -48,8 +48,8 @@ pub use compile::{
 pub use directory::{Dotfiles, Endings, Found, ReadError, read_directory, read_from, read_path};
 pub use fault::{Fault, Faults, Place, alters_display, excerpt, nearest};
 pub use limit::{
-    Algorithm, Calendar, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms, Leasing, Limit,
-    MAX_DELAY_MAX, POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
+    AMOUNT_MAX, Algorithm, Burst, Calendar, FILL_SECONDS_MAX, FailureMode, Hold, LeaseTerms,
+    Leasing, Limit, MAX_DELAY_MAX, POOLS_MAX, Unit, UnlessSettled, WINDOW_SECONDS_MAX,
 };
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};

@@ -8,15 +8,16 @@ use crate::store::StoreId;
 mod algorithm;
 mod calendar;
 
-pub use algorithm::{Algorithm, MAX_DELAY_MAX};
+pub use algorithm::{Algorithm, Burst, MAX_DELAY_MAX};
 pub use calendar::Calendar;
 pub(crate) use calendar::{Anchor, Weekday, Zone};
 
 /// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// Tokens per window, or in all where there is no window. 0 denies every charge of 1 or more.
-    pub requests_per_unit: u32,
+    /// Tokens per window, or in all where there is no window, at most
+    /// [`Algorithm::requests_max`]. 0 denies every charge of 1 or more.
+    pub requests_per_unit: u64,
     /// The unit of the window. An algorithm without a window has [`Unit::Second`] here, which
     /// means nothing: see [`Limit::window_unit`].
     pub unit: Unit,
@@ -31,6 +32,10 @@ pub struct Limit {
     /// another store keeps its keys.
     pub store: StoreId,
 }
+
+/// The largest amount of a rule, 2^53 - 1: up to this the doubles of the stores' scripts, and of
+/// JSON, hold every whole number.
+pub const AMOUNT_MAX: u64 = (1 << 53) - 1;
 
 /// The longest window: ten years of 365 days.
 pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
@@ -76,7 +81,7 @@ pub enum Unit {
 impl Limit {
     /// Returns a limit of `requests_per_unit` in each fixed window of one `unit`, as in the
     /// reference.
-    pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
+    pub const fn fixed_window(requests_per_unit: u64, unit: Unit) -> Self {
         let algorithm = Algorithm::FixedWindow;
         let store = StoreId::DEFAULT;
         let unit_multiplier = NonZeroU32::MIN;
@@ -137,8 +142,8 @@ impl Limit {
     #[inline]
     pub const fn capacity(self) -> u64 {
         match self.algorithm.burst() {
-            Some(burst) => burst as u64,
-            None => self.requests_per_unit as u64,
+            Some(burst) => burst,
+            None => self.requests_per_unit,
         }
     }
 
@@ -200,11 +205,12 @@ impl Limit {
 
 /// Returns `amount / pods`, rounded up with a probability equal to its fraction, else down. `pods`
 /// is not 0.
-fn part_of(amount: u32, pods: u32, rng: u64) -> u32 {
+fn part_of(amount: u64, pods: u32, rng: u64) -> u64 {
+    let pods = u64::from(pods);
     // Maps the rng to one of `pods` equally likely numbers: the upper half of the product of a
     // 64-bit and a 32-bit number.
     let place = (u128::from(rng) * u128::from(pods)) >> 64;
-    amount / pods + u32::from(place < u128::from(amount % pods))
+    amount / pods + u64::from(place < u128::from(amount % pods))
 }
 
 // === impl Unit ===
@@ -308,7 +314,7 @@ pub struct LeaseTerms {
     pub fraction: f32,
     /// Maximum number of tokens in one lease, from 1. A single charge above it is still granted
     /// whole.
-    pub max: u32,
+    pub max: u64,
     /// τ: maximum duration of a lease. With `None`, leases of a fixed window last until its end,
     /// and others [`LeaseTerms::TTL`].
     pub ttl: Option<Duration>,
@@ -333,7 +339,7 @@ impl LeaseTerms {
 
 impl Default for LeaseTerms {
     fn default() -> Self {
-        Self { fraction: Self::FRACTION, max: u32::MAX, ttl: None }
+        Self { fraction: Self::FRACTION, max: AMOUNT_MAX, ttl: None }
     }
 }
 

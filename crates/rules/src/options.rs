@@ -7,14 +7,14 @@
 //! add an option that is true or false, add it to `flags!`, and use it where it has its effect.
 
 use std::marker::PhantomData;
-use std::num::{NonZeroU8, NonZeroU32};
+use std::num::{NonZeroU8, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use crate::fault::{Findings, Place, excerpt};
 use crate::limit::{
-    Algorithm, FailureMode, Hold, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX,
+    AMOUNT_MAX, Algorithm, FailureMode, Hold, LeaseTerms, Leasing, MAX_DELAY_MAX, POOLS_MAX,
     UNIT_MULTIPLIER_MAX, UnlessSettled, Weekday,
 };
 use crate::node::{Kind, Meaning, Node};
@@ -321,7 +321,7 @@ options! {
         /// midnight of the first day in their time_zone. With algorithm concurrency there is none.
         Reference unit: Parsed<&'d str> = Text::UnitName;
         /// Requests in a window, or at a time with algorithm concurrency; 0 denies all.
-        Reference requests_per_unit: Parsed<u32> = Number { range: 0..=u32::MAX, check: Ok };
+        Reference requests_per_unit: Parsed<u64> = Number { range: 0..=AMOUNT_MAX, check: Ok };
         /// Everything passes and nothing is counted.
         Reference unlimited: Parsed<bool> = Flag;
         /// Name of the rule in answers, and for replaces.
@@ -330,13 +330,13 @@ options! {
         Reference replaces: Vec<Replaced<'d>> = ReplacedList;
         /// Units in a window, which is ten years at most.
         Ratelease unit_multiplier: Parsed<NonZeroU32> =
-            Number { range: 1..=UNIT_MULTIPLIER_MAX, check: unit_multiplier };
+            Number { range: 1..=UNIT_MULTIPLIER_MAX.into(), check: unit_multiplier };
         /// Time zone of a calendar unit, as in Europe/Zurich; UTC by default.
         Ratelease time_zone: Parsed<&'d str> = Text::ZoneName;
         /// When the windows of a calendar unit begin; by default on the first day at 00:00.
         Ratelease anchor: Parsed<AnchorOptions> = AnchorMap;
         /// Requests that a token_bucket holds; requests_per_unit by default.
-        Ratelease burst: Parsed<NonZeroU32> = Number { range: 1..=u32::MAX, check: burst };
+        Ratelease burst: Parsed<NonZeroU64> = Number { range: 1..=AMOUNT_MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
         /// The hits of a request are held under its id until its cost is known.
@@ -381,7 +381,7 @@ options! {
         /// Part of the remaining tokens that one lease may take; 0.25 by default.
         Ratelease fraction: Parsed<f32> = Fraction;
         /// Most tokens of one lease.
-        Ratelease max: Parsed<u32> = Number { range: 1..=u32::MAX, check: lease_max };
+        Ratelease max: Parsed<u64> = Number { range: 1..=AMOUNT_MAX, check: lease_max };
         /// Longest duration of a lease, from 100ms to 60s.
         Ratelease ttl: Parsed<Duration> = Span { example: "2s", check: ttl };
     }
@@ -470,16 +470,16 @@ struct LeaseValue;
 struct HoldMap;
 struct AnchorMap;
 
-fn month(number: u32) -> Result<NonZeroU8, String> {
+fn month(number: u64) -> Result<NonZeroU8, String> {
     within("month", number, MONTH_MAX)
 }
 
-fn day(number: u32) -> Result<NonZeroU8, String> {
+fn day(number: u64) -> Result<NonZeroU8, String> {
     within("day", number, DAY_MAX)
 }
 
 /// Returns a number from 1 to `most`.
-fn within(name: &str, number: u32, most: u8) -> Result<NonZeroU8, String> {
+fn within(name: &str, number: u64, most: u8) -> Result<NonZeroU8, String> {
     let within = u8::try_from(number).ok().filter(|number| *number <= most);
     within
         .and_then(NonZeroU8::new)
@@ -494,12 +494,13 @@ const fn bare(name: &'static str) -> &'static str {
     }
 }
 
-fn unit_multiplier(units: u32) -> Result<NonZeroU32, String> {
-    NonZeroU32::new(units).ok_or_else(|| "'unit_multiplier' must be at least 1, found 0".to_owned())
+fn unit_multiplier(units: u64) -> Result<NonZeroU32, String> {
+    let fitting = u32::try_from(units).ok().and_then(NonZeroU32::new);
+    fitting.ok_or_else(|| format!("'unit_multiplier' must be at least 1, found {units}"))
 }
 
-fn burst(requests: u32) -> Result<NonZeroU32, String> {
-    NonZeroU32::new(requests).ok_or_else(|| {
+fn burst(requests: u64) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(requests).ok_or_else(|| {
         "'burst' must be at least 1, found 0; left out, it is requests_per_unit".to_owned()
     })
 }
@@ -510,11 +511,11 @@ fn max_delay(span: Duration) -> Result<u32, String> {
     micros.ok_or_else(|| format!("'max_delay' must be from 0 to {MAX_DELAY_MAX:?}, found {span:?}"))
 }
 
-fn shards(count: u32) -> Result<NonZeroU8, String> {
+fn shards(count: u64) -> Result<NonZeroU8, String> {
     within("shards", count, POOLS_MAX)
 }
 
-fn lease_max(tokens: u32) -> Result<u32, String> {
+fn lease_max(tokens: u64) -> Result<u64, String> {
     match tokens {
         0 => Err("'max' must be at least 1, found 0; to lease nothing write 'lease: off'".into()),
         _ => Ok(tokens),
@@ -774,6 +775,7 @@ impl Given for LimitOptions {
 
 impl Merged for bool {}
 impl Merged for u32 {}
+impl Merged for u64 {}
 impl Merged for f32 {}
 impl Merged for NonZeroU8 {}
 impl Merged for Duration {}

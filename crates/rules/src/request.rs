@@ -31,7 +31,7 @@ pub struct Request<'a> {
     pub descriptors: Few<Descriptor<'a>>,
     /// Hits of each descriptor that has no `hits_addend` of its own; 0 stands for 1, as in the
     /// reference.
-    pub hits_addend: u32,
+    pub hits_addend: u64,
 }
 
 /// An ordered list of entries, which is matched against the rules.
@@ -61,6 +61,6 @@ impl Request<'_> {
     /// request's, where 0 stands for 1.
     #[inline]
     pub fn hits(&self, descriptor: &Descriptor<'_>) -> u64 {
-        descriptor.hits_addend.unwrap_or(u64::from(self.hits_addend.max(1)))
+        descriptor.hits_addend.unwrap_or(self.hits_addend.max(1))
     }
 }

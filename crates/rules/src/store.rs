@@ -265,6 +265,6 @@ mod tests {
     #[test]
     fn the_store_of_a_limit_takes_a_byte() {
         assert_eq!(size_of::<StoreId>(), 1);
-        assert_eq!(size_of::<crate::Limit>(), 24);
+        assert_eq!(size_of::<crate::Limit>(), 32);
     }
 }

@@ -74,9 +74,9 @@ pub(crate) struct Word<T>(pub(crate) PhantomData<T>);
 /// A whole number.
 pub(crate) struct Number<T> {
     /// What is taken.
-    pub(crate) range: RangeInclusive<u32>,
+    pub(crate) range: RangeInclusive<u64>,
     /// Returns the value, or why it is out of range.
-    pub(crate) check: fn(u32) -> Result<T, String>,
+    pub(crate) check: fn(u64) -> Result<T, String>,
 }
 
 /// A duration in Go's form, with or without quotes.
@@ -229,7 +229,10 @@ impl<'d, T> Takes<'d> for Number<T> {
             format!("a whole number from {least} to {most} without quotes")
         };
         let number = reader.scalar(field, expected, |_, meaning| match meaning {
-            Meaning::Int(number) => u32::try_from(number).ok(),
+            // What is above the range, and no absurd number, `check` refuses with its reason.
+            Meaning::Int(number) => u64::try_from(number)
+                .ok()
+                .filter(|number| *number <= (*self.range.end()).max(u32::MAX.into())),
             _ => None,
         });
         *kept = number.checked(self.check);

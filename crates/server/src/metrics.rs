@@ -433,14 +433,15 @@ impl Hits {
     fn of(status: &Status<'_>, counted: &Counted, ratio: f32) -> Self {
         let Some(applied) = status.limit else { return Self::default() };
         let limit = applied.limit.capacity();
-        let left = u64::from(status.remaining).min(limit);
+        let left = status.remaining.min(limit);
         let hits = counted.hits;
         let threshold = threshold(limit, ratio);
         if counted.over {
-            let left = left.max(counted.fitted.into()).min(limit);
+            let left = left.max(counted.fitted).min(limit);
             let before = limit - left;
             let over = hits.saturating_sub(left);
-            let near = if left > 0 && over > 0 { limit - threshold.max(before) } else { 0 };
+            let near =
+                if left > 0 && over > 0 { limit.saturating_sub(threshold.max(before)) } else { 0 };
             let in_shadow = applied.rule.is_some_and(|rule| rule.flags.shadow_mode);
             let shadow = if in_shadow { over } else { 0 };
             return Self { total: hits, within: 0, over, near, shadow };
@@ -481,14 +482,18 @@ impl Hits {
     }
 }
 
-/// The number of hits below the near limit; like the reference, this multiplies in 32 bits.
+/// The number of hits below the near limit; like the reference, whose limits have 32 bits, this
+/// multiplies such a limit in 32 bits.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "limits are 32 bits wide, and the ratio lies from 0 to 1"
+    reason = "limits are below 2^53, and the ratio lies from 0 to 1"
 )]
 fn threshold(limit: u64, ratio: f32) -> u64 {
-    f64::from(limit as f32 * ratio).floor() as u64
+    match u32::try_from(limit) {
+        Ok(limit) => f64::from(limit as f32 * ratio).floor() as u64,
+        Err(_) => (limit as f64 * f64::from(ratio)).floor() as u64,
+    }
 }
 
 // The counters of one rule, and of one of the values that a rule sees.

@@ -312,7 +312,7 @@ fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
 
 /// The value in Envoy's format: the limit that bounds, then each limit with its window and, if it
 /// has one, its name. Envoy inserts the name unchanged; here it is escaped.
-fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
+fn x_ratelimit_limit(requests: u64, verdict: &Verdict<'_>) -> String {
     let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
         let requests = applied.limit.requests_per_unit;
         let window = match applied.limit.window_unit() {
@@ -391,13 +391,16 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
+/// The largest Integer of RFC 9651 §3.3.1.
+const INTEGER_MAX: u64 = 999_999_999_999_999;
+
 // === impl Item ===
 
 impl Item<'_> {
     /// Quota and window of the policy; the window is in seconds. Without a window, the quota's unit.
     fn policy(&self) -> String {
         let Self { name, applied: AppliedLimit { limit, .. }, .. } = self;
-        let requests = limit.requests_per_unit;
+        let requests = limit.requests_per_unit.min(INTEGER_MAX);
         match limit.window_unit() {
             Some(_) => format!("{name};q={requests};w={}", limit.window_seconds()),
             None => format!("{name};q={requests};qu=\"concurrent-requests\""),
@@ -407,9 +410,10 @@ impl Item<'_> {
     /// The remaining quota, and the seconds until it is full again, if they are known.
     fn remaining(&self) -> String {
         let Self { name, status, .. } = self;
+        let remaining = status.remaining.min(INTEGER_MAX);
         match status.reset_seconds() {
-            Some(seconds) => format!("{name};r={};t={seconds}", status.remaining),
-            None => format!("{name};r={}", status.remaining),
+            Some(seconds) => format!("{name};r={remaining};t={seconds}"),
+            None => format!("{name};r={remaining}"),
         }
     }
 }

@@ -506,9 +506,9 @@ const CLOCK_STEP: Duration = Duration::from_millis(50);
 struct Numbers {
     is_allowed: bool,
     /// Requests in a window; `None` if no limit applies, as the next one.
-    limit: Option<u32>,
+    limit: Option<u64>,
     /// Requests that remain.
-    remaining: Option<u32>,
+    remaining: Option<u64>,
     /// Seconds since the Unix epoch, when the window ends or the bucket is full; `None` if that is
     /// not known either.
     reset_time: Option<u64>,
@@ -556,8 +556,8 @@ impl IntoResponse for Numbers {
         let content_type = [(CONTENT_TYPE, "application/json")];
         let mut response = (status, content_type, body.to_string()).into_response();
         let headers = [
-            (HeaderName::from_static("x-ratelimit-limit"), limit.map(u64::from)),
-            (HeaderName::from_static("x-ratelimit-remaining"), remaining.map(u64::from)),
+            (HeaderName::from_static("x-ratelimit-limit"), limit),
+            (HeaderName::from_static("x-ratelimit-remaining"), remaining),
             (HeaderName::from_static("x-ratelimit-reset"), reset_time),
             (RETRY_AFTER, (!is_allowed).then_some(retry_after)),
         ];
@@ -717,7 +717,7 @@ mod tests {
     use super::*;
 
     /// A status of this code, with a limit that resets after so many milliseconds.
-    fn status(code: Code, requests: u32, remaining: u32, reset: Option<u64>) -> Status<'static> {
+    fn status(code: Code, requests: u64, remaining: u64, reset: Option<u64>) -> Status<'static> {
         let limit = AppliedLimit { limit: Limit::fixed_window(requests, Unit::Hour), rule: None };
         let reset_after = reset.map(Duration::from_millis);
         Status { code, limit: Some(limit), remaining, reset_after, counted: None }

@@ -26,7 +26,7 @@ fn of(message: &RateLimitRequest) -> Request<'_> {
     let descriptors = message.descriptors.iter().map(|sent| {
         let limit = sent.limit.as_ref().map(|limit| {
             let unit = Unit::from_number(limit.unit.into()).expect("a unit that exists");
-            Limit::fixed_window(limit.requests_per_unit, unit)
+            Limit::fixed_window(limit.requests_per_unit.into(), unit)
         });
         let entries = sent.entries.iter().map(|it| Entry { key: &it.key, value: &it.value });
         let hits_addend = sent.hits_addend.as_ref().map(|hits| hits.value);
@@ -34,5 +34,5 @@ fn of(message: &RateLimitRequest) -> Request<'_> {
         Descriptor { entries: entries.collect(), limit, hits_addend, refund }
     });
     let descriptors = descriptors.collect();
-    Request { domain: &message.domain, descriptors, hits_addend: message.hits_addend }
+    Request { domain: &message.domain, descriptors, hits_addend: message.hits_addend.into() }
 }

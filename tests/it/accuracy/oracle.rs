@@ -68,7 +68,7 @@ impl Exact {
             }
             (State::Bucket { parts, at }, Algorithm::TokenBucket { burst }) => {
                 let refilled = parts.saturating_add((now - *at) * limit);
-                *parts = refilled.min(u128::from(burst) * length);
+                *parts = refilled.min(u128::from(burst.get()) * length);
                 *at = now;
                 let passes = *parts >= length;
                 *parts -= if passes { length } else { 0 };

@@ -59,7 +59,7 @@ fn passing(algorithm: Algorithm, requests: &[(u64, u32)]) -> Vec<u32> {
 
 #[test]
 fn each_algorithm_admits_what_its_definition_says() {
-    let bucket = Algorithm::TokenBucket { burst: 4 };
+    let bucket = Algorithm::token_bucket(4);
     let leaky = Algorithm::LeakyBucket { max_delay_us: 2_000_000 };
     for (algorithm, requests, expected) in [
         (Algorithm::FixedWindow, &[(0, 7), (9_999, 7), (10_000, 20)][..], vec![7, 3, 10]),

@@ -100,3 +100,22 @@ fn a_faulty_file_of_cases_or_rules_ends_with_2_and_all_its_places() {
     run_in(dir.path(), &["test", "rules"], &[]).ended(2);
     run_in(dir.path(), &["test"], &[]).ended(2);
 }
+
+#[test]
+fn the_largest_amounts_are_counted_to_the_hit() {
+    let rules = RULES.replace("requests_per_unit: 2", "requests_per_unit: 9007199254740991");
+    let cases = CASES
+        .replace("[{k: a}]}\n        times: 2", "[{k: a}], hits: 9007199254740989}")
+        .replace("remaining: 0", "remaining: 2")
+        .replace(
+            "[{k: a}]}\n        expect: {code: over_limit}",
+            "[{k: a}], hits: 3}\n        expect: {code: over_limit}",
+        )
+        .replace("remaining: 1", "remaining: 9007199254740990");
+    let dir = files(&[("rules/d.yaml", &rules), ("cases.yaml", &cases)]);
+    let ran = run_in(dir.path(), &["test", "cases.yaml"], &[]);
+    assert_eq!((&*ran.out, ran.status), ("1 case in 1 file: 0 failed\n", 0));
+    let ran = run_in(dir.path(), &["explain", "--domain", "d", "k=a", "--rules", "rules"], &[]);
+    let allows = "allows      9007199254740991 requests in each window of one hour";
+    assert!(ran.ended(0).out.contains(allows), "{}", ran.out);
+}

@@ -53,7 +53,7 @@ fn what_cannot_be_planned_is_refused_with_its_range() {
         (2, "0", "expected a whole number from 1 to 10000"),
         (2, "10001", "expected a whole number from 1 to 10000"),
         (4, "0", "1..=1000000000000"),
-        (6, "0", "1..=4294967295"),
+        (6, "0", "1..=9007199254740991"),
         (8, "fortnight", "expected second, minute, hour"),
         (8, "10ms", "a duration from 1s to ten years"),
         (10, "0", "expected a number above 0"),

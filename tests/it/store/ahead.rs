@@ -157,7 +157,7 @@ async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
             (3, false, Some(0)),
             (3, false, Some(1)),
             (3, true, Some(2)),
-            (u32::MAX, false, Some(1)),
+            (u64::from(u32::MAX), false, Some(1)),
         ] {
             let look = ask(10, 0, 0);
             let present = granted(&*store, look).await.epoch;

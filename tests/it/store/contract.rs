@@ -3,7 +3,7 @@
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::stores::{NamedStore, SHARDS_OF_ALL_MAX, Stores};
 use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Return, Store};
-use ratelease_rules::{Limit, StoreId, StoreNames, Unit};
+use ratelease_rules::{AMOUNT_MAX, Limit, StoreId, StoreNames, Unit};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -212,14 +212,14 @@ async fn a_return_under_a_past_limit_credits_what_it_brings(store: &dyn Store) {
 }
 
 async fn takes_the_largest_numbers(store: &dyn Store) {
-    let ask = ask(u32::MAX, u64::MAX, 0);
+    let ask = ask(AMOUNT_MAX, u64::MAX, 0);
     let all = granted(store, ask).await;
-    assert_eq!((all.tokens, all.left), (u64::from(u32::MAX), 0));
+    assert_eq!((all.tokens, all.left), (AMOUNT_MAX, 0));
     let denied = granted(store, Ask { need: u64::MAX, ..ask }).await;
     assert!(denied.overdrawn);
     let back = Some(Return { tokens: u64::MAX, epoch: Some(all.epoch) });
     let empty = granted(store, Ask { want: 0, back, ..ask }).await;
-    assert_eq!((empty.left, empty.overdrawn), (u64::from(u32::MAX), false));
+    assert_eq!((empty.left, empty.overdrawn), (AMOUNT_MAX, false));
 }
 
 async fn names_the_window_of_every_unit(store: &dyn Store) {

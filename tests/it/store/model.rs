@@ -4,7 +4,7 @@ use ratelease_engine::algorithm::{State, Token, counting, fixed_window, sliding_
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, Slots, Store};
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit, Unit};
+use ratelease_rules::{AMOUNT_MAX, Algorithm, Limit, Unit};
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -17,8 +17,22 @@ use crate::support::rng::Rng;
 /// Number of keys of each algorithm.
 const KEYS: usize = 20;
 const ROUNDS: usize = 200;
-const LIMITS: [u32; 7] = [0, 1, 7, 100, 1_000_000, 1_000_000_000, u32::MAX];
-const BURSTS: [u32; 6] = [1, 2, 7, 100, 3_000_000, u32::MAX];
+/// Around the digits that the states have room for, and up to the largest.
+const LIMITS: [u64; 11] = [
+    0,
+    1,
+    7,
+    100,
+    1_000_000,
+    1_000_000_000,
+    u32::MAX as u64,
+    10_000_000_000,
+    1 << 45,
+    AMOUNT_MAX - 6,
+    AMOUNT_MAX,
+];
+const BURSTS: [u64; 9] =
+    [1, 2, 7, 100, 3_000_000, u32::MAX as u64, 1 << 33, AMOUNT_MAX - 1, AMOUNT_MAX];
 const DELAYS_US: [u32; 5] = [0, 1, 20_000, 3_000_000, u32::MAX];
 const MULTIPLIERS: [u32; 4] = [1, 2, 7, 10];
 const TTLS: [Duration; 4] =
@@ -76,18 +90,19 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     assert!(windows >= 3, "it saw {windows} windows of a second");
 }
 
-/// Amounts whose product with a token's part of a tick has 64 bits and is very close to a whole
+/// Amounts whose product with a token's part of a tick has up to 106 bits and is very close to a whole
 /// number of ticks, so that a product rounded to a double would be on the wrong side of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_multiplies_exactly() {
-    /// A prime, so that every part of a tick has an inverse.
-    const REQUESTS: u32 = 4_294_967_291;
+    /// Primes, so that every part of a tick has an inverse: below 2^32, 2^33, 2^50 and 2^53.
+    const PRIMES: [u64; 4] =
+        [4_294_967_291, 8_589_934_583, 1_125_899_906_842_597, 9_007_199_254_740_881];
     let single = Single::start();
     let store = connected(patient(single.config())).await;
-    let (algorithm, prime) = (Algorithm::TokenBucket { burst: REQUESTS }, u64::from(REQUESTS));
-    for seconds in 1..=30 {
+    for (prime, seconds) in PRIMES.into_iter().flat_map(|prime| (1..=30).map(move |s| (prime, s))) {
         let unit_multiplier = NonZeroU32::new(seconds).unwrap();
-        let limit = Limit::fixed_window(REQUESTS, Unit::Second);
+        let limit = Limit::fixed_window(prime, Unit::Second);
+        let algorithm = Algorithm::token_bucket(prime);
         let limit = Limit { unit_multiplier, algorithm, ..limit };
         let part = limit.window_seconds() * 1_000_000_000 % prime;
         for hair in [1, 2, 700, prime - 1, prime - 700] {
@@ -121,12 +136,17 @@ async fn a_sliding_window_weighs_the_counts_of_long_windows() {
     for unit in [Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Year] {
         for nth in 0..40 {
             let algorithm = Algorithm::SlidingWindow;
-            let limit = Limit { algorithm, ..Limit::fixed_window(999_999_999, unit) };
+            let most = rng.pick(&[999_999_999, AMOUNT_MAX]);
+            let limit = Limit { algorithm, ..Limit::fixed_window(most, unit) };
             let ask = Ask::look(fresh_key(), limit);
             let window = granted(&*store, ask).await.epoch;
-            let previous = 999_999_999 - u32::try_from(rng.below(1_000 * nth + 1)).unwrap();
-            let count = u32::try_from(rng.below(1_000_000)).unwrap();
-            let text = format!("{}{count:09}{previous:09}", window % 8 + 1);
+            let previous = most - rng.below(1_000 * nth + 1);
+            let count = rng.below(1_000_000);
+            let of = window % 8 + 1;
+            let text = match most {
+                AMOUNT_MAX => format!("{of}={count}:{previous}"),
+                _ => format!("{of}{count:09}{previous:09}"),
+            };
             single.server.command::<()>(&["SET", &ask.key.in_store(""), &text]);
             let grant = granted(&*store, ask).await;
             let state = State::SlidingWindow(sliding_window::State { window, count, previous });
@@ -236,9 +256,9 @@ fn drawn(rng: &mut Rng, algorithm: Algorithm) -> Algorithm {
 fn amount(rng: &mut Rng) -> u64 {
     match rng.below(40) {
         0 => u64::MAX,
-        1 => rng.next_u64(),
+        1 => rng.next_u64() >> rng.below(64),
         2 => 1 << 32,
-        3 => u64::from(u32::MAX),
+        3 => AMOUNT_MAX - rng.below(9),
         4..8 => rng.below(5_000_000),
         _ => rng.below(9),
     }

@@ -5,7 +5,7 @@ use ratelease_engine::algorithm::{pool, step};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Deposit, Grant, Return, Store, StoreError};
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit, Unit};
+use ratelease_rules::{AMOUNT_MAX, Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::support::rng::Rng;
 /// The algorithms that have pools.
 const ALGORITHMS: [(Algorithm, Unit); 3] = [
     (Algorithm::FixedWindow, Unit::Year),
-    (Algorithm::TokenBucket { burst: 10 }, Unit::Year),
+    (Algorithm::token_bucket(10), Unit::Year),
     (Algorithm::SlidingWindow, Unit::Year),
 ];
 const MINUTE: Duration = Duration::from_secs(60);
@@ -117,7 +117,7 @@ async fn what_comes_back_is_ignored(store: &dyn Store, ask: Ask) {
 async fn takes_the_largest_numbers(store: &dyn Store, ask: Ask) {
     let ask = Ask { ttl: Duration::MAX, ..anew(ask) };
     let all = putting(ask, u64::MAX, u64::MAX, Duration::MAX);
-    let most = u64::from(u32::MAX);
+    let most = AMOUNT_MAX;
     for _ in 0..2 {
         let grant = granted(store, all).await;
         assert_eq!((grant.tokens, grant.left, grant.epoch), (0, most, (1 << 53) - 1));
@@ -166,7 +166,7 @@ const GRAIN: Duration = Duration::from_millis(2);
 struct Pool {
     ask: Ask,
     /// Epoch and tokens, if it holds any.
-    held: Option<(u64, u32)>,
+    held: Option<(u64, u64)>,
     /// The earliest and the latest time at which it expires.
     ends: (Instant, Instant),
 }
@@ -260,7 +260,8 @@ fn amount(rng: &mut Rng) -> u64 {
     match rng.below(20) {
         0 => u64::MAX,
         1 => rng.next_u64(),
-        2 => u64::from(u32::MAX),
+        2 => AMOUNT_MAX - rng.below(3),
+        3 => 9_999_999_990 + rng.below(20),
         _ => rng.below(9),
     }
 }

@@ -95,7 +95,7 @@ async fn an_ask_without_a_pod_only_looks(store: &dyn Store) {
 
 async fn takes_the_largest_numbers(store: &dyn Store) {
     let mut key = look();
-    key.limit.requests_per_unit = u32::MAX;
+    key.limit.requests_per_unit = u32::MAX.into();
     let all = granted(store, of_pod(key, u64::MAX, 0, u64::MAX)).await;
     assert_eq!(counts(&all), (u32::MAX.into(), 0, false));
     let stated = of_pod(Ask { need: u64::MAX, ..key }, u64::MAX - 1, u64::MAX, u64::MAX);
@@ -203,7 +203,7 @@ async fn a_pod_that_holds_slots_costs_eighteen_bytes() {
     let single = Single::start();
     let store = connected(patient(single.config())).await;
     let mut key = look();
-    key.limit.requests_per_unit = u32::MAX;
+    key.limit.requests_per_unit = u32::MAX.into();
     let name = key.key.in_store("");
     for (pods, most) in [(1, 140), (100, 2_200), (1_000, 21_000)] {
         for pod in 0..pods {

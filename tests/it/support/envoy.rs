@@ -176,6 +176,12 @@ impl Envoy {
         http::get(self.admin, path).await.expect("Envoy's admin page").body
     }
 
+    /// Asks Envoy's admin port to do something.
+    pub(crate) async fn post(&self, path: &str) {
+        let mut client = Client::connect(self.admin).await.expect("Envoy's admin port");
+        client.send("POST", path, &[], "").await.expect("Envoy's admin port answers");
+    }
+
     /// Its process.
     pub(crate) fn process(&self) -> &Process {
         &self.process

@@ -119,7 +119,9 @@ async fn send(load: Load, addr: SocketAddr, left: Arc<AtomicU64>) -> Tally {
         match client.get(&load.path, &headers).await {
             Ok(answer) => {
                 *tally.statuses.entry(answer.status).or_default() += 1;
-                open = Some(client);
+                // An Envoy that drains says so.
+                let closes = answer.header("connection") == Some("close");
+                open = (!closes).then_some(client);
             }
             Err(_) => tally.broken += 1,
         }

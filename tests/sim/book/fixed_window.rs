@@ -51,7 +51,7 @@ impl Book for FixedWindow {
         let Step { at, wall_us, ask, grant } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
-        let limit = u64::from(ask.limit.requests_per_unit);
+        let limit = ask.limit.requests_per_unit;
         let present = wall_us / window_us + u64::from(ask.next_window);
         // A key's window never goes back, even if the clock does.
         let number = if self.ran_back { grant.epoch } else { present };
@@ -148,7 +148,7 @@ impl FixedWindow {
         let returned = back.tokens.min(window.lent);
         // Where a limit was lowered, the store takes a count of one above it for the mark of a
         // denial, which a return removes: one token.
-        let limit = u64::from(ask.limit.requests_per_unit);
+        let limit = ask.limit.requests_per_unit;
         let is_lowered = limit < window.highest;
         // So it does where costs that were owed end one above the limit.
         let is_one_above = window.settles && window.lent == limit + 1 + window.unknown;

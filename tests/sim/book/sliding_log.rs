@@ -35,7 +35,7 @@ impl Book for SlidingLog {
             }
         }
         self.lent.extend((0..grant.tokens).map(|_| now_us));
-        let limit = u64::from(ask.limit.requests_per_unit);
+        let limit = ask.limit.requests_per_unit;
         if grant.tokens > 0 && self.lent.len() as u64 > limit {
             return Err(format!("{} tokens of {limit} lent in a window's length", self.lent.len()));
         }

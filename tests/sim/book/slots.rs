@@ -27,7 +27,7 @@ impl Book for Slots {
         self.pods.insert(stated.pod, (stated.held + grant.tokens, *at));
         self.pods.retain(|_, (_, seen)| at.since(*seen) < SILENCE);
         let held: u64 = self.pods.values().map(|(held, _)| held).sum();
-        let limit = u64::from(ask.limit.requests_per_unit);
+        let limit = ask.limit.requests_per_unit;
         if grant.tokens > 0 && held > limit {
             return Err(format!("{held} slots lent of {limit}"));
         }

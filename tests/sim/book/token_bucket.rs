@@ -38,7 +38,7 @@ impl Book for TokenBucket {
         let limit = ask.limit;
         let earns = limit.requests_per_unit > 0;
         let capacity = if earns { limit.capacity() as f64 } else { 0.0 };
-        let rate = f64::from(limit.requests_per_unit) / (limit.window_seconds() as f64 * 1e6);
+        let rate = limit.requests_per_unit as f64 / (limit.window_seconds() as f64 * 1e6);
         let earned = wall_us.saturating_sub(self.last.as_of_us) as f64 * self.last.rate;
         // A smaller bucket cannot owe more than it holds.
         let settles = self.last.settles || ask.owed > 0;

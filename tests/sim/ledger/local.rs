@@ -48,7 +48,7 @@ impl Window {
         let expected = world.plan.pods_expected;
         let pods = world.state().fewest_pods(self.pod, from, now, expected);
         let parts = if world.plan.skews_us.is_empty() { PARTS } else { PARTS_OF_STRANGE_CLOCKS };
-        parts * u64::from(self.limit.requests_per_unit.div_ceil(pods))
+        parts * self.limit.requests_per_unit.div_ceil(pods.into())
     }
 }
 

@@ -28,7 +28,7 @@ impl Slots {
         self.used.retain(|_, (_, ends)| *ends > now);
         self.limits.insert(key, limit);
         self.used.insert((key, pod, charge.id), (charge.hits, now + terms.lasts()));
-        let (used, limit) = (self.used(key), u64::from(limit.requests_per_unit));
+        let (used, limit) = (self.used(key), limit.requests_per_unit);
         if used > limit { Err(format!("{used} slots in use of {limit}")) } else { Ok(()) }
     }
 

@@ -76,7 +76,7 @@ impl Tally {
     pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) -> u64 {
         self.limits.insert(key, limit);
         let window = self.window(key, number(limit, wall_us));
-        window.highest = window.highest.max(limit.requests_per_unit.into());
+        window.highest = window.highest.max(limit.requests_per_unit);
         window.offered += hits;
         window.offered
     }
@@ -134,7 +134,7 @@ impl Tally {
         let mut left = |wall_us| {
             let window = self.window(key, number(limit, wall_us));
             let spent = window.admitted + window.straddling;
-            u64::from(limit.requests_per_unit).checked_sub(spent + hits).map(|left| left + hits)
+            limit.requests_per_unit.checked_sub(spent + hits).map(|left| left + hits)
         };
         left(wall_us.0).zip(left(wall_us.1)).map(|(first, last)| first.min(last))
     }
@@ -148,7 +148,7 @@ impl Tally {
         for ((key, number), window) in windows {
             let Some(limit) = self.limits.get(key) else { continue };
             let length_us = limit.window_seconds() * 1_000_000;
-            let tokens = u64::from(limit.requests_per_unit);
+            let tokens = limit.requests_per_unit;
             let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
             let over = window.offered >= tokens + tokens / 5;
             if whole && over && counting(*limit).token == Token::OfWindow {

@@ -75,9 +75,9 @@ enum FailMode {
 /// The `rate_limit` of these numbers.
 fn limit(
     algorithm: &str,
-    requests: u32,
+    requests: u64,
     window_seconds: u32,
-    burst: Option<u32>,
+    burst: Option<u64>,
 ) -> Map<String, Value> {
     let mut limit = Map::new();
     limit.insert("unit".into(), "second".into());
@@ -91,10 +91,11 @@ fn limit(
 }
 
 /// Requests, seconds of the window, and burst of a rule that [`limit`] made; `None` for others.
-fn numbers_of(rule: &StoredRule) -> Option<(u32, u32, Option<u32>)> {
+fn numbers_of(rule: &StoredRule) -> Option<(u64, u32, Option<u64>)> {
     let limit = rule.record.settings.get("rate_limit")?;
-    let number = |name: &str| limit.get(name)?.as_u64().and_then(|it| u32::try_from(it).ok());
-    let numbers = (number("requests_per_unit")?, number("unit_multiplier")?, number("burst"));
+    let number = |name: &str| limit.get(name)?.as_u64();
+    let window = u32::try_from(number("unit_multiplier")?).ok()?;
+    let numbers = (number("requests_per_unit")?, window, number("burst"));
     (limit.get("unit") == Some(&json!("second"))).then_some(numbers)
 }
 
@@ -216,7 +217,8 @@ impl Policy {
         check_entries(&mut entries)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range")]
         let requests = requests as u32;
-        let mut limit = limit(&self.algorithm, requests, self.window_sec, self.burst);
+        let burst = self.burst.map(u64::from);
+        let mut limit = limit(&self.algorithm, requests.into(), self.window_sec, burst);
         if let Some(mode) = self.fail_mode {
             limit.insert("failure_mode".into(), mode.name().into());
         }
@@ -229,6 +231,8 @@ impl Policy {
     fn of(rule: &StoredRule) -> Option<Self> {
         let (policy, keys) = rule.record.entries.split_first()?;
         let (requests, window, burst) = numbers_of(rule)?;
+        let requests = u32::try_from(requests).ok()?;
+        let burst = burst.map(u32::try_from).transpose().ok()?;
         let mode = rule.record.settings.get("rate_limit")?.get("failure_mode");
         let mode = mode.and_then(Value::as_str);
         Some(Self {
@@ -286,13 +290,15 @@ struct ScopedRule {
     #[serde(default = "token_bucket")]
     algorithm: String,
     /// Requests in a window.
-    max_requests: u32,
+    #[schema(maximum = 9_007_199_254_740_991_i64)]
+    max_requests: u64,
     /// Seconds of the window.
     #[schema(minimum = 1)]
     window_seconds: u32,
     /// What the bucket holds.
     #[serde(default, alias = "burst_size", skip_serializing_if = "Option::is_none")]
-    burst: Option<u32>,
+    #[schema(maximum = 9_007_199_254_740_991_i64)]
+    burst: Option<u64>,
     /// The number of its last change; of a rule that is written, it is left out.
     #[serde(default)]
     version: i64,

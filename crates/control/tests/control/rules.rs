@@ -315,3 +315,23 @@ async fn a_search_looks_at_a_bounded_part_and_leads_to_the_rest() {
         server.stop().await;
     }
 }
+
+#[tokio::test]
+async fn the_largest_limit_is_kept_and_published_to_the_last_digit() {
+    const MOST: u64 = (1 << 53) - 1;
+    for place in places().await {
+        let server = place.serve().await;
+        let mut input = rule("shop", "user", "", 5);
+        input["rate_limit"]["requests_per_unit"] = MOST.into();
+        let (added, _) = server.add(&input).await;
+        let path = format!("/v1/rules/{}", added["id"].as_str().unwrap());
+        assert_eq!(server.json(&path).await["rate_limit"]["requests_per_unit"], json!(MOST));
+        let version = server.publish().await;
+        let published = server.get(&format!("/v1/export?domain=shop&version={version}")).await.text;
+        assert!(published.contains("requests_per_unit: 9007199254740991"), "{published}");
+        input["rate_limit"]["requests_per_unit"] = (MOST + 1).into();
+        let refused = server.post("/v1/rules", &input).await;
+        assert_eq!(refused.status, 422, "{refused:?}");
+        assert!(refused.text.contains("from 0 to 9007199254740991"), "{refused:?}");
+    }
+}

@@ -10,7 +10,7 @@ fn saturated(limit: f64, pods: f64) -> Cost {
     Demand { offered: 1e9, limit, window: 3600.0, pods }.cost()
 }
 
-fn fleet(pods: u32, keys: u64, limit: u32, seconds: u64, rate: f64) -> Fleet {
+fn fleet(pods: u32, keys: u64, limit: u64, seconds: u64, rate: f64) -> Fleet {
     let calls_per_shard = 50_000.0;
     let round_trip = Duration::from_micros(500);
     let window = Duration::from_secs(seconds);

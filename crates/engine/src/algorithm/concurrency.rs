@@ -174,8 +174,9 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     (debited && counted).then(|| grant(ask, &lent))
 }
 
+/// The limit. Rules refuse more slots than a state can hold; if a limit of more gets here, it is cut.
 fn limit_of(terms: Limit) -> u64 {
-    terms.requests_per_unit.into()
+    terms.requests_per_unit.min(SLOTS_MAX)
 }
 
 const fn millis(span: Duration) -> u64 {

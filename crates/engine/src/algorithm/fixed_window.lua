@@ -12,14 +12,16 @@
 --            the next window that are leased; or, if the time lies outside of the first three windows
 --            of the calendar, the time alone, and nothing has changed
 --
--- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
--- need, tokens back and what is owed to 2^32, where the first three already mean "all", and a count
--- is cut to that too. A time
--- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
+-- Lua's numbers are doubles, exact up to 2^53. The limit is below that and the caller clamps want,
+-- need, tokens back and what is owed to it, where the first three already mean "all", and a count is
+-- cut to it too; a sum above it is rounded, but never to below it. A time is below 2^53 microseconds
+-- until the year 2255, and seconds below 2^32 make every quotient of a time exact.
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
 -- a number inside its object of 16 bytes; 12 packed bytes took 32. Only while tokens of the next
--- window are leased, a colon and ten digits with their count follow. The value names its window,
+-- window are leased, a colon and ten digits with their count follow. If one of the two counts needs
+-- more digits, the state is the window, '=', the count, a colon and that of the next window. Versions
+-- that count up to 2^32 take this for a foreign value. The value names its window,
 -- although the expiry seems to suffice: TIME and the clock that expires keys may differ at the edge
 -- of a window, and so may the clocks of two masters. A count of the window after this one must be
 -- continued, or that window would be leased twice.
@@ -43,13 +45,20 @@ local back, lent_in = tonumber(ARGV[rest]), tonumber(ARGV[rest + 1])
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
-local COUNT_MAX, CENTURY = 4294967296, 3153600000
+local COUNT_MAX, TEN_DIGITS_MAX, CENTURY = 9007199254740992, 9999999999, 3153600000
 local stored, stored_next = 0, 0
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.
 local windows_carried = carries and limit > 0 and math.ceil(CENTURY / seconds) or 1
 local function carried(count, windows)
   return windows < windows_carried and math.max(0, count - limit * windows) or 0
+end
+
+-- The number of windows that pay for a count. The quotient is rounded, so it may be one too small.
+local function windows_that_pay(count)
+  local each = math.max(limit, 1)
+  local windows = math.ceil(count / each)
+  return windows * each < count and windows + 1 or windows
 end
 
 -- When the window begins that comes so many windows later. Of the calendar only the next two are
@@ -64,6 +73,7 @@ local value = redis.call('GET', KEYS[1])
 if value then
   local of, one, two = value:match('^(%d+)(' .. TEN .. ')$')
   if not of then of, one, two = value:match('^(%d+)(' .. TEN .. '):(' .. TEN .. ')$') end
+  if not of then of, one, two = value:match('^(%d+)=(%d+):(%d+)$') end
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no count of ratelease') end
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
@@ -71,7 +81,7 @@ if value then
     stored, stored_next = tonumber(one), tonumber(two or 0)
   else
     local elapsed = (window - of) % WINDOWS
-    stored = tonumber(two or 0) + carried(tonumber(one), 1)
+    stored = math.min(tonumber(two or 0) + carried(tonumber(one), 1), COUNT_MAX)
     if elapsed > 1 then stored = carried(stored, elapsed - 1) end
   end
 end
@@ -96,11 +106,14 @@ end
 
 -- A look writes nothing, and no call creates a key that means the same as its absence.
 if count ~= stored or next_count ~= stored_next then
-  local state, lasts = string.format('%d%010d', window % WINDOWS, count), 1
-  if next_count > 0 then
-    state, lasts = state .. string.format(':%010d', next_count), 2
+  local state = string.format('%d%010d', window % WINDOWS, count)
+  if math.max(count, next_count) > TEN_DIGITS_MAX then
+    state = string.format('%d=%d:%d', window % WINDOWS, count, next_count)
+  elseif next_count > 0 then
+    state = state .. string.format(':%010d', next_count)
   end
-  lasts = math.max(lasts, math.min(math.ceil((count + next_count) / math.max(limit, 1)), windows_carried))
+  local paid_in = windows_that_pay(count + next_count)
+  local lasts = math.max(next_count > 0 and 2 or 1, math.min(paid_in, windows_carried))
   -- A second past the last window's end: expiry can never take a count that is still in force.
   redis.call('SET', KEYS[1], state, 'PXAT', (ends(lasts) + 1) * 1000)
 end

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelease_rules::{Limit, WINDOW_SECONDS_MAX};
 
 use super::{
-    AMOUNT_MAX, Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present,
+    ALL, Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present, limit_of,
     until_end_us, window_of, window_seconds,
 };
 use crate::ask::{Ask, Grant, Return};
@@ -22,7 +22,7 @@ pub(super) static COUNTING: Counting = Counting {
         },
         script: &SCRIPT,
         arguments: |ask, store_us| {
-            let limit = u64::from(ask.limit.requests_per_unit);
+            let limit = limit_of(ask.limit);
             let flags = [u64::from(ask.next_window), u64::from(ask.carry_debt)];
             let Some(windows) = windows(ask.limit, store_us) else {
                 return arguments(ask, &[limit, window_seconds(ask.limit), flags[0], flags[1]]);
@@ -41,7 +41,7 @@ pub(super) static COUNTING: Counting = Counting {
 };
 
 /// A count beyond this is cut to it, so that the largest amount that comes back is all of it.
-const COUNT_MAX: u64 = AMOUNT_MAX;
+const COUNT_MAX: u64 = ALL;
 
 /// A count is carried over for a hundred years at most.
 const CARRIED_SECONDS_MAX: u64 = 100 * 365 * 86_400;
@@ -58,19 +58,19 @@ pub struct State {
     pub count: u64,
     /// Tokens of the window after it that were leased ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
-    pub next: u32,
+    pub next: u64,
 }
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
-    let limit = u64::from(terms.requests_per_unit);
+    let limit = limit_of(terms);
     let mut state = rolled(state, now_unix_us, ask);
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
-    let mut counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+    let mut counted = state.next.saturating_add(carried(state.count, 1, ask));
     if !ask.next_window {
         state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
         counted = state.count;
@@ -80,12 +80,10 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     if ask.need <= left {
         tokens = ask.want.max(ask.need).min(left);
     } else if ask.charge_denied && !ask.next_window {
-        state.count = state.count.max(limit + 1); // a limit is 32 bits wide
+        state.count = state.count.max(limit + 1);
     }
     if ask.next_window {
-        // At most the limit, unless nothing was leased.
-        let next = u64::from(state.next).saturating_add(tokens);
-        state.next = u32::try_from(next).unwrap_or(u32::MAX);
+        state.next = state.next.saturating_add(tokens); // at most the limit, if any were leased
     } else {
         state.count = state.count.saturating_add(tokens);
     }
@@ -95,10 +93,10 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 /// The reply to the pod for a step that leased `tokens` and left `state`.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
-    let limit = u64::from(terms.requests_per_unit);
+    let limit = limit_of(terms);
     let until_end = |window| Duration::from_micros(until_end_us(window, now_unix_us, terms));
     let (counted, starts_after, reset_after) = if ask.next_window {
-        let counted = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+        let counted = state.next.saturating_add(carried(state.count, 1, ask));
         let until_next_ends = until_end(state.window.saturating_add(1));
         (counted, until_end(state.window), until_next_ends)
     } else {
@@ -142,10 +140,10 @@ const STORE_TIME_MAX: u64 = 1 << 53;
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
-    let limit = u64::from(ask.limit.requests_per_unit);
-    let state = State { window, count, next: u32::try_from(next).ok()? };
+    let limit = limit_of(ask.limit);
+    let state = State { window, count, next };
     let counted = if ask.next_window { next } else { count };
-    let debited = tokens == 0 || (tokens <= counted && counted <= limit);
+    let debited = next <= COUNT_MAX && (tokens == 0 || (tokens <= counted && counted <= limit));
     let debited = debited && (ask.next_window || count >= ask.owed.min(COUNT_MAX));
     let is_present = is_present(window, now_unix_us, ask.limit);
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
@@ -158,7 +156,7 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let Some(state) = state.filter(|state| state.window <= window) else {
         return State { window, count: 0, next: 0 };
     };
-    let next = u64::from(state.next).saturating_add(carried(state.count, 1, ask));
+    let next = state.next.saturating_add(carried(state.count, 1, ask)).min(COUNT_MAX);
     let count = match window - state.window {
         0 => return state,
         1 => next,
@@ -170,7 +168,7 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
 /// What a `count` that is above the limit leaves to be counted after some windows: each pays for one
 /// limit of it.
 fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
-    let paid = u64::from(ask.limit.requests_per_unit).saturating_mul(windows);
+    let paid = limit_of(ask.limit).saturating_mul(windows);
     if windows < windows_carried(ask) { count.saturating_sub(paid) } else { 0 }
 }
 
@@ -188,8 +186,8 @@ impl State {
     /// As [`super::State::ends_at`]. What is above the limit may be carried over, for as many
     /// windows as pay for it.
     pub(super) fn ends_at(&self, ask: &Ask) -> u64 {
-        let counted = self.count.saturating_add(self.next.into());
-        let paid = counted.div_ceil(u64::from(ask.limit.requests_per_unit).max(1));
+        let counted = self.count.saturating_add(self.next);
+        let paid = counted.div_ceil(limit_of(ask.limit).max(1));
         let paid = paid.clamp(1, windows_carried(ask));
         let windows = match self {
             Self { next: 1.., .. } => paid.max(2),
@@ -208,8 +206,7 @@ impl State {
             let marked = u64::from(self.count == limit + 1);
             self.count = (self.count - marked).saturating_sub(back.tokens);
         } else if back.epoch == self.window.checked_add(1) {
-            let tokens = u32::try_from(back.tokens).unwrap_or(u32::MAX);
-            self.next = self.next.saturating_sub(tokens);
+            self.next = self.next.saturating_sub(back.tokens);
         }
     }
 }

@@ -7,34 +7,56 @@
 --            that make a tick (the limit's requests), tokens at most, debt at most, room without a
 --            debt (ticks, parts of a tick), tokens at its end (1 for the slots of a leaky bucket,
 --            else 0), the window in microseconds, the longest debt that is not the mistake of a clock,
---            how long a lease may last in microseconds,
+--            how long a lease may last in microseconds, the largest debt that incurred costs can make,
 --            and, only if tokens are returned: their number, and the time they were leased at in
 --            microseconds (none for a refund, which is never late)
 --   reply    tokens, the time in microseconds, debt before, debt after
 --
--- Lua's numbers are doubles, exact below 2^53. The caller chooses the tick so that no debt in ticks
--- comes near that; parts, and all amounts of tokens, are at most 2^32.
+-- Lua's numbers are doubles, exact up to 2^53. The caller chooses the tick so that no debt in ticks
+-- comes near that; parts, and all amounts of tokens, are at most 2^53.
 --
 -- The state is one time, 19 decimal digits of nanoseconds since the Unix epoch: more than a double
 -- holds, so that seconds and nanoseconds are read and written apart. A colon and the requests of the
 -- limit that wrote it follow, in hexadecimal digits, so that the value takes an object of 48 bytes;
 -- and where tokens are owed beyond the bucket, a colon and their number, a colon and the capacity of
 -- the bucket that could not hold them; or, where incurred costs made the debt larger than that of an
--- empty bucket, ':0:' and the tokens of the debt. A time alone was written by version 0.2, and counts as written
--- under the limit that asks. SET is the last command, so a script that fails has changed nothing.
+-- empty bucket, ':0:' and the tokens of the debt. If one of these numbers has more than 32 bits, the
+-- first colon is '=', so that versions that count no further take it for a foreign value. A time alone
+-- was written by version 0.2, and counts as written under the limit that asks. SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local owed, tick = tonumber(ARGV[4]), tonumber(ARGV[5])
 local cost, part, parts = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local tokens_max, debt_max = tonumber(ARGV[9]), tonumber(ARGV[10])
 local room, room_part, tokens_min = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
 local window, longest = tonumber(ARGV[14]), tonumber(ARGV[15])
-local ttl, back, lent_at = tonumber(ARGV[16]), tonumber(ARGV[17]), tonumber(ARGV[18])
-local TOKENS_MAX = 4294967295
+local ttl, owed_max = tonumber(ARGV[16]), tonumber(ARGV[17])
+local back, lent_at = tonumber(ARGV[18]), tonumber(ARGV[19])
+local TOKENS_MAX, BITS_32 = 9007199254740991, 4294967296
 local CENTURY_US = 3153600000000000
 
--- What n tokens are worth at a rate, in ticks and parts of a tick. The product of n and part may
--- have 64 bits, so n is split into halves.
+-- The quotient and the rest of n * part / parts, for a product of more than 64 bits: it is divided while
+-- it is computed, a bit of n after the other, and no number exceeds 2^54, which only even ones reach.
+local function shares(n, part, parts)
+  local whole, rest, bit = 0, 0, 9007199254740992
+  while bit >= 1 do
+    whole, rest = 2 * whole, 2 * rest
+    if rest >= parts then whole, rest = whole + 1, rest - parts end
+    if n >= bit then
+      n, rest = n - bit, rest - (parts - part)
+      if rest < 0 then rest = rest + parts else whole = whole + 1 end
+    end
+    bit = bit / 2
+  end
+  return whole, rest
+end
+
+-- What n tokens are worth at a rate, in ticks and parts of a tick. Mostly the product of n and part
+-- has at most 64 bits, and n is split into halves.
 local function worth_at(n, cost, part, parts)
+  if n >= BITS_32 or parts > BITS_32 then
+    local whole, rest = shares(n, part, parts)
+    return n * cost + whole, rest
+  end
   local high = math.floor(n / 65536) * part
   local low = (high % parts) * 65536 + (n % 65536) * part
   return n * cost + math.floor(high / parts) * 65536 + math.floor(low / parts), low % parts
@@ -52,21 +74,18 @@ local function earned_at(ticks, rest, most, cost, part, parts)
     local needed, more = worth_at(n, cost, part, parts)
     return needed < ticks or (needed == ticks and more <= rest)
   end
-  -- The quotient is off by one at most.
+  -- The quotient is off by a few at most.
   local n = math.min(math.floor((ticks + rest / parts) / (cost + part / parts)), most)
   while n > 0 and not fit(n) do n = n - 1 end
   while n < most and fit(n + 1) do n = n + 1 end
   return n
 end
 
--- The largest debt that incurred costs can make.
-local OWED_MAX = math.max(longest, math.min(cost_at(TOKENS_MAX, cost, part, parts), 4503599627370496))
-
 -- A debt with incurred costs, which may exceed a full bucket; then all that is owed is one debt.
 local function with_owed(debt, beyond, owed)
   local sum = debt + cost_at(math.min(owed, TOKENS_MAX), cost, part, parts)
   if owed == 0 or sum <= longest then return sum, beyond end
-  return math.min(sum + cost_at(beyond, cost, part, parts), OWED_MAX), 0
+  return math.min(sum + cost_at(beyond, cost, part, parts), owed_max), 0
 end
 
 -- The tokens of a debt that exceeds an empty bucket's, rounded up; 0 for a smaller one.
@@ -89,8 +108,8 @@ local ticks_now = micros * ticks_per_us
 -- What a debt of `us` at another rate, and tokens beyond its bucket, are in this limit's bucket.
 local function owed_in_tokens(us, beyond, old_cost, old_part, requests)
   local whole = earned_at(us, 0, TOKENS_MAX, old_cost, old_part, requests)
-  local rest = (us - (worth_at(whole, old_cost, old_part, requests))) * requests
-  rest = math.floor((rest + parts - 1) / parts) * ticks_per_us
+  local rest = us - (worth_at(whole, old_cost, old_part, requests))
+  rest = cost_at(rest, math.floor(requests / parts), requests % parts, parts) * ticks_per_us
   local owed = math.min(beyond + whole, TOKENS_MAX)
   local held = math.min(owed, tokens_max)
   return math.min(rest + cost_at(held, cost, part, parts), longest), owed - held
@@ -118,7 +137,7 @@ local function owed_by(of, nanos, requests, beyond, capacity)
   end
   local most = longest
   if is_excess then
-    most = math.max(longest, math.min(cost_at(capacity, cost, part, parts), OWED_MAX))
+    most = math.max(longest, math.min(cost_at(capacity, cost, part, parts), owed_max))
   end
   if same and ahead <= most and (beyond == 0 or capacity >= tokens_max) then
     return ahead, beyond, capacity, false
@@ -136,7 +155,8 @@ end
 
 -- Writes a state; the nanoseconds are below a second.
 local function write(of, nanos, requests, beyond, capacity)
-  local state = string.format('%d%09d:%x', of, nanos, requests)
+  local mark = math.max(requests, beyond, capacity) < BITS_32 and ':' or '='
+  local state = string.format('%d%09d%s%x', of, nanos, mark, requests)
   -- A second past the time, as the clock that expires keys may differ from TIME.
   local expires = (of + 1) * 1000 + math.ceil(nanos / 1000000)
   if beyond > 0 or capacity > 0 then
@@ -153,7 +173,7 @@ if value then
   local of, nanos, rest = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)(.*)$')
   local requests, more, held
   if of and rest ~= '' then
-    requests, more, held = rest:match('^:([1-9a-f]%x*):?(%d*):?(%d*)$')
+    requests, more, held = rest:match('^[:=]([1-9a-f]%x*):?(%d*):?(%d*)$')
     if not requests then of = nil end
   end
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end

@@ -20,9 +20,9 @@
 
 use std::time::Duration;
 
-use ratelease_rules::{Limit, MAX_DELAY_MAX};
+use ratelease_rules::{AMOUNT_MAX, Limit, MAX_DELAY_MAX};
 
-use super::{MICROS_PER_SECOND, Script, Token, counting, token_bucket, window_seconds};
+use super::{MICROS_PER_SECOND, Script, Token, counting, limit_of, token_bucket, window_seconds};
 use crate::ask::Ask;
 
 pub(super) static SCRIPT: Script = Script::new(include_str!("gcra.lua"));
@@ -33,7 +33,6 @@ pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
     let (cost, part) = pace.token();
     let (room, room_part) = pace.room;
     let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, window_us, .. } = pace;
-    let ttl_us = token_bucket::ttl_us(ask.ttl);
     super::arguments(
         ask,
         &[
@@ -48,7 +47,8 @@ pub(super) fn arguments(ask: &Ask, _: u64) -> Vec<u64> {
             tokens_min,
             window_us,
             pace.longest(),
-            ttl_us,
+            token_bucket::ttl_us(ask.ttl),
+            pace.owed_max(),
         ],
     )
 }
@@ -75,14 +75,14 @@ pub struct State {
     pub tat_ns: u64,
     /// [`Pace::requests`] of the limit that wrote the state; 0 if that is not known, since version
     /// 0.2 did not store it. Then it counts as the asking limit's.
-    pub requests: u32,
+    pub requests: u64,
     /// Tokens owed beyond what the bucket holds: they were leased under a larger limit. They are
     /// paid while the bucket is full.
-    pub beyond: u32,
+    pub beyond: u64,
     /// [`Pace::tokens_max`] of the bucket that could not hold them. A larger one takes them back.
     /// Where nothing is owed beyond the bucket, the tokens of a debt that is larger than that of an
     /// empty bucket, since costs that had been incurred were owed; 0 for a smaller debt.
-    pub capacity: u32,
+    pub capacity: u64,
 }
 
 /// A state as the limit that asks sees it.
@@ -174,7 +174,7 @@ impl Pace {
         let mut pace = Self {
             tick_ns,
             window: window_us * ticks_per_us,
-            requests: u64::from(terms.requests_per_unit).max(1),
+            requests: limit_of(terms).max(1),
             tokens_max: 0,
             debt_max: 0,
             room: (0, 0),
@@ -186,12 +186,12 @@ impl Pace {
         } else if is_slotted {
             let delay_us = fit(terms.algorithm.max_delay().as_micros());
             pace.room = (delay_us * ticks_per_us, 0);
-            // 32 bits wide, like all other amounts.
+            // Slots are counted in 32 bits.
             pace.tokens_max = pace.earned(pace.room).min(u64::from(u32::MAX) - 1) + 1;
             pace.debt_max = pace.room.0 + pace.cost(1);
         } else {
             let most = pace.earned((DEBT_MAX_US.saturating_mul(ticks_per_us), 0));
-            pace.tokens_max = terms.capacity().min(most);
+            pace.tokens_max = terms.capacity().min(most).min(TOKENS_MAX);
             pace.room = pace.worth(pace.tokens_max);
             pace.debt_max = pace.cost(pace.tokens_max);
         }
@@ -237,8 +237,8 @@ impl Pace {
         (sum.saturating_add(self.cost(beyond)).min(self.owed_max()), 0)
     }
 
-    /// The largest debt that costs which are owed can make, in ticks: 2^32 tokens, some 52 days at
-    /// most, or a full bucket if that is more. What exceeds it is forgotten.
+    /// The largest debt that costs which are owed can make, in ticks: [`TICKS_MAX`], or a full bucket
+    /// if that is more. What exceeds it is forgotten.
     fn owed_max(&self) -> u64 {
         self.longest().max(self.cost(TOKENS_MAX).min(TICKS_MAX))
     }
@@ -261,16 +261,16 @@ impl Pace {
     }
 
     fn credited_in_place(&self, state: State, back: u64) -> State {
-        let requests = if state.requests == 0 { narrow(self.requests) } else { state.requests };
-        let rate = Rate { requests: u64::from(requests), window_us: self.window_us };
-        let beyond = u64::from(state.beyond);
+        let requests = if state.requests == 0 { self.requests } else { state.requests };
+        let rate = Rate { requests, window_us: self.window_us };
+        let beyond = state.beyond;
         let credit_us = rate.worth(back.saturating_sub(beyond)).0;
         let tat_ns = state.tat_ns.saturating_sub(credit_us.saturating_mul(1_000));
         let pays_all_beyond = beyond > 0 && beyond <= back;
         State {
             tat_ns: tat_ns.max(EARLIEST_NS),
             requests,
-            beyond: narrow(beyond.saturating_sub(back)),
+            beyond: beyond.saturating_sub(back),
             capacity: if pays_all_beyond { 0 } else { state.capacity },
         }
     }
@@ -351,7 +351,7 @@ impl Pace {
     fn owed(&self, state: State, now_unix_us: u64) -> Owed {
         let now_ns = now_unix_us.saturating_mul(1_000);
         let ahead = state.tat_ns.saturating_sub(now_ns);
-        let requests = u64::from(state.requests);
+        let requests = state.requests;
         let same = requests == 0 || requests == self.requests;
         // A started tick counts as a whole one.
         let debt = ahead.div_ceil(self.tick_ns);
@@ -365,8 +365,8 @@ impl Pace {
         let idle_us = now_ns.saturating_sub(state.tat_ns) / 1_000;
         // A bucket that is full pays what is owed beyond it, by whole tokens.
         let paid = if state.beyond > 0 { rate.whole(idle_us) } else { 0 };
-        let beyond = u64::from(state.beyond).saturating_sub(paid);
-        let capacity = u64::from(state.capacity);
+        let beyond = state.beyond.saturating_sub(paid);
+        let capacity = state.capacity;
         let is_excess = state.beyond == 0 && capacity > 0;
         let most = if is_excess { self.longest_of(capacity) } else { self.longest() };
         if same && debt <= most && (beyond == 0 || capacity >= self.tokens_max) {
@@ -428,8 +428,8 @@ impl Pace {
     }
 
     fn state(&self, tat_ns: u64, Owed { debt, beyond, capacity, .. }: Owed) -> State {
-        let capacity = narrow(if beyond > 0 { capacity } else { self.excess(debt) });
-        State { tat_ns, requests: narrow(self.requests), beyond: narrow(beyond), capacity }
+        let capacity = if beyond > 0 { capacity } else { self.excess(debt) };
+        State { tat_ns, requests: self.requests, beyond, capacity }
     }
 
     fn tat_ns(&self, now_unix_us: u64, debt: u64) -> u64 {
@@ -448,8 +448,8 @@ struct Rate {
 /// Far in the past, and still of 19 digits.
 const EARLIEST_NS: u64 = 1_000_000_000_000_000_000;
 
-/// 32 bits wide, like all amounts.
-const TOKENS_MAX: u64 = u32::MAX as u64;
+/// The most tokens that a bucket holds or owes.
+const TOKENS_MAX: u64 = AMOUNT_MAX;
 
 // === impl Rate ===
 
@@ -472,15 +472,11 @@ impl Rate {
 impl State {
     /// When everything is paid, in seconds since the Unix epoch, for a window of this length.
     pub fn ends_at(&self, window_seconds: u64) -> u64 {
-        let beyond = u64::from(self.beyond).saturating_mul(window_seconds);
-        let beyond = beyond.div_ceil(u64::from(self.requests).max(1));
+        let beyond = u128::from(self.beyond) * u128::from(window_seconds);
+        let beyond = fit(beyond.div_ceil(u128::from(self.requests).max(1)));
         let beyond = beyond.min(DEBT_MAX_US / MICROS_PER_SECOND);
         self.tat_ns.div_ceil(1_000_000_000).saturating_add(beyond)
     }
-}
-
-fn narrow(wide: u64) -> u32 {
-    u32::try_from(wide).unwrap_or(u32::MAX)
 }
 
 fn fit(wide: u128) -> u64 {

@@ -6,10 +6,11 @@
 --            milliseconds until it ends (from 1)
 --   reply    tokens, tokens left, the epoch of both, milliseconds until they end (0 without any)
 --
--- Lua's numbers are doubles, exact below 2^53. The caller clamps epochs to that and want and need
--- to 2^32; tokens are below 2^32.
+-- Lua's numbers are doubles, exact up to 2^53. The caller clamps epochs and tokens to less than that,
+-- and want and need to it.
 --
--- The state is a decimal epoch, a colon, and ten digits of tokens. The pool ends with the key's
+-- The state is a decimal epoch, a colon, and at least ten digits of tokens. With more digits, versions
+-- that count up to 2^32 take it for a foreign value. The pool ends with the key's
 -- expiry, which only this server measures, so that no master's clock is compared with another's.
 -- A step that leaves the end alone writes with KEEPTTL: setting the value of PTTL would delay the end
 -- by a millisecond now and then. PTTL rounds the time down, so at least a
@@ -18,12 +19,12 @@
 local key = KEYS[1]
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local put, of, lasts = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local TOKENS_MAX = 4294967295
+local TOKENS_MAX = 9007199254740991
 
 local stored, epoch, ends = 0, 0, 0
 local value = redis.call('GET', key)
 if value then
-  local at, tokens = value:match('^(%d+):(%d%d%d%d%d%d%d%d%d%d)$')
+  local at, tokens = value:match('^(%d+):(%d%d%d%d%d%d%d%d%d%d+)$')
   if not at or #at > 16 then
     return redis.error_reply('FOREIGN ' .. key .. ' holds no pool of ratelease')
   end

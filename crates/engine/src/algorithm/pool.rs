@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use ratelease_rules::AMOUNT_MAX;
+
 use super::{MICROS_PER_SECOND, Script, Steps, amount, counting};
 use crate::ask::{Ask, Grant};
 
@@ -22,7 +24,7 @@ pub(super) static STEPS: Steps = Steps {
         let mut arguments =
             vec![amount(ask.want), amount(ask.need), u64::from(counting(ask.limit).is_windowed)];
         if let Some(Put { tokens, epoch, lasts_ms }) = put(ask) {
-            arguments.extend([tokens.into(), epoch, lasts_ms]);
+            arguments.extend([tokens, epoch, lasts_ms]);
         }
         arguments
     },
@@ -38,8 +40,8 @@ pub struct State {
     pub epoch: u64,
     /// When it expires, in microseconds of the store's time.
     pub ends_us: u64,
-    /// Tokens in it.
-    pub tokens: u32,
+    /// Tokens in it, at most [`AMOUNT_MAX`].
+    pub tokens: u64,
 }
 
 /// The state of a pool after a step; a script replies with the same fields.
@@ -48,7 +50,7 @@ pub struct Held {
     /// The epoch of the tokens held and of those leased by the step; 0 if there are none.
     pub epoch: u64,
     /// Tokens held.
-    pub tokens: u32,
+    pub tokens: u64,
     /// Whole milliseconds until the tokens, held or leased, end; 0 if there are none.
     pub lasts_ms: u64,
 }
@@ -57,7 +59,7 @@ pub struct Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Put {
     /// At least 1.
-    pub tokens: u32,
+    pub tokens: u64,
     /// Below 2^53.
     pub epoch: u64,
     /// Whole milliseconds, at least 1; rounded down.
@@ -83,9 +85,9 @@ pub fn step(state: Option<State>, now_us: u64, ask: &Ask) -> (State, Grant) {
         (Some(found), Some(put)) => found.with(put, counting(ask.limit).is_windowed),
         (found, put) => found.or(put).unwrap_or_default(),
     };
-    let left = u64::from(pool.tokens);
+    let left = pool.tokens;
     let tokens = if ask.need <= left { ask.want.max(ask.need).min(left) } else { 0 };
-    let state = State { tokens: u32::try_from(left - tokens).unwrap_or(0), ..pool };
+    let state = State { tokens: left - tokens, ..pool };
     let lasts_ms = if left > 0 { pool.lasts_ms(now_us) } else { 0 };
     let held = Held { epoch: pool.epoch, tokens: state.tokens, lasts_ms };
     (state, grant(ask, tokens, held))
@@ -96,7 +98,7 @@ pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
     let lasts = Duration::from_millis(held.lasts_ms);
     Grant {
         tokens,
-        left: held.tokens.into(),
+        left: held.tokens,
         overdrawn: false,
         epoch: held.epoch,
         starts_after: Duration::ZERO,
@@ -109,16 +111,16 @@ pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, left, epoch, lasts_ms] = numbers else { return None };
-    let held = Held { epoch, tokens: u32::try_from(left).ok()?, lasts_ms };
+    let held = Held { epoch, tokens: left, lasts_ms };
     let had = tokens.checked_add(left)?;
     let ends = (had == 0) == (lasts_ms == 0);
-    (ends && had <= u32::MAX.into()).then(|| grant(ask, tokens, held))
+    (ends && had <= AMOUNT_MAX).then(|| grant(ask, tokens, held))
 }
 
 /// The deposit of `ask`, if it has one.
 pub fn put(ask: &Ask) -> Option<Put> {
     let deposit = ask.deposit?;
-    let tokens = u32::try_from(deposit.tokens).unwrap_or(u32::MAX);
+    let tokens = deposit.tokens.min(AMOUNT_MAX);
     let lasts_ms = u64::try_from(deposit.lasts.as_millis()).unwrap_or(u64::MAX).min(LASTS_MS_MAX);
     let put = Put { tokens, epoch: deposit.epoch.min(EPOCH_MAX), lasts_ms };
     (tokens > 0 && lasts_ms > 0).then_some(put)
@@ -136,7 +138,7 @@ impl State {
         Self {
             epoch: self.epoch.min(put.epoch),
             ends_us: self.ends_us.min(put.ends_us),
-            tokens: self.tokens.saturating_add(put.tokens),
+            tokens: self.tokens.saturating_add(put.tokens).min(AMOUNT_MAX),
         }
     }
 

@@ -20,7 +20,7 @@ pub(super) static COUNTING: Counting = Counting {
             (super::State::SlidingLog(log), grant)
         },
         script: &SCRIPT,
-        arguments: |ask, _| arguments(ask, &[u64::from(limit_of(ask.limit)), window_us(ask.limit)]),
+        arguments: |ask, _| arguments(ask, &[limit_of(ask.limit), window_us(ask.limit)]),
         reply,
     },
     token: Token::Steady,
@@ -57,13 +57,13 @@ pub struct Logged {
 
 /// The largest number of entries of one key. Rules refuse a larger limit; if one gets here, it is
 /// cut to this.
-const ENTRIES_MAX: u32 = 10_000;
+const ENTRIES_MAX: u64 = 10_000;
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let terms = ask.limit;
-    let limit = u64::from(limit_of(terms));
+    let limit = limit_of(terms);
     state.forget(now_unix_us, window_us(terms));
     let at = state.newest().map_or(now_unix_us, |newest| newest.max(now_unix_us));
     if let Some(back) = ask.back {
@@ -91,7 +91,7 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
 /// The reply to the pod for the step `logged`.
 pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
     let terms = ask.limit;
-    let limit = u64::from(limit_of(terms));
+    let limit = limit_of(terms);
     let window = Duration::from_micros(window_us(terms));
     let leaves_after = |time: u64| {
         let leaves = time.saturating_add(window_us(terms));
@@ -120,16 +120,16 @@ pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, at, entries, newest, leaving] = numbers else { return None };
-    let limit = u64::from(limit_of(ask.limit));
+    let limit = limit_of(ask.limit);
     let debited = tokens == 0 || (tokens <= entries && entries <= limit && newest == at);
     let lasts = now_unix_us.saturating_add(window_us(ask.limit));
     let in_order = leaving <= newest && newest <= at && (now_unix_us..=lasts).contains(&at);
     let logged = Logged { tokens, now_unix_us, at, entries, newest, leaving };
-    (debited && in_order && entries <= ENTRIES_MAX.into()).then(|| grant(ask, &logged))
+    (debited && in_order && entries <= ENTRIES_MAX).then(|| grant(ask, &logged))
 }
 
 /// The limit, cut to what a log may hold.
-fn limit_of(terms: Limit) -> u32 {
+fn limit_of(terms: Limit) -> u64 {
     terms.requests_per_unit.min(ENTRIES_MAX)
 }
 

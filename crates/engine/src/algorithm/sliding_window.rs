@@ -7,8 +7,8 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::{
-    Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present, until_end_us,
-    window_of, window_seconds, window_us,
+    ALL, Counting, MICROS_PER_SECOND, Script, Steps, Token, arguments, is_present, limit_of,
+    until_end_us, window_of, window_seconds, window_us,
 };
 use crate::ask::{Ask, Grant};
 
@@ -25,7 +25,7 @@ pub(super) static COUNTING: Counting = Counting {
         },
         script: &SCRIPT,
         arguments: |ask, _| {
-            let limit = u64::from(limit_of(ask.limit));
+            let limit = limit_of(ask.limit);
             arguments(ask, &[limit, window_seconds(ask.limit), part_us(ask.limit)])
         },
         reply,
@@ -43,15 +43,13 @@ pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
     /// Tokens leased in it and not given back, at most `COUNT_MAX`.
-    pub count: u32,
+    pub count: u64,
     /// The same count for the window before.
-    pub previous: u32,
+    pub previous: u64,
 }
 
-/// Nine digits: the last digit of the window's number and two counts make a number of 63 bits,
-/// which Redis stores inside its object of 16 bytes. Rules refuse a larger limit; if one gets here,
-/// it is cut to this.
-const COUNT_MAX: u32 = 999_999_999;
+/// A count beyond this is cut to it.
+const COUNT_MAX: u64 = ALL;
 
 /// Windows up to this length are divided into microseconds, longer ones into seconds, so that a
 /// script's division is exact in both cases.
@@ -63,10 +61,9 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     let terms = ask.limit;
     let mut state = rolled(state, now_unix_us, terms);
     if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(|of| of == state.window)) {
-        state.count = state.count.saturating_sub(u32::try_from(back.tokens).unwrap_or(u32::MAX));
+        state.count = state.count.saturating_sub(back.tokens);
     }
-    state.count = u32::try_from(u64::from(state.count).saturating_add(ask.owed))
-        .map_or(COUNT_MAX, |count| count.min(COUNT_MAX));
+    state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
     let left = left(state, now_unix_us, terms);
     let (tokens, spent) = if ask.need <= left {
         let tokens = ask.want.max(ask.need).min(left);
@@ -74,8 +71,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     } else {
         (0, if ask.charge_denied { left } else { 0 })
     };
-    let count = u64::from(state.count).saturating_add(spent);
-    state.count = u32::try_from(count).unwrap_or(u32::MAX).min(COUNT_MAX);
+    state.count = state.count.saturating_add(spent).min(COUNT_MAX);
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
@@ -103,17 +99,12 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
 /// Reads the script's reply.
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count, previous] = numbers else { return None };
-    let counted = |count| u32::try_from(count).ok().filter(|count| *count <= COUNT_MAX);
-    let debited = tokens == 0 || (tokens <= count && count <= limit_of(ask.limit).into());
-    let state = State { window, count: counted(count)?, previous: counted(previous)? };
-    let debited = debited && u64::from(state.count) >= ask.owed.min(COUNT_MAX.into());
+    let debited = tokens == 0 || (tokens <= count && count <= limit_of(ask.limit));
+    let debited = debited && count >= ask.owed.min(COUNT_MAX);
+    let is_counted = count.max(previous) <= COUNT_MAX;
+    let state = State { window, count, previous };
     let is_present = is_present(window, now_unix_us, ask.limit);
-    (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
-}
-
-/// The limit, cut to what a state can count.
-fn limit_of(terms: Limit) -> u32 {
-    terms.requests_per_unit.min(COUNT_MAX)
+    (debited && is_counted && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
 /// Microseconds in the unit that a window is divided into: 1, or those of a second if the window is
@@ -156,7 +147,7 @@ fn left(state: State, now_unix_us: u64, terms: Limit) -> u64 {
     let rest = until_end.div_ceil(part_us).min(parts);
     let weighed = (u128::from(state.previous) * u128::from(rest)).div_ceil(u128::from(parts));
     let estimate = u128::from(state.count) + weighed;
-    u64::from(limit_of(terms)).saturating_sub(u64::try_from(estimate).unwrap_or(u64::MAX))
+    limit_of(terms).saturating_sub(u64::try_from(estimate).unwrap_or(u64::MAX))
 }
 
 /// Microseconds until the estimate is below the limit again, if nothing else is leased.

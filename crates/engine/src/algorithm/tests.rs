@@ -11,8 +11,9 @@ use super::*;
 use crate::store::{Return, Slots};
 
 pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {
-    let amount = || prop_oneof![0..50u32, any::<u32>()];
-    (proptest::sample::select(&Algorithm::ALL), amount(), amount()).prop_map(
+    let burst = prop_oneof![0..50u64, any::<u32>().prop_map(u64::from), any::<u64>()];
+    let delay = prop_oneof![0..50u32, any::<u32>()];
+    (proptest::sample::select(&Algorithm::ALL), burst, delay).prop_map(
         |(algorithm, burst, max_delay_us)| {
             algorithm.with_burst(burst).with_max_delay_us(max_delay_us)
         },
@@ -20,7 +21,7 @@ pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {
 }
 
 pub(super) fn any_limit() -> impl Strategy<Value = Limit> {
-    let requests = prop_oneof![0..50u32, any::<u32>()];
+    let requests = prop_oneof![0..50u64, any::<u32>().prop_map(u64::from), any::<u64>()];
     let units = prop_oneof![1..10u32, any::<u32>()];
     let unit = proptest::sample::select(Unit::ALL.to_vec());
     (requests, unit, units, any_algorithm()).prop_map(
@@ -61,7 +62,7 @@ fn any_ask(limit: Limit) -> impl Strategy<Value = Ask> {
 fn most(limit: Limit) -> u64 {
     match limit.algorithm {
         Algorithm::LeakyBucket { .. } => gcra::Pace::of(limit).tokens_max,
-        _ => limit.capacity(),
+        _ => limit.capacity().min(AMOUNT_MAX),
     }
 }
 
@@ -148,15 +149,20 @@ proptest! {
     }
 }
 
+/// A delay of so many 300 microseconds.
+fn delay(amount: u64) -> u32 {
+    u32::try_from(amount * 300).unwrap()
+}
+
 /// Limits of one key: they differ in their amounts only.
 fn any_limits() -> impl Strategy<Value = Vec<Limit>> {
-    let amount = || prop_oneof![1..20u32, 1..5_000u32, 1..=9_999u32];
+    let amount = || prop_oneof![1..20u64, 1..5_000u64, 1..=9_999u64];
     let algorithm = (0..5usize, amount()).prop_map(|(nth, amount)| match nth {
         0 => Algorithm::FixedWindow,
-        1 => Algorithm::TokenBucket { burst: amount },
+        1 => Algorithm::token_bucket(amount),
         2 => Algorithm::SlidingWindow,
         3 => Algorithm::SlidingLog,
-        _ => Algorithm::LeakyBucket { max_delay_us: amount * 300 },
+        _ => Algorithm::LeakyBucket { max_delay_us: delay(amount) },
     });
     let unit = proptest::sample::select(vec![Unit::Second, Unit::Hour, Unit::Year]);
     (algorithm, unit).prop_flat_map(move |(algorithm, unit)| {
@@ -164,11 +170,11 @@ fn any_limits() -> impl Strategy<Value = Vec<Limit>> {
             let algorithm = match algorithm {
                 // Rules refuse a bucket that takes more than a hundred years to fill.
                 Algorithm::TokenBucket { .. } => {
-                    Algorithm::TokenBucket { burst: amount.min(100 * requests_per_unit) }
+                    Algorithm::token_bucket(amount.min(100 * requests_per_unit))
                 }
                 // As much as a slot, so that delays weigh in every unit.
                 Algorithm::LeakyBucket { .. } => {
-                    Algorithm::LeakyBucket { max_delay_us: amount * 300 }
+                    Algorithm::LeakyBucket { max_delay_us: delay(amount) }
                 }
                 other => other,
             };
@@ -198,14 +204,14 @@ fn after_pause(now: u64, pause: u64, limits: &[Limit]) -> u64 {
 }
 
 fn token_us(limit: Limit) -> u64 {
-    window_us(limit) / u64::from(limit.requests_per_unit)
+    window_us(limit) / limit.requests_per_unit
 }
 
 /// The most tokens that may be lent from `from` to `to` (microseconds), both included, if the
 /// largest amounts of `limits` were those of one limit.
 fn most_between(limits: &[Limit], from: u64, to: u64) -> u128 {
     let most = |amount: fn(&Limit) -> u64| u128::from(limits.iter().map(amount).max().unwrap());
-    let rate = most(|limit| limit.requests_per_unit.into());
+    let rate = most(|limit| limit.requests_per_unit);
     let window_us = u128::from(window_us(limits[0]));
     let span = u128::from(to - from);
     match limits[0].algorithm {
@@ -242,7 +248,7 @@ proptest! {
             if is_slotted {
                 // A slot ends at the next one, and begins when it was said to, to the microsecond.
                 let starts = u64::try_from(grant.starts_after.as_micros()).unwrap();
-                let rate = u64::from(limit.requests_per_unit);
+                let rate = limit.requests_per_unit;
                 let slots = (0..grant.tokens)
                     .map(|nth| now + starts + nth * window_us(limit) / rate);
                 lent.extend(slots.map(|at| (at, 1)));
@@ -352,7 +358,7 @@ proptest! {
                 let is_larger = |other: &Limit| other.capacity() > limit.capacity();
                 let tokens = if limits.iter().any(is_larger) { 2 } else { 1 };
                 // A conversion rounds up to a microsecond of the other rate.
-                let rate = |limit: &Limit| u64::from(limit.requests_per_unit);
+                let rate = |limit: &Limit| limit.requests_per_unit;
                 let rounded = limits.iter().map(rate).max().unwrap() / rate(&limit);
                 let most = tokens * token_us(limit) + 3 + 2 * rounded;
                 prop_assert!(after <= most, "{} of {}", after, most);
@@ -375,5 +381,5 @@ proptest! {
 
 #[test]
 fn a_state_is_small() {
-    assert!(size_of::<State>() <= 32, "{} bytes", size_of::<State>());
+    assert!(size_of::<State>() <= 40, "{} bytes", size_of::<State>());
 }

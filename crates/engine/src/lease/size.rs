@@ -82,7 +82,7 @@ impl LeaseSize {
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn tokens(&self) -> u64 {
         let ahead = self.by_demand().min(self.by_run()).max(self.unspent_allowance());
-        let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
+        let size = ahead.min(self.part_of_remaining()).min(self.terms.max as f64);
         // Waiting hits are spent at once, so tokens for them strand nothing. With one token at a
         // time, a queue would not be served within its wait.
         (size as u64).max(self.waiting).max(1)

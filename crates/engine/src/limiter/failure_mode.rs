@@ -184,18 +184,16 @@ impl Shared {
         Ok(is_owed.then_some(until))
     }
 
-    /// Takes back the debt of a charge whose request does not pass, unless it has ended at `until`.
-    /// Of what a lease has paid of it meanwhile, the pod's own count has been told.
+    /// Takes back the debt of a charge that `local` admitted and whose request does not pass, unless
+    /// it has ended at `until`. Of what a lease has paid of it, the pod's own count has been told.
     pub(super) fn cancel_debt(&self, charge: &Charge<'_>, until: Time) {
         let context = self.context(self.clock.now());
         if context.now >= until {
             return;
         }
-        let mut asks = Vec::new();
-        let cancel = |state: &mut KeyState| state.cancel_debt(charge, &context, &mut asks);
+        let cancel = |state: &mut KeyState| state.cancel_debt(charge.hits, context.now);
         let unpaid = self.table.with_existing(charge.key(), cancel).unwrap_or(0);
-        self.queue_asks(asks);
-        if unpaid > 0 && charge.failure_mode() == FailureMode::Local {
+        if unpaid > 0 {
             let limit = charge.applied.limit;
             self.return_own(charge.key(), limit, unpaid, self.pods_of(charge));
         }
@@ -248,7 +246,7 @@ impl FailureModes {
     /// How long a charge of now counts against `limit`: for a fixed window until the window ends by
     /// the clock of `shard`, else until the limit is as if nothing had been charged.
     pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
-        let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1).into()).max(1);
+        let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1);
         match counting(limit).token {
             Token::OfWindow => {
                 let now = micros(self.unix_time(shard));

@@ -45,7 +45,7 @@ const SLOT_BYTES: usize = size_of::<(HoldId, Hold)>() + 1;
 const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
 
 // Tables of 2^n slots that are 7/8 full.
-const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 18 << 20);
+const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 19 << 20);
 
 /// How often holds that have ended are looked for.
 pub const LOOK_EVERY: Duration = Duration::from_millis(500);

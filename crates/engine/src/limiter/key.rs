@@ -48,7 +48,7 @@ const SHED_PAUSE: Duration = Duration::from_millis(50);
 /// is spent: a flood of other keys must not keep the key denied for good.
 const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 
-/// State of one key: 80 bytes, since there are many keys. What only few keys have is in
+/// State of one key: 88 bytes, since there are many keys. What only few keys have is in
 /// [`ColdState`].
 pub(super) struct KeyState {
     buffer: Buffer<ColdState>,
@@ -224,7 +224,9 @@ impl KeyState {
     ) {
         let policy = self.policy(context);
         if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
-            self.ask_to_credit(charge.hits, charge.key(), &policy, context, asks);
+            let back = Some(Return { tokens: charge.hits, epoch: None });
+            self.note_asked(context.now);
+            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
             return;
         }
         if !self.takes_returns(charge.key(), context) {
@@ -360,7 +362,7 @@ pub(super) struct Attempt {
     /// denies the request; there are none if the charge passes without tokens.
     pub(super) take: Take,
     /// For a denied charge that spends what was left: the number of those hits, as far as is known.
-    pub(super) fitted: u32,
+    pub(super) fitted: u64,
     /// The state of the key after it; what is known meanwhile if only the store can decide.
     pub(super) quota: QuotaSnapshot,
     /// What decided.
@@ -740,10 +742,10 @@ pub(super) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
 
 /// The largest number of requests that wait for leases, at all keys together: eight times the asks
 /// in the lease client's queue for a shard, since a request that gave up stays until its lease
-/// arrives. At most 14 MiB.
+/// arrives. At most 16 MiB.
 pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
-const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 14 << 20);
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 16 << 20);
 const _: () = assert!(2 * WAITING_MAX <= WAITING_IN_ALL_MAX);
 
 /// Waiting requests, and other state that a key has only in rare cases.
@@ -752,11 +754,11 @@ struct ColdState {
     waiting: Waiters,
     /// Hits that a failure mode has admitted although the store can be asked: the leases that
     /// arrive pay for them.
-    debt: u32,
+    debt: u64,
     /// When the debt ends unpaid, since the limit is then as if the hits had not been.
     debt_until: Time,
     /// Tokens that the asks on their way may bring to waiting requests.
-    expected: u32,
+    expected: u64,
     owed: Option<Box<Owed>>,
     /// Until when the store is not asked, since it holds another program's value under the key.
     suspended_until: Time,
@@ -1003,7 +1005,7 @@ impl KeyState {
         let own = pool.is_none();
         if needy.is_some() {
             let more = expected.saturating_add(want.max(need));
-            self.buffer.make_cold().expected = u32::try_from(more).unwrap_or(u32::MAX);
+            self.buffer.make_cold().expected = more;
         }
         Ask {
             want,
@@ -1033,15 +1035,14 @@ impl KeyState {
         self.buffer.note_ask(now);
         let out = self.asking > 0;
         if let Some(cold) = self.buffer.cold_mut() {
-            let asked = u32::try_from(ask.want.max(ask.need)).unwrap_or(u32::MAX);
-            let expected = cold.expected.saturating_sub(asked);
+            let expected = cold.expected.saturating_sub(ask.want.max(ask.need));
             cold.expected = if out { expected } else { 0 };
         }
     }
 
     /// Tokens that the asks on their way may bring to waiting requests.
     fn expected(&self) -> u64 {
-        self.buffer.cold().map_or(0, |cold| cold.expected.into())
+        self.buffer.cold().map_or(0, |cold| cold.expected)
     }
 
     /// Whether an ask made now would only find out whether an empty key is still empty. This is not
@@ -1067,8 +1068,7 @@ impl KeyState {
         }
         let Some(cold) = self.buffer.cold() else { return false };
         let covered = self.expected().saturating_add(self.buffer.tokens(context.now));
-        // The expected tokens are counted up to `u32::MAX` only.
-        covered < u32::MAX.into() && cold.waiting.want_more_than(covered, self.limit())
+        cold.waiting.want_more_than(covered, self.limit())
     }
 
     fn lease_size(
@@ -1260,7 +1260,7 @@ impl KeyState {
         self.note_asked(context.now);
         asks.push(Ask {
             pool: Some(pool),
-            want: u32::MAX.into(),
+            want: u64::MAX,
             purpose: Purpose::Ahead,
             ..policy.blank_ask(key)
         });
@@ -1495,39 +1495,14 @@ impl KeyState {
         Noted { is_owed: true, unpaid: ended, paid }
     }
 
-    /// Forgets the debt of a charge, and gives back what has been paid of it meanwhile. Returns how
-    /// many hits were not paid.
-    pub(super) fn cancel_debt(
-        &mut self,
-        charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> u64 {
-        let now = context.now;
+    /// Takes `hits` off the debt. What is not owed any more has been paid, or forgotten to free memory:
+    /// which of the two is not known, so it stays counted. Returns how many were not paid.
+    pub(super) fn cancel_debt(&mut self, hits: u64, now: Time) -> u64 {
         let debt = self.debt(now);
-        let unpaid = debt.min(charge.hits);
+        let unpaid = debt.min(hits);
         self.set_debt(debt - unpaid);
-        let paid = charge.hits - unpaid;
-        let policy = self.policy(context);
-        if paid > 0 && !self.buffer.refund(paid, policy.limit.capacity(), policy.kind, now) {
-            self.ask_to_credit(paid, charge.key(), &policy, context, asks);
-        }
         self.buffer.trim();
         unpaid
-    }
-
-    /// Asks the store to take `hits` off the count of `key`.
-    fn ask_to_credit(
-        &mut self,
-        hits: u64,
-        key: Key,
-        policy: &LeasePolicy,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let back = Some(Return { tokens: hits, epoch: None });
-        self.note_asked(context.now);
-        asks.push(Ask { back, ..policy.blank_ask(key) });
     }
 }
 
@@ -1910,7 +1885,7 @@ impl KeyState {
         };
         let unit =
             if let LimitSource::Override(unit) = self.limit_source { unit } else { Unit::Second };
-        limit.unwrap_or(Limit::fixed_window(self.number, unit))
+        limit.unwrap_or(Limit::fixed_window(self.number.into(), unit))
     }
 
     fn set_limit(&mut self, limit: Limit) {
@@ -1919,9 +1894,11 @@ impl KeyState {
         }
         if self.limit_of_rule() == Some(limit) {
             self.limit_source = LimitSource::Rule;
-        } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
+        } else if let Ok(number) = u32::try_from(limit.requests_per_unit)
+            && limit == Limit::fixed_window(limit.requests_per_unit, limit.unit)
+        {
             self.limit_source = LimitSource::Override(limit.unit);
-            self.number = limit.requests_per_unit;
+            self.number = number;
         } else {
             self.limit_source = LimitSource::ColdState;
             self.buffer.make_cold().limit = Some(Box::new(limit));
@@ -1962,17 +1939,17 @@ impl KeyState {
     /// Hits that a failure mode has admitted and no lease has paid for yet.
     fn debt(&self, now: Time) -> u64 {
         let due = self.buffer.cold().filter(|cold| now < cold.debt_until);
-        due.map_or(0, |cold| cold.debt.into())
+        due.map_or(0, |cold| cold.debt)
     }
 
     /// The debt, also if it has ended.
     fn noted_debt(&self) -> u64 {
-        self.buffer.cold().map_or(0, |cold| cold.debt.into())
+        self.buffer.cold().map_or(0, |cold| cold.debt)
     }
 
     fn set_debt(&mut self, hits: u64) {
         if let Some(cold) = self.buffer.cold_mut() {
-            cold.debt = u32::try_from(hits).unwrap_or(u32::MAX);
+            cold.debt = hits;
             self.buffer.trim();
         }
     }

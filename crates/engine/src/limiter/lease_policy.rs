@@ -79,7 +79,8 @@ impl LeasePolicy {
         let leasing = rule.map(|rule| rule.leasing).unwrap_or_default();
         let kind = match (counting(limit).token, leasing) {
             (Token::Slot, _) => {
-                let every = limit.window() / limit.requests_per_unit.max(1);
+                let requests = u32::try_from(limit.requests_per_unit).unwrap_or(u32::MAX);
+                let every = limit.window() / requests.max(1);
                 LeaseKind::Spaced { every, grace: every.max(wait_min).max(TIMER) }
             }
             (Token::OfWindow, Leasing::Off) => LeaseKind::Windowed,
@@ -143,7 +144,7 @@ impl LeasePolicy {
         match counting(self.limit).token {
             Token::OfWindow | Token::Permit => 0.0,
             Token::Steady | Token::Slot => {
-                f64::from(self.limit.requests_per_unit) / self.limit.window().as_secs_f64()
+                self.limit.requests_per_unit as f64 / self.limit.window().as_secs_f64()
             }
         }
     }

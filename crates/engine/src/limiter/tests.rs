@@ -178,7 +178,7 @@ impl Rig {
     }
 
     /// Tokens of `a` that the store has left and no pod holds.
-    async fn left(&self, limit: u32) -> u64 {
+    async fn left(&self, limit: u64) -> u64 {
         let verdict = self.pod().decided(&self.rules, &look("a")).await.unwrap();
         assert_eq!(verdict.statuses[0].limit.as_ref().unwrap().limit.requests_per_unit, limit);
         u64::from(verdict.statuses[0].remaining)
@@ -199,7 +199,7 @@ fn limits(a: &str, b: &str) -> String {
     )
 }
 
-fn per_hour(a: u32, b: u32) -> String {
+fn per_hour(a: u64, b: u64) -> String {
     let limit = |n| format!("unit: hour, requests_per_unit: {n}");
     limits(&limit(a), &limit(b))
 }
@@ -250,7 +250,7 @@ impl Limiter {
 }
 
 /// Decides, and returns whether it passed and what remained of the first descriptor.
-async fn decide(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> (bool, u32) {
+async fn decide(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> (bool, u64) {
     let verdict = pod.decided(rules, request).await.unwrap();
     (verdict.code == Code::Ok, verdict.statuses[0].remaining)
 }
@@ -272,8 +272,8 @@ async fn a_new_window_begins_with_the_whole_limit() {
     let rig = Rig::new(&limits("unit: second, requests_per_unit: 3", "unlimited: true"));
     let pod = rig.pod();
     for second in 0..3 {
-        for hit in 0..5_u32 {
-            let expected = (hit < 3, 2_u32.saturating_sub(hit));
+        for hit in 0..5_u64 {
+            let expected = (hit < 3, 2_u64.saturating_sub(hit));
             let seen = decide(&pod, &rig.rules, &request(&["a"])).await;
             assert_eq!(seen, expected, "second {second}, hit {hit}");
         }
@@ -379,7 +379,7 @@ async fn replaced_and_unlimited_rules_are_not_counted() {
         assert_eq!(verdict.code == Code::Ok, hit < 2);
         let limited: Vec<_> = verdict.statuses.iter().map(|s| s.limit.is_some()).collect();
         assert_eq!(limited, [false, true, false]);
-        assert_eq!(verdict.statuses[2].remaining, u32::MAX);
+        assert_eq!(verdict.statuses[2].remaining, u64::from(u32::MAX));
     }
     assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, (true, 0));
 }

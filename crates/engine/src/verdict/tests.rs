@@ -105,7 +105,7 @@ fn statuses_stand_one_to_one_with_descriptors() {
     let codes: Vec<_> = verdict.statuses.iter().map(|status| status.code).collect();
     assert_eq!(codes, [Code::Ok, Code::OverLimit, Code::Ok, Code::Ok]);
     let remaining: Vec<_> = verdict.statuses.iter().map(|status| status.remaining).collect();
-    assert_eq!(remaining, [u32::MAX, 0, 0, 0]);
+    assert_eq!(remaining, [UNLIMITED, 0, 0, 0]);
     let limited: Vec<_> = verdict.statuses.iter().map(|status| status.limit.is_some()).collect();
     assert_eq!(limited, [false, true, false, true]);
 }
@@ -131,7 +131,7 @@ fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
         (Algorithm::FixedWindow, 90, 60),
         (Algorithm::SlidingWindow, 90, 60),
         // A bucket may take longer to fill than its unit.
-        (Algorithm::TokenBucket { burst: 20 }, 90, 90),
+        (Algorithm::token_bucket(20), 90, 90),
     ] {
         assert_eq!(reset(algorithm, after).reset_seconds(), Some(expected), "{algorithm:?}");
     }

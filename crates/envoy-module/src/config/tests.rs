@@ -97,3 +97,30 @@ fn settings_are_text_numbers_and_truth_values() {
         assert!(overrides(bad).unwrap_err().starts_with("extension_config"), "{bad:?}");
     }
 }
+
+#[test]
+fn no_bytes_make_a_reader_panic() {
+    let header = header("x-a", "5%%");
+    let message = pb::RateLimit {
+        domain: "shop".to_owned(),
+        timeout: Some(PbDuration { seconds: 1, nanos: 2 }),
+        response_headers_to_add: vec![header],
+        filter_enabled: Some(core::RuntimeFractionalPercent::default()),
+        ..Default::default()
+    };
+    let whole = message.encode_to_vec();
+    let mut random = fastrand::Rng::with_seed(7);
+    for _ in 0..20_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..bytes.len());
+            bytes[at] = random.u8(..);
+        }
+        bytes.truncate(random.usize(..=bytes.len()));
+        if let Ok(message) = pb::RateLimit::decode(&*bytes) {
+            FilterConfig::compile(&message, &mut Faults::default());
+        }
+        let _ = RouteConfig::read(&bytes);
+        let _ = overrides(&bytes);
+    }
+}

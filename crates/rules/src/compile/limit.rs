@@ -293,7 +293,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
+    fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u64> {
         let within = |requests| {
             let refusal = kind.and_then(|kind| kind.refuses_requests(requests));
             refusal.map_or(Ok(requests), Err)
@@ -316,7 +316,7 @@ impl Compiler<'_> {
         limit: &RateLimit<'_>,
         own: &LimitOptions,
         kind: Option<Algorithm>,
-        requests_per_unit: Option<u32>,
+        requests_per_unit: Option<u64>,
     ) -> Option<Algorithm> {
         let burst = self.burst(limit, kind);
         self.within(&own.max_delay, |_| {
@@ -331,7 +331,7 @@ impl Compiler<'_> {
 
     /// Returns the burst that `limit` gives; one that another algorithm has no use for is refused
     /// for that reason, whatever it is.
-    fn burst(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
+    fn burst(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u64> {
         if let Some(place) = limit.burst.place()
             && let Some(message) = kind.and_then(|kind| kind.refuses_option("burst"))
         {
@@ -417,7 +417,7 @@ impl Compiler<'_> {
         }
         let shards = options.shards.value().copied().unwrap_or(NonZeroU8::MIN);
         let Some(limit) = limit else { return shards };
-        let tokens = limit.capacity().min(limit.requests_per_unit.into());
+        let tokens = limit.capacity().min(limit.requests_per_unit);
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
         let useful = shards.min(NonZeroU8::new(tokens).unwrap_or(NonZeroU8::MIN));
         if let Parsed::As(place, own) = own.shards

@@ -1,9 +1,10 @@
 //! The algorithms that count requests: one row for each, with all that a rule may say of it. How
 //! each counts is `crates/engine/src/algorithm`.
 
+use std::fmt;
 use std::time::Duration;
 
-use crate::limit::Limit;
+use crate::limit::{AMOUNT_MAX, Limit};
 
 /// How requests are counted; `docs/rules.md` states the bound of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -14,7 +15,7 @@ pub enum Algorithm {
     /// A bucket that refills steadily with `requests_per_unit` per window.
     TokenBucket {
         /// Capacity of the bucket, from 1; 0 if the limit, or a pod's part of it, is 0.
-        burst: u32,
+        burst: Burst,
     },
     /// The count of the current window plus a part of the previous window's: the part of the
     /// previous window that lies within one window's length before now.
@@ -31,6 +32,14 @@ pub enum Algorithm {
     Concurrency,
 }
 
+/// The capacity of a bucket, up to [`AMOUNT_MAX`]. It is kept in two halves: with a whole number every
+/// limit, and so every charge, would be eight bytes larger.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Burst {
+    high: u32,
+    low: u32,
+}
+
 /// What rules need to know of an algorithm.
 struct Row {
     /// The name in rule files.
@@ -38,7 +47,7 @@ struct Row {
     /// Its part of [`Limit::identity`], by which counts are named: it never changes.
     identity: u64,
     /// The most requests in a window, and why there are not more.
-    requests_max: (u32, &'static str),
+    requests_max: (u64, &'static str),
     /// The option of a limit that no other algorithm has.
     option: Option<&'static str>,
     /// Whether its tokens are leased to pods.
@@ -57,7 +66,7 @@ struct Row {
 const FIXED_WINDOW: Row = Row {
     name: "fixed_window",
     identity: 0,
-    requests_max: (u32::MAX, ""),
+    requests_max: (AMOUNT_MAX, ""),
     option: None,
     is_leased: true,
     no_pools: None,
@@ -86,8 +95,6 @@ const TOKEN_BUCKET: Row = Row {
 const SLIDING_WINDOW: Row = Row {
     name: "sliding_window",
     identity: 2,
-    // Two counts and the window fit into one number in Redis.
-    requests_max: (999_999_999, "which counts to nine digits; token_bucket takes more"),
     words: |requests, window, _| {
         format!("{requests} in any {window}, estimated from this window and the last")
     },
@@ -107,6 +114,7 @@ const SLIDING_LOG: Row = Row {
 const LEAKY_BUCKET: Row = Row {
     name: "leaky_bucket",
     identity: 4,
+    requests_max: (SLOTS_MAX, "whose slots are counted in 32 bits; token_bucket takes more"),
     option: Some("max_delay"),
     no_pools: Some("is one queue and cannot be split"),
     no_debt: Some("hands out slots, which end before a request does"),
@@ -120,11 +128,15 @@ const LEAKY_BUCKET: Row = Row {
 const CONCURRENCY: Row = Row {
     name: "concurrency",
     identity: 5,
+    requests_max: (SLOTS_MAX, "whose slots are counted in 32 bits"),
     no_pools: Some("lends each slot to one pod and cannot be split"),
     no_window: Some("counts the requests that are in progress and has no window"),
     words: |requests, _, _| format!("{requests} at a time"),
     ..FIXED_WINDOW
 };
+
+/// The most slots: the stores count those of a pod in four bytes.
+const SLOTS_MAX: u64 = u32::MAX as u64;
 
 /// The maximum of `max_delay`: callers have given up long before.
 pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
@@ -135,12 +147,17 @@ impl Algorithm {
     /// All algorithms; their amounts are not filled in.
     pub const ALL: [Algorithm; 6] = [
         Algorithm::FixedWindow,
-        Algorithm::TokenBucket { burst: 0 },
+        Algorithm::token_bucket(0),
         Algorithm::SlidingWindow,
         Algorithm::SlidingLog,
         Algorithm::LeakyBucket { max_delay_us: 0 },
         Algorithm::Concurrency,
     ];
+
+    /// Returns a token bucket that holds `burst` tokens.
+    pub const fn token_bucket(burst: u64) -> Self {
+        Algorithm::TokenBucket { burst: Burst::new(burst) }
+    }
 
     const fn row(self) -> &'static Row {
         match self {
@@ -155,9 +172,9 @@ impl Algorithm {
 
     /// Returns the same algorithm with another burst, if it has one.
     #[must_use]
-    pub const fn with_burst(self, burst: u32) -> Self {
+    pub const fn with_burst(self, burst: u64) -> Self {
         match self {
-            Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst },
+            Algorithm::TokenBucket { .. } => Algorithm::token_bucket(burst),
             other => other,
         }
     }
@@ -173,9 +190,9 @@ impl Algorithm {
 
     /// Returns the tokens that may be spent at once; `None` if these are the requests of a window.
     #[inline]
-    pub const fn burst(self) -> Option<u32> {
+    pub const fn burst(self) -> Option<u64> {
         match self {
-            Algorithm::TokenBucket { burst } => Some(burst),
+            Algorithm::TokenBucket { burst } => Some(burst.get()),
             _ => None,
         }
     }
@@ -207,8 +224,13 @@ impl Algorithm {
         self.row().option == Some(option)
     }
 
+    /// Returns the most requests in a window, or at a time where there is no window.
+    pub const fn requests_max(self) -> u64 {
+        self.row().requests_max.0
+    }
+
     /// Returns why a limit of this algorithm cannot have so many requests in a window.
-    pub(crate) fn refuses_requests(self, requests: u32) -> Option<String> {
+    pub(crate) fn refuses_requests(self, requests: u64) -> Option<String> {
         let Row { name, requests_max: (most, why), .. } = *self.row();
         (requests > most).then(|| {
             format!(
@@ -283,6 +305,27 @@ impl Algorithm {
     }
 }
 
+// === impl Burst ===
+
+impl Burst {
+    #[allow(clippy::cast_possible_truncation, reason = "the lower half is meant")]
+    const fn new(tokens: u64) -> Self {
+        Self { high: (tokens >> 32) as u32, low: tokens as u32 }
+    }
+
+    /// Returns the number of tokens.
+    #[inline]
+    pub const fn get(self) -> u64 {
+        (self.high as u64) << 32 | self.low as u64
+    }
+}
+
+impl fmt::Debug for Burst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroU32;
@@ -307,7 +350,7 @@ mod tests {
                 "100 requests in each window of 5 minutes, aligned to the Unix epoch",
             ),
             (
-                limit(100, 5, Algorithm::TokenBucket { burst: 20 }),
+                limit(100, 5, Algorithm::token_bucket(20)),
                 "100 requests in each 5 minutes, refilled steadily, at most 20 at once",
             ),
             (

@@ -98,7 +98,7 @@ impl Request {
         request::Request {
             domain: &self.domain,
             descriptors: self.descriptors.iter().map(|Object(it)| it.borrow()).collect(),
-            hits_addend: self.hits_addend.0,
+            hits_addend: self.hits_addend.0.into(),
         }
     }
 }
@@ -117,10 +117,9 @@ impl Descriptor {
     fn borrow(&self) -> request::Descriptor<'_> {
         request::Descriptor {
             entries: self.entries.iter().map(|Object(it)| it.borrow()).collect(),
-            limit: self
-                .limit
-                .as_ref()
-                .map(|Object(limit)| Limit::fixed_window(limit.requests_per_unit.0, limit.unit.0)),
+            limit: self.limit.as_ref().map(|Object(limit)| {
+                Limit::fixed_window(limit.requests_per_unit.0.into(), limit.unit.0)
+            }),
             hits_addend: self.hits_addend.map(|hits| hits.0),
             refund: self.is_negative_hits,
         }

@@ -25,6 +25,7 @@ use smallvec::{SmallVec, smallvec};
 use super::json::shown;
 use super::{Descriptor, ENTRIES, Entry, Few, Request};
 use crate::fault::{excerpt, nearest};
+use crate::limit::AMOUNT_MAX;
 
 /// The domain of rules in this form, unless a setting of the pod names another.
 pub const DOMAIN: &str = "default";
@@ -60,8 +61,8 @@ pub struct ScopedRequest {
     callers: Few<(Scope, String)>,
     /// The endpoint; never empty.
     api: String,
-    /// Hits that it charges, at least 1.
-    cost: u32,
+    /// Hits that it charges, from 1 to [`AMOUNT_MAX`].
+    cost: u64,
 }
 
 /// The entries of a descriptor.
@@ -278,17 +279,15 @@ impl Given {
     }
 
     /// Hits; 1 if they are not there.
-    fn cost(self, faults: &mut FieldFaults) -> Option<u32> {
+    fn cost(self, faults: &mut FieldFaults) -> Option<u64> {
         let what = match self {
             Self::Nothing => return Some(1),
-            Self::Number(number) => match u32::try_from(number) {
-                Ok(cost) if cost > 0 => return Some(cost),
-                _ => number.to_string(),
-            },
+            Self::Number(number @ 1..=AMOUNT_MAX) => return Some(number),
+            Self::Number(number) => number.to_string(),
             Self::Text(_) => "text".to_owned(),
             Self::Other(what) => what,
         };
-        let expected = format!("expected a whole number from 1 to {}", u32::MAX);
+        let expected = format!("expected a whole number from 1 to {AMOUNT_MAX}");
         faults.add("cost", format!("is {what}; {expected}"));
         None
     }

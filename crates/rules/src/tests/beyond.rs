@@ -46,7 +46,7 @@ fn algorithm(rule: &Rule) -> Algorithm {
     }
 }
 
-fn terms(fraction: f32, max: u32, ttl: Option<Duration>) -> Leasing {
+fn terms(fraction: f32, max: u64, ttl: Option<Duration>) -> Leasing {
     Leasing::On(LeaseTerms { fraction, max, ttl })
 }
 
@@ -70,9 +70,9 @@ fn algorithms_and_windows_as_they_may_be_written() {
     let table = [
         ("algorithm: fixed_window", Algorithm::FixedWindow),
         ("algorithm: 'Fixed_Window'", Algorithm::FixedWindow),
-        ("algorithm: token_bucket", Algorithm::TokenBucket { burst: 10_000 }),
-        ("algorithm: TOKEN_BUCKET, burst: 0x10", Algorithm::TokenBucket { burst: 16 }),
-        ("burst: 1_000_000, algorithm: token_bucket", Algorithm::TokenBucket { burst: 1_000_000 }),
+        ("algorithm: token_bucket", Algorithm::token_bucket(10_000)),
+        ("algorithm: TOKEN_BUCKET, burst: 0x10", Algorithm::token_bucket(16)),
+        ("burst: 1_000_000, algorithm: token_bucket", Algorithm::token_bucket(1_000_000)),
         ("algorithm: sliding_window", Algorithm::SlidingWindow),
         ("algorithm: sliding_log", Algorithm::SlidingLog),
         ("algorithm: leaky_bucket", Algorithm::LeakyBucket { max_delay_us: 0 }),
@@ -108,13 +108,13 @@ fn leases_and_shards_as_they_may_be_written() {
         ("lease: on", on),
         ("lease: \"on\"", on),
         ("lease: true", on),
-        ("lease: {fraction: 1}", terms(1.0, u32::MAX, None)),
-        ("lease: {fraction: 1e-3}", terms(0.001, u32::MAX, None)),
+        ("lease: {fraction: 1}", terms(1.0, AMOUNT_MAX, None)),
+        ("lease: {fraction: 1e-3}", terms(0.001, AMOUNT_MAX, None)),
         ("lease: {max: 1}", terms(0.25, 1, None)),
-        ("lease: {ttl: 100ms}", terms(0.25, u32::MAX, Some(SECOND / 10))),
+        ("lease: {ttl: 100ms}", terms(0.25, AMOUNT_MAX, Some(SECOND / 10))),
         (
-            "lease: {ttl: 1m, max: 4294967295, fraction: .5}",
-            terms(0.5, u32::MAX, Some(SECOND * 60)),
+            "lease: {ttl: 1m, max: 9007199254740991, fraction: .5}",
+            terms(0.5, AMOUNT_MAX, Some(SECOND * 60)),
         ),
         ("lease: off, algorithm: sliding_log", Leasing::Off),
         ("algorithm: sliding_log", Leasing::Off),
@@ -143,7 +143,10 @@ descriptors:
     assert_eq!(loaded.warnings, []);
     let rule = find(&loaded.rules, "a", "k=1").unwrap();
     let Allowance::Limited(limit) = rule.allowance else { panic!("unlimited") };
-    assert_eq!((limit.requests_per_unit, limit.algorithm), (u32::MAX, Algorithm::Concurrency));
+    assert_eq!(
+        (limit.requests_per_unit, limit.algorithm),
+        (u64::from(u32::MAX), Algorithm::Concurrency)
+    );
     assert_eq!((limit.window_unit(), limit.capacity()), (None, u64::from(u32::MAX)));
     assert_eq!((rule.leasing, rule.pools()), (Leasing::default(), 0));
     assert_eq!(rule.hold.map(|hold| hold.unless_settled), Some(UnlessSettled::Release));
@@ -161,23 +164,23 @@ fn a_limit_at_its_ceiling_loads_and_nothing_denies_everything() {
 descriptors:
   - {key: log, rate_limit: {unit: day, requests_per_unit: 10000, algorithm: sliding_log}}
   - key: window
-    rate_limit: {unit: day, requests_per_unit: 999999999, algorithm: sliding_window}
+    rate_limit: {unit: day, requests_per_unit: 9007199254740991, algorithm: sliding_window}
   - key: slow
     rate_limit: {unit: year, requests_per_unit: 1, algorithm: token_bucket, burst: 100}
   - key: huge
     rate_limit:
       unit: second
       unit_multiplier: 315360000
-      requests_per_unit: 4294967295
+      requests_per_unit: 9007199254740991
       algorithm: token_bucket
-      burst: 4294967295
+      burst: 9007199254740991
   - {key: none, rate_limit: {unit: day, requests_per_unit: 0, algorithm: token_bucket}}
 ";
     let loaded = compile(text);
     assert_eq!(loaded.warnings, []);
     let rule = |key: &str| find(&loaded.rules, "a", key).unwrap();
-    assert_eq!(algorithm(rule("slow=1")), Algorithm::TokenBucket { burst: 100 });
-    assert_eq!(algorithm(rule("none=1")), Algorithm::TokenBucket { burst: 0 });
+    assert_eq!(algorithm(rule("slow=1")), Algorithm::token_bucket(100));
+    assert_eq!(algorithm(rule("none=1")), Algorithm::token_bucket(0));
     let Allowance::Limited(huge) = rule("huge=1").allowance else { panic!("unlimited") };
     assert_eq!(huge.window_seconds(), WINDOW_SECONDS_MAX);
 }
@@ -191,7 +194,7 @@ fn defaults_apply_where_a_rule_sets_nothing() {
         ("max_delay: 1ms", Algorithm::LeakyBucket { max_delay_us: 1_000 }, 1),
         // Settings that do not fit the rule's own algorithm are not applied to it.
         ("algorithm: fixed_window", Algorithm::FixedWindow, 4),
-        ("algorithm: token_bucket, burst: 9, shards: 2", Algorithm::TokenBucket { burst: 9 }, 2),
+        ("algorithm: token_bucket, burst: 9, shards: 2", Algorithm::token_bucket(9), 2),
         ("algorithm: sliding_window, max_delay: ~", Algorithm::SlidingWindow, 4),
     ];
     for (beside, expected, shards) in table {
@@ -290,7 +293,7 @@ defaults: {<<: {shards: 2, max_delay: 1s}, shards: 3}
     let loaded = compile(text);
     assert_eq!(loaded.warnings, []);
     let rule = |key: &str| find(&loaded.rules, "a", key).unwrap();
-    assert_eq!(algorithm(rule("faster=1")), Algorithm::TokenBucket { burst: 3 });
+    assert_eq!(algorithm(rule("faster=1")), Algorithm::token_bucket(3));
     assert_eq!(rule("shorter=1").leasing, terms(0.25, 5, Some(SECOND * 2)));
     assert_eq!(rule("added=1").leasing, terms(0.25, 5, Some(SECOND * 2)));
     assert_eq!(algorithm(rule("other=1")), Algorithm::SlidingLog);

@@ -104,7 +104,7 @@ fn row_5_float_outside_metadata() {
 #[test]
 fn row_6_wrong_type() {
     let number = "error loading config file: 'requests_per_unit' must be a whole number from 0 to \
-                  4294967295 without quotes, found";
+                  9007199254740991 without quotes, found";
     refuses(
         "wrong_type.yaml",
         &[
@@ -114,7 +114,7 @@ fn row_6_wrong_type() {
              found the text 'true'",
             &format!("6:48: {number} the text '5'"),
             &format!("8:48: {number} the number -1"),
-            &format!("11:48: {number} the number 4294967296"),
+            &format!("11:48: {number} the number 9007199254740992"),
             "13:17: error loading config file: 'rate_limit' must be a map, found the number 5",
             "14:15: error loading config file: 'metadata' must be a map, found a list",
             "15:18: error loading config file: 'descriptors' must be a list of maps, found a map",

@@ -38,7 +38,7 @@ fn every_option_refuses_a_value_of_a_wrong_type() {
 
 /// Returns the options of the map that take whole numbers, with the ranges that their refusals
 /// name.
-pub(super) fn ranges(map: MapKind) -> Vec<(&'static str, [u32; 2])> {
+pub(super) fn ranges(map: MapKind) -> Vec<(&'static str, [u64; 2])> {
     let range = |option: &'static OptionRow| {
         let pairs = format!("{}: -1", option.name);
         let Err(faults) = load(&[source(&file(map, &pairs))], NO_MERGE) else { return None };

@@ -327,7 +327,7 @@ fn a_hundred_thousand_values_load_and_each_finds_its_rule() {
         let value = format!("u{n}");
         let entry = Entry { key: "user", value: &value };
         let Lookup::Rule(rule) = rules.find("big", &[entry]) else { panic!("u{n} has no rule") };
-        let limit = Limit::fixed_window(n, Unit::Minute);
+        let limit = Limit::fixed_window(n.into(), Unit::Minute);
         assert_eq!(rule.allowance, Allowance::Limited(limit));
     }
     assert_eq!(allowed(&rules, "big", "user=u100000"), "none");

@@ -132,7 +132,7 @@ proptest! {
                 },
                 _ => None,
             };
-            prop_assert_eq!(found, reference(&root, &request), "{:?} in\n{}", request, text);
+            prop_assert_eq!(found, reference(&root, &request).map(u64::from), "{:?} in\n{}", request, text);
             let trace = rules.trace("d", &request).expect("the domain is there");
             let traced = trace.rule.map(|rule| &rule.path);
             let by_find = match rules.find("d", &request) {

@@ -61,7 +61,7 @@ pub fn read(message: &[u8]) -> Result<Request<'_>, DecodeError> {
                 let at = request.descriptors.len();
                 descriptor(at, value.bytes()?, push(&mut request.descriptors))?;
             }
-            3 => request.hits_addend = value.varint32()?,
+            3 => request.hits_addend = value.varint32()?.into(),
             _ => {}
         }
     }
@@ -142,7 +142,7 @@ fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, Malformed> {
 fn limit_of(at: usize, limit: Override) -> Result<Limit, DecodeError> {
     let unit = Unit::from_number(limit.unit.into())
         .ok_or(DecodeError::Invalid(InvalidRequest::Unit(at)))?;
-    Ok(Limit::fixed_window(limit.requests_per_unit, unit))
+    Ok(Limit::fixed_window(limit.requests_per_unit.into(), unit))
 }
 
 // === Answers ===
@@ -189,7 +189,7 @@ fn status(sink: &mut ReverseEncoder, status: &Status<'_>) {
     if let Some(seconds) = status.reset_seconds() {
         sink.message(4, |sink| sink.number(1, seconds));
     }
-    sink.number(3, status.remaining.into());
+    sink.number(3, as_uint32(status.remaining));
     if let Some(applied) = &status.limit {
         sink.message(2, |sink| limit(sink, applied));
     }
@@ -204,7 +204,12 @@ fn limit(sink: &mut ReverseEncoder, applied: &AppliedLimit<'_>) {
     }
     sink.text(3, rule.map_or("", |rule| &rule.name));
     sink.number(2, limit.window_unit().map_or(0, Unit::number).into()); // 0 is UNKNOWN
-    sink.number(1, limit.requests_per_unit.into());
+    sink.number(1, as_uint32(limit.requests_per_unit));
+}
+
+/// An amount as the protocol has it, which knows no larger ones.
+fn as_uint32(amount: u64) -> u64 {
+    amount.min(u32::MAX.into())
 }
 
 /// Writes a `Struct`.

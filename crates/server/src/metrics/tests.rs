@@ -444,11 +444,11 @@ mod hits {
     use ratelease_rules::{Limit, Unit};
 
     /// With a limit of 10 and a ratio of 0.8.
-    fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {
+    fn hits(hits: u64, remaining: u64, over: bool) -> (u64, u64, u64, u64) {
         split(hits, remaining, 0, over)
     }
 
-    fn split(hits: u64, remaining: u32, fitted: u32, over: bool) -> (u64, u64, u64, u64) {
+    fn split(hits: u64, remaining: u64, fitted: u64, over: bool) -> (u64, u64, u64, u64) {
         let key = KeyHasher::new("").key("d", 0, std::iter::empty());
         let counted = Counted { key, hits, fitted, over, how: DecisionSource::Local };
         let limit = Limit::fixed_window(10, Unit::Minute);
@@ -491,7 +491,7 @@ mod hits {
             ((5, 3), (5, 0, 2, 2)),
             ((5, 0), (5, 0, 5, 0)),
             ((15, 10), (15, 0, 5, 2)),
-            ((u64::MAX, u32::MAX), (u64::MAX, 0, u64::MAX - 10, 2)),
+            ((u64::MAX, u64::MAX), (u64::MAX, 0, u64::MAX - 10, 2)),
         ] {
             assert_eq!(split(count, 0, fitted, true), expected, "{count} {fitted}");
         }
@@ -505,6 +505,7 @@ mod hits {
             assert_eq!(threshold(limit, ratio), expected, "{limit} {ratio}");
         }
         assert_eq!(threshold(u64::from(u32::MAX), 1.0), 1 << 32, "one above, as there");
+        assert_eq!(threshold((1 << 53) - 1, 1.0), (1 << 53) - 1, "larger than there");
     }
 }
 

@@ -29,7 +29,7 @@ fn rules() -> Rules {
     rules::load(&[source], rules::Options::default()).unwrap().rules
 }
 
-fn status(rule: &Arc<Rule>, remaining: u32, reset: Option<u64>) -> Status<'_> {
+fn status(rule: &Arc<Rule>, remaining: u64, reset: Option<u64>) -> Status<'_> {
     let rules::Allowance::Limited(limit) = rule.allowance else { panic!("{rule:?}") };
     Status {
         code: if remaining == 0 { Code::OverLimit } else { Code::Ok },
@@ -168,10 +168,27 @@ fn names_are_written_as_strings_of_structured_fields() {
 }
 
 #[test]
+fn the_largest_numbers_are_whole_and_have_fifteen_digits_in_structured_fields() {
+    let mut rule = Arc::clone(rules().by_path("d.user").unwrap());
+    let limit = Limit::fixed_window(rules::AMOUNT_MAX, Unit::Hour);
+    Arc::make_mut(&mut rule).allowance = rules::Allowance::Limited(limit);
+    let status = status(&rule, rules::AMOUNT_MAX - 1, Some(9));
+    let headers = headers_of(&ALL, Code::Ok, 0, &[status]);
+    for expected in [
+        "X-RateLimit-Limit: 9007199254740991, 9007199254740991;w=3600",
+        "X-RateLimit-Remaining: 9007199254740990",
+        ";q=999999999999999;w=3600",
+        ";r=999999999999999;t=",
+    ] {
+        assert!(headers.iter().any(|it| it.contains(expected)), "{expected} not in {headers:?}");
+    }
+}
+
+#[test]
 fn a_long_list_is_truncated_between_items_and_includes_the_tightest() {
     let mut rule = Arc::clone(rules().by_path("d.user").unwrap());
     let unit_multiplier = NonZeroU32::new(2).unwrap();
-    let limit = Limit { unit_multiplier, ..Limit::fixed_window(u32::MAX, Unit::Year) };
+    let limit = Limit { unit_multiplier, ..Limit::fixed_window(rules::AMOUNT_MAX, Unit::Year) };
     Arc::make_mut(&mut rule).allowance = rules::Allowance::Limited(limit);
     let rules: Vec<_> = (0..256)
         .map(|n| {

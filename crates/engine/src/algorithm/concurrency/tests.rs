@@ -18,13 +18,13 @@ fn micros(span: Duration) -> u64 {
 struct Count {
     state: State,
     now: u64,
-    limit: u32,
+    limit: u64,
 }
 
 // === impl Count ===
 
 impl Count {
-    fn new(limit: u32) -> Self {
+    fn new(limit: u64) -> Self {
         Self { state: State::default(), now: NOON, limit }
     }
 
@@ -157,7 +157,7 @@ fn a_look_changes_nothing_and_lends_nothing() {
 
 #[test]
 fn a_pod_for_which_there_is_no_room_is_lent_nothing_until_another_has_gone() {
-    let mut count = Count::new(u32::MAX);
+    let mut count = Count::new(u32::MAX.into());
     for pod in 0..PODS_MAX as u64 {
         assert_eq!(count.lent(pod, 0, 1).tokens, 1);
     }
@@ -235,7 +235,7 @@ struct Fleet {
 // === impl Fleet ===
 
 impl Fleet {
-    fn new(limit: u32, pods: usize) -> Self {
+    fn new(limit: u64, pods: usize) -> Self {
         let count = Count::new(limit);
         Self { count, pods: vec![Pod::default(); pods], now: 0 }
     }
@@ -273,7 +273,7 @@ proptest! {
     /// not again before each pod has asked.
     #[test]
     fn pods_that_ask_in_time_never_hold_more_than_the_limit_whatever_clocks_do(
-        limit in 1..20u32,
+        limit in 1..20u64,
         ticks in proptest::collection::vec(any_tick(5), 1..150),
         first_jump in 0..50usize,
         jumps in proptest::collection::vec(-100_000_000..59_000_000i64, 3),
@@ -284,14 +284,14 @@ proptest! {
                 fleet.count.now = fleet.count.now.saturating_add_signed(jumps[at / 50]);
             }
             fleet.tick(tick);
-            prop_assert!(fleet.held() <= u64::from(limit), "{} of {limit}", fleet.held());
+            prop_assert!(fleet.held() <= limit, "{} of {limit}", fleet.held());
         }
     }
 
     /// However many pods die at once, and whatever they held.
     #[test]
     fn all_slots_of_dead_pods_are_lent_again_within_the_term(
-        limit in 1..20u32,
+        limit in 1..20u64,
         ticks in proptest::collection::vec(any_tick(5), 1..60),
         back in -50_000_000..0i64,
     ) {
@@ -303,13 +303,13 @@ proptest! {
         fleet.count.pass(micros(SLOTS_TTL) / 2);
         fleet.count.lent(survivor, 0, 0);
         fleet.count.pass(micros(SLOTS_TTL) / 2);
-        prop_assert_eq!(fleet.count.lent(survivor, 0, u64::MAX).tokens, u64::from(limit));
+        prop_assert_eq!(fleet.count.lent(survivor, 0, u64::MAX).tokens, limit);
     }
 
     /// A replica that lacks the last writes, or all of them, takes over.
     #[test]
     fn after_a_loss_of_state_all_is_known_again_once_each_pod_has_asked(
-        limit in 1..20u32,
+        limit in 1..20u64,
         before in proptest::collection::vec(any_tick(4), 1..40),
         lost in proptest::collection::vec(any_tick(4), 0..10),
         is_all_lost: bool,
@@ -323,8 +323,8 @@ proptest! {
             fleet.ask(at, 0, false);
         }
         let held = fleet.held();
-        prop_assert_eq!(fleet.count.left(), u64::from(limit) - held);
+        prop_assert_eq!(fleet.count.left(), limit - held);
         fleet.ask(0, u64::MAX, false);
-        prop_assert_eq!(fleet.held(), u64::from(limit));
+        prop_assert_eq!(fleet.held(), limit);
     }
 }

@@ -4,14 +4,14 @@ use std::mem::take;
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Limit, Unit};
+use ratelease_rules::{AMOUNT_MAX, Limit, Unit};
 
 use super::*;
 use crate::store::Return;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
-fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
+fn ask(requests_per_unit: u64, want: u64, need: u64) -> Ask {
     let limit = Limit::fixed_window(requests_per_unit, Unit::Second);
     Ask { want, need, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
 }
@@ -76,7 +76,7 @@ fn amount() -> impl Strategy<Value = u64> {
 
 /// An ask in a history: microseconds since the one before, and how many windows before the next
 /// window the one lies that its return names.
-fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u64>)> {
+fn any_step(limit: u64, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u64>)> {
     let back = proptest::option::of((amount(), proptest::option::of(0..4u64)));
     let pause = 0..unit.seconds() * 400_000;
     (pause, amount(), amount(), any::<(bool, bool)>(), back).prop_map(
@@ -95,7 +95,7 @@ fn any_unit() -> impl Strategy<Value = Unit> {
 }
 
 fn any_history() -> impl Strategy<Value = Vec<(u64, Ask, Option<u64>)>> {
-    (0..20u32, any_unit())
+    (0..20u64, any_unit())
         .prop_flat_map(|(limit, unit)| proptest::collection::vec(any_step(limit, unit), 1..60))
 }
 
@@ -118,7 +118,7 @@ proptest! {
 
     #[test]
     fn tokens_out_never_exceed_the_limit(
-        limit in 0..50u32,
+        limit in 0..50u64,
         steps in proptest::collection::vec((0..400_000u64, 0..40u64, 0..4u64, 0..40u64), 1..200),
     ) {
         // Pods give back only what they hold, so the tokens held in a window stay within the limit.
@@ -131,14 +131,14 @@ proptest! {
             ask.back = Some(Return { tokens: back, epoch: Some(of) });
             let (next, grant) = step(state, now, &ask);
             out = if window == of { out - back } else { 0 } + grant.tokens;
-            prop_assert!(out <= u64::from(limit), "{} out of {}", out, limit);
+            prop_assert!(out <= limit, "{} out of {}", out, limit);
             (state, of) = (Some(next), window);
         }
     }
 
     #[test]
     fn any_input_gives_a_sane_grant(
-        now: u64, (window, count, next) in any::<(u64, u64, u32)>(), limit: u32,
+        now: u64, (window, count, next) in any::<(u64, u64, u64)>(), limit: u64,
         want: u64, need: u64,
         (charge_denied, ahead, same_window) in any::<(bool, bool, bool)>(),
         back: Option<(u64, Option<u64>)>, unit in any_unit(),
@@ -149,7 +149,7 @@ proptest! {
         let ask = Ask { want, need, charge_denied, back, next_window: ahead, ..look };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
         let (state, grant) = step(Some(State { window, count, next }), now, &ask);
-        let most = u64::from(limit.requests_per_unit);
+        let most = limit.requests_per_unit.min(AMOUNT_MAX);
         prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
         prop_assert!(grant.tokens == 0 || grant.tokens >= need);
         prop_assert!(grant.left + grant.tokens <= most);
@@ -199,9 +199,9 @@ fn a_limit_of_zero_grants_nothing_and_a_look_at_it_is_no_charge() {
 
 #[test]
 fn the_largest_limit_can_be_overdrawn() {
-    let (state, grant) = step(None, NOON, &ask(u32::MAX, 0, u64::MAX));
+    let (state, grant) = step(None, NOON, &ask(AMOUNT_MAX, 0, u64::MAX));
     assert!(grant.overdrawn);
-    assert_eq!(state.count, 1 << 32);
+    assert_eq!(state.count, 1 << 53);
 }
 
 #[test]

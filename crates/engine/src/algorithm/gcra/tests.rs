@@ -7,9 +7,13 @@ use ratelease_rules::{Algorithm, Unit};
 
 use super::*;
 
-fn bucket(requests_per_unit: u32, burst: u32, unit: Unit) -> Pace {
-    let algorithm = Algorithm::TokenBucket { burst };
+fn bucket(requests_per_unit: u64, burst: u64, unit: Unit) -> Pace {
+    let algorithm = Algorithm::token_bucket(burst);
     Pace::of(Limit { algorithm, ..Limit::fixed_window(requests_per_unit, unit) })
+}
+
+fn any_amount() -> impl Strategy<Value = u64> {
+    prop_oneof![1..=u64::from(u32::MAX), 1..=AMOUNT_MAX, Just(AMOUNT_MAX)]
 }
 
 #[test]
@@ -29,25 +33,26 @@ fn a_bucket_of_more_than_a_hundred_years_holds_a_hundred_years() {
 
 #[test]
 fn a_token_may_take_less_than_a_tick() {
-    let pace = bucket(u32::MAX, u32::MAX, Unit::Second);
-    assert_eq!(pace.left(0), u64::from(u32::MAX));
+    let most = u64::from(u32::MAX);
+    let pace = bucket(most, most, Unit::Second);
+    assert_eq!(pace.left(0), most);
     assert_eq!((pace.cost(1), pace.cost(5), pace.debt_max), (1, 2, 1_000_000_000));
     // In the last nanosecond 4.29 tokens are earned, and one token was not lent that could have
     // been.
-    assert_eq!((pace.left(pace.debt_max - 1), pace.left(1)), (4, u64::from(u32::MAX) - 5));
+    assert_eq!((pace.left(pace.debt_max - 1), pace.left(1)), (4, most - 5));
 }
 
 proptest! {
     /// No debt that a step can leave exceeds what a double represents exactly.
     #[test]
     fn every_number_is_one_that_a_script_counts_exactly(
-        requests: u32, amount: u32, unit in proptest::sample::select(Unit::ALL.to_vec()),
+        requests in any_amount(), amount in any_amount(), unit in proptest::sample::select(Unit::ALL.to_vec()),
         units in 1..=u32::MAX, leaky: bool, spend: u64,
     ) {
         let algorithm = if leaky {
-            Algorithm::LeakyBucket { max_delay_us: amount }
+            Algorithm::LeakyBucket { max_delay_us: u32::try_from(amount).unwrap_or(u32::MAX) }
         } else {
-            Algorithm::TokenBucket { burst: amount }
+            Algorithm::token_bucket(amount)
         };
         let unit_multiplier = NonZeroU32::new(units).unwrap();
         let of_unit = Limit::fixed_window(requests, unit);
@@ -56,7 +61,7 @@ proptest! {
         let exact = 1u64 << 53;
         prop_assert!(pace.debt_max < exact && pace.room.0 <= pace.debt_max);
         prop_assert!(pace.tick_ns == 1_000 || pace.debt_max <= TICKS_MAX);
-        prop_assert!(pace.tokens_max < 1 << 32);
+        prop_assert!(pace.tokens_max <= AMOUNT_MAX);
         let by = Move { want: spend, need: 0, charge_denied: false, owed: 0, back: 0 };
         let (state, moved) = pace.step(None, 1_700_000_000_000_000, by);
         prop_assert!(moved.after <= pace.longest(), "{:?} {:?}", pace, moved);
@@ -65,7 +70,7 @@ proptest! {
 
     #[test]
     fn what_is_left_is_what_can_be_paid(
-        requests in 1..=u32::MAX, burst in 1..=u32::MAX, debt: u64,
+        requests in any_amount(), burst in any_amount(), debt: u64,
         unit in proptest::sample::select(Unit::ALL.to_vec()),
     ) {
         let pace = bucket(requests, burst, unit);

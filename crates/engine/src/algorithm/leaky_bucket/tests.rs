@@ -11,7 +11,7 @@ use crate::store::Return;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
-fn limit(requests_per_unit: u32, max_delay_us: u32, unit: Unit) -> Limit {
+fn limit(requests_per_unit: u64, max_delay_us: u32, unit: Unit) -> Limit {
     let algorithm = Algorithm::LeakyBucket { max_delay_us };
     Limit { algorithm, ..Limit::fixed_window(requests_per_unit, unit) }
 }
@@ -23,7 +23,7 @@ fn ask(limit: Limit, want: u64) -> Ask {
 fn any_limit() -> impl Strategy<Value = Limit> {
     let unit = proptest::sample::select(Unit::ALL.to_vec());
     let delay = prop_oneof![Just(0), 0..1_000_000u32, any::<u32>()];
-    (prop_oneof![1..20u32, 1..2_000_000u32], delay, unit)
+    (prop_oneof![1..20u64, 1..2_000_000u64], delay, unit)
         .prop_map(|(requests, delay, unit)| limit(requests, delay, unit))
 }
 

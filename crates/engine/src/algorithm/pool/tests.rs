@@ -20,7 +20,7 @@ fn windowed() -> Ask {
 }
 
 fn timed() -> Ask {
-    look(Algorithm::TokenBucket { burst: 5 })
+    look(Algorithm::token_bucket(5))
 }
 
 fn putting(ask: Ask, tokens: u64, epoch: u64, lasts: Duration) -> Ask {
@@ -83,17 +83,17 @@ proptest! {
 
     #[test]
     fn any_state_and_any_ask_give_a_sane_grant(
-        now: u64, epoch: u64, ends_us: u64, tokens: u32, want: u64, need: u64,
+        now: u64, epoch: u64, ends_us: u64, tokens in 0..=AMOUNT_MAX, want: u64, need: u64,
         deposit: Option<(u64, u64, Duration)>, windowed: bool, ttl: Duration,
     ) {
         let deposit = deposit.map(|(tokens, epoch, lasts)| Deposit { tokens, epoch, lasts });
         let look = if windowed { self::windowed() } else { timed() };
         let ask = Ask { want, need, deposit, ttl, ..look };
         let (state, grant) = step(Some(State { epoch, ends_us, tokens }), now, &ask);
-        prop_assert!(grant.tokens + grant.left <= u32::MAX.into());
+        prop_assert!(grant.tokens + grant.left <= AMOUNT_MAX);
         prop_assert!(grant.tokens == 0 || grant.tokens >= need);
         prop_assert!(grant.ends_after <= ttl);
-        prop_assert_eq!(u64::from(state.tokens), grant.left);
+        prop_assert_eq!(state.tokens, grant.left);
         prop_assert_eq!(state.ends_at() > 0, grant.left > 0);
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
-fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
+fn limit(requests_per_unit: u64, unit: Unit) -> Limit {
     Limit { algorithm: Algorithm::SlidingLog, ..Limit::fixed_window(requests_per_unit, unit) }
 }
 
@@ -29,7 +29,7 @@ fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
     let back = proptest::option::of((amount(), proptest::option::of(0..4usize)));
     let step = (pause, amount(), amount(), any::<bool>(), back);
     let unit = proptest::sample::select(Unit::ALL.to_vec());
-    let limits = (prop_oneof![8 => 0..20u32, 1 => any::<u32>()], unit);
+    let limits = (prop_oneof![8 => 0..20u64, 1 => any::<u64>()], unit);
     (limits.prop_map(|(n, unit)| limit(n, unit)), proptest::collection::vec(step, 1..60))
 }
 
@@ -80,7 +80,7 @@ proptest! {
             lent.push((now, grant.tokens));
             let within = lent.iter().filter(|(at, _)| now - at < window_us);
             let sum: u64 = within.map(|(_, tokens)| tokens).sum();
-            prop_assert!(sum <= u64::from(limit.requests_per_unit));
+            prop_assert!(sum <= limit.requests_per_unit);
         }
     }
 
@@ -150,7 +150,7 @@ fn entries_keep_their_order_when_the_clock_is_set_back() {
 
 #[test]
 fn a_limit_beyond_what_a_log_holds_is_cut() {
-    let limit = limit(u32::MAX, Unit::Second);
+    let limit = limit(u64::MAX, Unit::Second);
     let mut state = State::default();
     let grant = step(&mut state, NOON, &ask(limit, u64::MAX));
     assert_eq!((grant.tokens, grant.left), (u64::from(ENTRIES_MAX), 0));

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Unit};
+use ratelease_rules::{AMOUNT_MAX, Algorithm, Unit};
 
 use super::*;
 use crate::store::Return;
@@ -10,7 +10,7 @@ use crate::store::Return;
 /// A quarter of the way into a window of a second.
 const NOON: u64 = 1_700_000_000_250_000;
 
-fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
+fn limit(requests_per_unit: u64, unit: Unit) -> Limit {
     Limit { algorithm: Algorithm::SlidingWindow, ..Limit::fixed_window(requests_per_unit, unit) }
 }
 
@@ -47,14 +47,16 @@ impl Exact {
 
 fn any_limit() -> impl Strategy<Value = Limit> {
     let unit = proptest::sample::select(Unit::ALL.to_vec());
-    (prop_oneof![0..20u32, 0..=COUNT_MAX], unit).prop_map(|(requests, unit)| limit(requests, unit))
+    (prop_oneof![0..20u64, 0..2_000_000_000u64, 0..=AMOUNT_MAX], unit)
+        .prop_map(|(requests, unit)| limit(requests, unit))
 }
 
 type Step = (u64, u64, u64, bool, Option<(u64, Option<u64>)>);
 
 /// Pauses in thousandths of a window.
 fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
-    let amount = || prop_oneof![4 => 0..6u64, 1 => any::<u32>().prop_map(u64::from)];
+    let amount =
+        || prop_oneof![4 => 0..6u64, 1 => any::<u32>().prop_map(u64::from), 1 => any::<u64>()];
     let pause = prop_oneof![Just(0), 0..400u64, 0..4_000u64];
     let back = proptest::option::of((amount(), proptest::option::of(0..3u64)));
     let step = (pause, amount(), amount(), any::<bool>(), back);
@@ -113,7 +115,7 @@ proptest! {
             now += limit.window_seconds() * 1_000 * pause;
             let (next, grant) = step(state, now, &Ask { need, ..ask(limit, want) });
             *lent.entry(grant.epoch).or_default() += grant.tokens;
-            prop_assert!(lent[&grant.epoch] <= u64::from(limit.requests_per_unit));
+            prop_assert!(lent[&grant.epoch] <= limit.requests_per_unit);
             state = Some(next);
         }
     }
@@ -171,10 +173,10 @@ fn what_comes_back_goes_to_the_window_it_is_of() {
 
 #[test]
 fn a_limit_beyond_what_is_counted_is_cut() {
-    let limit = limit(u32::MAX, Unit::Second);
+    let limit = limit(u64::MAX, Unit::Second);
     let (state, grant) = step(None, NOON, &ask(limit, u64::MAX));
-    assert_eq!((grant.tokens, grant.left), (u64::from(COUNT_MAX), 0));
-    assert_eq!(state.count, COUNT_MAX);
+    assert_eq!((grant.tokens, grant.left), (AMOUNT_MAX, 0));
+    assert_eq!(state.count, AMOUNT_MAX);
 }
 
 #[test]

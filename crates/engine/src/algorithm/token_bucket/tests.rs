@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Limit, Unit};
+use ratelease_rules::{AMOUNT_MAX, Algorithm, Limit, Unit};
 
 use super::*;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
-fn limit(requests_per_unit: u32, burst: u32, unit: Unit) -> Limit {
-    let algorithm = Algorithm::TokenBucket { burst };
+fn limit(requests_per_unit: u64, burst: u64, unit: Unit) -> Limit {
+    let algorithm = Algorithm::token_bucket(burst);
     Limit { algorithm, ..Limit::fixed_window(requests_per_unit, unit) }
 }
 
@@ -60,12 +60,14 @@ impl Exact {
 
 fn any_limit() -> impl Strategy<Value = Limit> {
     let unit = proptest::sample::select(Unit::ALL.to_vec());
-    let requests = prop_oneof![1..20u32, 1..2_000_000u32, Just(u32::MAX)];
-    (requests, prop_oneof![1..20u32, 1..100_000u32], unit).prop_map(|(requests, burst, unit)| {
-        // A bucket that takes longer to fill is cut.
-        let most = 100 * Unit::Year.seconds() * u64::from(requests) / unit.seconds();
-        limit(requests, burst.min(u32::try_from(most).unwrap_or(u32::MAX)), unit)
-    })
+    let requests = prop_oneof![1..20u64, 1..2_000_000u64, Just(u32::MAX.into()), Just(AMOUNT_MAX)];
+    (requests, prop_oneof![1..20u64, 1..100_000u64, 1..=AMOUNT_MAX], unit).prop_map(
+        |(requests, burst, unit)| {
+            // A bucket that takes longer to fill is cut.
+            let most = (100 * Unit::Year.seconds() / unit.seconds()).saturating_mul(requests);
+            limit(requests, burst.min(most), unit)
+        },
+    )
 }
 
 /// Microseconds since the previous ask: thousandths of the time that a token takes, and more.
@@ -82,7 +84,7 @@ fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
 }
 
 fn pause_us(limit: Limit, thousandths: u64) -> u64 {
-    let token_us = limit.window_seconds() * 1_000_000 / u64::from(limit.requests_per_unit);
+    let token_us = limit.window_seconds() * 1_000_000 / limit.requests_per_unit;
     // At most the time until the year 2255, after which times do not fit.
     (token_us.max(1) * thousandths / 1_000).min(10_000_000_000_000)
 }

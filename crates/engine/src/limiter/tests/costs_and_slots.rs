@@ -294,7 +294,7 @@ fn a_reply_that_leaves_out_what_an_ask_reports_is_refused() {
     use ratelease_rules::{Algorithm, key::Key};
     let limit = Limit::fixed_window(10, Unit::Minute);
     let now = 1_700_000_000_250_000;
-    let bucket = Limit { algorithm: Algorithm::TokenBucket { burst: 10 }, ..limit };
+    let bucket = Limit { algorithm: Algorithm::token_bucket(10), ..limit };
     let ask = Ask { owed: 50, ..Ask::look(Key::for_test(1), bucket) };
     let believed = (steps(&ask).reply)(&ask, &[0, now, 0, 0]).is_some();
     let slots = Limit { algorithm: Algorithm::Concurrency, ..limit };

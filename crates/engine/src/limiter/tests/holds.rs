@@ -57,12 +57,12 @@ async fn passes(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> bool {
 }
 
 /// What remains of the limit of this user, as the pod knows it.
-async fn remains(pod: &Limiter, rules: &Rules, user: &str) -> u32 {
+async fn remains(pod: &Limiter, rules: &Rules, user: &str) -> u64 {
     decide(pod, rules, &start(user, "look", 0)).await.1
 }
 
 /// What the store has left, once the pod has given back all that it does not use.
-async fn left(rig: &Rig, pod: &Limiter) -> u32 {
+async fn left(rig: &Rig, pod: &Limiter) -> u64 {
     pod.close().await;
     remains(&rig.pod(), &rig.rules, "u").await
 }
@@ -100,9 +100,9 @@ async fn what_a_request_has_cost_is_what_is_counted() {
             assert_eq!(in_force(&pod), (0, 0));
             tokio::time::sleep(Duration::from_millis(20)).await;
             let earned =
-                if limit.ends_with("bucket") { 1 + u32::try_from(lasts).unwrap() } else { 0 };
+                if limit.ends_with("bucket") { 1 + u64::try_from(lasts).unwrap() } else { 0 };
             let left = left(&rig, &pod).await;
-            let expected = 1_000 - u32::try_from(cost).unwrap();
+            let expected = 1_000 - u64::try_from(cost).unwrap();
             let most = (expected + earned).min(1_000);
             assert!((expected..=most).contains(&left), "{left} after {cost}, {lasts} s: {limit}");
         }

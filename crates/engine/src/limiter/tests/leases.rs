@@ -45,10 +45,10 @@ async fn two_pods_admit_no_more_than_the_limit_and_hardly_less() {
         let mut admitted = 0;
         for hit in 0..2 * limit {
             let pod = &pods[usize::from(hit % 3 == 0)];
-            admitted += u32::from(decide(pod, &rig.rules, &request(&["a"])).await.0);
+            admitted += u64::from(decide(pod, &rig.rules, &request(&["a"])).await.0);
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        assert!(admitted <= limit && f64::from(admitted) >= 0.99 * f64::from(limit), "{admitted}");
+        assert!(admitted <= limit && admitted as f64 >= 0.99 * limit as f64, "{admitted}");
     }
 }
 

@@ -78,14 +78,15 @@ async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u6
     decided.iter().filter(|(passed, _)| *passed).count() as u64
 }
 
-/// A million keys take at most a hundred million bytes: their slots, their names, the heads of
+/// A million keys take at most 108 million bytes: their slots, their names, the heads of
 /// their chains, and their share of the chunks' frames.
 #[test]
-fn a_key_takes_less_than_100_bytes() {
-    assert_eq!(size_of::<KeyState>(), 80);
-    for budget in [64 << 20, 100_000_000, 1 << 30] {
+fn a_key_takes_less_than_108_bytes() {
+    assert_eq!(size_of::<KeyState>(), 88);
+    for budget in [64 << 20, 108_000_000, 1 << 30] {
         let keys = Table::<KeyState>::new(budget, 0).len_max();
-        assert!(keys * 100 >= budget, "{keys} keys in {budget} bytes");
+        println!("{keys} keys in {budget} bytes, {:.1} each", budget as f64 / keys as f64);
+        assert!(keys * 108 >= budget, "{keys} keys in {budget} bytes");
     }
 }
 

@@ -18,7 +18,7 @@ async fn code(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
     pod.decided(rules, request).await.unwrap().code
 }
 
-async fn remaining(pod: &Limiter, rules: &Rules, key: &str) -> u32 {
+async fn remaining(pod: &Limiter, rules: &Rules, key: &str) -> u64 {
     decide(pod, rules, &look(key)).await.1
 }
 

@@ -89,7 +89,7 @@ fn many_keys_spread_over_parts_up_to_the_ceiling() {
 fn a_key_of_every_algorithm_goes_once_it_says_nothing() {
     for (algorithm, lasts) in [
         (Algorithm::FixedWindow, 60),
-        (Algorithm::TokenBucket { burst: 5 }, 30),
+        (Algorithm::token_bucket(5), 30),
         (Algorithm::SlidingWindow, 120),
         (Algorithm::SlidingLog, 60),
         (Algorithm::LeakyBucket { max_delay_us: 24_000_000 }, 30),
@@ -114,7 +114,7 @@ fn a_key_of_every_algorithm_goes_once_it_says_nothing() {
 fn a_key_that_got_everything_back_goes_when_it_was_to_go() {
     let (store, seconds) = store(10);
     let mut ask = ask(0, Unit::Minute);
-    ask.limit.algorithm = Algorithm::TokenBucket { burst: 5 };
+    ask.limit.algorithm = Algorithm::token_bucket(5);
     store.take(&ask).unwrap();
     let back = Some(Return { tokens: 1, epoch: None });
     assert_eq!(store.take(&Ask { want: 0, back, ..ask }).unwrap().left, 5);
@@ -145,7 +145,7 @@ fn a_key_that_was_put_off_is_not_taken_for_the_soonest() {
     let store = store.giving_way();
     let bucket = |key, want| {
         let mut ask = Ask { want, ..ask(key, Unit::Minute) };
-        ask.limit.algorithm = Algorithm::TokenBucket { burst: 10 };
+        ask.limit.algorithm = Algorithm::token_bucket(10);
         ask
     };
     store.take(&bucket(0, 1)).unwrap();

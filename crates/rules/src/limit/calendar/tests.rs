@@ -307,7 +307,7 @@ fn calendars_count_apart_and_from_every_other_window() {
 fn only_a_fixed_window_of_one_month_becomes_a_calendar_month() {
     let month = Limit::fixed_window(1, Unit::Month);
     let two = Limit { unit_multiplier: std::num::NonZeroU32::new(2).unwrap(), ..month };
-    let algorithm = crate::limit::Algorithm::TokenBucket { burst: 1 };
+    let algorithm = crate::limit::Algorithm::token_bucket(1);
     for other in [two, Limit { algorithm, ..month }, Limit::fixed_window(1, Unit::Year)] {
         assert_eq!(other.with_calendar_month(), other);
     }

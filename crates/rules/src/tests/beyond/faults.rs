@@ -40,8 +40,8 @@ fn an_algorithm_that_is_none_and_one_that_cannot_count_so_many() {
             "5:71: error loading config file: 'algorithm' must be text, found a list",
             "6:57: 'requests_per_unit' must be at most 10000 with sliding_log, which keeps the \
              time of each; sliding_window does not; found 10001",
-            "7:57: 'requests_per_unit' must be at most 999999999 with sliding_window, which counts \
-             to nine digits; token_bucket takes more; found 1000000000",
+            "7:57: 'requests_per_unit' must be at most 4294967295 with leaky_bucket, whose slots are \
+             counted in 32 bits; token_bucket takes more; found 4294967296",
         ],
     );
 }
@@ -82,7 +82,7 @@ fn a_burst_of_nothing_of_another_algorithm_and_one_that_never_fills() {
             "5:92: 'burst' belongs to token_bucket, and this limit is a leaky_bucket; ",
             &format!("6:93: a burst of 101 {slow} 1 a window; lower it, or raise"),
             &format!("7:92: a burst of 1 {slow} 0 a window; "),
-            "8:92: error checking config: 'burst' must be a whole number from 1 to 4294967295",
+            "8:92: error checking config: 'burst' must be a whole number from 1 to 9007199254740991",
             "9:71: unknown algorithm 'tokenbucket'",
             &format!("9:91: {nothing}"),
         ],
@@ -124,7 +124,7 @@ fn a_lease_by_terms_that_are_none() {
             &format!("5:78: {fraction} NaN"),
             "5:89: error loading config file: 'ttl' must be a duration with its unit, such as 2s",
             "6:78: error loading config file: 'fraction' must be a number above 0 and at most 1",
-            "6:90: error loading config file: 'max' must be a whole number from 1 to 4294967295",
+            "6:90: error loading config file: 'max' must be a whole number from 1 to 9007199254740991",
             &format!("7:78: {fraction} 1e-60"),
             "7:85: unknown key 'maximum'; expected one of fraction, max, ttl",
             "8:68: unknown key 'tll'; expected one of fraction, max, ttl; did you mean 'ttl'?",

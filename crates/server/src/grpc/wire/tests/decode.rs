@@ -39,15 +39,18 @@ fn message() -> impl Strategy<Value = pb::RateLimitRequest> {
 
 /// The request in prost's message, or the reason to refuse it.
 fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, DecodeError> {
-    let mut request =
-        Request { domain: &sent.domain, descriptors: Few::new(), hits_addend: sent.hits_addend };
+    let mut request = Request {
+        domain: &sent.domain,
+        descriptors: Few::new(),
+        hits_addend: sent.hits_addend.into(),
+    };
     for (at, sent) in sent.descriptors.iter().enumerate() {
         let limit = match &sent.limit {
             None => None,
             Some(limit) => {
                 let unit = Unit::from_number(limit.unit.into());
                 let unit = unit.ok_or(DecodeError::Invalid(InvalidRequest::Unit(at)))?;
-                Some(Limit::fixed_window(limit.requests_per_unit, unit))
+                Some(Limit::fixed_window(limit.requests_per_unit.into(), unit))
             }
         };
         let entries = sent.entries.iter().map(|it| Entry { key: &it.key, value: &it.value });
