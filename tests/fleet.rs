@@ -52,6 +52,9 @@ mod lowered;
 /// The cost of lukewarm keys.
 #[path = "fleet/lukewarm.rs"]
 mod lukewarm;
+/// Orders for one key.
+#[path = "fleet/orders.rs"]
+mod orders;
 /// Limits that are raised and lowered once their keys are used up.
 #[path = "fleet/raised.rs"]
 mod raised;

@@ -7,6 +7,7 @@ mod control_settings;
 mod diff;
 mod docs;
 mod explain;
+mod key;
 mod manual;
 mod migrate;
 mod plan;

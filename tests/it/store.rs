@@ -18,6 +18,7 @@ mod heartbeat;
 mod hostile;
 mod model;
 mod numbers;
+mod orders;
 mod outage;
 mod pools;
 mod proxies;

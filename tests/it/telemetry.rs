@@ -5,6 +5,7 @@ mod lost;
 mod metrics;
 mod samples;
 mod spans;
+mod statsd;
 mod tls;
 
 use tempfile::TempDir;

@@ -222,6 +222,7 @@ const BORDERS: [Border; 8] = [
             "crates/engine/lease",
             "crates/engine/store",
             "crates/ctl/explain",
+            "crates/ctl/key",
             "crates/server/trace",
         ]),
         words: &[".lend("],

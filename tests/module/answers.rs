@@ -1,13 +1,15 @@
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::stand::{Options, Rules, by_path, end, file, rule};
-use crate::support::envoy::Envoy;
+use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::files::put;
 use crate::support::http::Client;
 use crate::support::load::{Load, Tally};
+use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
 #[tokio::test]
@@ -217,4 +219,26 @@ async fn a_header_of_a_mebibyte_is_counted_like_any_other() {
         assert_eq!(envoy.get("/", &[("x-long", value)]).await.status, status);
     }
     end(envoy).await;
+}
+
+#[tokio::test]
+async fn an_envoy_with_the_module_and_one_with_a_sidecar_share_one_limit() {
+    const L: u64 = 1_000;
+    let rules = Rules::new(&file("both", &[rule("path", L, "")]));
+    let places = Cluster::shared().places();
+    let env = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
+    let pod = Ratelease::start(rules.path(), &places, &env).await;
+    let timeout = Duration::from_secs(8);
+    let calling =
+        Envoy::start(EnvoyOptions { timeout, ..EnvoyOptions::new("both", &[pod.grpc]) }).await;
+    let within = Options::new("both", &rules).on_cluster(&places).start().await;
+    let loads = [&calling, &within].map(|envoy| envoy.load(Load::new("/a", 4, L)));
+    let mut all = Tally::default();
+    for load in loads {
+        all.add(load.finish().await);
+    }
+    assert_eq!((all.faults(), all.passed() + all.limited()), (0, 2 * L), "{all:?}");
+    // What the one still holds while the other asks for the last tokens stays unused.
+    assert!(all.passed() <= L && all.passed() >= L * 9 / 10, "{all:?}");
+    end(within).await;
 }

@@ -51,6 +51,21 @@ fn settings_that_are_faulty_or_unknown_are_told() {
     refused(&options.set("REDIS_URLS", "x"), &["REDIS_URLS: no setting has this name"]);
 }
 
+#[test]
+fn two_extensions_have_the_same_settings() {
+    let (_rules, options) = options();
+    for (timeout, expected) in [("1s", true), ("2s", false)] {
+        let files = TempDir::new().unwrap();
+        let mut bootstrap = options.clone().set("DRAIN_TIMEOUT", "1s").bootstrap(files.path());
+        let mut second = bootstrap["bootstrap_extensions"][0].clone();
+        second["typed_config"]["extension_config"]["value"]["DRAIN_TIMEOUT"] = json!(timeout);
+        bootstrap["bootstrap_extensions"].as_array_mut().unwrap().push(second);
+        let (is_valid, log) = validate(&bootstrap.to_string(), &[]);
+        assert_eq!(is_valid, expected, "{log}");
+        assert_eq!(log.contains("one Envoy has one engine"), !expected, "{log}");
+    }
+}
+
 /// The module with some of its bytes replaced by as many others.
 fn altered(from: &str, to: &str) -> (TempDir, std::path::PathBuf) {
     assert_eq!(from.len(), to.len());

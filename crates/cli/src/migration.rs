@@ -15,6 +15,7 @@ use ratelease_rules::nearest;
 
 use crate::commands::{Cli, Task};
 use crate::grammar::{self, documented};
+use crate::settings::DATADOG_TAGS;
 use crate::settings::reference::{BESIDE_REFERENCE, REFERENCE, Support, asks_for_nothing};
 use crate::settings::{Fault, Settings, SettingsError};
 
@@ -129,9 +130,9 @@ const OTHER_DEFAULTS: [OtherDefault; 7] = [
         name: "USE_STATSD",
         theirs: "true",
         here: "nothing is sent to statsd; the debug port serves /metrics for Prometheus",
-        action: "let Prometheus read the metrics, and set USE_STATSD=false",
+        action: "set USE_STATSD=true if statsd reads the metrics, else false",
         only_with: None,
-        unless: &["USE_PROMETHEUS", "DISABLE_STATS"],
+        unless: &["USE_PROMETHEUS", "USE_DOG_STATSD", "DISABLE_STATS"],
     },
     OtherDefault {
         name: "REDIS_URL",
@@ -188,7 +189,7 @@ pub fn review(environment: &Environment, origin: Origin) -> EnvironmentReview {
     let read = Read::of(environment, origin);
     let of_variable = |name: &String| {
         let value = environment.get(name).and_then(Option::as_deref);
-        read.variable(name, value, environment)
+        read.variable(name, value)
     };
     let is_reported = |review: &VariableReview| {
         origin == Origin::Description
@@ -304,12 +305,7 @@ impl Read {
     }
 
     /// Reviews a variable that is set, to `value` if that is known.
-    fn variable(
-        &self,
-        name: &str,
-        value: Option<&str>,
-        environment: &Environment,
-    ) -> VariableReview {
+    fn variable(&self, name: &str, value: Option<&str>) -> VariableReview {
         let review = |effect, note: &str, action: &str| VariableReview {
             name: name.to_owned(),
             effect,
@@ -328,11 +324,9 @@ impl Read {
             {
                 review(Effect::Same, "", "")
             }
-            Some(Support::Unsupported(reason)) => {
-                review(Effect::Ignored, reason, unset(name, environment).unwrap_or("unset it"))
-            }
+            Some(Support::Unsupported(reason)) => review(Effect::Ignored, reason, "unset it"),
             Some(Support::Unneeded(reason)) => review(Effect::Ignored, reason, ""),
-            None if name.starts_with("OTEL_") => review(Effect::Same, "", ""),
+            None if is_of_library(name) => review(Effect::Same, "", ""),
             None if self.asked.contains(name) => {
                 review(Effect::Added, "a setting of ratelease; the reference ignores it", "")
             }
@@ -357,12 +351,10 @@ impl Read {
     }
 }
 
-/// What to do about a variable of a missing feature, where it is more than to unset it.
-fn unset(name: &str, environment: &Environment) -> Option<&'static str> {
-    let is_of_statsd =
-        name.contains("STATSD") || ["EXTRA_TAGS", "STATS_FLUSH_INTERVAL"].contains(&name);
-    let has_prometheus = is_on(environment, "USE_PROMETHEUS");
-    (is_of_statsd && !has_prometheus).then_some("let Prometheus read the metrics, and unset it")
+/// Whether a variable is not a setting of the reference's own, but read by its libraries or by name.
+fn is_of_library(name: &str) -> bool {
+    ["OTEL_", "DOG_STATSD_MOGRIFIER_"].iter().any(|prefix| name.starts_with(prefix))
+        || DATADOG_TAGS.iter().any(|(variable, _)| *variable == name)
 }
 
 /// Leaves out a faulty variable, or puts a stand-in into its place, as for an address of Redis,

@@ -11,6 +11,7 @@ mod fault;
 mod listeners;
 pub(crate) mod reference;
 mod rules;
+mod statsd;
 mod store;
 mod table;
 mod telemetry;
@@ -27,6 +28,8 @@ pub use answers::{HeaderNames, Headers, HotKeys, Key, Leases, Responses};
 pub use fault::{Expected, Fault, Faults};
 pub use listeners::{DebugListener, GrpcListen, HealthListener, Listeners, Uds, call_at};
 pub use rules::{HealthyWith, Reading, RulesDir, RulesSource, Xds, XdsRetry};
+pub(crate) use statsd::DATADOG_TAGS;
+pub use statsd::{Mogrifier, Statsd, StatsdDialect, StatsdProtocol, Tag};
 pub use store::{Store, key_prefix_of};
 pub(crate) use store::{store_names, with_named_stores};
 pub use table::{
@@ -66,6 +69,8 @@ pub struct Settings {
     pub telemetry: Telemetry,
     /// Which metrics are kept, and where they are served.
     pub metrics: Metrics,
+    /// Where counts are pushed as statsd reads them; `None` if nowhere.
+    pub statsd: Option<Statsd>,
     /// One line for each setting that was asked for but is not followed; logged once logging is set
     /// up.
     pub warnings: Vec<String>,
@@ -131,6 +136,7 @@ impl Sections for Settings {
         Logging::SECTION,
         telemetry::Collected::SECTION,
         Metrics::SECTION,
+        statsd::Pushed::SECTION,
     ];
 }
 
@@ -159,6 +165,7 @@ impl Settings {
             let hot_keys = Some(HotKeys::read(values, faults)).filter(|it| it.is_on);
             let logging = Logging::read(values, faults);
             let metrics = Metrics::read(values, faults);
+            let statsd = Statsd::read(values, env, faults).filter(|_| !metrics.is_off);
             let mut warnings = reference::check(env, faults);
             let telemetry = Telemetry::read(values, env, faults, &mut warnings);
             warnings.extend(unused_tls.into_iter().chain(Store::warning(role, values)));
@@ -176,6 +183,7 @@ impl Settings {
                 logging,
                 telemetry,
                 metrics,
+                statsd,
                 warnings,
                 summary,
             };

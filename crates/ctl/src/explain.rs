@@ -225,7 +225,7 @@ impl Count {
 
 /// Returns the number of pools that pods use under `rule`: none without leases, because pools hold
 /// leased tokens.
-fn pools(rule: &Rule) -> u8 {
+pub fn pools(rule: &Rule) -> u8 {
     if rule.leasing == Leasing::Off { 0 } else { rule.pools() }
 }
 
@@ -477,7 +477,7 @@ fn count(
     match &own.now {
         None => {}
         Some(Ok(grant)) => {
-            field("now", &count_content(*limit, grant), out)?;
+            field("now", &standing(*limit, grant), out)?;
             if is_unused(*limit, grant) {
                 field("", unused(has_secret), out)?;
             }
@@ -509,7 +509,8 @@ fn pool_content(grant: &Grant) -> String {
     }
 }
 
-fn count_content(limit: Limit, grant: &Grant) -> String {
+/// Describes what is left of a limit.
+pub fn standing(limit: Limit, grant: &Grant) -> String {
     let mut text = format!("{} of {} left", grant.left, limit.capacity());
     if grant.overdrawn {
         text.push_str(", over the limit");
@@ -523,7 +524,8 @@ fn count_content(limit: Limit, grant: &Grant) -> String {
     text
 }
 
-fn seconds(span: Duration) -> String {
+/// Formats a time, in seconds.
+pub fn seconds(span: Duration) -> String {
     format!("{:.3} s", span.as_secs_f64())
 }
 
@@ -532,7 +534,7 @@ fn field(name: &str, value: &str, out: &mut Out) -> Result<(), CliError> {
 }
 
 /// Formats entries: `(key, value)(key, value)`
-fn shown(entries: &[request::Entry<'_>]) -> String {
+pub fn shown(entries: &[request::Entry<'_>]) -> String {
     entries.iter().map(|request::Entry { key, value }| format!("({key}, {value})")).collect()
 }
 
@@ -607,7 +609,7 @@ fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
 }
 
 fn count_json(Count { limit, own, pools }: &Count, has_secret: bool) -> Value {
-    let standing = |grant: &Grant| {
+    let content = |grant: &Grant| {
         let note = is_unused(*limit, grant).then(|| unused(has_secret));
         json!({
             "note": note,
@@ -622,7 +624,7 @@ fn count_json(Count { limit, own, pools }: &Count, has_secret: bool) -> Value {
         let ends = grant.ends_after.as_secs_f64();
         json!({ "tokens": grant.left, "ends_after_seconds": ends })
     };
-    let mut count = entry_in_store(own, standing);
+    let mut count = entry_in_store(own, content);
     let pools = pools.iter().map(|pool| Value::Object(entry_in_store(pool, held)));
     count.insert("pools".into(), pools.collect());
     Value::Object(count)

@@ -15,6 +15,7 @@ mod compare;
 mod descriptor;
 mod diff;
 mod explain;
+mod key;
 mod manual;
 mod migrate;
 mod plan;
@@ -43,6 +44,7 @@ use check::CheckFlags;
 use compare::CompareFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
+use key::KeyFlags;
 use manual::{CompletionsFlags, ManFlags, SchemaFlags};
 use migrate::MigrateFlags;
 use plan::PlanFlags;
@@ -77,6 +79,9 @@ enum Tool {
     /// Explain how the rules match a request, and where it is counted
     #[command(after_help = explain::NOTES)]
     Explain(Box<ExplainFlags>),
+    /// Show the count of one key, reset it, or block the key, on all pods
+    #[command(after_help = key::NOTES)]
+    Key(Box<KeyFlags>),
     /// Report what new rules change, and which counts they restart
     #[command(after_help = diff::NOTES)]
     Diff(Box<DiffFlags>),
@@ -164,6 +169,7 @@ fn run_tool(tool: Tool) -> ExitCode {
     let (name, result) = match tool {
         Tool::Check(flags) => ("check", check::run(&flags, ROLE, &mut out)),
         Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
+        Tool::Key(flags) => ("key", key::run(&flags, ROLE, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Test(flags) => ("test", rule_tests::run(&flags, &mut out)),
         Tool::Query(flags) => ("query", query::run(&flags, &mut out)),

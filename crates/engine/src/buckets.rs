@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// A distribution of durations.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Buckets {
     /// Upper bounds, ascending; each bucket counts the durations above the previous bound and up to
     /// its own.

@@ -32,6 +32,7 @@ use tokio::time::{Sleep, sleep_until, timeout};
 
 use crate::counter::{Count, Counter};
 use crate::lease::shard::{Shard, Silence};
+use crate::order::Follow;
 use crate::span_context;
 use crate::store::stores::SHARDS_OF_ALL_MAX;
 use crate::store::{Ask, Grant, Heartbeat, Store, StoreError};
@@ -242,6 +243,11 @@ impl LeaseClient {
         let beaten = beats.unless_left(timeout(EXCHANGE_MAX, async { store.beat(beat).await }));
         let beaten = beaten.await.ok_or(StoreError::Closed)?;
         beaten.unwrap_or(Err(StoreError::TimedOut))
+    }
+
+    /// Follows the orders of operators for single keys; never returns.
+    pub async fn follow_orders(&self, follow: Follow<'_>) {
+        self.shared.store.follow_orders(follow).await;
     }
 
     /// The states of the shards that have been asked, in order of their numbers.

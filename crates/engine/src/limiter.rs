@@ -8,6 +8,7 @@ pub mod holds;
 mod key;
 mod lease_policy;
 mod maintenance;
+mod orders;
 mod pod_counts;
 mod resolve;
 
@@ -35,6 +36,7 @@ use crate::limiter::key::{
     answered,
 };
 use crate::limiter::lease_policy::LeasePolicy;
+use crate::limiter::orders::Orders;
 use crate::limiter::pod_counts::PodCounts;
 use crate::store::{Ask, Purpose, Store, StoreError};
 use crate::time::{Clock, Time};
@@ -72,6 +74,7 @@ struct Shared {
     holds: Holds,
     /// Notified when a request holds something, and none did before.
     held: Notify,
+    orders: Orders,
     lease_client: LeaseClient,
     failure_modes: FailureModes,
     clock: Clock,
@@ -109,6 +112,7 @@ impl Limiter {
                 overflows: AtomicU64::new(0),
                 holds: Holds::default(),
                 held: Notify::new(),
+                orders: Orders::default(),
                 lease_client,
                 failure_modes: FailureModes::new(clock, options.unix_start, options.pod),
                 clock,
@@ -148,7 +152,7 @@ impl Limiter {
         let resolved = self.resolve(rules, request);
         let mut transaction = Transaction::new(&self.shared, &resolved);
         transaction.take_local(now);
-        let asks = transaction.is_short() && !transaction.is_denied();
+        let asks = transaction.has_to_ask();
         if !asks && transaction.slot_after(now).is_none() {
             return Ok(transaction.conclude(request, now));
         }
@@ -163,6 +167,31 @@ impl Limiter {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
         Ok(transaction.conclude(request, self.shared.clock.now()))
+    }
+
+    /// Decides `request` at `now` as [`Limiter::decide`] does, if that need not wait.
+    ///
+    /// Otherwise nothing is charged, given back or settled, and the request may be decided again;
+    /// only an ask ahead for the missing tokens may be on its way. So a request with a settlement
+    /// is left to `decide`: what that does cannot be taken back.
+    pub fn decide_at_once<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        now: Time,
+    ) -> Option<Verdict<'r>> {
+        let resolved = self.resolve(rules, request);
+        let settles =
+            |it: &Resolved<'_>| matches!(it, Resolved::Charged(charge) if charge.settles());
+        if resolved.iter().any(settles) {
+            return None;
+        }
+        let mut transaction = Transaction::new(&self.shared, &resolved);
+        transaction.take_local(now);
+        if transaction.has_to_ask() || transaction.slot_after(now).is_some() {
+            return None; // to drop it gives back what was taken
+        }
+        Some(transaction.conclude(request, now))
     }
 
     /// What each descriptor of `request` charges under `rules`, in order.
@@ -225,8 +254,15 @@ impl Limiter {
 
 impl Shared {
     /// Charges the tokens held here, if they are enough, and asks ahead if those that remain will
-    /// not last. For a refund, previews its effect on the key.
+    /// not last. For a refund, previews its effect on the key. A key that an operator has blocked is
+    /// denied.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
+        if let Some(lasts) = self.orders.blocked_for(charge.own, now)
+            && !charge.refund
+            && !charge.settles()
+        {
+            return Ok(Attempt::blocked(lasts));
+        }
         let attempt = || {
             self.with_state(charge, now, 0, |state, context, asks| {
                 if charge.refund {
@@ -369,6 +405,10 @@ impl Shared {
         let visited = self.table.with_existing(key, |state| {
             let settled = state.reply(&reply, &context, &mut asks);
             let pods = if settled.returned > 0 { self.pods.of(state.domain()) } else { 1 };
+            if self.orders.was_reset_since(key, reply.asked_at) {
+                // It may be about the count that was deleted.
+                state.forget_count();
+            }
             (state.watch(&context), settled, pods)
         });
         match visited {
@@ -503,8 +543,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
     }
 
     /// Whether the store has to be asked.
-    fn is_short(&self) -> bool {
-        self.attempts.iter().flatten().any(|attempt| !attempt.is_settled())
+    fn has_to_ask(&self) -> bool {
+        let is_short = self.attempts.iter().flatten().any(|attempt| !attempt.is_settled());
+        is_short && !self.is_denied()
     }
 
     /// Queues for all missing leases at once and waits for them until `deadline`; then sends the

@@ -14,6 +14,7 @@ use ratelease_rules::key::{Key, POOLS_FROM};
 use ratelease_rules::{DEFAULT_STORE, POOLS_MAX};
 
 use crate::counter::Count;
+use crate::order::{Follow, Order};
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisSettings, RedisStore};
 use crate::store::stores::{NamedStore, Stores};
@@ -99,6 +100,22 @@ pub trait Store: Send + Sync + 'static {
     /// Notes that a pod is alive, or that it leaves, and returns the number of live pods.
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_>;
 
+    /// Deletes the count, or the pool, that `ask` names.
+    fn clear<'a>(&'a self, _ask: &'a Ask) -> OrderFuture<'a> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
+    /// Gives an order for the key that `ask` names to all pods that share its count.
+    fn order<'a>(&'a self, _ask: &'a Ask, _order: Order) -> OrderFuture<'a> {
+        Box::pin(std::future::ready(Err(StoreError::Refused(NO_ORDERS.to_owned()))))
+    }
+
+    /// Follows the orders: first reports which keys are blocked, each time that it has connected,
+    /// then each order as it is given. Never returns.
+    fn follow_orders<'a>(&'a self, _follow: Follow<'a>) -> ReadyFuture<'a> {
+        Box::pin(std::future::pending())
+    }
+
     /// Event counters since the store was made; each only grows. Empty where nothing can happen.
     fn counts(&self) -> Vec<Count> {
         Vec::new()
@@ -122,6 +139,12 @@ pub trait Store: Send + Sync + 'static {
 
 /// What [`Store::lend`] returns.
 pub type GrantFuture<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
+
+/// Why a store whose counts are of one process takes no orders.
+const NO_ORDERS: &str = "its counts are of one process, which follows no orders";
+
+/// What [`Store::order`] and [`Store::clear`] return.
+pub type OrderFuture<'a> = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send + 'a>>;
 
 /// What [`Store::ready`] returns.
 pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;

@@ -27,6 +27,16 @@ pub struct ModuleBuffer {
     pub length: usize,
 }
 
+/// A header that Envoy owns, as [`EnvoyBuffer`]s.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct EnvoyHeader {
+    /// The name.
+    pub key: EnvoyBuffer,
+    /// The value.
+    pub value: EnvoyBuffer,
+}
+
 /// A header that the module owns.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -73,12 +83,9 @@ callbacks! {
     "envoy_dynamic_module_callback_is_validation_mode"
     fn is_validation_mode() -> bool;
 
-    /// An integer of the runtime, or the default.
+    /// An integer of the runtime, or the default; in a worker always the default.
     "envoy_dynamic_module_callback_get_runtime_int"
     fn get_runtime_int(key: ModuleBuffer, default: u64) -> u64;
-    /// A number of the runtime, or the default.
-    "envoy_dynamic_module_callback_get_runtime_number"
-    fn get_runtime_number(key: ModuleBuffer, default: f64) -> f64;
 
     /// Defines a counter while the configuration of a filter is made; 0 if it could.
     "envoy_dynamic_module_callback_http_filter_config_define_counter"
@@ -93,6 +100,12 @@ callbacks! {
     "envoy_dynamic_module_callback_http_get_header"
     fn get_header(filter: *mut c_void, kind: u32, key: ModuleBuffer, result: *mut EnvoyBuffer,
         index: usize, count: *mut usize) -> bool;
+    /// The number of headers.
+    "envoy_dynamic_module_callback_http_get_headers_size"
+    fn get_headers_size(filter: *mut c_void, kind: u32) -> usize;
+    /// All headers, into a place for as many as there are.
+    "envoy_dynamic_module_callback_http_get_headers"
+    fn get_headers(filter: *mut c_void, kind: u32, result: *mut EnvoyHeader) -> bool;
     /// Adds a header beside those of its name.
     "envoy_dynamic_module_callback_http_add_header"
     fn add_header(filter: *mut c_void, kind: u32, key: ModuleBuffer, value: ModuleBuffer) -> bool;
@@ -195,6 +208,13 @@ impl EnvoyBuffer {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.length) }
     }
+}
+
+// === impl EnvoyHeader ===
+
+impl EnvoyHeader {
+    /// No bytes.
+    pub const EMPTY: Self = Self { key: EnvoyBuffer::EMPTY, value: EnvoyBuffer::EMPTY };
 }
 
 // === impl ModuleBuffer ===

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-use crate::abi::{EnvoyBuffer, ModuleBuffer, ModuleHeader};
+use crate::abi::{EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
 use crate::hooks;
 use crate::module::Module;
 
@@ -108,6 +108,26 @@ pub struct Running<M: Module> {
     of: PhantomData<M>,
 }
 
+thread_local! {
+    /// Whole numbers of the runtime.
+    static RUNTIME: RefCell<BTreeMap<String, u64>> = RefCell::default();
+    /// Whether this thread is a worker at present, and not the main one.
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets a key of the runtime, for this thread.
+pub fn set_runtime(key: &str, number: u64) {
+    RUNTIME.with_borrow_mut(|runtime| runtime.insert(key.to_owned(), number));
+}
+
+/// Runs a hook of a stream.
+fn as_worker<R>(hook: impl FnOnce() -> R) -> R {
+    let before = IS_WORKER.replace(true);
+    let done = hook();
+    IS_WORKER.set(before);
+    done
+}
+
 fn buffer(bytes: &[u8]) -> EnvoyBuffer {
     EnvoyBuffer { ptr: bytes.as_ptr().cast(), length: bytes.len() }
 }
@@ -183,25 +203,25 @@ impl<M: Module> Running<M> {
     /// The hook of this name; the status as a number.
     pub fn request_headers(&self) -> u32 {
         // SAFETY: as Envoy calls it.
-        unsafe { hooks::request_headers::<M>(self.envoy(), self.filter.get()) }
+        as_worker(|| unsafe { hooks::request_headers::<M>(self.envoy(), self.filter.get()) })
     }
 
     /// The hook of this name.
     pub fn response_headers(&self) -> u32 {
         // SAFETY: as Envoy calls it.
-        unsafe { hooks::response_headers::<M>(self.envoy(), self.filter.get()) }
+        as_worker(|| unsafe { hooks::response_headers::<M>(self.envoy(), self.filter.get()) })
     }
 
     /// The hook of this name.
     pub fn scheduled(&self, event: u64) {
         // SAFETY: as Envoy calls it.
-        unsafe { hooks::scheduled::<M>(self.envoy(), self.filter.get(), event) };
+        as_worker(|| unsafe { hooks::scheduled::<M>(self.envoy(), self.filter.get(), event) });
     }
 
     /// The hook of this name.
     pub fn complete(&self) {
         // SAFETY: as Envoy calls it.
-        unsafe { hooks::stream_complete::<M>(self.envoy(), self.filter.get()) };
+        as_worker(|| unsafe { hooks::stream_complete::<M>(self.envoy(), self.filter.get()) });
     }
 
     /// Delivers the events that have been sent.
@@ -284,6 +304,11 @@ pub mod callbacks {
         is_some
     }
 
+    pub fn get_runtime_int(key: ModuleBuffer, default: u64) -> u64 {
+        let found = RUNTIME.with_borrow(|runtime| runtime.get(&text(key)).copied());
+        found.filter(|_| !IS_WORKER.get()).unwrap_or(default)
+    }
+
     pub unsafe fn define_counter(config: *mut c_void, name: ModuleBuffer, id: *mut usize) -> u32 {
         // SAFETY: the pointer of a `FakeConfig`.
         let counters = unsafe { &*config.cast::<RefCell<Vec<String>>>() };
@@ -317,6 +342,22 @@ pub mod callbacks {
         }
         // SAFETY: the module's place.
         unsafe { put(result, values.nth(index).map(|value| buffer(value))) }
+    }
+
+    pub unsafe fn get_headers_size(stream: *mut c_void, kind: u32) -> usize {
+        // SAFETY: as Envoy's.
+        unsafe { FakeStream::at(stream) }.headers(kind).borrow().len()
+    }
+
+    pub unsafe fn get_headers(stream: *mut c_void, kind: u32, result: *mut EnvoyHeader) -> bool {
+        // SAFETY: as Envoy's.
+        let headers = unsafe { FakeStream::at(stream) }.headers(kind).borrow();
+        for (at, (key, value)) in headers.iter().enumerate() {
+            let header = EnvoyHeader { key: buffer(key), value: buffer(value) };
+            // SAFETY: the module's place for each.
+            unsafe { result.add(at).write(header) };
+        }
+        true
     }
 
     pub unsafe fn add_header(
@@ -488,7 +529,7 @@ macro_rules! fake_host {
         mod __fake_envoy {
             use std::ffi::c_void;
 
-            use $crate::abi::{EnvoyBuffer, ModuleBuffer, ModuleHeader};
+            use $crate::abi::{EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
             use $crate::fake_host::callbacks;
 
             type M = *mut c_void;
@@ -509,6 +550,12 @@ macro_rules! fake_host {
                     get_header(filter: M, kind: u32, key: B, result: *mut EnvoyBuffer,
                         index: usize, count: *mut usize) -> bool
                     { callbacks::get_header(filter, kind, key, result, index, count) }
+                "envoy_dynamic_module_callback_http_get_headers_size"
+                    get_headers_size(filter: M, kind: u32) -> usize
+                    { callbacks::get_headers_size(filter, kind) }
+                "envoy_dynamic_module_callback_http_get_headers"
+                    get_headers(filter: M, kind: u32, result: *mut EnvoyHeader) -> bool
+                    { callbacks::get_headers(filter, kind, result) }
                 "envoy_dynamic_module_callback_http_add_header"
                     add_header(filter: M, kind: u32, key: B, value: B) -> bool
                     { callbacks::add_header(filter, kind, key, value) }
@@ -524,9 +571,8 @@ macro_rules! fake_host {
                 "envoy_dynamic_module_callback_http_add_custom_flag"
                     flag(filter: M, flag: B) -> () { callbacks::add_custom_flag(filter, flag) }
                 "envoy_dynamic_module_callback_get_runtime_int"
-                    runtime_int(_key: B, default: u64) -> u64 { default }
-                "envoy_dynamic_module_callback_get_runtime_number"
-                    runtime_number(_key: B, default: f64) -> f64 { default }
+                    runtime_int(key: B, default: u64) -> u64
+                    { callbacks::get_runtime_int(key, default) }
                 "envoy_dynamic_module_callback_http_get_metadata_number"
                     number(filter: M, of: u32, ns: B, key: B, result: *mut f64) -> bool
                     { callbacks::get_metadata_number(filter, (of, ns, key, None), result) }

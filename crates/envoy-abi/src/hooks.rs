@@ -19,7 +19,7 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::abi::{self, EnvoyBuffer, ShutdownDone};
 use crate::bootstrap::BootstrapHost;
@@ -39,7 +39,7 @@ pub(crate) struct FilterCell<M: Module> {
 /// A value of this module behind a pointer that may also be another module's. The tag comes first.
 #[repr(C)]
 pub(crate) struct Tagged<T> {
-    tag: u64,
+    tag: usize,
     value: T,
 }
 
@@ -50,9 +50,12 @@ struct BootstrapCell<M: Module> {
     config: *mut c_void,
 }
 
-/// Drawn once at random. The chance that another module's memory begins with it is small, and such
-/// a configuration is wrong anyway.
-const TAG: u64 = 0x9d6f_2c41_e07b_58a3;
+/// Drawn once at random: the chance that another module's memory begins with it is small.
+pub(crate) const TAG: usize = 0x9d6f_2c41_e07b_58a3;
+
+/// Its address is another one in each copy of the module in the process, which may have been built
+/// of another version: what one has made, no other may read.
+static COPY: AtomicU8 = AtomicU8::new(0);
 
 /// Numbers of `envoy_dynamic_module_type_on_http_filter_request_headers_status`. Those of bodies,
 /// trailers and responses have the same 0.
@@ -82,24 +85,29 @@ fn guard<R>(hook: &str, otherwise: R, run: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Says that this copy of the module has made a value.
+fn tag() -> usize {
+    TAG ^ (&raw const COPY).addr()
+}
+
 // === impl Tagged ===
 
 impl<T> Tagged<T> {
     fn leak(value: T) -> *const c_void {
-        Box::into_raw(Box::new(Self { tag: TAG, value })).cast_const().cast()
+        Box::into_raw(Box::new(Self { tag: tag(), value })).cast_const().cast()
     }
 
     /// # Safety
     /// `at` is null, or [`Tagged::leak`] of this type has made it and it is not freed within `'a`,
     /// or it points to eight bytes or more of another module.
     pub(crate) unsafe fn get<'a>(at: *const c_void) -> Option<&'a T> {
-        if at.is_null() || !at.cast::<u64>().is_aligned() {
+        if at.is_null() || !at.cast::<usize>().is_aligned() {
             return None;
         }
         // SAFETY: aligned, and at least so long.
-        let tag = unsafe { at.cast::<u64>().read() };
-        // SAFETY: the tag says that this module has made it.
-        (tag == TAG).then(|| unsafe { &(*at.cast::<Self>()).value })
+        let found = unsafe { at.cast::<usize>().read() };
+        // SAFETY: the tag says that this copy of the module has made it.
+        (found == tag()).then(|| unsafe { &(*at.cast::<Self>()).value })
     }
 
     /// # Safety
@@ -131,6 +139,11 @@ impl<M: Module> FilterCell<M> {
             Rc::increment_strong_count(filter);
             Rc::from_raw(filter)
         }
+    }
+
+    /// Ends what [`Self::of`] began. If Envoy has destroyed the filter meanwhile, this drops it.
+    fn release(self: Rc<Self>) {
+        guard("http_filter_destroy", (), || drop(self));
     }
 
     /// # Safety
@@ -227,7 +240,7 @@ mod http {
             // SAFETY: the hook's stream.
             Some(unsafe { cell.run(envoy, begin) })
         });
-        match flow {
+        let status = match flow {
             // It may have been answered while `Wait` was returned, or before a panic.
             _ if cell.is_over.get() => STOP_ITERATION,
             Some(Flow::Wait) => {
@@ -236,7 +249,9 @@ mod http {
             }
             Some(Flow::Answered) => STOP_ITERATION,
             Some(Flow::Continue) | None => CONTINUE,
-        }
+        };
+        cell.release();
+        status
     }
 
     pub unsafe fn response_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
@@ -250,6 +265,7 @@ mod http {
             // SAFETY: the hook's stream.
             unsafe { cell.run(envoy, visit) };
         });
+        cell.release();
         CONTINUE
     }
 
@@ -269,6 +285,7 @@ mod http {
             // SAFETY: the hook's stream. A stream must not wait for ever.
             unsafe { abi::continue_decoding(envoy) };
         }
+        cell.release();
     }
 
     pub unsafe fn stream_complete<M: Module>(envoy: *mut c_void, filter: *const c_void) {
@@ -282,6 +299,7 @@ mod http {
             // SAFETY: the hook's stream.
             unsafe { cell.run(envoy, visit) };
         });
+        cell.release();
     }
 }
 

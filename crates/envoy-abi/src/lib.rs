@@ -56,16 +56,12 @@ pub fn concurrency() -> usize {
     unsafe { abi::get_concurrency() as usize }
 }
 
-/// The integer at `key` of Envoy's runtime; `default` if it has none.
-pub fn runtime_integer(key: &str, default: u64) -> u64 {
+/// The whole number at `key` of Envoy's runtime. In the main thread only: a worker finds nothing.
+pub fn runtime_integer(key: &str) -> Option<u64> {
+    const NONE: u64 = u64::MAX;
     // SAFETY: Envoy reads the key within the call.
-    unsafe { abi::get_runtime_int(key.as_bytes().into(), default) }
-}
-
-/// The number at `key` of Envoy's runtime; `default` if it has none.
-pub fn runtime_number(key: &str, default: f64) -> f64 {
-    // SAFETY: as above.
-    unsafe { abi::get_runtime_number(key.as_bytes().into(), default) }
+    let found = unsafe { abi::get_runtime_int(key.as_bytes().into(), NONE) };
+    (found != NONE).then_some(found)
 }
 
 #[cfg(test)]

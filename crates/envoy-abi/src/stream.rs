@@ -4,10 +4,12 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::abi::{self, EnvoyBuffer, ModuleBuffer, ModuleHeader};
+use crate::abi::{self, EnvoyBuffer, EnvoyHeader, ModuleBuffer, ModuleHeader};
 use crate::hooks::{FilterCell, Tagged};
 use crate::module::{Flow, Module};
+use crate::{Level, log};
 
 /// Where metadata is read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +105,15 @@ impl Setup<'_> {
     }
 }
 
+fn warn_of_foreign_route() {
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
+    if !IS_LOGGED.swap(true, Ordering::Relaxed) {
+        let line = "ratelease: a route's configuration was made by another module or another copy \
+                    of this file, and is not used; expected one file name in all places";
+        log(Level::Warn, line);
+    }
+}
+
 // === impl Stream ===
 
 impl<'h, M: Module> Stream<'h, M> {
@@ -125,6 +136,38 @@ impl<'h, M: Module> Stream<'h, M> {
         };
         // SAFETY: lives until the hook returns or something changes; the result borrows `self`.
         (is_found && !found.ptr.is_null()).then(|| unsafe { found.bytes() })
+    }
+
+    /// All values of the headers of this name, which is in lower case. The time is linear in the
+    /// number of headers, which that of [`Self::header`] for each is not.
+    pub fn headers(&self, of: Headers, name: &[u8]) -> Vec<&[u8]> {
+        let (mut first, mut count) = (EnvoyBuffer::EMPTY, 0);
+        // SAFETY: as in `header`; Envoy writes the count too.
+        let is_found = unsafe {
+            let (filter, of, at) = (self.filter, of as u32, &raw mut first);
+            abi::get_header(filter, of, name.into(), at, 0, &raw mut count)
+        };
+        match count {
+            _ if !is_found => Vec::new(),
+            // SAFETY: as in `header`.
+            0 | 1 => vec![unsafe { first.bytes() }],
+            _ => {
+                let all = self.all_headers(of);
+                // SAFETY: as in `header`.
+                let named = all.iter().filter(|it| unsafe { it.key.bytes() } == name);
+                // SAFETY: as in `header`.
+                named.map(|it| unsafe { it.value.bytes() }).collect()
+            }
+        }
+    }
+
+    fn all_headers(&self, of: Headers) -> Vec<EnvoyHeader> {
+        // SAFETY: the filter is the hook's.
+        let size = unsafe { abi::get_headers_size(self.filter, of as u32) };
+        let mut all = vec![EnvoyHeader::EMPTY; size];
+        // SAFETY: the filter is the hook's, and there is a place for each header.
+        let is_done = unsafe { abi::get_headers(self.filter, of as u32, all.as_mut_ptr()) };
+        if is_done { all } else { Vec::new() }
     }
 
     /// Adds a header beside those of its name.
@@ -231,12 +274,16 @@ impl<'h, M: Module> Stream<'h, M> {
     }
 
     /// What the most specific of route, virtual host and routes configures. `None` as well if it
-    /// is another module's.
+    /// is another module's, or that of another copy of this one: the first time, that is logged.
     pub fn route_config(&self) -> Option<&M::RouteConfig> {
         // SAFETY: the filter is the hook's.
         let found = unsafe { abi::get_most_specific_route_config(self.filter) };
         // SAFETY: this module has made it, or its tag is another; the stream keeps its route.
-        unsafe { Tagged::get(found) }
+        let own = unsafe { Tagged::get(found) };
+        if own.is_none() && !found.is_null() {
+            warn_of_foreign_route();
+        }
+        own
     }
 
     /// Adds to a counter.

@@ -22,6 +22,7 @@ struct Plan {
 struct Scripted {
     scheduler: RefCell<Option<Scheduler>>,
     ended: Cell<bool>,
+    panics_in_drop: Cell<bool>,
 }
 
 struct Never;
@@ -66,7 +67,9 @@ impl Config for Plan {
     fn filter(&self) -> Scripted {
         assert_ne!(self.does, b"panic in new");
         FILTERS.fetch_add(1, Ordering::Relaxed);
-        Scripted::default()
+        let filter = Scripted::default();
+        filter.panics_in_drop.set(self.does == b"panic in drop");
+        filter
     }
 }
 
@@ -85,6 +88,9 @@ impl Filter for Scripted {
             }
             b"answer" => stream.respond(429, &[(b"x-a", b"1"), (b"x-a", b"2")], b"no", "limited"),
             b"copy" => {
+                let users = stream.headers(Headers::Request, b"x-user");
+                assert_eq!(users, [b"a", b"b"]);
+                assert!(stream.headers(Headers::Request, b"x-none").is_empty());
                 let all: Vec<Vec<u8>> = [
                     stream.header(Headers::Request, b"x-user", 1),
                     stream.metadata_text(Metadata::Route, "ns", "text", None),
@@ -137,6 +143,7 @@ impl Filter for Scripted {
 impl Drop for Scripted {
     fn drop(&mut self) {
         FILTERS.fetch_sub(1, Ordering::Relaxed);
+        assert!(!self.panics_in_drop.get());
     }
 }
 
@@ -214,6 +221,18 @@ fn a_filter_that_is_destroyed_within_its_own_hook_lives_until_the_hook_returns()
 }
 
 #[test]
+fn a_panic_of_a_filter_that_is_dropped_within_its_own_hook_is_caught() {
+    let (_config, running) = begin("panic in drop");
+    let running = Rc::new(running);
+    running.request_headers();
+    let within = Rc::clone(&running);
+    *running.stream.on_resume.borrow_mut() = Some(Box::new(move || within.destroy()));
+    let before = crate::panics();
+    running.scheduled(7);
+    assert!(crate::panics() > before);
+}
+
+#[test]
 fn a_panic_in_any_hook_lets_the_request_go_on_and_is_counted() {
     let before = crate::panics();
     assert!(FakeConfig::<Script>::new(b"panic in config").is_none());
@@ -249,7 +268,9 @@ fn a_configuration_that_the_module_refuses_is_null() {
 #[test]
 fn what_another_module_has_made_is_no_configuration_of_a_route() {
     let (_config, running) = begin("copy");
-    let foreign = [1_u64, 2, 3];
+    // As another copy of this module tags it, with a static at another address.
+    let elsewhere = 0_u8;
+    let foreign = [crate::hooks::TAG ^ (&raw const elsewhere).addr(), 2, 3];
     running.stream.route.set(Some((&raw const foreign).cast()));
     assert_eq!(running.request_headers(), 0);
     let last = running.stream.request.borrow()[2].1.clone();

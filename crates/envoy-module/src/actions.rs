@@ -28,6 +28,7 @@ use self::action::Action;
 pub use self::fault::{Fault, Faults};
 use self::fault::{Place, expect_some};
 use self::hits::Hits;
+use crate::runtime::Fraction;
 
 /// The last stage; Envoy's `stage` is 0 to 10.
 pub const STAGE_MAX: u32 = 10;
@@ -40,6 +41,9 @@ pub trait Stream {
     /// The value number `index` of a request header; the name is in lower case, or one such as
     /// `:path`.
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]>;
+
+    /// All values of a request header.
+    fn request_headers(&self, name: &str) -> Vec<&[u8]>;
 
     /// The first value of a response header; `None` before there is a response.
     fn response_header(&self, name: &str) -> Option<&[u8]>;
@@ -72,13 +76,7 @@ pub trait Stream {
 
     /// What Envoy has counted of the stream so far.
     fn count(&self, count: Count) -> Option<u64>;
-
-    /// A random number from 0 to 99, drawn anew with each call.
-    fn draw(&self) -> u64;
 }
-
-/// Returns the percentage at a key of Envoy's runtime, 100 if it has none.
-pub type Percentage = fn(&str) -> u64;
 
 /// Where metadata come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,9 +133,9 @@ pub struct Actions {
 #[derive(Debug)]
 struct RateLimit {
     stage: u32,
-    /// The part of streams that it applies to, by `disable_key`. As the configuration is loaded:
-    /// a worker cannot read Envoy's runtime.
-    percentage: u64,
+    /// The key of the runtime that says for which part of the streams it is on.
+    runtime_key: Option<String>,
+    enabled: Fraction,
     phase: Phase,
     actions: Vec<Action>,
     limit: Option<Limit>,
@@ -158,6 +156,8 @@ pub struct Drafts<'s> {
 pub struct Draft<'s> {
     /// Key and value of each entry. Bytes that are not UTF-8 have become U+FFFD.
     pub entries: SmallVec<[(&'s str, Cow<'s, str>); ENTRIES]>,
+    /// Entries whose value is to be the name of the stream, by their indexes.
+    pub named: SmallVec<[usize; 1]>,
     /// The limit that the configuration gives in place of the rule's.
     pub limit: Option<Limit>,
     /// Hits of this descriptor alone.
@@ -173,12 +173,7 @@ pub struct Draft<'s> {
 impl Actions {
     /// Compiles the messages of the field that `place` names, such as `rate_limits`. What is
     /// faulty is left out and noted in `faults`: the result is of use only if there are none.
-    pub fn compile(
-        messages: &[pb::RateLimit],
-        place: &str,
-        runtime: Percentage,
-        faults: &mut Faults,
-    ) -> Self {
+    pub fn compile(messages: &[pb::RateLimit], place: &str, faults: &mut Faults) -> Self {
         let place = Place::root(place);
         if messages.len() > DESCRIPTORS_MAX {
             let many = messages.len();
@@ -187,11 +182,17 @@ impl Actions {
         }
         let messages = messages.iter().enumerate();
         let rate_limits = messages
-            .filter_map(|(at, message)| {
-                RateLimit::compile(message, &place.item(at), runtime, faults)
-            })
+            .filter_map(|(at, message)| RateLimit::compile(message, &place.item(at), faults))
             .collect();
         Self { rate_limits }
+    }
+
+    /// Asks for the part at each key of the runtime; all where there is none.
+    pub fn read_runtime(&mut self, part: impl Fn(&str) -> Option<Fraction>) {
+        for limit in &mut self.rate_limits {
+            let found = limit.runtime_key.as_deref().and_then(&part);
+            limit.enabled = found.unwrap_or(Fraction::ALL);
+        }
     }
 
     /// Whether there is none: as if the field were not set.
@@ -224,12 +225,7 @@ impl Actions {
 // === impl RateLimit ===
 
 impl RateLimit {
-    fn compile(
-        message: &pb::RateLimit,
-        place: &Place<'_>,
-        runtime: Percentage,
-        faults: &mut Faults,
-    ) -> Option<Self> {
+    fn compile(message: &pb::RateLimit, place: &Place<'_>, faults: &mut Faults) -> Option<Self> {
         let pb::RateLimit { disable_key, actions, limit, hits_addend, .. } = message;
         let stage = message.stage.map_or(0, |stage| stage.value);
         if stage > STAGE_MAX {
@@ -251,10 +247,9 @@ impl RateLimit {
         let headers = headers_of(message, place, faults);
         Some(Self {
             stage,
-            percentage: match disable_key.as_str() {
-                "" => 100,
-                key => runtime(&format!("ratelimit.{key}.http_filter_enabled")),
-            },
+            runtime_key: (!disable_key.is_empty())
+                .then(|| format!("ratelimit.{disable_key}.http_filter_enabled")),
+            enabled: Fraction::ALL,
             phase: if message.apply_on_stream_done { Phase::Done } else { Phase::Start },
             actions: compiled.into_iter().collect::<Option<_>>()?,
             limit: limit.map_or(Some(None), |it| it.map(Some))?,
@@ -266,16 +261,20 @@ impl RateLimit {
 
     /// Makes the descriptor; none if an action finds nothing, or the hits are no number.
     fn draft<'s>(&'s self, stream: &'s impl Stream) -> Option<Draft<'s>> {
-        if self.percentage < 100 && stream.draw() >= self.percentage {
+        if !self.enabled.draw() {
             return None;
         }
-        let mut entries = SmallVec::new();
+        let (mut entries, mut named) = (SmallVec::new(), SmallVec::new());
         for action in &self.actions {
-            entries.extend(action.entry(stream)?);
+            let Some(entry) = action.entry(stream)? else { continue };
+            if action.names_stream() {
+                named.push(entries.len());
+            }
+            entries.push(entry);
         }
         let hits_addend = self.hits.of(stream)?;
         let Self { limit, refund, headers, .. } = *self;
-        Some(Draft { entries, limit, hits_addend, refund, headers })
+        Some(Draft { entries, named, limit, hits_addend, refund, headers })
     }
 }
 
@@ -331,10 +330,13 @@ impl<'s> Drafts<'s> {
         self.drafts.is_empty()
     }
 
-    /// Visits the value of each entry, to replace it.
-    pub fn for_each_value(&mut self, mut visit: impl FnMut(&mut Cow<'s, str>)) {
-        let entries = self.drafts.iter_mut().flat_map(|draft| &mut draft.entries);
-        entries.for_each(|(_, value)| visit(value));
+    /// Puts the name of the stream where the configuration asks for it.
+    pub fn name_streams(&mut self, name: impl Fn() -> String) {
+        for draft in &mut self.drafts {
+            for at in std::mem::take(&mut draft.named) {
+                draft.entries[at].1 = Cow::Owned(name());
+            }
+        }
     }
 
     /// Each descriptor, in the order of the configuration.

@@ -26,6 +26,8 @@ pub struct Outcome {
     pub metadata: Option<Vec<u8>>,
     /// Descriptors that have taken slots, by their indexes.
     pub slots: SmallVec<[usize; 2]>,
+    /// Descriptors that may hold tokens until their cost is known, by their indexes.
+    pub held: SmallVec<[usize; 2]>,
 }
 
 /// How the descriptors of a request show in headers.
@@ -65,16 +67,22 @@ impl Outcome {
         let is_over = verdict.code == Code::OverLimit;
         let mut all = x_ratelimit(&verdict.statuses, shown);
         all.extend(headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.clone())));
-        let takes_slots = |status: &Status<'_>| {
-            !is_over && status.limit.is_some_and(|it| !it.limit.algorithm.has_window())
-        };
-        let slots = verdict.statuses.iter().enumerate();
+        let (mut slots, mut held) = (SmallVec::new(), SmallVec::new());
+        let statuses = verdict.statuses.iter().enumerate().filter(|_| !is_over);
+        for (at, applied) in statuses.filter_map(|(at, status)| Some((at, status.limit?))) {
+            if !applied.limit.algorithm.has_window() {
+                slots.push(at);
+            } else if applied.rule.is_some_and(|rule| rule.hold.is_some()) {
+                held.push(at);
+            }
+        }
         Self {
             is_over,
             headers: all,
             retry_after: is_over.then(|| verdict.retry_after_seconds()),
             metadata: verdict.metadata.as_ref().map(|fields| structure(fields).encode_to_vec()),
-            slots: slots.filter(|(_, status)| takes_slots(status)).map(|(at, _)| at).collect(),
+            slots,
+            held,
         }
     }
 }

@@ -11,11 +11,12 @@ use envoy_types::pb::envoy::config::core::v3 as core;
 use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::Message;
-use ratelease_envoy_abi::{Counter, Setup, runtime_integer, runtime_number};
+use ratelease_envoy_abi::{Counter, Setup};
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
 use crate::engine::{Engine, Overrides};
+use crate::runtime::{ENABLED, ENFORCING, Fraction};
 
 /// What Envoy's filter waits for an answer if its configuration does not say.
 const TIMEOUT: Duration = Duration::from_millis(20);
@@ -26,8 +27,10 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 /// Where Envoy's filter writes dynamic metadata if its configuration does not say.
 const METADATA_NAMESPACE: &str = "envoy.filters.http.ratelimit";
 
-/// Stands for the id of the stream, as the value of an entry: no two streams have the same.
-pub const STREAM_ID: &str = "ratelease.stream";
+/// The rules of Envoy's messages for added headers: how many, and the bytes of a name or a value.
+/// Envoy does not check them itself, as it does not look into the configuration of a module.
+const HEADERS_MAX: usize = 10;
+const HEADER_BYTES_MAX: usize = 16_384;
 
 /// One filter in Envoy's configuration.
 pub struct FilterConfig {
@@ -78,13 +81,11 @@ pub struct RouteConfig {
     pub limits: Limits,
 }
 
-/// Rate limits, and what they need.
+/// Rate limits.
 #[derive(Debug)]
 pub struct Limits {
     /// The actions.
     pub actions: Actions,
-    /// Whether an entry may be [`STREAM_ID`].
-    pub name_streams: bool,
 }
 
 /// Envoy's statistics of a filter.
@@ -109,13 +110,6 @@ pub enum RequestKind {
     Internal,
     /// The others.
     External,
-}
-
-/// A part of all requests, as Envoy's runtime or else the configuration says.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Fraction {
-    /// 0 to 1. As the configuration is loaded: a worker cannot read Envoy's runtime.
-    part: f64,
 }
 
 /// A header that denials get.
@@ -164,7 +158,7 @@ impl FilterConfig {
         }
         config.counters = Counters::define(setup, &message.stat_prefix);
         if !validates {
-            config.engine = Some(Engine::of_process(&Overrides::new())?);
+            config.engine = Some(Engine::of_process(None)?);
         }
         Ok(config)
     }
@@ -177,33 +171,39 @@ impl FilterConfig {
             let most = crate::actions::STAGE_MAX;
             faults.add("stage", format!("{}; expected 0 to {most}", message.stage));
         }
-        let deny = if message.failure_mode_deny { 1.0 } else { 0.0 };
+        let deny = Fraction::new(if message.failure_mode_deny { 1.0 } else { 0.0 });
         let percent = message.failure_mode_deny_percent.as_ref();
         Self {
             domain: message.domain.clone(),
             stage: message.stage,
             kind: RequestKind::read(&message.request_type, faults),
             timeout: timeout_of(message, faults),
-            failure_deny: Fraction::read(percent, deny, ("failure_mode_deny_percent", ""), faults),
+            failure_deny: fraction_of(percent, deny, "failure_mode_deny_percent", faults),
             resource_exhausted: message.rate_limited_as_resource_exhausted,
-            x_ratelimit: message.enable_x_ratelimit_headers == 1,
+            x_ratelimit: x_ratelimit_of(message.enable_x_ratelimit_headers, faults),
             retry_after: message.enable_retry_after_header,
             ratelimited_header: !message.disable_x_envoy_ratelimited_header,
-            status: status_of(message.rate_limited_status.as_ref(), 429),
-            status_on_error: status_of(message.status_on_error.as_ref(), 500),
+            status: status_of(
+                message.rate_limited_status.as_ref(),
+                429,
+                "rate_limited_status",
+                faults,
+            ),
+            status_on_error: status_of(
+                message.status_on_error.as_ref(),
+                500,
+                "status_on_error",
+                faults,
+            ),
             headers: headers_of(&message.response_headers_to_add, faults),
-            enabled: Fraction::read(
-                message.filter_enabled.as_ref(),
-                1.0,
-                ("filter_enabled", "ratelimit.http_filter_enabled"),
-                faults,
-            ),
-            enforced: Fraction::read(
-                message.filter_enforced.as_ref(),
-                1.0,
-                ("filter_enforced", "ratelimit.http_filter_enforcing"),
-                faults,
-            ),
+            enabled: match &message.filter_enabled {
+                None => Fraction::at_known(ENABLED).unwrap_or(Fraction::ALL),
+                some => fraction_of(some.as_ref(), Fraction::ALL, "filter_enabled", faults),
+            },
+            enforced: match &message.filter_enforced {
+                None => Fraction::at_known(ENFORCING).unwrap_or(Fraction::ALL),
+                some => fraction_of(some.as_ref(), Fraction::ALL, "filter_enforced", faults),
+            },
             metadata_namespace: match &*message.metadata_namespace {
                 "" => METADATA_NAMESPACE.to_owned(),
                 namespace => namespace.to_owned(),
@@ -231,12 +231,33 @@ fn timeout_of(message: &pb::RateLimit, faults: &mut Faults) -> Duration {
 }
 
 /// A status that denies; as in Envoy's filter, one below 400 is not used.
-fn status_of(status: Option<&kinds::HttpStatus>, default: u32) -> u32 {
-    let code = status.and_then(|status| u32::try_from(status.code).ok());
-    code.filter(|code| *code >= 400).unwrap_or(default)
+fn status_of(
+    status: Option<&kinds::HttpStatus>,
+    default: u32,
+    place: &str,
+    faults: &mut Faults,
+) -> u32 {
+    let Some(kinds::HttpStatus { code }) = status else { return default };
+    if matches!(kinds::StatusCode::try_from(*code), Err(_) | Ok(kinds::StatusCode::Empty)) {
+        let text = format!("{code}; expected a status that Envoy knows, such as {default}");
+        faults.add(format_args!("{place}.code"), text);
+    }
+    u32::try_from(*code).ok().filter(|code| *code >= 400).unwrap_or(default)
+}
+
+fn x_ratelimit_of(version: i32, faults: &mut Faults) -> bool {
+    if !matches!(version, 0 | 1) {
+        let text = format!("{version}; expected OFF or DRAFT_VERSION_03");
+        faults.add("enable_x_ratelimit_headers", text);
+    }
+    version == 1
 }
 
 fn headers_of(messages: &[core::HeaderValueOption], faults: &mut Faults) -> Vec<AddedHeader> {
+    if messages.len() > HEADERS_MAX {
+        let text = format!("{} headers; expected at most {HEADERS_MAX}", messages.len());
+        faults.add("response_headers_to_add", text);
+    }
     let read = messages.iter().enumerate().filter_map(|(at, message)| {
         let place = format!("response_headers_to_add[{at}]");
         AddedHeader::read(message, &place, faults)
@@ -261,11 +282,20 @@ impl RouteConfig {
                         other; write the rate limits of the virtual host into this list too";
             faults.add("vh_rate_limits", text);
         }
+        expect_number(message.vh_rate_limits, 2, "vh_rate_limits", &mut faults);
+        expect_number(message.override_option, 3, "override_option", &mut faults);
         let limits = Limits::compile(&message.rate_limits, &mut faults);
         match faults.is_empty() {
             true => Ok(Self { domain: message.domain, limits }),
             false => Err(faults.to_string()),
         }
+    }
+}
+
+/// Notes a number above the last one of an enumeration that begins with 0.
+fn expect_number(number: i32, last: i32, place: &str, faults: &mut Faults) {
+    if !(0..=last).contains(&number) {
+        faults.add(place, format!("{number}; expected 0 to {last}"));
     }
 }
 
@@ -276,19 +306,9 @@ impl Limits {
         messages: &[envoy_types::pb::envoy::config::route::v3::RateLimit],
         faults: &mut Faults,
     ) -> Self {
-        let is_named = |message: &envoy_types::pb::envoy::config::route::v3::RateLimit| {
-            let bytes = message.encode_to_vec();
-            memchr::memmem::find(&bytes, STREAM_ID.as_bytes()).is_some()
-        };
-        Self {
-            actions: Actions::compile(
-                messages,
-                "rate_limits",
-                |key| runtime_integer(key, 100),
-                faults,
-            ),
-            name_streams: messages.iter().any(is_named),
-        }
+        let mut actions = Actions::compile(messages, "rate_limits", faults);
+        actions.read_runtime(Fraction::at);
+        Self { actions }
     }
 
     /// Whether the end of a stream of this stage has something to count.
@@ -331,49 +351,32 @@ impl RequestKind {
     }
 }
 
-// === impl Fraction ===
-
-impl Fraction {
-    fn read(
-        message: Option<&core::RuntimeFractionalPercent>,
-        default: f64,
-        (place, usual_key): (&str, &str),
-        faults: &mut Faults,
-    ) -> Self {
-        let Some(message) = message else { return Self::of_runtime(usual_key, default) };
-        let default = match message.default_value {
-            None => default,
-            Some(percent) => {
-                let of = match percent.denominator {
-                    0 => 100.0,
-                    1 => 10_000.0,
-                    2 => 1_000_000.0,
-                    other => {
-                        let text = format!("{other}; expected HUNDRED, TEN_THOUSAND or MILLION");
-                        faults.add(format_args!("{place}.default_value.denominator"), text);
-                        100.0
-                    }
-                };
-                f64::from(percent.numerator) / of
+/// The part that the runtime says, or else the message; `default` without one.
+fn fraction_of(
+    message: Option<&core::RuntimeFractionalPercent>,
+    default: Fraction,
+    place: &str,
+    faults: &mut Faults,
+) -> Fraction {
+    let Some(message) = message else { return default };
+    if message.default_value.is_none() {
+        faults.add(format_args!("{place}.default_value"), "missing");
+    }
+    let written = message.default_value.as_ref().map(|percent| {
+        let of = match percent.denominator {
+            0 => 100.0,
+            1 => 10_000.0,
+            2 => 1_000_000.0,
+            other => {
+                let text = format!("{other}; expected HUNDRED, TEN_THOUSAND or MILLION");
+                faults.add(format_args!("{place}.default_value.denominator"), text);
+                100.0
             }
         };
-        Self::of_runtime(&message.runtime_key, default)
-    }
-
-    /// What the runtime has at a key, in percent.
-    fn of_runtime(key: &str, default: f64) -> Self {
-        Self {
-            part: match key {
-                "" => default,
-                key => runtime_number(key, default * 100.0) / 100.0,
-            },
-        }
-    }
-
-    /// Whether a request is of the part; drawn anew each time.
-    pub fn draw(&self) -> bool {
-        self.part >= 1.0 || (self.part > 0.0 && fastrand::f64() < self.part)
-    }
+        Fraction::new(f64::from(percent.numerator) / of)
+    });
+    let key = Some(&*message.runtime_key).filter(|key| !key.is_empty());
+    key.and_then(Fraction::at).or(written).unwrap_or(default)
 }
 
 // === impl AddedHeader ===
@@ -385,10 +388,12 @@ impl AddedHeader {
             return None;
         };
         let existing = existing_of(message, place, faults)?;
+        expect_name(&header.key, place, faults);
         let value = match header.raw_value.is_empty() {
             true => header.value.clone(),
             false => String::from_utf8_lossy(&header.raw_value).into_owned(),
         };
+        expect_line(&value, place, "header.value", faults);
         let plain = value.replace("%%", "");
         if plain.contains('%') {
             let text = "a module of Envoy cannot substitute %…% in a header; write the value, and \
@@ -397,6 +402,30 @@ impl AddedHeader {
         }
         let (name, value) = (header.key.to_ascii_lowercase(), value.replace("%%", "%"));
         (!value.is_empty() || message.keep_empty_value).then_some(Self { name, value, existing })
+    }
+}
+
+/// Notes a name that Envoy does not let a configuration add.
+fn expect_name(name: &str, place: &str, faults: &mut Faults) {
+    if name.is_empty() {
+        faults.add(format_args!("{place}.header.key"), "missing");
+    }
+    if name.starts_with(':') || name.eq_ignore_ascii_case("host") {
+        let text = format!("{name:?}; expected a name other than host, and without a first colon");
+        faults.add(format_args!("{place}.header.key"), text);
+    }
+    expect_line(name, place, "header.key", faults);
+}
+
+/// Notes text that would end its header, or is too long for one.
+fn expect_line(text: &str, place: &str, field: &str, faults: &mut Faults) {
+    if text.contains(['\0', '\r', '\n']) {
+        let text = "holds a NUL or the end of a line; expected one line";
+        faults.add(format_args!("{place}.{field}"), text);
+    }
+    if text.len() > HEADER_BYTES_MAX {
+        let text = format!("{} bytes; expected at most {HEADER_BYTES_MAX}", text.len());
+        faults.add(format_args!("{place}.{field}"), text);
     }
 }
 

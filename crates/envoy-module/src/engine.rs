@@ -68,13 +68,15 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Every fault of the settings, or why the engine cannot start.
-    pub fn of_process(overrides: &Overrides) -> Result<Arc<Self>, String> {
+    /// Every fault of the settings, or why the engine cannot start; or it has been started with
+    /// other settings. Without `overrides` any will do.
+    pub fn of_process(overrides: Option<&Overrides>) -> Result<Arc<Self>, String> {
+        let overrides = claim(overrides)?;
         let mut engine = ENGINE.lock();
         if let Some(engine) = &*engine {
             return Ok(Arc::clone(engine));
         }
-        let started = Arc::new(Self::start(settings(overrides)?)?);
+        let started = Arc::new(Self::start(settings(&overrides)?)?);
         Ok(Arc::clone(engine.insert(started)))
     }
 
@@ -154,6 +156,26 @@ fn run(
     });
     // Does not wait for threads that are still blocked.
     runtime.shutdown_background();
+}
+
+/// Says with which settings the engine of this process is made, and returns them; without `overrides`
+/// any that have been named before.
+///
+/// # Errors
+///
+/// Others have been named before.
+pub fn claim(overrides: Option<&Overrides>) -> Result<Overrides, String> {
+    static CLAIMED: Mutex<Option<Overrides>> = Mutex::new(None);
+    let mut claimed = CLAIMED.lock();
+    let named = claimed.get_or_insert_with(|| overrides.cloned().unwrap_or_default());
+    match overrides.is_none_or(|given| given == named) {
+        true => Ok(named.clone()),
+        false => {
+            Err("extension_config: not the settings of the extension before, and one Envoy has \
+                      one engine; give both the same settings, or leave one out"
+                .to_owned())
+        }
+    }
 }
 
 /// Reads the settings as `ratelease serve` does.

@@ -1,12 +1,10 @@
 //! The filter of one stream: asks the engine when the request's headers are there, and again when
 //! the stream ends.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use ratelease_envoy_abi::{Filter, Flow, Headers, Stream};
 use ratelease_server::request::{RequestError, Transport};
@@ -15,7 +13,7 @@ use ratelease_server::service::{Answer, Caller};
 use crate::RateleaseModule;
 use crate::actions::{Drafts, Phase, RateLimitHeaders};
 use crate::answer::{Concluded, Outcome, Shown, conclude};
-use crate::config::{FilterConfig, Limits, RequestKind, RouteConfig, STREAM_ID};
+use crate::config::{FilterConfig, Limits, RequestKind, RouteConfig};
 use crate::engine::Engine;
 use crate::owned::OwnedRequest;
 use crate::wait::Wait;
@@ -32,18 +30,17 @@ struct State {
     wait: Option<Wait>,
     /// Headers for the response.
     response: Vec<(String, String)>,
-    /// The ends of what takes slots while the stream lasts. While the request waits, those that it
-    /// would have.
-    ends: Option<Box<Ends>>,
+    /// The ends of the slots that the stream has.
+    ends: Option<Box<OwnedRequest>>,
+    /// What its end counts by, if it counts anything.
+    done: Option<Done>,
     /// The name of the stream, if an entry has asked for it.
     name: Option<Box<str>>,
 }
 
-/// What a stream has begun.
-struct Ends {
-    request: OwnedRequest,
-    /// Whether the slots have been taken.
-    is_taken: bool,
+/// What the end of a stream counts by: the configuration of its start, which no later filter changes.
+struct Done {
+    route: Option<Arc<RouteConfig>>,
 }
 
 /// The result of the first look at a request.
@@ -74,8 +71,7 @@ impl Filter for RateFilter {
         match self.decide(engine, config, &stream) {
             Decided::Free => Flow::Continue,
             Decided::Now(outcome, ends) => {
-                self.state.borrow_mut().ends =
-                    ends.map(|request| Box::new(Ends { request, is_taken: true }));
+                self.state.borrow_mut().ends = ends.map(Box::new);
                 match self.conclude(config, stream, outcome) {
                     Concluded::Passes(_) => Flow::Continue,
                     Concluded::Answered => Flow::Answered,
@@ -94,16 +90,8 @@ impl Filter for RateFilter {
 
     fn scheduled(&self, config: &FilterConfig, stream: S<'_>, _: u64) {
         let Some(wait) = self.state.borrow_mut().wait.take() else { return };
-        let outcome = wait.take();
-        {
-            let mut state = self.state.borrow_mut();
-            let slots = outcome.as_ref().map(|it| it.slots.as_slice()).unwrap_or_default();
-            let begun = state.ends.take().filter(|_| !slots.is_empty());
-            state.ends = begun.map(|begun| {
-                let request = OwnedRequest::ends_of(&begun.request.request(), slots);
-                Box::new(Ends { request, is_taken: true })
-            });
-        }
+        let (outcome, ends) = wait.take();
+        self.state.borrow_mut().ends = ends.map(Box::new);
         if let Concluded::Passes(stream) = self.conclude(config, stream, outcome) {
             stream.resume();
         }
@@ -114,19 +102,16 @@ impl Filter for RateFilter {
         if engine.is_down() {
             return;
         }
-        let ends = {
+        let (wait, ends, done) = {
             let mut state = self.state.borrow_mut();
-            // Nothing wakes the stream any more, and an answer that is late is not charged.
-            state.wait.take();
-            state.ends.take().filter(|ends| ends.is_taken)
+            (state.wait.take(), state.ends.take(), state.done.take())
         };
         if let Some(ends) = ends {
-            engine.settle(ends.request);
+            engine.settle(*ends);
         }
-        let route = stream.route_config();
-        let limits = limits_of(config, route);
-        if limits.ends_streams(config.stage) {
-            self.count_end(engine, config, route, &stream);
+        // As in Envoy's filter, nothing is counted of a stream whose request was still waiting.
+        if let (None, Some(done)) = (wait, done) {
+            self.count_end(engine, config, &done, &stream);
         }
     }
 }
@@ -135,35 +120,26 @@ impl RateFilter {
     /// Looks at the request, and decides it unless it has to wait.
     fn decide(&self, engine: &Arc<Engine>, config: &FilterConfig, stream: &S<'_>) -> Decided {
         let route = stream.route_config();
-        let limits = limits_of(config, route);
+        let limits = limits_of(config, route.map(Arc::as_ref));
+        if limits.ends_streams(config.stage) {
+            self.state.borrow_mut().done = Some(Done { route: route.cloned() });
+        }
         let mut drafts = limits.actions.descriptors(stream, Phase::Start, config.stage);
         if drafts.is_empty() {
             return Decided::Free;
         }
-        if limits.name_streams {
-            self.name_streams(&mut drafts);
-        }
-        let request = drafts.request(domain_of(config, route), hits_of(stream));
+        self.name_streams(&mut drafts);
+        let request = drafts.request(domain_of(config, route.map(Arc::as_ref)), hits_of(stream));
         let shown = shown(config, &drafts);
-        let caller = Caller {
-            transport: Transport::Grpc,
-            peer: &engine.peer,
-            patience: Some(config.timeout),
-        };
         let _entered = engine.runtime.enter();
         let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
-        let answered = engine.service.answer(&caller, &request, make);
-        let mut answered = pin!(engine.service.catch_panic(Transport::Grpc, answered));
-        match answered.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(outcome) => {
-                let outcome = outcome.unwrap_or_else(Err);
-                let slots = outcome.as_ref().map(|it| it.slots.as_slice()).unwrap_or_default();
-                let ends = (!slots.is_empty()).then(|| OwnedRequest::ends_of(&request, slots));
+        match engine.service.answer_at_once(Transport::Grpc, &request, make) {
+            Some(outcome) => {
+                let slots = outcome.iter().flat_map(|outcome| outcome.slots.iter().copied());
+                let ends = OwnedRequest::ends_of(&request, slots, None);
                 Decided::Now(outcome, ends)
             }
-            // What was polled is dropped and charges nothing; the task begins anew, and finds the
-            // ask that has been sent.
-            Poll::Pending => Decided::Later(OwnedRequest::of(&request), shown.clone()),
+            None => Decided::Later(OwnedRequest::of(&request), shown),
         }
     }
 
@@ -176,9 +152,8 @@ impl RateFilter {
         shown: Shown,
     ) -> Flow {
         let Some(scheduler) = stream.scheduler() else { return self.refuse(config, stream) };
-        let mut state = self.state.borrow_mut();
-        state.ends = Some(Box::new(Ends { request: request.clone(), is_taken: false }));
-        state.wait = Some(Wait::start(engine, config, scheduler, request, shown));
+        let wait = Wait::start(engine, config, scheduler, request, shown);
+        self.state.borrow_mut().wait = Some(wait);
         Flow::Wait
     }
 
@@ -206,34 +181,22 @@ impl RateFilter {
     }
 
     /// Counts what the end of a stream has to, without an answer.
-    fn count_end(
-        &self,
-        engine: &Arc<Engine>,
-        config: &FilterConfig,
-        route: Option<&RouteConfig>,
-        stream: &S<'_>,
-    ) {
+    fn count_end(&self, engine: &Arc<Engine>, config: &FilterConfig, done: &Done, stream: &S<'_>) {
+        let route = done.route.as_deref();
         let limits = limits_of(config, route);
         let mut drafts = limits.actions.descriptors(stream, Phase::Done, config.stage);
         if drafts.is_empty() {
             return;
         }
-        if limits.name_streams {
-            self.name_streams(&mut drafts);
-        }
+        self.name_streams(&mut drafts);
         let request = drafts.request(domain_of(config, route), hits_of(stream));
         engine.settle(OwnedRequest::of(&request));
     }
 
     /// Puts the name of this stream where an entry asks for it.
-    fn name_streams<'s>(&self, drafts: &mut Drafts<'s>) {
-        drafts.for_each_value(|value| {
-            if &**value == STREAM_ID {
-                let mut state = self.state.borrow_mut();
-                let name = state.name.get_or_insert_with(new_name);
-                *value = Cow::Owned(name.to_string());
-            }
-        });
+    fn name_streams(&self, drafts: &mut Drafts<'_>) {
+        drafts
+            .name_streams(|| self.state.borrow_mut().name.get_or_insert_with(new_name).to_string());
     }
 }
 
@@ -287,7 +250,10 @@ fn shown(config: &FilterConfig, drafts: &Drafts<'_>) -> Shown {
 
 impl Engine {
     /// Decides a request that nobody waits for: the end of a stream.
-    fn settle(self: &Arc<Self>, request: OwnedRequest) {
+    pub fn settle(self: &Arc<Self>, request: OwnedRequest) {
+        if self.is_down() {
+            return;
+        }
         let engine = Arc::clone(self);
         let settle = async move {
             let request = request.request();

@@ -12,7 +12,7 @@
 //! stream through a trait that [`mod@stream`] implements. [`config`] reads what Envoy hands over,
 //! [`engine`] is the sidecar's app within this process, [`filter`] asks it, [`wait`] has a request
 //! wait there, [`owned`] is such a request, and [`answer`] gives the stream its verdict. [`admin`]
-//! has the pages.
+//! has the pages, [`runtime`] what Envoy's runtime sets.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ pub mod config;
 pub mod engine;
 pub mod filter;
 pub mod owned;
+pub mod runtime;
 mod stream;
 pub mod wait;
 
@@ -67,24 +68,24 @@ fn refuse<T>(refused: Result<T, String>) -> Option<T> {
 
 impl Module for RateleaseModule {
     type Config = FilterConfig;
-    type RouteConfig = RouteConfig;
+    type RouteConfig = Arc<RouteConfig>;
     type Bootstrap = Extension;
 
     fn config(setup: &mut Setup<'_>, _: &[u8], config: &[u8]) -> Option<FilterConfig> {
         refuse(FilterConfig::read(setup, config, abi::is_validation_mode()))
     }
 
-    fn route_config(_: &[u8], config: &[u8]) -> Option<RouteConfig> {
-        refuse(RouteConfig::read(config))
+    fn route_config(_: &[u8], config: &[u8]) -> Option<Arc<RouteConfig>> {
+        refuse(RouteConfig::read(config)).map(Arc::new)
     }
 
     fn bootstrap(host: &BootstrapHost<'_>, _: &[u8], config: &[u8]) -> Option<Extension> {
         let overrides = refuse(config::overrides(config))?;
         if abi::is_validation_mode() {
-            refuse(engine::settings(&overrides))?;
+            refuse(engine::claim(Some(&overrides)).and_then(|it| engine::settings(&it)))?;
             return Some(Extension { engine: None, _scheduler: None });
         }
-        let engine = refuse(Engine::of_process(&overrides))?;
+        let engine = refuse(Engine::of_process(Some(&overrides)))?;
         let scheduler = host.scheduler();
         scheduler.iter().for_each(|scheduler| scheduler.wake(READY));
         Some(Extension { engine: Some(engine), _scheduler: scheduler })

@@ -35,19 +35,24 @@ impl OwnedRequest {
         }
     }
 
-    /// The ends of those descriptors of `request` that take slots, by their indexes.
-    pub fn ends_of(request: &Request<'_>, slots: &[usize]) -> Self {
-        let taken = slots.iter().filter_map(|at| request.descriptors.get(*at));
+    /// The ends of those descriptors of `request` that have these indexes, each of which costs its
+    /// own hits, or so many; `None` if there is none.
+    pub fn ends_of(
+        request: &Request<'_>,
+        indexes: impl IntoIterator<Item = usize>,
+        cost: Option<u64>,
+    ) -> Option<Self> {
+        let taken = indexes.into_iter().filter_map(|at| request.descriptors.get(at));
+        let begun = taken.filter(|it| it.entries.last().is_some_and(|last| last.key != SETTLE));
         let end = |descriptor: &Descriptor<'_>| {
             let mut end = OwnedDescriptor::of(descriptor);
             end.entries.push((SETTLE.to_owned(), String::new()));
+            end.hits_addend = cost.or(end.hits_addend);
             end
         };
-        Self {
-            domain: request.domain.to_owned(),
-            hits_addend: request.hits_addend,
-            descriptors: taken.map(end).collect(),
-        }
+        let descriptors: Vec<_> = begun.map(end).collect();
+        let (domain, hits_addend) = (request.domain.to_owned(), request.hits_addend);
+        (!descriptors.is_empty()).then_some(Self { domain, hits_addend, descriptors })
     }
 
     /// The request.

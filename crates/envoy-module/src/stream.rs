@@ -9,6 +9,10 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
         self.header(Headers::Request, name.as_bytes(), index)
     }
 
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        self.headers(Headers::Request, name.as_bytes())
+    }
+
     fn response_header(&self, name: &str) -> Option<&[u8]> {
         self.header(Headers::Response, name.as_bytes(), 0)
     }
@@ -48,10 +52,6 @@ impl<M: Module> actions::Stream for Stream<'_, M> {
             Count::BytesSent => Attribute::ResponseSize,
             Count::ResponseCode => Attribute::ResponseCode,
         })
-    }
-
-    fn draw(&self) -> u64 {
-        fastrand::u64(0..100)
     }
 }
 

@@ -2,6 +2,7 @@
 //! stream.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_envoy_abi::Scheduler;
@@ -18,19 +19,27 @@ use crate::owned::OwnedRequest;
 /// The event that says that an answer is there.
 pub const ANSWERED: u64 = 1;
 
-/// A request that waits. If it is dropped, nothing is charged unless the answer was there already,
-/// and the stream is woken no more: so Envoy's worker outlives every use of its scheduler.
+/// A request that waits. If it is dropped, the stream is woken no more, so that Envoy's worker
+/// outlives every use of its scheduler; and nothing is charged unless the answer was there already,
+/// nor held or in use in any case.
 #[derive(Debug)]
 pub struct Wait {
     shared: Arc<Shared>,
     task: AbortHandle,
 }
 
-#[derive(Debug)]
+/// What the stream and the engine's thread share.
 struct Shared {
-    /// `None` once the stream is over.
-    scheduler: Mutex<Option<Scheduler>>,
-    outcome: Mutex<Option<Result<Outcome, RequestError>>>,
+    engine: Arc<Engine>,
+    request: OwnedRequest,
+    progress: Mutex<Progress>,
+}
+
+struct Progress {
+    /// `None` once nobody waits for the outcome.
+    scheduler: Option<Scheduler>,
+    /// Whoever takes it out has to end what it holds.
+    outcome: Option<Result<Outcome, RequestError>>,
 }
 
 /// Wakes the stream when it is dropped: a task that panics or is cancelled too lets no stream wait
@@ -49,38 +58,82 @@ impl Wait {
         request: OwnedRequest,
         shown: Shown,
     ) -> Self {
-        let outcome = Mutex::new(None);
-        let shared = Arc::new(Shared { scheduler: Mutex::new(Some(scheduler)), outcome });
+        let progress = Mutex::new(Progress { scheduler: Some(scheduler), outcome: None });
+        let shared = Arc::new(Shared { engine: Arc::clone(engine), request, progress });
         let wake = WakeOnDrop(Arc::clone(&shared));
-        let (engine, limit) = (Arc::clone(engine), config.timeout);
-        let runtime = engine.runtime.clone();
-        let task = runtime.spawn(async move {
-            let request = request.request();
-            let transport = Transport::Grpc;
-            let caller = Caller { transport, peer: &engine.peer, patience: Some(limit) };
-            let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
-            let answered = engine.service.answer(&caller, &request, make);
-            let answered = engine.service.catch_panic(transport, answered);
-            let outcome = match timeout(limit, answered).await {
-                Ok(answered) => answered.unwrap_or_else(Err),
-                Err(_) => Err(RequestError::Overloaded),
-            };
-            *wake.0.outcome.lock() = Some(outcome);
+        let limit = config.timeout;
+        let task = engine.runtime.spawn(async move {
+            let outcome = wake.0.decide(limit, &shown).await;
+            wake.0.conclude(outcome);
         });
         Self { shared, task: task.abort_handle() }
     }
 
-    /// The answer; an error if the task has ended without one.
-    pub fn take(self) -> Result<Outcome, RequestError> {
-        let outcome = self.shared.outcome.lock().take();
-        outcome.unwrap_or(Err(RequestError::Panicked))
+    /// The answer, and the ends of the slots that the request has taken; an error if the task has
+    /// ended without one.
+    pub fn take(self) -> (Result<Outcome, RequestError>, Option<OwnedRequest>) {
+        let outcome = self.shared.progress.lock().outcome.take();
+        let outcome = outcome.unwrap_or(Err(RequestError::Panicked));
+        let slots = outcome.iter().flat_map(|outcome| outcome.slots.iter().copied());
+        let ends = OwnedRequest::ends_of(&self.shared.request.request(), slots, None);
+        (outcome, ends)
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.shared.scheduler.lock().take();
+        let outcome = {
+            let mut progress = self.shared.progress.lock();
+            progress.scheduler.take();
+            progress.outcome.take()
+        };
+        // Does not stop a decision that is being made: the task then finds that nobody waits.
         self.task.abort();
+        if let Some(outcome) = outcome {
+            self.shared.end(outcome);
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn decide(&self, limit: Duration, shown: &Shown) -> Result<Outcome, RequestError> {
+        let request = self.request.request();
+        let (transport, service) = (Transport::Grpc, &self.engine.service);
+        let caller = Caller { transport, peer: &self.engine.peer, patience: Some(limit) };
+        let make = |answer: &Answer<'_>| Outcome::of(answer, shown);
+        let answered = service.answer(&caller, &request, make);
+        match timeout(limit, service.catch_panic(transport, answered)).await {
+            Ok(answered) => answered.unwrap_or_else(Err),
+            Err(_) => Err(RequestError::Overloaded),
+        }
+    }
+
+    /// Leaves the outcome to the stream, if it still waits.
+    fn conclude(&self, outcome: Result<Outcome, RequestError>) {
+        let mut progress = self.progress.lock();
+        if progress.scheduler.is_some() {
+            progress.outcome = Some(outcome);
+            return;
+        }
+        drop(progress);
+        self.end(outcome);
+    }
+
+    /// Ends what a request holds whose stream is over: it has cost nothing.
+    fn end(&self, outcome: Result<Outcome, RequestError>) {
+        let Ok(Outcome { slots, held, .. }) = outcome else { return };
+        let begun = slots.into_iter().chain(held);
+        if let Some(ends) = OwnedRequest::ends_of(&self.request.request(), begun, Some(0)) {
+            self.engine.settle(ends);
+        }
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("request", &self.request).finish_non_exhaustive()
     }
 }
 
@@ -89,7 +142,7 @@ impl Drop for Wait {
 impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         // Under the lock, so that the stream does not end meanwhile.
-        if let Some(scheduler) = &*self.0.scheduler.lock() {
+        if let Some(scheduler) = &self.0.progress.lock().scheduler {
             scheduler.wake(ANSWERED);
         }
     }

@@ -1,4 +1,4 @@
-//! Logs that telemetry does not reach the collector: once, and then once a minute.
+//! Logs that telemetry does not arrive where it is sent: once, and then once a minute.
 
 use std::error::Error;
 use std::time::Duration;
@@ -7,14 +7,19 @@ use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
 use tracing::{info, warn};
 
-/// Interval between log lines about a collector that cannot be reached.
+/// Interval between log lines about a server that cannot be reached.
 const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The setting that names the collector.
+pub const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// The log of one kind of telemetry.
 #[derive(Debug)]
 pub struct FailureLog {
     /// What is sent, in the plural.
     what: &'static str,
+    /// The setting that says where it is sent.
+    setting: &'static str,
     clock: Clock,
     /// When a failure was last logged; `None` while sending succeeds.
     last: Mutex<Option<Time>>,
@@ -23,15 +28,15 @@ pub struct FailureLog {
 // === impl FailureLog ===
 
 impl FailureLog {
-    /// Creates the log of `what`, which is a noun in the plural.
-    pub fn new(what: &'static str, clock: Clock) -> Self {
-        Self { what, clock, last: Mutex::new(None) }
+    /// Creates the log of `what`, which is a noun in the plural. `setting` says where it is sent.
+    pub fn new(what: &'static str, setting: &'static str, clock: Clock) -> Self {
+        Self { what, setting, clock, last: Mutex::new(None) }
     }
 
     /// Records a failed attempt. `why` must not contain the values of headers.
     pub fn failed(&self, why: &str) {
         if self.is_due() {
-            warn!("{} cannot be pushed: {why}; see OTEL_EXPORTER_OTLP_ENDPOINT", self.what);
+            warn!("{} cannot be pushed: {why}; see {}", self.what, self.setting);
         }
     }
 
@@ -74,7 +79,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_due_once_a_minute_until_a_success() {
-        let log = FailureLog::new("spans", Clock::start());
+        let log = FailureLog::new("spans", ENDPOINT, Clock::start());
         assert!(log.is_due());
         log.failed("no connection");
         tokio::time::advance(INTERVAL / 2).await;

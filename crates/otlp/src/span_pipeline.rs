@@ -27,7 +27,7 @@ use prost::Message;
 use ratelease_cli::settings::{Otlp, OtlpCompression, OtlpProtocol};
 use ratelease_engine::time::Clock;
 
-use crate::failure_log::FailureLog;
+use crate::failure_log::{ENDPOINT, FailureLog};
 use crate::origin::{Origin, SCOPE, VERSION};
 use crate::transport::{self, Poster};
 
@@ -100,7 +100,7 @@ impl SpanPipeline {
     ///
     /// Returns an error if the exporter rejects its configuration.
     pub fn start(origin: &Origin, otlp: &Otlp, clock: Clock) -> Result<Self, Box<dyn Error>> {
-        let log = Arc::new(FailureLog::new("spans", clock));
+        let log = Arc::new(FailureLog::new("spans", ENDPOINT, clock));
         let rejected = Arc::<AtomicU64>::default();
         let inner = exporter(otlp, &log, &rejected)?;
         let counts = Arc::<Counters>::default();
@@ -402,7 +402,7 @@ mod tests {
             inner: Scripted { results: results_to, rejected: Arc::clone(&rejected) },
             rejected,
             counts: Arc::clone(&counts),
-            log: Arc::new(FailureLog::new("spans", Clock::start())),
+            log: Arc::new(FailureLog::new("spans", ENDPOINT, Clock::start())),
         };
         let batches = BatchSpanProcessor::builder(exporter).build();
         let pipeline = SpanPipeline::counting(batches, counts, &origin());

@@ -269,6 +269,26 @@ impl Key {
         u64::from_le_bytes(bits)
     }
 
+    /// Returns the key as four words, the first bits first.
+    pub fn words(self) -> [u32; 4] {
+        std::array::from_fn(|at| {
+            self.0[4 * at..4 * at + 4].iter().fold(0, |word, byte| word << 8 | u32::from(*byte))
+        })
+    }
+
+    /// Reads the words of a key, each as eight lower-case hexadecimal digits.
+    pub fn of_hex(text: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if text.len() != 2 * bytes.len() || !text.bytes().all(is_digit) {
+            return None;
+        }
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+
     /// Returns a key for tests; different `n` give different keys.
     #[doc(hidden)]
     pub fn for_test(n: u64) -> Self {

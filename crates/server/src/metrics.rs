@@ -4,6 +4,7 @@
 //! service ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
 //! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or pushed (OTLP)
+//! a push to statsd ─▶ Meters::reference_counts, by the reference's whole stats keys
 //! ```
 //! Recording a decision touches no counter that all cores share, waits for no lock, and allocates
 //! only when a rule or a value is seen for the first time. Every map has a maximum size: entries
@@ -12,7 +13,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,7 +30,7 @@ use ratelease_rules::{Allowance, FailureMode, Level, LevelMatch, Rule, Rules};
 
 use crate::request::RequestError;
 
-pub use report::{Calls, RuleTotals};
+pub use report::{Calls, ReferenceCounts, RuleTotals};
 
 pub mod counter;
 pub mod family;
@@ -55,6 +56,10 @@ pub struct Options {
     pub near_limit_ratio: f32,
     /// Maximum number of rules counted separately, and of values.
     pub series_max: usize,
+    /// Whether hits are also kept by the reference implementation's whole stats keys, for
+    /// [`Meters::reference_counts`]: otherwise values are kept as far as Prometheus's labels show
+    /// them, which are fewer.
+    pub by_stats_key: bool,
 }
 
 #[derive(Debug)]
@@ -109,7 +114,7 @@ impl Meters {
             rules: Registry::new(series_max),
             overrides: Table::new(series_max.min(OVERRIDES_MAX)),
             values: Table::new(series_max),
-            values_folded: ValueMeter::new(Keys::folded()),
+            values_folded: ValueMeter::new(Keys::folded(), FOLDED_STATS_KEY.into()),
             hasher: RandomState::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -176,7 +181,7 @@ impl Default for Meters {
 impl Default for Options {
     /// The defaults of the settings; the ratio is the reference implementation's.
     fn default() -> Self {
-        Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT }
+        Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT, by_stats_key: false }
     }
 }
 
@@ -236,13 +241,13 @@ impl Shared {
     /// Finds the meter of a rule at its first hit since it was loaded.
     #[cold]
     fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Arc<RuleMeter> {
-        let is_split = is_split(rule);
+        let is_split = self.is_split(rule);
         let make = || {
-            let keys = match is_split {
-                true => Keys::of(&rule.path),
-                false => Keys::of(&rule.stats_key(domain, &descriptor.entries)),
+            let key = match is_split {
+                true => rule.path.to_string(),
+                false => rule.stats_key(domain, &descriptor.entries),
             };
-            RuleMeter::new(&rule.path, domain, keys)
+            RuleMeter::new(&rule.path, domain, Keys::of(&key), self.kept(&key))
         };
         let meter = self.rules.meter(&rule.path, make);
         if !self.rules.is_folded(&meter) {
@@ -253,7 +258,10 @@ impl Shared {
 
     fn overrides_of(&self, domain: &str) -> &RuleMeter {
         // Rules name this domain: overrides of other domains are ignored.
-        let make = || RuleMeter::new(OVERRIDE, domain, Keys::overrides(domain));
+        let make = || {
+            let key = self.kept(&format!("{domain}.{OVERRIDE}"));
+            RuleMeter::new(OVERRIDE, domain, Keys::overrides(domain), key)
+        };
         let found = self.overrides.get_or_insert(non_zero(self.hasher.hash_one(domain)), make);
         found.unwrap_or_else(|| {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
@@ -261,7 +269,25 @@ impl Shared {
         })
     }
 
-    /// The meter of the request's values, as far as labels show them.
+    /// The stats key as it is kept: nothing, if none is.
+    fn kept(&self, stats_key: &str) -> Box<str> {
+        match self.options.by_stats_key {
+            true => bounded_to(stats_key, STATS_KEY_BYTES_MAX).into(),
+            false => Box::default(),
+        }
+    }
+
+    /// Whether hits of `rule` are reported by the values on the requests.
+    fn is_split(&self, rule: &Rule) -> bool {
+        (0..self.levels_shown(rule)).any(|level| rule.varies_at(level))
+    }
+
+    /// How many levels of a rule are shown with their values.
+    fn levels_shown(&self, rule: &Rule) -> usize {
+        if self.options.by_stats_key { rule.levels.len() } else { LEVELS_IN_LABELS }
+    }
+
+    /// The meter of the request's values, as far as they are shown.
     fn values_of(
         &self,
         rule: &Rule,
@@ -272,12 +298,14 @@ impl Shared {
             let entry = descriptor.entries.get(at).filter(|_| rule.varies_at(at));
             entry.map_or("", |entry| entry.value)
         };
-        let hash = self.hasher.hash_one((&*rule.path, value(0), value(1)));
+        let mut hasher = self.hasher.build_hasher();
+        rule.path.hash(&mut hasher);
+        (0..self.levels_shown(rule)).for_each(|level| value(level).hash(&mut hasher));
         let make = || {
             let stats_key = rule.stats_key(request.domain, &descriptor.entries);
-            ValueMeter::new(Keys::of(&stats_key))
+            ValueMeter::new(Keys::of(&stats_key), self.kept(&stats_key))
         };
-        self.values.get_or_insert(non_zero(hash), make).unwrap_or_else(|| {
+        self.values.get_or_insert(non_zero(hasher.finish()), make).unwrap_or_else(|| {
             self.calls.mine().add(calls::FOLDED_VALUES, 1);
             &self.values_folded
         })
@@ -392,15 +420,23 @@ const VALUE_BYTES_MAX: usize = 256;
 /// Number of hexadecimal digits of the hash that replaces the part cut off.
 const HASH_DIGITS: usize = 16;
 
+/// Maximum size in bytes of a stats key that is kept whole: with its tags, a line of statsd fits
+/// into a datagram.
+const STATS_KEY_BYTES_MAX: usize = 512;
+
 /// Returns `value` for use in a label. A longer value is cut and ends in `~` and a hash of the
 /// whole, so that values with the same beginning differ, and a value has the same label on every
 /// pod.
 fn bounded(value: &str) -> Cow<'_, str> {
-    if value.len() <= VALUE_BYTES_MAX {
+    bounded_to(value, VALUE_BYTES_MAX)
+}
+
+fn bounded_to(value: &str, bytes_max: usize) -> Cow<'_, str> {
+    if value.len() <= bytes_max {
         return Cow::Borrowed(value);
     }
     let hash = blake3::hash(value.as_bytes()).to_hex();
-    let kept = value.floor_char_boundary(VALUE_BYTES_MAX - HASH_DIGITS - 1);
+    let kept = value.floor_char_boundary(bytes_max - HASH_DIGITS - 1);
     Cow::Owned(format!("{}~{}", &value[..kept], &hash[..HASH_DIGITS]))
 }
 
@@ -409,17 +445,17 @@ fn bounded(value: &str) -> Cow<'_, str> {
 
 /// Hits by class: those of one descriptor, or sums.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Hits {
+pub struct Hits {
     /// All hits.
-    total: u64,
+    pub total: u64,
     /// Hits of a charge that was allowed.
-    within: u64,
+    pub within: u64,
     /// Hits that exceeded the limit.
-    over: u64,
+    pub over: u64,
     /// Hits between the near limit and the limit, whether or not their charge was allowed.
-    near: u64,
+    pub near: u64,
     /// Those of `over` whose rule only counts, and allows what is over its limit.
-    shadow: u64,
+    pub shadow: u64,
 }
 
 // === impl Hits ===
@@ -500,6 +536,10 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 
 /// The name of the series of rules that found no room.
 const FOLDED: &str = "folded";
+const FOLDED_STATS_KEY: &str = "folded.folded";
+
+/// Number of levels that the labels of the reference implementation's series show.
+const LEVELS_IN_LABELS: usize = 2;
 
 /// Ways of deciding that lead to a verdict, in the order of their counters.
 const SOURCES: [DecisionSource; 6] = [
@@ -523,6 +563,8 @@ struct RuleMeter {
     path: Box<str>,
     domain: Box<str>,
     keys: Keys,
+    /// The reference implementation's stats key; empty if it is not kept.
+    stats_key: Box<str>,
     /// Its hits are reported by the values on the requests, and not here.
     is_split: AtomicBool,
     counters: Striped<{ DECISION_COUNTERS + HIT_COUNTERS }>,
@@ -532,6 +574,8 @@ struct RuleMeter {
 #[derive(Debug)]
 struct ValueMeter {
     keys: Keys,
+    /// The reference implementation's stats key; empty if it is not kept.
+    stats_key: Box<str>,
     counters: Striped<HIT_COUNTERS>,
 }
 
@@ -556,14 +600,15 @@ type Decisions = [[u64; 2]; SOURCES.len()];
 // === impl RuleMeter ===
 
 impl RuleMeter {
-    fn new(path: &str, domain: &str, keys: Keys) -> Self {
+    fn new(path: &str, domain: &str, keys: Keys, stats_key: Box<str>) -> Self {
+        let (path, domain) = (path.into(), domain.into());
         let is_split = AtomicBool::new(false);
-        Self { path: path.into(), domain: domain.into(), keys, is_split, counters: Striped::new() }
+        Self { path, domain, keys, stats_key, is_split, counters: Striped::new() }
     }
 
     /// Creates the meter of rules that find no room.
     fn folded() -> Self {
-        Self::new(FOLDED, FOLDED, Keys::folded())
+        Self::new(FOLDED, FOLDED, Keys::folded(), FOLDED_STATS_KEY.into())
     }
 
     /// Records a decision. `code` is the verdict after shadow mode.
@@ -602,8 +647,8 @@ impl RuleMeter {
 // === impl ValueMeter ===
 
 impl ValueMeter {
-    fn new(keys: Keys) -> Self {
-        Self { keys, counters: Striped::new() }
+    fn new(keys: Keys, stats_key: Box<str>) -> Self {
+        Self { keys, stats_key, counters: Striped::new() }
     }
 
     #[inline]
@@ -615,11 +660,6 @@ impl ValueMeter {
     fn sums(&self) -> Hits {
         Hits::counted(&self.counters.sums())
     }
-}
-
-/// Whether hits of `rule` are reported by the values on the requests. Deeper levels have no label.
-fn is_split(rule: &Rule) -> bool {
-    rule.varies_at(0) || rule.varies_at(1)
 }
 
 /// A failure mode of `error` gives no verdict.
@@ -651,7 +691,9 @@ impl Keys {
     /// as the key that matched a pattern.
     fn beforehand(rule: &Rule) -> Option<Self> {
         let is_pattern = |level: &Level| matches!(level.matched, LevelMatch::Wildcard(_));
-        let varies = is_split(rule) || rule.levels.iter().take(2).any(is_pattern);
+        let is_shown = |level| rule.varies_at(level);
+        let varies = (0..LEVELS_IN_LABELS).any(is_shown)
+            || rule.levels.iter().take(LEVELS_IN_LABELS).any(is_pattern);
         (!varies).then(|| Self::of(&rule.stats_name()))
     }
 

@@ -5,7 +5,7 @@
 //! names: it bounds the calls that wait and the memory of incomplete messages for each of them.
 
 use std::fmt::Write;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -135,13 +135,15 @@ impl DecisionService {
     ) -> impl Future<Output = Result<T, RequestError>> + 'c {
         // State that the call shares with others is behind locks and atomics that a panic leaves
         // usable; state that the call owns is dropped, which releases it.
-        AssertUnwindSafe(call).catch_unwind().map(move |result| {
-            result.map_err(|_| {
-                self.limits(transport).panics.fetch_add(1, Ordering::Relaxed);
-                self.observers.note_error(&RequestError::Panicked);
-                RequestError::Panicked
-            })
-        })
+        AssertUnwindSafe(call)
+            .catch_unwind()
+            .map(move |result| result.map_err(|_| self.note_panic(transport)))
+    }
+
+    fn note_panic(&self, transport: Transport) -> RequestError {
+        self.limits(transport).panics.fetch_add(1, Ordering::Relaxed);
+        self.observers.note_error(&RequestError::Panicked);
+        RequestError::Panicked
     }
 
     /// Returns the reservation on which the bytes of an incomplete message are counted.
@@ -214,6 +216,35 @@ impl DecisionService {
             Ok(make(&self.finish(request, decided?, start)))
         };
         answered.await.inspect_err(|error| self.observers.note_error(error))
+    }
+
+    /// Answers `request` as [`DecisionService::answer`] does, if it need not wait, and catches its
+    /// panics. `None` leaves it to `answer`, and nothing of it is charged or counted yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the request is invalid, or a panic was caught.
+    pub fn answer_at_once<T>(
+        &self,
+        transport: Transport,
+        request: &Request<'_>,
+        make: impl FnOnce(&Answer<'_>) -> T,
+    ) -> Option<Result<T, RequestError>> {
+        let decide = || {
+            check(request)?;
+            let rules = self.rules_in_force.borrow();
+            let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
+            let start = self.now();
+            let decided = self.limiter.decide_at_once(rules, request, start);
+            Ok(decided.map(|verdict| make(&self.finish(request, verdict, start))))
+        };
+        // What the call shares with others is left usable, as in `catch_panic`.
+        match catch_unwind(AssertUnwindSafe(decide)) {
+            Ok(answered) => {
+                answered.inspect_err(|error| self.observers.note_error(error)).transpose()
+            }
+            Err(_) => Some(Err(self.note_panic(transport))),
+        }
     }
 
     #[cold]

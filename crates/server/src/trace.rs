@@ -23,9 +23,12 @@ use opentelemetry_sdk::trace::Span as SdkSpan;
 use parking_lot::Mutex;
 use ratelease_cli::client::GRPC_CODES;
 use ratelease_cli::settings::Tracing;
+use ratelease_engine::order::{Follow, Order};
 use ratelease_engine::rng;
 use ratelease_engine::span_context::SpanContext;
-use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store};
+use ratelease_engine::store::{
+    Ask, GrantFuture, Heartbeat, OrderFuture, PodCountFuture, ReadyFuture, Store,
+};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Verdict;
 use ratelease_otlp::origin::{Origin, system_time};
@@ -360,6 +363,18 @@ impl Store for Traced {
 
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.inner.beat(beat)
+    }
+
+    fn clear<'a>(&'a self, ask: &'a Ask) -> OrderFuture<'a> {
+        self.inner.clear(ask)
+    }
+
+    fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
+        self.inner.order(ask, order)
+    }
+
+    fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
+        self.inner.follow_orders(follow)
     }
 
     fn counts(&self) -> Vec<ratelease_engine::counter::Count> {

@@ -54,6 +54,7 @@ use crate::rule_source::xds::{XdsStatus, XdsWatch};
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::StatsdPush;
 
 mod background;
 mod bind;
@@ -88,6 +89,7 @@ pub struct App {
     snapshot: Option<Arc<Snapshot>>,
     tracer: Tracer,
     push: Option<Push>,
+    statsd: Option<StatsdPush>,
     supervisor: Supervisor,
     open: ConnectionLimits,
     threads: Threads,
@@ -137,6 +139,7 @@ struct Serving {
     watcher: RuleWatch,
     tracer: Tracer,
     push: Option<Push>,
+    statsd: Option<StatsdPush>,
     drain_max: Duration,
     certificates: Option<CertificateWatch>,
     /// Ends last: the threads that serve.
@@ -201,6 +204,9 @@ impl App {
         if let Some(push) = &self.push {
             background.spawn_push(push.clone(), &self.threads.pages);
         }
+        if let Some(statsd) = &self.statsd {
+            background.spawn_statsd(statsd.clone(), &self.threads.pages);
+        }
         background
     }
 
@@ -252,7 +258,7 @@ impl App {
         }
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
+        let Self { watcher, live, tracer, push, statsd, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             http_servers,
@@ -267,6 +273,7 @@ impl App {
             watcher,
             tracer,
             push,
+            statsd,
             drain_max,
             certificates,
             _threads: threads,
@@ -306,14 +313,19 @@ impl Serving {
         drop(self.background);
     }
 
-    /// Sends the spans and metrics that the collector does not have yet.
+    /// Sends the spans, metrics and counts that have not been sent yet.
     async fn flush_telemetry(&self) {
         let push = async {
             if let Some(push) = &self.push {
                 push.push().await;
             }
         };
-        tokio::join!(self.tracer.shut_down(), push);
+        let statsd = async {
+            if let Some(statsd) = &self.statsd {
+                statsd.push().await;
+            }
+        };
+        tokio::join!(self.tracer.shut_down(), push, statsd);
     }
 
     /// Stops accepting calls and lets those in progress finish, within `limit`.

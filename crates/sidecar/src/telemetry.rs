@@ -1,11 +1,12 @@
-//! Sets up the log: lines on standard error, as text or JSON; and [`push`] sends metrics to a
-//! collector. Spans and samples of decisions are in `ratelease-server`, which begins them.
+//! Sets up the log: lines on standard error, as text or JSON; [`push`] sends metrics to a
+//! collector, and [`statsd`] counts to statsd. Spans and samples of decisions are in `ratelease-server`, which begins them.
 //!
 //! One event is one line whatever it contains: control characters are escaped, so that no value
 //! from outside can end a line, forge another or control a terminal.
 
 mod log_writer;
 pub mod push;
+pub mod statsd;
 #[cfg(test)]
 mod tests;
 

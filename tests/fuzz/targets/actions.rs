@@ -27,6 +27,10 @@ impl Stream for Hostile<'_> {
         if name == ":path" { Some(self.0) } else { self.part(&[name.as_bytes(), &[3]].concat()) }
     }
 
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        (0..).map_while(|at| self.request_header(name, at)).collect()
+    }
+
     fn response_header(&self, name: &str) -> Option<&[u8]> {
         self.part(name.as_bytes())
     }
@@ -70,10 +74,6 @@ impl Stream for Hostile<'_> {
     fn count(&self, _: Count) -> Option<u64> {
         self.0.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
     }
-
-    fn draw(&self) -> u64 {
-        self.0.len() as u64 % 100
-    }
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_configuration_makes_descriptors_of_any_stream_or_has_faults_with_their_plac
             let Ok(config) = RateLimitPerRoute::decode(bytes) else { return false };
             let mut faults = Faults::default();
             let limits = &config.rate_limits;
-            let actions = Actions::compile(limits, "rate_limits", |_| 50, &mut faults);
+            let actions = Actions::compile(limits, "rate_limits", &mut faults);
             assert!(faults.iter().all(|fault| fault.place.starts_with("rate_limits")), "{faults}");
             for phase in [Phase::Start, Phase::Done] {
                 for stage in 0..=STAGE_MAX {
@@ -111,7 +111,7 @@ fn a_header_of_a_mebibyte_takes_no_longer_than_its_length() {
     let config = include_bytes!("../corpus/actions/all");
     let config = RateLimitPerRoute::decode(&config[..]).expect("a message");
     let mut faults = Faults::default();
-    let actions = Actions::compile(&config.rate_limits, "rate_limits", |_| 100, &mut faults);
+    let actions = Actions::compile(&config.rate_limits, "rate_limits", &mut faults);
     assert!(faults.is_empty(), "{faults}");
     for byte in [b'a', b'%', b'&', b'-', 0xff, b'9'] {
         let header = vec![byte; 1 << 20];

@@ -37,7 +37,7 @@ spec:
             - {name: REDIS_SOKCET_TYPE, value: tcp}
             - {name: BACKEND_TYPE, value: memcache}
             - {name: USE_STATSD, value: 'false'}
-            - {name: STATSD_HOST, value: statsd}
+            - {name: MEMCACHE_HOST_PORT, value: 'memcached:11211'}
             - {name: RUNTIME_ROOT, value: /data}
             - {name: RUNTIME_SUBDIRECTORY, value: ratelimit}
             - {name: HOST, value: '::'}
@@ -65,7 +65,7 @@ fn each_variable_and_rule_file_of_a_manifest_is_judged_with_what_to_do() {
         "! unknown  REDIS_SOKCET_TYPE: neither ratelease nor the reference (at f2fb157, July 2026) \
          has this setting",
         "             did you mean REDIS_SOCKET_TYPE?",
-        "! ignored  STATSD_HOST: statsd is not supported; metrics are served for Prometheus",
+        "! ignored  MEMCACHE_HOST_PORT: only Redis is supported",
         "  same     USE_STATSD",
         "rules: ConfigMaps at /data/ratelimit/config: 1 file, which would not load",
         "! fault    ratelimit.yaml: ConfigMap ratelimit-config: config.yaml:7:24: invalid rate \

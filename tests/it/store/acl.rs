@@ -1,5 +1,6 @@
 //! The user of `deploy/redis-acl.conf`, over TLS.
 
+use ratelease_engine::order::Ordered;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use ratelease_engine::store::{Ask, Heartbeat, Store};
@@ -42,6 +43,12 @@ async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
     let lasts = Duration::from_secs(9);
     for leaves in [false, true] {
         store.beat(Heartbeat { pod: 1, lasts, leaves, domain: None }).await.expect("a heartbeat");
+    }
+    let (heard, mut blocked) = tokio::sync::mpsc::unbounded_channel();
+    let follow = move |_, ordered| heard.send(ordered).unwrap();
+    tokio::select! {
+        () = store.follow_orders(&follow) => unreachable!("it never returns"),
+        first = blocked.recv() => assert_eq!(first, Some(Ordered::Blocked(Vec::new()))),
     }
     let refused: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
     assert_eq!(refused.len(), 0, "{refused:?}");

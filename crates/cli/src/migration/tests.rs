@@ -64,9 +64,13 @@ fn what_serve_refuses_is_refused_with_its_fix_and_the_rest_is_still_read() {
 #[test]
 fn a_feature_that_is_turned_off_is_the_same_and_one_that_is_missing_has_an_action() {
     assert_eq!(of(&[("USE_STATSD", Some("false"))], "USE_STATSD").effect, Effect::Same);
-    let missing = of(&[("STATSD_HOST", Some("statsd"))], "STATSD_HOST");
-    assert_eq!(missing.effect, Effect::Ignored);
-    assert_eq!(missing.action, "let Prometheus read the metrics, and unset it");
+    let mapper = "PROMETHEUS_MAPPER_YAML";
+    let missing = of(&[(mapper, Some("/etc/conf.yaml"))], mapper);
+    assert_eq!((missing.effect, &*missing.action), (Effect::Ignored, "unset it"));
+    for name in ["DOG_STATSD_MOGRIFIER_HITS_NAME", "DD_ENV", "STATSD_PROTOCOL"] {
+        let given = [(name, Some("udp")), ("USE_DOG_STATSD", Some("true"))];
+        assert_eq!(of(&given, name).effect, Effect::Same, "{name}");
+    }
     let unneeded = of(&[("REDIS_POOL_SIZE", Some("5"))], "REDIS_POOL_SIZE");
     assert_eq!((unneeded.effect, &*unneeded.action), (Effect::Ignored, ""));
 }

@@ -30,7 +30,6 @@ const SPARED: &str = "not needed: a denied request spends nothing on its other r
 const HEALTH: &str = "health does not depend on Redis: leased tokens are spent without it";
 const READONLY: &str =
     "not needed: a connection to a master that became a replica is always replaced";
-const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
 const MAPPER: Support =
     Unsupported("metrics have the names and labels of the reference's default mapper");
 const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
@@ -95,13 +94,13 @@ pub(crate) const REFERENCE: [(&str, Support); 114] = [
     ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", RANDOM_FACTOR),
     ("XDS_CLIENT_BACKOFF_JITTER", Flag),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Flag),
-    ("USE_DOG_STATSD", STATSD),
-    ("USE_DOG_STATSD_MOGRIFIERS", STATSD),
-    ("USE_STATSD", STATSD),
-    ("STATSD_HOST", STATSD),
-    ("STATSD_PORT", STATSD),
-    ("EXTRA_TAGS", STATSD),
-    ("STATS_FLUSH_INTERVAL", STATSD),
+    ("USE_DOG_STATSD", Flag),
+    ("USE_DOG_STATSD_MOGRIFIERS", Flag),
+    ("USE_STATSD", Flag),
+    ("STATSD_HOST", Flag),
+    ("STATSD_PORT", Flag),
+    ("EXTRA_TAGS", Flag),
+    ("STATS_FLUSH_INTERVAL", Flag),
     ("DISABLE_STATS", Flag),
     ("USE_PROMETHEUS", Flag),
     ("PROMETHEUS_ADDR", Flag),
@@ -179,8 +178,10 @@ pub(crate) const REFERENCE: [(&str, Support); 114] = [
 ];
 
 /// Variables that deployments of the reference set, although the reference at f2fb157 does not read
-/// them: those of newer and of older versions, and Envoy Gateway's.
-pub(crate) const BESIDE_REFERENCE: [(&str, Support); 5] = [
+/// them: those of newer and of older versions, of its libraries, and Envoy Gateway's.
+pub(crate) const BESIDE_REFERENCE: [(&str, Support); 6] = [
+    // Read by the library through which the reference writes to statsd.
+    ("STATSD_PROTOCOL", Flag),
     // Merged in July and August 2026 (pull requests 1191 and 1206).
     ("REDIS_CLOSE_CONNECTION_ON_READONLY_ERROR", Unneeded(READONLY)),
     ("USE_CALENDAR_MONTH_RATE_LIMIT", Flag),

@@ -404,6 +404,11 @@ impl Attempt {
         Self { take, fitted: 0, quota, how: DecisionSource::Shed }
     }
 
+    /// A denial, since an operator has blocked the key for this long.
+    pub(super) fn blocked(lasts: Duration) -> Self {
+        Self::local(Take::Denied, QuotaSnapshot { remaining: 0, reset_after: Some(lasts) })
+    }
+
     /// Whether a failure mode let the charge pass.
     pub(super) fn is_admitted_by_failure_mode(&self) -> bool {
         matches!((self.how, self.take), (DecisionSource::Failure(_), Take::Taken(_)))
@@ -1934,6 +1939,23 @@ impl KeyState {
         if let Some(cold) = self.buffer.cold_mut() {
             cold.suspended_until = Time::default();
         }
+    }
+
+    /// Forgets what is known of the count, and the tokens that were leased from it, since an operator
+    /// has reset it. Slots in use stay, and are stated again; costs that are owed stay too.
+    pub(super) fn forget_count(&mut self) {
+        self.buffer.forget();
+        self.flags.note_miss(false);
+        self.flags.set(Flags::POOL_EMPTY, false);
+        self.flags.set(Flags::NEXT_WINDOW_ASKED, false);
+        if self.asking == 0 {
+            self.set_debt(0);
+        }
+        self.resume();
+        if let Some(cold) = self.buffer.cold_mut() {
+            cold.next_window = None;
+        }
+        self.buffer.trim();
     }
 
     /// Hits that a failure mode has admitted and no lease has paid for yet.

@@ -37,14 +37,16 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
-    /// runs this, or four tasks that run one of its parts each: [`Limiter::run_heartbeats`],
-    /// [`Limiter::run_eviction`], [`Limiter::run_idle_returns`] and [`Limiter::run_holds`].
+    /// runs this, or five tasks that run one of its parts each: [`Limiter::run_heartbeats`],
+    /// [`Limiter::run_eviction`], [`Limiter::run_idle_returns`], [`Limiter::run_holds`] and
+    /// [`Limiter::run_orders`].
     pub async fn run(&self) {
         tokio::join!(
             self.run_heartbeats(),
             self.run_eviction(),
             self.run_idle_returns(),
             self.run_holds(),
+            self.run_orders(),
         );
     }
 
@@ -109,6 +111,7 @@ impl Limiter {
     /// Evicts the keys whose window has ended, and asks for those that are not watched since too many
     /// are. Call it every few seconds.
     pub async fn evict_expired(&self) {
+        self.shared.orders.forget_ended(self.shared.clock.now());
         self.sweep(|key, state, now, asks| {
             state.ask_unwatched(key, &self.shared.context(now), asks);
         })

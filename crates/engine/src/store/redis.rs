@@ -11,6 +11,7 @@ mod cluster;
 mod connection;
 mod context;
 mod fault;
+mod orders;
 mod settings;
 mod stream;
 
@@ -22,12 +23,14 @@ use redis::{Cmd, Value};
 use crate::algorithm::{self, Script, steps, time_outside};
 use crate::backoff::Backoff;
 use crate::counter::Count;
+use crate::order::{Follow, Order};
 use crate::store::redis::cluster::Cluster;
 use crate::store::redis::connection::{Connection, Connector, Reconnecting};
 use crate::store::redis::context::{LEAST_MAX, StoreContext, count};
 use crate::store::redis::fault::{Fault, Kind, Next};
 use crate::store::{
-    Ask, Grant, GrantFuture, Heartbeat, PODS_MAX, PodCountFuture, ReadyFuture, Store, StoreError,
+    Ask, Grant, GrantFuture, Heartbeat, OrderFuture, PODS_MAX, PodCountFuture, ReadyFuture, Store,
+    StoreError,
 };
 
 pub use self::cluster::slot_of;
@@ -155,6 +158,18 @@ impl Store for RedisStore {
 
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(self.beats(beat))
+    }
+
+    fn clear<'a>(&'a self, ask: &'a Ask) -> OrderFuture<'a> {
+        Box::pin(self.clear_count(ask))
+    }
+
+    fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
+        Box::pin(self.give_order(ask.key, order))
+    }
+
+    fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
+        Box::pin(self.follow(follow))
     }
 
     fn owner(&self, ask: &Ask) -> Option<String> {

@@ -6,8 +6,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use ratelease_rules::{DEFAULT_STORE, Limit, STORES_MAX, StoreId};
 
-use super::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, SHARDS_MAX, Store};
+use super::{
+    Ask, GrantFuture, Heartbeat, OrderFuture, PodCountFuture, ReadyFuture, SHARDS_MAX, Store,
+};
 use crate::counter::Count;
+use crate::order::{Follow, Order};
 
 /// Sends each ask to the store that its limit names ([`Limit::store`]). Limits by the second that
 /// name none have a store of their own where `REDIS_PERSECOND` is set.
@@ -110,6 +113,24 @@ impl Store for Stores {
 
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.default.beat(beat)
+    }
+
+    fn clear<'a>(&'a self, ask: &'a Ask) -> OrderFuture<'a> {
+        self.at(self.index(ask.limit)).clear(ask)
+    }
+
+    fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
+        self.at(self.index(ask.limit)).order(ask, order)
+    }
+
+    fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
+        Box::pin(async move {
+            let each = self.all().enumerate().map(|(number, store)| async move {
+                let follow = move |_: usize, ordered| follow(number, ordered);
+                store.follow_orders(&follow).await;
+            });
+            join_all(each).await;
+        })
     }
 
     fn counts(&self) -> Vec<Count> {

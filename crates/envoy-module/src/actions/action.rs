@@ -28,6 +28,10 @@ const MASKED_REMOTE_ADDRESS: &str = "masked_remote_address";
 const REMOTE_ADDRESS_MATCH: &str = "remote_address_match";
 const DESTINATION_CLUSTER: &str = "destination_cluster";
 
+/// The value of a generic key that stands for the name of the stream: no two streams have the same.
+/// Values that come with a request stand for nothing.
+const STREAM_NAME: &str = "ratelease.stream";
+
 /// One action; it makes at most one entry.
 #[derive(Debug)]
 pub(super) struct Action {
@@ -284,6 +288,11 @@ impl Action {
             }
         };
         Some(Self { key: key?, kind: kind?, skip_if_absent: false })
+    }
+
+    /// Whether the value of its entry stands for the name of the stream.
+    pub(super) fn names_stream(&self) -> bool {
+        matches!(&self.kind, Kind::GenericKey(value) if value == STREAM_NAME)
     }
 
     /// Makes the entry of a stream: `Some(None)` for none, `None` if there is to be no descriptor.

@@ -43,15 +43,12 @@ pub(super) fn header_name(
 
 /// All values of a request header, joined by commas.
 pub(super) fn all_values<'s>(stream: &'s impl Stream, name: &str) -> Option<Cow<'s, [u8]>> {
-    let first = stream.request_header(name, 0)?;
-    let mut joined = Cow::Borrowed(first);
-    for at in 1.. {
-        let Some(value) = stream.request_header(name, at) else { break };
-        let joined = joined.to_mut();
-        joined.push(b',');
-        joined.extend_from_slice(value);
+    let values = stream.request_headers(name);
+    match values[..] {
+        [] => None,
+        [value] => Some(Cow::Borrowed(value)),
+        _ => Some(Cow::Owned(values.join(&b","[..]))),
     }
-    Some(joined)
 }
 
 impl HeaderMatcher {
@@ -76,15 +73,14 @@ impl HeaderMatcher {
     /// Whether any value of the header matches, or if inverted none does. Without the header, only
     /// a matcher of presence can match, unless that stands for an empty value.
     pub(super) fn matches(&self, stream: &impl Stream) -> bool {
-        let values = || (0..).map_while(|at| stream.request_header(&self.name, at));
-        let is_there = values().next().is_some() || self.treat_missing_as_empty;
+        let mut values = stream.request_headers(&self.name);
+        if values.is_empty() && self.treat_missing_as_empty {
+            values.push(&[]);
+        }
         let holds = match &self.condition {
-            Condition::Present(expected) => is_there == *expected,
-            _ if !is_there => return false,
-            condition => {
-                let is_empty = values().next().is_none();
-                values().chain(is_empty.then_some(&[][..])).any(|value| condition.holds(value))
-            }
+            Condition::Present(expected) => values.is_empty() != *expected,
+            _ if values.is_empty() => return false,
+            condition => values.iter().any(|value| condition.holds(value)),
         };
         holds != self.invert_match
     }

@@ -18,8 +18,13 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::fault::{Faults, Place, expect_text};
 
-/// Maximum bytes of a compiled expression.
-const COMPILED_BYTES_MAX: usize = 1 << 20;
+/// Maximum KiB of a compiled expression, a power of two.
+const COMPILED_KIB_MAX: usize = 128;
+
+/// Maximum product of the bytes of a value and the KiB of the expression that reads it. The time of
+/// a match is linear in both: an expression of 2 KiB, as most are, reads all that Envoy admits by
+/// default (60 KiB of headers), and the largest 1 KiB.
+const WORK_MAX: usize = 128 << 10;
 
 /// Maximum bytes of the states that one thread keeps of an expression while it runs.
 const CACHE_BYTES_MAX: usize = 256 << 10;
@@ -30,7 +35,11 @@ const WORD: &str = "0-9A-Za-z_";
 
 /// An expression that has to match the whole value.
 #[derive(Debug)]
-pub(super) struct FullMatch(Regex);
+pub(super) struct FullMatch {
+    compiled: Regex,
+    /// Values of more bytes do not match: they would take a worker too long.
+    bytes_max: usize,
+}
 
 impl FullMatch {
     pub(super) fn compile(
@@ -51,21 +60,29 @@ impl FullMatch {
     fn new(pattern: &str) -> Result<Self, String> {
         let rewritten = rewritten(pattern)?;
         // Alone first: `a)|(b` is no expression, though it is one between parentheses.
-        built(&rewritten)?;
-        built(&format!(r"\A(?:{rewritten})\z")).map(Self)
+        built(&rewritten, COMPILED_KIB_MAX)?;
+        let whole = format!(r"\A(?:{rewritten})\z");
+        // The crate does not tell the size, only whether it is exceeded.
+        let mut kib = 1;
+        loop {
+            match built(&whole, kib) {
+                Err(_) if kib < COMPILED_KIB_MAX => kib *= 2,
+                compiled => return Ok(Self { compiled: compiled?, bytes_max: WORK_MAX / kib }),
+            }
+        }
     }
 
     pub(super) fn matches(&self, value: &[u8]) -> bool {
-        self.0.is_match(value)
+        value.len() <= self.bytes_max && self.compiled.is_match(value)
     }
 }
 
-fn built(pattern: &str) -> Result<Regex, String> {
+fn built(pattern: &str, kib: usize) -> Result<Regex, String> {
     let mut builder = RegexBuilder::new(pattern);
-    builder.size_limit(COMPILED_BYTES_MAX).dfa_size_limit(CACHE_BYTES_MAX);
+    builder.size_limit(kib << 10).dfa_size_limit(CACHE_BYTES_MAX);
     builder.build().map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => {
-            format!("too large; expected at most {COMPILED_BYTES_MAX} bytes compiled")
+            format!("too large; expected at most {COMPILED_KIB_MAX} KiB compiled")
         }
         error => {
             // The crate draws the pattern with a mark below; its last line says what is wrong.
@@ -272,6 +289,18 @@ mod tests {
         assert!(matches(".", "é".as_bytes()));
         assert!(!matches(".", b"\xff"));
         assert!(matches(r"\C", b"\xff"));
+    }
+
+    #[test]
+    fn the_larger_an_expression_the_shorter_the_values_that_it_reads() {
+        let bytes_max = |pattern: &str| FullMatch::new(pattern).unwrap().bytes_max;
+        for usual in [".*", "/api/v[0-9]+/users/[^/]+/orders", r"[\w.]+@[\w.]+"] {
+            assert!(bytes_max(usual) >= 60 << 10, "{usual}: {}", bytes_max(usual));
+        }
+        let large = FullMatch::new("(?s).*[ab].{90}x").unwrap();
+        let value = |length: usize| [&vec![b'a'; length - 1][..], b"x"].concat();
+        assert!(large.matches(&value(1024)));
+        assert!(!large.matches(&value(2048)));
     }
 
     #[test]

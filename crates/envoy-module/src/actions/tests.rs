@@ -39,13 +39,17 @@ struct Fake {
     strings: Vec<(MetadataSource, &'static str, Option<u32>, &'static str)>,
     numbers: Vec<(&'static str, f64)>,
     counts: Vec<(Count, u64)>,
-    drawn: u64,
 }
 
 impl Stream for Fake {
     fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
         let mut all = self.headers.iter().filter(|(key, _)| *key == name);
         all.nth(index).map(|(_, value)| value.as_slice())
+    }
+
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        let all = self.headers.iter().filter(|(key, _)| *key == name);
+        all.map(|(_, value)| value.as_slice()).collect()
     }
 
     fn response_header(&self, name: &str) -> Option<&[u8]> {
@@ -87,10 +91,6 @@ impl Stream for Fake {
     fn count(&self, count: Count) -> Option<u64> {
         self.counts.iter().find(|(it, _)| *it == count).map(|(_, number)| *number)
     }
-
-    fn draw(&self) -> u64 {
-        self.drawn
-    }
 }
 
 const fn u32_value(value: u32) -> UInt32Value {
@@ -119,14 +119,9 @@ fn limit_of(actions: impl IntoIterator<Item = ActionSpecifier>) -> RateLimit {
     RateLimit { actions: actions.collect(), ..RateLimit::default() }
 }
 
-/// What the runtime has at one key.
-fn percentage(key: &str) -> u64 {
-    if key == "ratelimit.a.http_filter_enabled" { 30 } else { 100 }
-}
-
 fn compiled(limits: &[RateLimit]) -> Actions {
     let mut faults = Faults::default();
-    let actions = Actions::compile(limits, "rate_limits", percentage, &mut faults);
+    let actions = Actions::compile(limits, "rate_limits", &mut faults);
     assert!(faults.is_empty(), "{faults}");
     actions
 }
@@ -150,7 +145,7 @@ fn expect(action: ActionSpecifier, stream: &Fake, expected: Option<&str>) {
 #[track_caller]
 fn refused(limit: RateLimit, expected: &str) {
     let mut faults = Faults::default();
-    Actions::compile(&[limit], "rate_limits", percentage, &mut faults);
+    Actions::compile(&[limit], "rate_limits", &mut faults);
     assert_eq!(faults.to_string(), expected);
 }
 
@@ -551,13 +546,34 @@ fn a_limit_belongs_to_one_stage_and_phase() {
 }
 
 #[test]
-fn the_runtime_says_for_which_part_of_streams_a_limit_is() {
-    let limit = |key: &str| RateLimit { disable_key: key.into(), ..limit_of([generic("x")]) };
-    let stream = |drawn| Fake { drawn, ..Fake::default() };
-    assert_eq!(shown(limit("a"), &stream(29)), ["generic_key=x"]);
-    assert_eq!(shown(limit("a"), &stream(30)), [""; 0]);
-    assert_eq!(shown(limit("b"), &stream(99)), ["generic_key=x"]);
-    assert_eq!(shown(limit(""), &stream(99)), ["generic_key=x"]);
+fn only_a_generic_key_names_the_stream() {
+    let name = "ratelease.stream";
+    let header = ActionSpecifier::RequestHeaders(RequestHeaders {
+        header_name: "x-user".to_owned(),
+        descriptor_key: "user".to_owned(),
+        ..RequestHeaders::default()
+    });
+    let actions = compiled(&[limit_of([header, generic(name)])]);
+    let stream = of_headers(&[("x-user", name)]);
+    let mut drafts = actions.descriptors(&stream, Phase::Start, 0);
+    drafts.name_streams(|| "1".to_owned());
+    let values: Vec<_> = drafts.iter().flat_map(|it| &it.entries).map(|it| &*it.1).collect();
+    assert_eq!(values, [name, "1"]);
+}
+
+#[test]
+fn the_runtime_can_switch_a_limit_off() {
+    let limit = RateLimit { disable_key: "a".into(), ..limit_of([generic("x")]) };
+    let mut actions = compiled(&[limit]);
+    for (part, descriptors) in [(Some(0.0), 0), (Some(1.0), 1), (None, 1)] {
+        actions.read_runtime(|key| {
+            assert_eq!(key, "ratelimit.a.http_filter_enabled");
+            part.map(Fraction::new)
+        });
+        let stream = Fake::default();
+        let drafts = actions.descriptors(&stream, Phase::Start, 0);
+        assert_eq!(drafts.iter().count(), descriptors, "{part:?}");
+    }
 }
 
 #[test]
@@ -665,7 +681,7 @@ fn all_faults_are_told_with_their_places() {
         RateLimit { hits_addend: hits(None, ""), ..limit_of([generic("")]) },
     ];
     let mut faults = Faults::default();
-    Actions::compile(&limits, "rate_limits", percentage, &mut faults);
+    Actions::compile(&limits, "rate_limits", &mut faults);
     let found: Vec<_> = faults.iter().map(|it| (it.place.as_str(), it.message.as_str())).collect();
     let expected = [
         ("[0].stage", "11; expected 0 to 10"),
@@ -698,7 +714,7 @@ fn all_faults_are_told_with_their_places() {
 fn only_a_hundred_faults_are_kept() {
     let limits = vec![RateLimit::default(); 150];
     let mut faults = Faults::default();
-    Actions::compile(&limits, "rate_limits", percentage, &mut faults);
+    Actions::compile(&limits, "rate_limits", &mut faults);
     assert_eq!(faults.iter().count(), 100);
     assert!(faults.to_string().ends_with("\nand 50 more"));
 }

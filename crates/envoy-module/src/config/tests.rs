@@ -1,4 +1,5 @@
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
+use ratelease_envoy_abi::fake_host::set_runtime;
 
 use super::*;
 
@@ -71,8 +72,68 @@ fn a_header_says_what_becomes_of_those_of_its_name() {
 
 #[test]
 fn a_status_below_400_denies_with_the_default() {
-    assert_eq!(status_of(Some(&kinds::HttpStatus { code: 399 }), 429), 429);
-    assert_eq!(status_of(Some(&kinds::HttpStatus { code: 503 }), 429), 503);
+    for (code, expected) in [(302, 429), (503, 503)] {
+        let rate_limited_status = Some(kinds::HttpStatus { code });
+        let domain = "shop".to_owned();
+        let message = pb::RateLimit { domain, rate_limited_status, ..Default::default() };
+        assert_eq!(compiled(&message).status, expected);
+    }
+}
+
+#[test]
+fn what_envoys_own_filter_refuses_by_its_rules_is_refused() {
+    let status = |code| Some(kinds::HttpStatus { code });
+    let percent = core::RuntimeFractionalPercent::default();
+    let faults = faults_of(&pb::RateLimit {
+        domain: "shop".to_owned(),
+        rate_limited_status: status(999),
+        status_on_error: status(0),
+        enable_x_ratelimit_headers: 2,
+        filter_enabled: Some(percent),
+        ..Default::default()
+    });
+    let expected = [
+        "enable_x_ratelimit_headers: 2; expected OFF or DRAFT_VERSION_03",
+        "rate_limited_status.code: 999; expected a status that Envoy knows, such as 429",
+        "status_on_error.code: 0; expected a status that Envoy knows, such as 500",
+        "filter_enabled.default_value: missing",
+    ];
+    assert_eq!(faults.lines().collect::<Vec<_>>(), expected);
+    let route =
+        pb::RateLimitPerRoute { vh_rate_limits: 3, override_option: -1, ..Default::default() };
+    let route = RouteConfig::read(&route.encode_to_vec()).unwrap_err();
+    let expected = "vh_rate_limits: 3; expected 0 to 2\noverride_option: -1; expected 0 to 3";
+    assert_eq!(route, expected);
+}
+
+#[test]
+fn an_added_header_cannot_end_its_line_or_take_the_place_of_another_kind() {
+    let raw =
+        core::HeaderValue { key: "x-raw".into(), raw_value: b"a\r".into(), ..Default::default() };
+    let raw = core::HeaderValueOption { header: Some(raw), ..Default::default() };
+    let line = "holds a NUL or the end of a line; expected one line";
+    for (header, place, says) in [
+        (header("x-a", "v\r\nx-evil: 1"), "value", line),
+        (header("x-a", "v\0"), "value", line),
+        (raw, "value", line),
+        (header("x-a: 1\nx-b", "v"), "key", line),
+        (header("", "v"), "key", "missing"),
+        (header(":status", "200"), "key", "\":status\"; expected a name other than host"),
+        (header("Host", "v"), "key", "\"Host\"; expected a name other than host"),
+        (header("x-a", &"v".repeat(20_000)), "value", "20000 bytes; expected at most 16384"),
+    ] {
+        let domain = "shop".to_owned();
+        let response_headers_to_add = vec![header];
+        let faults =
+            faults_of(&pb::RateLimit { domain, response_headers_to_add, ..Default::default() });
+        let expected = format!("response_headers_to_add[0].header.{place}: {says}");
+        assert!(faults.starts_with(&expected) && faults.lines().count() == 1, "{faults}");
+    }
+    let response_headers_to_add = vec![header("x-a", "v"); 11];
+    let domain = "shop".to_owned();
+    let faults =
+        faults_of(&pb::RateLimit { domain, response_headers_to_add, ..Default::default() });
+    assert_eq!(faults, "response_headers_to_add: 11 headers; expected at most 10");
 }
 
 #[test]
@@ -123,4 +184,25 @@ fn no_bytes_make_a_reader_panic() {
         let _ = RouteConfig::read(&bytes);
         let _ = overrides(&bytes);
     }
+}
+
+#[test]
+fn parts_of_requests_are_read_from_the_runtime_once() {
+    let keyed = |key: &str| {
+        let default_value = Some(kinds::FractionalPercent { numerator: 100, denominator: 0 });
+        Some(core::RuntimeFractionalPercent { default_value, runtime_key: key.to_owned() })
+    };
+    let message = |enabled| pb::RateLimit {
+        domain: "shop".to_owned(),
+        filter_enabled: enabled,
+        ..Default::default()
+    };
+    set_runtime("a.part", 25);
+    assert_eq!(compiled(&message(keyed("a.part"))).enabled, Fraction::new(0.25));
+    assert_eq!(compiled(&message(keyed("no.part"))).enabled, Fraction::ALL);
+    set_runtime(ENABLED, 0);
+    set_runtime(ENFORCING, 150);
+    let config = compiled(&message(None));
+    assert_eq!((config.enabled, config.enforced), (Fraction::new(0.0), Fraction::ALL));
+    assert_eq!(compiled(&message(keyed("no.part"))).enabled, Fraction::ALL);
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ratelease_engine::buckets::Buckets;
@@ -40,6 +41,23 @@ pub struct RuleTotals {
     pub near_limit: u64,
     /// Hits over the limit that shadow mode allowed.
     pub shadow: u64,
+}
+
+/// What the reference implementation counts, by its own names.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReferenceCounts {
+    /// Hits by stats key; keys without hits are left out.
+    pub by_stats_key: BTreeMap<Box<str>, Hits>,
+    /// Calls without a verdict, because of the request or the service, and because of the store.
+    pub service_errors: u64,
+    /// See `service_errors`.
+    pub store_errors: u64,
+    /// All calls.
+    pub requests: u64,
+    /// Calls that only the global shadow mode let pass.
+    pub shadowed: u64,
+    /// Time from a decoded request to its verdict, in buckets from 1 us.
+    pub took: Buckets,
 }
 
 /// Selects the value of one series of the reference implementation.
@@ -107,6 +125,39 @@ impl Meters {
         busy.sort_unstable_by_key(|(path, sums)| (Reverse(sums.count()), *path));
         busy.truncate(max);
         busy.into_iter().map(RuleTotals::of).collect()
+    }
+
+    /// What the reference implementation counts. Reads every series, and copies their names. The
+    /// hits are those of meters with [`Options::by_stats_key`](super::Options::by_stats_key).
+    pub fn reference_counts(&self) -> ReferenceCounts {
+        let Shared { took, calls, rules, overrides, values, values_folded, .. } = &*self.shared;
+        let meters = rules.meters();
+        let whole = meters.iter().map(AsRef::as_ref).filter(|meter| !meter.is_split());
+        let whole = whole.chain(overrides.iter());
+        let whole = whole.map(|meter| (&meter.stats_key, meter.sums().hits));
+        let parts = values.iter().chain([values_folded]);
+        let parts = parts.map(|meter| (&meter.stats_key, meter.sums()));
+        let mut by_stats_key: BTreeMap<Box<str>, Hits> = BTreeMap::new();
+        for (key, hits) in whole.chain(parts) {
+            if key.is_empty() || hits.total == 0 {
+                continue;
+            }
+            match by_stats_key.get_mut(key) {
+                Some(sum) => sum.add(&hits),
+                None => drop(by_stats_key.insert(key.clone(), hits)),
+            }
+        }
+        let counts = calls.sums();
+        let [service_errors, store_errors] = errors(&counts);
+        let took = took.fine();
+        ReferenceCounts {
+            by_stats_key,
+            service_errors,
+            store_errors,
+            requests: took.count() + service_errors + store_errors,
+            shadowed: counts[calls::SHADOWED],
+            took,
+        }
     }
 
     /// Every metric of decisions. Blocks no decision. Series of the rules in force are included at

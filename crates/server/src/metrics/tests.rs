@@ -554,7 +554,7 @@ mod registry {
     use ratelease_engine::verdict::{Code, DecisionSource};
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
-        registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
+        registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path), Box::default()))
     }
 
     fn note(meter: &RuleMeter) {
@@ -610,4 +610,47 @@ mod by_domain {
         assert_eq!(of(4, 1, 1).since(&of(10, 3, 2)), of(0, 0, 0), "the rule was replaced");
         assert_eq!(of(5, 9, 9).since(&of(4, 1, 1)), of(1, 1, 0));
     }
+}
+
+#[test]
+fn hits_are_kept_by_whole_stats_keys_if_asked_for_and_the_labels_stay_the_same() {
+    const DEEP: &str = "
+domain: d
+descriptors:
+  - key: plan
+    descriptors:
+      - key: path
+        descriptors:
+          - key: user
+            value_to_metric: true
+            rate_limit: {unit: minute, requests_per_unit: 10}
+  - key: plain
+    rate_limit: {unit: minute, requests_per_unit: 10}
+";
+    let source = Source { name: "d.yaml".into(), text: DEEP.into() };
+    let load =
+        || rules::load(std::slice::from_ref(&source), rules::Options::default()).unwrap().rules;
+    let families = [false, true].map(|by_stats_key| {
+        let rules = load();
+        let meters = Meters::new(Options { by_stats_key, ..Options::default() });
+        for user in ["a", "b", "b"] {
+            note(&meters, &rules, &[("plan", "x"), ("path", "y"), ("user", user)], 9, false);
+        }
+        note(&meters, &rules, &[("plain", "x")], 9, false);
+        let counts = meters.reference_counts();
+        let keys: Vec<_> =
+            counts.by_stats_key.iter().map(|(key, hits)| (&**key, hits.total)).collect();
+        if by_stats_key {
+            let expected = [("d.plain", 1), ("d.plan.path.user_a", 1), ("d.plan.path.user_b", 2)];
+            assert_eq!(keys, expected);
+        } else {
+            assert_eq!(keys, []);
+        }
+        assert_eq!((counts.requests, counts.service_errors, counts.store_errors), (4, 0, 0));
+        let mut families = meters.families(Some(&rules));
+        families.retain(|family| family.name.starts_with("ratelimit_service_rate_limit"));
+        families
+    });
+    assert_eq!(families[0], families[1]);
+    assert!(!families[0].is_empty());
 }

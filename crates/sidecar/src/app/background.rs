@@ -19,6 +19,7 @@ use crate::http::{self, HttpServerParts};
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::StatsdPush;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::HealthHandle;
 
@@ -68,7 +69,9 @@ impl Background {
         let task = |limiter: Limiter| async move { limiter.run_idle_returns().await };
         self.spawn("idle", limiter.clone(), task);
         let task = |limiter: Limiter| async move { limiter.run_holds().await };
-        self.spawn("holds", limiter, task);
+        self.spawn("holds", limiter.clone(), task);
+        let task = |limiter: Limiter| async move { limiter.run_orders().await };
+        self.spawn("orders", limiter, task);
     }
 
     /// Counts each second for the live page.
@@ -80,6 +83,12 @@ impl Background {
     pub(super) fn spawn_push(&mut self, push: Push, runtime: &Handle) {
         let task = move || push.clone().run();
         self.tasks.spawn_on(self.supervisor.clone().run("metrics", task), runtime);
+    }
+
+    /// Sends counts to statsd, in `runtime`.
+    pub(super) fn spawn_statsd(&mut self, push: StatsdPush, runtime: &Handle) {
+        let task = move || push.clone().run();
+        self.tasks.spawn_on(self.supervisor.clone().run("statsd", task), runtime);
     }
 
     /// Writes the rules that come into force, and the pod counts that `limiter` receives.

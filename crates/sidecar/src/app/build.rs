@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::{
     App, BuildError, DecisionPorts, ProcessStats, RuleParts, StatsSources, Threads, bind,
@@ -40,6 +40,7 @@ use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
 use crate::telemetry::push::Push;
+use crate::telemetry::statsd::{Counts, StatsdPush};
 use ratelease_otlp::origin::Origin;
 use ratelease_server::current_rules::CurrentRules;
 use ratelease_server::grpc::{ConnectionAge, Listener};
@@ -93,8 +94,8 @@ impl App {
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
-    /// that decide and their threads, and with a debug port only if its setting is given. The
-    /// limit on open files stays as the process has it.
+    /// that decide and their threads, and with a debug port only if its setting is given and nothing
+    /// else has it. The limit on open files stays as the process has it.
     ///
     /// # Errors
     ///
@@ -105,7 +106,7 @@ impl App {
         log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
         let threads = Threads::start(Some(0))?;
-        let bound = bind_pages(&settings).await?;
+        let bound = bind_pages(&settings).await;
         let settings = Settings { grpc_tls: None, ..settings };
         Self::assemble(settings, clock, log, threads, bound).await
     }
@@ -120,11 +121,12 @@ impl App {
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
             settings;
-        let Settings { hot_keys, summary, telemetry, grpc_tls, .. } = settings;
+        let Settings { hot_keys, summary, telemetry, grpc_tls, statsd, .. } = settings;
         let tls = grpc_tls.map(certificates).transpose()?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
-        let meters = (!metrics.is_off).then(|| meters(&responses, &metrics));
+        let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
+        let counted = meters.clone().zip(statsd);
         let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone());
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
@@ -157,6 +159,7 @@ impl App {
         Ok(Self {
             admin: debug_pages(&listeners, &sources, &live),
             push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
+            statsd: counted.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
             decisions: bound.decisions.map(|bound| decision_ports(bound, &listeners, tls)),
             debug: bound.debug,
             metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
@@ -213,14 +216,20 @@ async fn bind_listeners(
     Ok(BoundListeners { decisions, debug, metrics: bind_metrics(metrics).await? })
 }
 
-/// Binds the listeners of pages that are asked for.
-async fn bind_pages(settings: &Settings) -> Result<BoundListeners, BuildError> {
+/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart the
+/// process before has the ports still.
+async fn bind_pages(settings: &Settings) -> BoundListeners {
     let is_given = |it: &EffectiveSetting| it.name == EMBEDDED_DEBUG && !it.is_default;
     let debug = match settings.summary.iter().any(is_given) {
-        true => Some(bind_debug(&settings.listeners).await?),
+        true => or_warned(bind_debug(&settings.listeners).await),
         false => None,
     };
-    Ok(BoundListeners { decisions: None, debug, metrics: bind_metrics(&settings.metrics).await? })
+    let metrics = or_warned(bind_metrics(&settings.metrics).await).flatten();
+    BoundListeners { decisions: None, debug, metrics }
+}
+
+fn or_warned<T>(bound: Result<T, BuildError>) -> Option<T> {
+    bound.inspect_err(|error| warn!("{error}; until the next start this page is not served")).ok()
 }
 
 async fn bind_debug(listeners: &Listeners) -> Result<TcpListener, BuildError> {
@@ -306,10 +315,26 @@ fn pusher(
     Push::new(origin, settings, clock, Arc::new(move || sources.families()))
 }
 
-fn meters(responses: &Responses, metrics: &Metrics) -> Meters {
+fn statsd_push(
+    settings: settings::Statsd,
+    clock: Clock,
+    meters: Meters,
+    published: &Arc<CurrentRules>,
+) -> StatsdPush {
+    let published = Arc::clone(published);
+    let read = move || Counts {
+        reference: meters.reference_counts(),
+        loads_ok: published.loads_ok(),
+        loads_failed: published.loads_failed(),
+    };
+    StatsdPush::new(settings, clock, Arc::new(read))
+}
+
+fn meters(responses: &Responses, metrics: &Metrics, by_stats_key: bool) -> Meters {
     Meters::new(counting::Options {
         near_limit_ratio: responses.near_limit_ratio,
         series_max: metrics.series_max,
+        by_stats_key,
     })
 }
 

@@ -17,7 +17,7 @@ use ratelease_cli::settings;
 use ratelease_cli::settings::OtlpCompression;
 use ratelease_engine::buckets::Buckets;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_otlp::failure_log::FailureLog;
+use ratelease_otlp::failure_log::{ENDPOINT, FailureLog};
 use ratelease_otlp::metrics_client::{ExportError, MetricsClient};
 use ratelease_otlp::origin::{Origin, SCOPE, VERSION, nanos, system_time};
 use ratelease_server::metrics::family::{Family, Kind, Labels, Sample, Value};
@@ -56,7 +56,7 @@ impl Push {
     /// the work. Counters began when `clock` was started. It must be called in a runtime.
     pub fn new(origin: &Origin, settings: settings::Push, clock: Clock, read: Read) -> Self {
         let settings::Push { interval, otlp } = settings;
-        let log = Arc::new(FailureLog::new("metrics", clock));
+        let log = Arc::new(FailureLog::new("metrics", ENDPOINT, clock));
         let attributes = origin.attributes().iter();
         let attributes = attributes.map(|(key, value)| text(key, value)).collect();
         let shared = Shared {

@@ -206,3 +206,29 @@ fn metrics_are_pushed_where_otlp_is_among_the_exporters() {
         assert_eq!(push.is_some(), expected, "{list}");
     }
 }
+
+#[test]
+fn nothing_is_pushed_to_statsd_unless_asked_for_and_counted() {
+    let pushed = |env: Env<'_>| good("ratelease serve", env).statsd;
+    assert_eq!(pushed(&[("STATSD_HOST", "statsd")]), None);
+    assert_eq!(pushed(&[("USE_STATSD", "true"), ("DISABLE_STATS", "true")]), None);
+    let found = pushed(&[("USE_STATSD", "true"), ("DD_ENV", "prod")]).expect("a push");
+    assert_eq!(
+        (found.address, found.interval),
+        (HostPort::new("localhost", 8125), Duration::from_secs(10))
+    );
+    assert_eq!((found.protocol, found.dialect), (StatsdProtocol::Tcp, StatsdDialect::Statsd));
+    assert_eq!(found.tags, []);
+    let env = [("USE_DOG_STATSD", "true"), ("DD_ENV", "prod"), ("EXTRA_TAGS", "zone:a")];
+    let found = pushed(&env).expect("a push");
+    assert_eq!(found.protocol, StatsdProtocol::Udp);
+    let tags = [("env", "prod"), ("zone", "a")];
+    assert_eq!(found.tags, tags.map(|(name, value)| (name.to_owned(), value.to_owned())));
+}
+
+#[test]
+fn statsd_and_dogstatsd_at_once_are_refused() {
+    let env = [("USE_STATSD", "true"), ("USE_DOG_STATSD", "true")];
+    let faults = faults("ratelease serve", &env).concat();
+    assert!(faults.contains("set USE_STATSD=false or USE_DOG_STATSD=false"), "{faults}");
+}

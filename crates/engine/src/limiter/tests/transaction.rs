@@ -122,6 +122,40 @@ async fn passed_by_itself(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
     passed
 }
 
+/// What a caller that cannot wait leaves to one that can has had no effect.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_decided_at_once_is_settled_refunded_and_charged_once() {
+    let settles = Rig::new(&limits(&format!("{HOUR}, settle: true"), HOUR));
+    let mut cost = charge("a", 7);
+    cost.descriptors.push(descriptor("b"));
+    let refunds = Rig::new(&limits(HOUR, HOUR));
+    decide(&refunds.pod(), &refunds.rules, &charge("a", 50)).await;
+    for (rig, both, left) in [(settles, cost, 93), (refunds, refund_and_charge(5, 1), 55)] {
+        let pod = rig.pod();
+        let now = pod.clock().now();
+        assert_eq!(pod.decide_at_once(&rig.rules, &both, now), None, "`b` waits");
+        assert_eq!(code(&pod, &rig.rules, &both).await, Code::Ok);
+        tokio::time::sleep(MAX_WAIT).await;
+        assert_eq!(remaining(&pod, &rig.rules, "a").await, left);
+        assert_eq!(remaining(&pod, &rig.rules, "b").await, 99);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_taken_before_a_wait_goes_back() {
+    let rig = Rig::new(&limits(HOUR, "unit: hour, requests_per_unit: 2"));
+    let pod = rig.pod();
+    let at_once = |keys: &[&'static str]| {
+        let decided = pod.decide_at_once(&rig.rules, &request(keys), pod.clock().now());
+        decided.map(|verdict| verdict.code)
+    };
+    assert_eq!(remaining(&pod, &rig.rules, "a").await, 100);
+    assert_eq!(at_once(&["a"]), None, "a look leases nothing");
+    decide(&pod, &rig.rules, &charge("a", 1)).await;
+    assert_eq!(at_once(&["a", "b"]), None, "`a` is here, `b` is not");
+    assert_eq!(remaining(&pod, &rig.rules, "a").await, 99);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_cancelled_leaves_nothing_behind() {
     let yaml = limits(HOUR, "unit: day, requests_per_unit: 100");

@@ -337,7 +337,7 @@ impl Stages {
 
 /// A connection that is logged in.
 #[derive(Debug)]
-struct Opened {
+pub(super) struct Opened {
     connection: MultiplexedConnection,
     limit: Arc<ReplyLimit>,
     address: Address,
@@ -493,7 +493,7 @@ impl Opened {
     }
 
     /// Sends one command and returns its reply; an error reply is a fault.
-    async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
         let reply = self.connection.clone().send_packed_command(command).await;
         let reply = reply.and_then(Value::extract_error);
         let reply = reply.map_err(stream::with_hint);
@@ -808,11 +808,7 @@ impl Connector {
     }
 
     async fn try_open(&self, timeout: &Arc<AdaptiveTimeout>) -> Result<Connection, Fault> {
-        let address = match &self.to {
-            Target::Server(address) => address.clone(),
-            Target::Master(name) => find_master(&self.context, name).await?,
-            Target::Nowhere => return Err(Fault::new(Kind::Lost, "no address is configured")),
-        };
+        let address = self.address().await?;
         let stages = Stages::new();
         let began = self.context.clock.now();
         let within = timeout.for_connect();
@@ -821,6 +817,20 @@ impl Connector {
         let context = Arc::clone(&self.context);
         let timeout = Arc::clone(timeout);
         Ok(Connection::new(address, opened, stages, context, timeout))
+    }
+
+    /// Opens a connection for commands that wait at the server, beside the one for asks.
+    pub(super) async fn open_aside(&self) -> Result<Opened, Fault> {
+        let address = self.address().await?;
+        open(&self.context, &address, Peer::Server, None, MASTER_TIMEOUT).await
+    }
+
+    async fn address(&self) -> Result<Address, Fault> {
+        match &self.to {
+            Target::Server(address) => Ok(address.clone()),
+            Target::Master(name) => find_master(&self.context, name).await,
+            Target::Nowhere => Err(Fault::new(Kind::Lost, "no address is configured")),
+        }
     }
 
     /// A hint on how to fix `why`.

@@ -1,0 +1,252 @@
+//! Orders of an operator for single keys: which keys are blocked, and which were reset lately.
+//!
+//! A blocked key is denied before anything else is looked at, so that it needs no room in the table
+//! and no ask. A reset key is forgotten: the store has deleted its count, and tokens that were leased
+//! from that are dropped here, not returned to the new one.
+
+use std::array;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_rules::STORES_MAX;
+use ratelease_rules::key::Key;
+use tracing::{info, warn};
+
+use super::{Limiter, Shared};
+use crate::order::{ORDERS_MAX, Order, Ordered};
+use crate::time::Time;
+
+/// Blocks are kept by key in this many parts, so that cores which look for different keys do not wait
+/// for each other.
+const PARTS: usize = 64;
+
+/// The largest number of blocks of all stores together.
+const BLOCKS_MAX: usize = ORDERS_MAX * (STORES_MAX + 2);
+
+/// Resets of the last seconds that are remembered, for asks that were on their way.
+const RESETS_MAX: usize = ORDERS_MAX;
+
+/// No ask is out longer: the lease client answers each within ten seconds.
+const RESET_REMEMBERED: Duration = Duration::from_secs(15);
+
+/// The blocks in force, and the resets of the last seconds.
+pub(super) struct Orders {
+    /// Number of blocks, some of which may have ended. While it is 0, no lock is taken.
+    blocks: AtomicUsize,
+    parts: [Mutex<Vec<Block>>; PARTS],
+    /// Number of resets that are remembered.
+    resets: AtomicUsize,
+    reset_at: Mutex<VecDeque<(Key, Time)>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Block {
+    key: Key,
+    ends: Time,
+    /// The number of the store that said so.
+    store: usize,
+}
+
+// === impl Orders ===
+
+impl Default for Orders {
+    fn default() -> Self {
+        Self {
+            blocks: AtomicUsize::new(0),
+            parts: array::from_fn(|_| Mutex::default()),
+            resets: AtomicUsize::new(0),
+            reset_at: Mutex::default(),
+        }
+    }
+}
+
+impl Orders {
+    /// How much longer `key` is blocked; `None` if it is not.
+    #[inline]
+    pub(super) fn blocked_for(&self, key: Key, now: Time) -> Option<Duration> {
+        if self.blocks.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.find(key, now)
+    }
+
+    #[cold]
+    fn find(&self, key: Key, now: Time) -> Option<Duration> {
+        let part = self.part(key).lock();
+        let block = part.iter().find(|block| block.key == key && now < block.ends)?;
+        Some(block.ends.since(now))
+    }
+
+    /// Whether `key` was reset after `since`.
+    pub(super) fn was_reset_since(&self, key: Key, since: Time) -> bool {
+        self.resets.load(Ordering::Relaxed) > 0
+            && self.reset_at.lock().iter().any(|(reset, at)| *reset == key && *at >= since)
+    }
+
+    /// Number of keys that are blocked.
+    pub(super) fn len(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Forgets what has ended.
+    pub(super) fn forget_ended(&self, now: Time) {
+        if self.blocks.load(Ordering::Relaxed) > 0 {
+            self.change(|_, blocks| blocks.retain(|block| now < block.ends));
+        }
+        if self.resets.load(Ordering::Relaxed) > 0 {
+            let mut resets = self.reset_at.lock();
+            resets.retain(|(_, at)| now.since(*at) < RESET_REMEMBERED);
+            self.resets.store(resets.len(), Ordering::Relaxed);
+        }
+    }
+
+    fn note_reset(&self, key: Key, now: Time) {
+        let mut resets = self.reset_at.lock();
+        resets.truncate(RESETS_MAX - 1);
+        resets.push_front((key, now));
+        self.resets.store(resets.len(), Ordering::Relaxed);
+    }
+
+    /// Blocks `key`, or lifts its block if it `lasts` no time.
+    fn block(&self, store: usize, key: Key, lasts: Duration, now: Time) {
+        let mut part = self.part(key).lock();
+        let before = part.len();
+        part.retain(|block| block.key != key);
+        if !lasts.is_zero() && self.len() < BLOCKS_MAX {
+            part.push(Block { key, ends: now + lasts, store });
+        }
+        // Under the lock of the part, so that the sum of all changes is right.
+        self.blocks.fetch_add(part.len(), Ordering::Relaxed);
+        self.blocks.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Blocks these keys of a store, and no others of it. At no moment is a key free that was blocked
+    /// before and is blocked after.
+    fn block_only(&self, store: usize, keys: &[(Key, Duration)], now: Time) {
+        self.change(|at, blocks| {
+            blocks.retain(|block| block.store != store);
+            let here = keys.iter().filter(|(key, _)| part_of(*key) == at);
+            blocks.extend(here.map(|(key, lasts)| Block { key: *key, ends: now + *lasts, store }));
+        });
+    }
+
+    /// Calls `change` on each part.
+    fn change(&self, mut change: impl FnMut(usize, &mut Vec<Block>)) {
+        for (at, part) in self.parts.iter().enumerate() {
+            let mut part = part.lock();
+            let before = part.len();
+            change(at, &mut part);
+            self.blocks.fetch_add(part.len(), Ordering::Relaxed);
+            self.blocks.fetch_sub(before, Ordering::Relaxed);
+        }
+    }
+
+    fn part(&self, key: Key) -> &Mutex<Vec<Block>> {
+        &self.parts[part_of(key)]
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is meant")]
+fn part_of(key: Key) -> usize {
+    key.bits() as usize % PARTS
+}
+
+// === impl Limiter ===
+
+impl Limiter {
+    /// Follows the orders of operators for single keys; never returns.
+    pub async fn run_orders(&self) {
+        let follow = |store: usize, ordered| self.shared.follow_order(store, ordered);
+        self.shared.lease_client.follow_orders(&follow).await;
+    }
+}
+
+impl Shared {
+    fn follow_order(&self, store: usize, ordered: Ordered) {
+        let now = self.clock.now();
+        match ordered {
+            Ordered::Blocked(keys) => self.orders.block_only(store, &keys, now),
+            Ordered::Now(key, Order::Block(lasts)) => {
+                self.orders.block(store, key, lasts, now);
+                let seconds = lasts.as_secs_f64();
+                match self.orders.blocked_for(key, now) {
+                    Some(_) => info!(%key, seconds, "a key is blocked by order"),
+                    None => warn!(%key, "a key cannot be blocked: {BLOCKS_MAX} keys are"),
+                }
+            }
+            Ordered::Now(key, Order::Lift) => {
+                self.orders.block(store, key, Duration::ZERO, now);
+                info!(%key, "the block of a key is lifted by order");
+            }
+            Ordered::Now(key, Order::Reset) => {
+                // First, for replies that come meanwhile.
+                self.orders.note_reset(key, now);
+                self.table.with_existing(key, |state| state.forget_count());
+                info!(%key, "the count of a key is reset by order");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(1_000_000_000);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn key(n: u64) -> Key {
+        Key::for_test(n)
+    }
+
+    #[test]
+    fn a_key_is_blocked_until_its_time_ends_or_the_block_is_lifted() {
+        let orders = Orders::default();
+        assert_eq!(orders.blocked_for(key(1), NOW), None);
+        orders.block(0, key(1), MINUTE, NOW);
+        orders.block(0, key(2), MINUTE, NOW);
+        assert_eq!(orders.blocked_for(key(1), NOW), Some(MINUTE));
+        assert_eq!(orders.blocked_for(key(3), NOW), None);
+        orders.block(0, key(1), 2 * MINUTE, NOW);
+        assert_eq!((orders.blocked_for(key(1), NOW + MINUTE), orders.len()), (Some(MINUTE), 2));
+        orders.block(0, key(1), Duration::ZERO, NOW);
+        assert_eq!((orders.blocked_for(key(1), NOW), orders.len()), (None, 1));
+        assert_eq!(orders.blocked_for(key(2), NOW + MINUTE), None);
+        orders.forget_ended(NOW + MINUTE);
+        assert_eq!(orders.len(), 0);
+    }
+
+    #[test]
+    fn what_one_store_says_leaves_the_blocks_of_another() {
+        let orders = Orders::default();
+        orders.block(1, key(1), MINUTE, NOW);
+        orders.block_only(0, &[(key(2), MINUTE), (key(3), MINUTE)], NOW);
+        orders.block_only(0, &[(key(3), MINUTE)], NOW);
+        let blocked = [1, 2, 3].map(|n| orders.blocked_for(key(n), NOW).is_some());
+        assert_eq!((blocked, orders.len()), ([true, false, true], 2));
+    }
+
+    #[test]
+    fn blocks_and_resets_are_bounded() {
+        let orders = Orders::default();
+        for n in 0..2 * BLOCKS_MAX as u64 {
+            orders.block(0, key(n), MINUTE, NOW);
+            orders.note_reset(key(n), NOW);
+        }
+        assert_eq!(orders.len(), BLOCKS_MAX);
+        assert_eq!(orders.reset_at.lock().len(), RESETS_MAX);
+    }
+
+    #[test]
+    fn a_reset_is_remembered_for_asks_that_were_sent_before_it() {
+        let orders = Orders::default();
+        orders.note_reset(key(1), NOW + MINUTE);
+        assert!(orders.was_reset_since(key(1), NOW));
+        assert!(!orders.was_reset_since(key(2), NOW));
+        assert!(!orders.was_reset_since(key(1), NOW + 2 * MINUTE));
+        orders.forget_ended(NOW + MINUTE + RESET_REMEMBERED);
+        assert!(!orders.was_reset_since(key(1), NOW));
+    }
+}
