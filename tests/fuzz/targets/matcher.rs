@@ -32,7 +32,7 @@ fn the_first_pattern_that_matches_is_found() {
         for value in &level.values {
             let found = match rules.find("d", &[Entry { key: "k", value }]) {
                 Lookup::Rule(rule) => match rule.allowance {
-                    Allowance::Limited(limit) => limit.requests_per_unit as usize,
+                    Allowance::Limited(limit) => usize::try_from(limit.requests_per_unit).unwrap(),
                     Allowance::Unlimited => 0,
                 },
                 Lookup::NoRule | Lookup::UnknownDomain => 0,

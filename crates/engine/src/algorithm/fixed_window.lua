@@ -19,11 +19,11 @@
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
 -- a number inside its object of 16 bytes; 12 packed bytes took 32. Only while tokens of the next
--- window are leased, a colon and ten digits with their count follow. If one of the two counts needs
--- more digits, the state is the window, '=', the count, a colon and that of the next window. Versions
--- that count up to 2^32 take this for a foreign value. The value names its window,
--- although the expiry seems to suffice: TIME and the clock that expires keys may differ at the edge
--- of a window, and so may the clocks of two masters. A count of the window after this one must be
+-- window are leased, a colon and ten digits with their count follow. If one of the two counts is
+-- above 2^32, the state is the window, '=', the count, a colon and that of the next window: versions
+-- that count up to 2^32 take this for a foreign value, and would cut a count in ten digits. The value
+-- names its window, although the expiry seems to suffice: TIME and the clock that expires keys may
+-- differ at the edge of a window, and so may the clocks of two masters. A count of the window after this one must be
 -- continued, or that window would be leased twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -45,7 +45,7 @@ local back, lent_in = tonumber(ARGV[rest]), tonumber(ARGV[rest + 1])
 -- Keeps the number below 2^63. No key lives until the same digits repeat.
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
-local COUNT_MAX, TEN_DIGITS_MAX, CENTURY = 9007199254740992, 9999999999, 3153600000
+local COUNT_MAX, OLD_COUNT_MAX, CENTURY = 9007199254740992, 4294967296, 3153600000
 local stored, stored_next = 0, 0
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.
@@ -107,7 +107,7 @@ end
 -- A look writes nothing, and no call creates a key that means the same as its absence.
 if count ~= stored or next_count ~= stored_next then
   local state = string.format('%d%010d', window % WINDOWS, count)
-  if math.max(count, next_count) > TEN_DIGITS_MAX then
+  if math.max(count, next_count) > OLD_COUNT_MAX then
     state = string.format('%d=%d:%d', window % WINDOWS, count, next_count)
   elseif next_count > 0 then
     state = state .. string.format(':%010d', next_count)

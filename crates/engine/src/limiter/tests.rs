@@ -181,7 +181,7 @@ impl Rig {
     async fn left(&self, limit: u64) -> u64 {
         let verdict = self.pod().decided(&self.rules, &look("a")).await.unwrap();
         assert_eq!(verdict.statuses[0].limit.as_ref().unwrap().limit.requests_per_unit, limit);
-        u64::from(verdict.statuses[0].remaining)
+        verdict.statuses[0].remaining
     }
 }
 

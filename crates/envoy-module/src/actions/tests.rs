@@ -634,6 +634,28 @@ fn hits_are_found_in_the_stream() {
     assert_eq!(hits("%RESP(x-cost)%", &stream), Some(Some(6)));
 }
 
+/// The places below `rate_limits`, and what is said of each.
+const FAULTS: [(&str, &str); 18] = [
+    ("[0].stage", "11; expected 0 to 10"),
+    ("[0].actions", "missing; expected one action"),
+    ("[0].x_ratelimit_option", "9; expected UNSPECIFIED"),
+    ("[1].actions[0]", "no action that Envoy 1.40 knows"),
+    ("[1].limit.dynamic_metadata", "cannot read a struct"),
+    ("[1].hits_addend", "number and format; expected one"),
+    ("[2].actions[0].source_cluster", "generic_key with descriptor_key source_cluster"),
+    ("[2].actions[1].request_headers.header_name", "missing"),
+    ("[2].actions[2].header_value_match.descriptor_value", "missing"),
+    ("[2].actions[2].header_value_match.headers", "missing; expected one matcher"),
+    ("[2].actions[3].header_value_match.headers[0].string_match.safe_regex.regex", "unclosed"),
+    ("[2].actions[4].header_value_match.headers[0].string_match.prefix", "missing"),
+    ("[2].actions[5].metadata.metadata_key.path", "expected [{key: …}]"),
+    ("[2].hits_addend.format", "%CEL%: a module of Envoy knows only %REQ(…)%"),
+    ("[3].hits_addend.format", "expected one operator"),
+    ("[4].hits_addend.number", "expected at most 1000000000"),
+    ("[5].actions[0].generic_key.descriptor_value", "missing"),
+    ("[5].hits_addend", "empty; expected number or format"),
+];
+
 #[test]
 fn all_faults_are_told_with_their_places() {
     let hits = |number: Option<u64>, format: &str| {
@@ -683,28 +705,8 @@ fn all_faults_are_told_with_their_places() {
     let mut faults = Faults::default();
     Actions::compile(&limits, "rate_limits", &mut faults);
     let found: Vec<_> = faults.iter().map(|it| (it.place.as_str(), it.message.as_str())).collect();
-    let expected = [
-        ("[0].stage", "11; expected 0 to 10"),
-        ("[0].actions", "missing; expected one action"),
-        ("[0].x_ratelimit_option", "9; expected UNSPECIFIED"),
-        ("[1].actions[0]", "no action that Envoy 1.40 knows"),
-        ("[1].limit.dynamic_metadata", "cannot read a struct"),
-        ("[1].hits_addend", "number and format; expected one"),
-        ("[2].actions[0].source_cluster", "generic_key with descriptor_key source_cluster"),
-        ("[2].actions[1].request_headers.header_name", "missing"),
-        ("[2].actions[2].header_value_match.descriptor_value", "missing"),
-        ("[2].actions[2].header_value_match.headers", "missing; expected one matcher"),
-        ("[2].actions[3].header_value_match.headers[0].string_match.safe_regex.regex", "unclosed"),
-        ("[2].actions[4].header_value_match.headers[0].string_match.prefix", "missing"),
-        ("[2].actions[5].metadata.metadata_key.path", "expected [{key: …}]"),
-        ("[2].hits_addend.format", "%CEL%: a module of Envoy knows only %REQ(…)%"),
-        ("[3].hits_addend.format", "expected one operator"),
-        ("[4].hits_addend.number", "expected at most 1000000000"),
-        ("[5].actions[0].generic_key.descriptor_value", "missing"),
-        ("[5].hits_addend", "empty; expected number or format"),
-    ];
-    assert_eq!(found.len(), expected.len(), "{faults}");
-    for ((place, message), (at, says)) in found.iter().zip(expected) {
+    assert_eq!(found.len(), FAULTS.len(), "{faults}");
+    for ((place, message), (at, says)) in found.iter().zip(FAULTS) {
         assert_eq!(*place, format!("rate_limits{at}"));
         assert!(message.contains(says), "{place}: {message}");
     }

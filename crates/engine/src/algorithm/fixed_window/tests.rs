@@ -28,7 +28,7 @@ struct Pile {
 
 impl Pile {
     fn take(&mut self, now_us: u64, ask: &Ask) -> (u64, u64, bool) {
-        let limit = ask.limit.requests_per_unit as usize;
+        let limit = usize::try_from(ask.limit.requests_per_unit).unwrap();
         let window = now_us / 1_000_000 / ask.limit.unit.seconds();
         if window != self.window {
             let begins = window == self.window + 1 && self.window > 0;

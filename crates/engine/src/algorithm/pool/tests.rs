@@ -60,7 +60,7 @@ proptest! {
             }
             if let Some(put) = put(&ask) {
                 let ends = now.saturating_add(put.lasts_ms * 1_000);
-                owned.push((put.epoch, ends, put.tokens.into()));
+                owned.push((put.epoch, ends, put.tokens));
             }
             let (next, grant) = step(state, now, &ask);
             prop_assert!(grant.tokens <= ask.want.max(ask.need));

@@ -98,7 +98,7 @@ proptest! {
                 prop_assert!(left(after(grant.retry_after)) > 0);
                 prop_assert_eq!(left(after(grant.retry_after) - 1), 0);
             }
-            let full = u64::from(limit_of(limit));
+            let full = limit_of(limit);
             prop_assert_eq!(left(after(grant.reset_after)), full);
             if grant.left < full {
                 prop_assert!(left(after(grant.reset_after) - 1) < full);
@@ -153,7 +153,7 @@ fn a_limit_beyond_what_a_log_holds_is_cut() {
     let limit = limit(u64::MAX, Unit::Second);
     let mut state = State::default();
     let grant = step(&mut state, NOON, &ask(limit, u64::MAX));
-    assert_eq!((grant.tokens, grant.left), (u64::from(ENTRIES_MAX), 0));
+    assert_eq!((grant.tokens, grant.left), (ENTRIES_MAX, 0));
     assert_eq!(step(&mut state, NOON, &ask(limit, 1)).tokens, 0);
 }
 
