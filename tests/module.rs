@@ -14,6 +14,9 @@ mod support;
 #[path = "module/stand.rs"]
 mod stand;
 
+/// Each kind of action: the descriptors are those of Envoy's own filter.
+#[path = "module/actions.rs"]
+mod actions;
 /// What a stream gets: statuses, headers, metadata, details.
 #[path = "module/answers.rs"]
 mod answers;
@@ -23,6 +26,9 @@ mod config;
 /// The engine: its start, its pages, its end, and changes of Envoy's configuration.
 #[path = "module/engine.rs"]
 mod engine;
+/// `ratectl migrate --to-module`, before and after.
+#[path = "module/migration.rs"]
+mod migration;
 /// Requests that wait, fail or leave.
 #[path = "module/waits.rs"]
 mod waits;

@@ -205,13 +205,17 @@ impl Actions {
         self.rate_limits.iter().any(|it| it.phase == phase && it.stage == stage)
     }
 
-    /// Makes the descriptors of `stream`, for a filter of this stage.
+    /// Makes the descriptors of `stream`, for a filter of this stage. There are none where no
+    /// cluster is selected, as on a redirect: Envoy limits only what it sends on.
     pub fn descriptors<'s>(
         &'s self,
         stream: &'s impl Stream,
         phase: Phase,
         stage: u32,
     ) -> Drafts<'s> {
+        if stream.destination_cluster().is_none() {
+            return Drafts::default();
+        }
         let applies = |it: &&RateLimit| it.phase == phase && it.stage == stage;
         let drafts = self.rate_limits.iter().filter(applies).filter_map(|it| it.draft(stream));
         Drafts { drafts: drafts.collect() }

@@ -158,6 +158,11 @@ impl Envoy {
         value?.parse().ok()
     }
 
+    /// What it, and a module in it, have logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.process.log()
+    }
+
     /// The address of a listener.
     pub(crate) async fn listener(&self, name: &str) -> SocketAddr {
         let page = self.admin("/listeners").await;

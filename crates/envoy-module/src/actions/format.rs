@@ -182,16 +182,19 @@ impl Operator {
     pub(super) fn number(&self, stream: &impl Stream) -> Option<Number> {
         match &self.subject {
             Subject::Count(count) => stream.count(*count).map(Number::Whole),
-            Subject::Metadata(key) if key.string(stream).is_none() => {
-                key.number(stream).map(Number::Real)
+            // Envoy logs an error for a value of another type than is asked for; hits are numbers.
+            Subject::Metadata(key) => {
+                let number = key.number(stream).map(Number::Real);
+                number.or_else(|| number_in(key.string(stream)?))
             }
-            _ => {
-                let text = self.text(stream)?;
-                let text = std::str::from_utf8(&text).ok()?.trim_ascii();
-                text.parse().ok().map(Number::Real)
-            }
+            _ => number_in(&self.text(stream)?),
         }
     }
+}
+
+/// The number that a text says.
+fn number_in(text: &[u8]) -> Option<Number> {
+    std::str::from_utf8(text).ok()?.trim_ascii().parse().ok().map(Number::Real)
 }
 
 impl Subject {

@@ -70,18 +70,17 @@ impl HeaderMatcher {
         })
     }
 
+    /// Whether any value of the header matches, or if inverted none does. Without the header, only
+    /// a matcher of presence can match, unless that stands for an empty value.
     pub(super) fn matches(&self, stream: &impl Stream) -> bool {
-        let value = all_values(stream, &self.name);
-        let value =
-            if self.treat_missing_as_empty { value.or(Some(Cow::default())) } else { value };
-        let holds = match (&self.condition, &value) {
-            (Condition::Present(expected), value) => value.is_some() == *expected,
-            (_, None) => return false,
-            (Condition::AnyValue, Some(_)) => true,
-            (Condition::Range(start, end), Some(value)) => {
-                number(value).is_some_and(|number| (*start..*end).contains(&number))
-            }
-            (Condition::Text(matcher), Some(value)) => matcher.matches(value),
+        let mut values = stream.request_headers(&self.name);
+        if values.is_empty() && self.treat_missing_as_empty {
+            values.push(&[]);
+        }
+        let holds = match &self.condition {
+            Condition::Present(expected) => values.is_empty() != *expected,
+            _ if values.is_empty() => return false,
+            condition => values.iter().any(|value| condition.holds(value)),
         };
         holds != self.invert_match
     }
@@ -110,6 +109,19 @@ impl Condition {
             Specifier::StringMatch(it) => {
                 StringMatcher::compile(it, &place.field("string_match"), faults).map(Self::Text)
             }
+        }
+    }
+}
+
+impl Condition {
+    /// Whether a value of the header matches.
+    fn holds(&self, value: &[u8]) -> bool {
+        match self {
+            Self::Present(_) | Self::AnyValue => true,
+            Self::Range(start, end) => {
+                number(value).is_some_and(|number| (*start..*end).contains(&number))
+            }
+            Self::Text(matcher) => matcher.matches(value),
         }
     }
 }

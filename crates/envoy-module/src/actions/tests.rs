@@ -34,7 +34,8 @@ struct Fake {
     headers: Vec<(&'static str, Vec<u8>)>,
     response: Vec<(&'static str, Vec<u8>)>,
     address: Option<&'static str>,
-    cluster: Option<&'static str>,
+    /// Whether it is answered by Envoy itself; else the cluster is `web`.
+    is_redirect: bool,
     strings: Vec<(MetadataSource, &'static str, Option<u32>, &'static str)>,
     numbers: Vec<(&'static str, f64)>,
     counts: Vec<(Count, u64)>,
@@ -60,7 +61,7 @@ impl Stream for Fake {
     }
 
     fn destination_cluster(&self) -> Option<&[u8]> {
-        self.cluster.map(str::as_bytes)
+        (!self.is_redirect).then_some(b"web")
     }
 
     fn metadata_string(
@@ -245,10 +246,12 @@ fn an_address_is_masked_as_its_family_says() {
 
 #[test]
 fn the_cluster_and_constants_have_the_usual_keys() {
-    let cluster = Fake { cluster: Some("web"), ..Fake::default() };
+    let cluster = Fake::default();
     let action = || ActionSpecifier::DestinationCluster(DestinationCluster {});
     expect(action(), &cluster, Some("destination_cluster=web"));
-    expect(action(), &Fake::default(), None);
+    let redirect = Fake { is_redirect: true, ..Fake::default() };
+    expect(action(), &redirect, None);
+    expect(generic("x"), &redirect, None);
     expect(generic("x"), &cluster, Some("generic_key=x"));
     // The formatter is off by default in Envoy, and a module cannot see whether it is on.
     expect(generic("%REQ(a)%"), &cluster, Some("generic_key=%REQ(a)%"));
@@ -357,15 +360,19 @@ fn headers_match_by_a_range_without_its_end() {
 }
 
 #[test]
-fn values_of_one_header_are_joined_before_they_match() {
-    let matcher = |value: &str| HeaderMatcher {
+fn one_of_several_values_has_to_match_and_none_if_inverted() {
+    let matcher = |value: &str, invert_match| HeaderMatcher {
         name: "a".into(),
+        invert_match,
         header_match_specifier: header_string(MatchPattern::Exact(value.into()), false),
         ..HeaderMatcher::default()
     };
     let stream = of_headers(&[("a", "1"), ("a", ""), ("a", "2")]);
-    expect(header_match(matcher("1,,2"), None), &stream, Some("header_match=v"));
-    expect(header_match(matcher("1"), None), &stream, None);
+    for (value, expected) in [("1", true), ("2", true), ("", true), ("1,,2", false), ("3", false)] {
+        let entry = |matches: bool| matches.then_some("header_match=v");
+        expect(header_match(matcher(value, false), None), &stream, entry(expected));
+        expect(header_match(matcher(value, true), None), &stream, entry(!expected));
+    }
 }
 
 #[test]

@@ -140,7 +140,7 @@ impl Rewriter<'_> {
 
 /// The settings of the library. It is never unloaded: its threads run its code.
 fn library() -> Value {
-    json!({"name": "ratelease", "do_not_close": true})
+    json!({"name": "ratelease", "do_not_close": true, "metrics_namespace": "ratelease"})
 }
 
 fn module_filter(config: Value) -> Value {

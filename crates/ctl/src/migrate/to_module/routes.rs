@@ -170,6 +170,8 @@ impl Routes<'_> {
             remove(holder, filter);
             return;
         }
+        // Envoy ignores it beside a list, or it has been followed.
+        take(config, "vh_rate_limits");
         *config = module_route(config.take());
     }
 

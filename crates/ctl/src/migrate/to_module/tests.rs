@@ -104,7 +104,11 @@ fn a_filter_becomes_one_of_the_module_and_its_service_goes() {
         "typed_config": {
             "@type": "type.googleapis.com/\
                       envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter",
-            "dynamic_module_config": {"name": "ratelease", "do_not_close": true},
+            "dynamic_module_config": {
+                "name": "ratelease",
+                "do_not_close": true,
+                "metrics_namespace": "ratelease",
+            },
             "filter_name": "ratelease",
             "filter_config": {
                 "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit",
@@ -142,7 +146,7 @@ fn routes_get_the_lists_that_envoy_would_merge() {
         )
     };
     let (host, own) = (list(&["h"]), list(&["r"]));
-    let typed_list = list(&["t"]);
+    let typed_list = format!("vh_rate_limits: INCLUDE, {}", list(&["t"]));
     let routes = [
         route(""),
         route(&own),
@@ -178,7 +182,7 @@ fn routes_get_the_lists_that_envoy_would_merge() {
     let domain = "/0/routes/7/typed_per_filter_config/rl/filter_config/domain";
     assert_eq!(at(&value, &format!("{HOSTS}{domain}")), Some(&json!("other")));
     let text = value.to_string();
-    assert!(!text.contains("include_vh_rate_limits"), "{text}");
+    assert!(!text.contains("vh_rate_limits"), "{text}");
     for place in ["/0/rate_limits", "/0/routes/1/route/rate_limits"] {
         assert_eq!(at(&value, &format!("{HOSTS}{place}")), None, "{place}");
     }
