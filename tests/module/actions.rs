@@ -180,8 +180,8 @@ fn header_matchers() -> Vec<Case> {
     cases
 }
 
-/// Matchers of query parameters, of addresses, and metadata.
-fn others() -> Vec<Case> {
+/// Matchers of query parameters.
+fn queries() -> Vec<Case> {
     let query = |matcher: Value, expects: bool| {
         let mut matcher = matcher;
         matcher["name"] = "q".into();
@@ -189,6 +189,19 @@ fn others() -> Vec<Case> {
             {"descriptor_value": "v", "expect_match": expects, "query_parameters": [matcher]}})
     };
     let paths = || ["/", "/?q", "/?q=a%20b", "/?q=x&q=a%20b", "/?r=1"].map(get).to_vec();
+    [
+        query(json!({}), true),
+        query(json!({"present_match": true}), true),
+        query(json!({"present_match": false}), true),
+        query(json!({"string_match": {"exact": "a b"}}), true),
+        query(json!({"string_match": {"exact": "a b"}}), false),
+    ]
+    .map(|action| case(action, paths()))
+    .into()
+}
+
+/// Matchers of addresses, and metadata.
+fn others() -> Vec<Case> {
     let metadata = |key: &str, source: &str, default: &str, skips: bool| {
         json!({"metadata": {
             "descriptor_key": "m",
@@ -224,15 +237,6 @@ fn others() -> Vec<Case> {
         json!({"extension": {"name": "e", "typed_config": {
             "@type": format!("type.googleapis.com/envoy.type.matcher.v3.{kind}"), field: "x-a"}}})
     };
-    let mut cases: Vec<_> = [
-        query(json!({}), true),
-        query(json!({"present_match": true}), true),
-        query(json!({"present_match": false}), true),
-        query(json!({"string_match": {"exact": "a b"}}), true),
-        query(json!({"string_match": {"exact": "a b"}}), false),
-    ]
-    .map(|action| case(action, paths()))
-    .into();
     let of_metadata = [
         metadata("text", "DYNAMIC", "", false),
         metadata("number", "DYNAMIC", "d", false),
@@ -244,7 +248,7 @@ fn others() -> Vec<Case> {
         item(1),
         item(2),
     ];
-    cases.extend(of_metadata.map(|action| case(action, vec![get("/")])));
+    let mut cases: Vec<_> = of_metadata.map(|action| case(action, vec![get("/")])).into();
     cases.push(case(address("v", false), from()));
     cases.push(case(address("v", true), from()));
     let format = "%%-%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%-%REQ(X-A?X-B):2%";
@@ -448,8 +452,10 @@ impl Decided<'_> {
 
 #[tokio::test]
 async fn each_request_gets_the_descriptors_of_envoys_own_filter() {
-    let cases: Vec<_> =
-        [values(), header_matchers(), others(), hits_and_phases()].into_iter().flatten().collect();
+    let cases: Vec<_> = [values(), header_matchers(), queries(), others(), hits_and_phases()]
+        .into_iter()
+        .flatten()
+        .collect();
     let asked = Asked::default();
     let service = asked.serve().await;
     let rules = Rules::new(&file(DOMAIN, &[rule("generic_key", 1_000_000, "")]));

@@ -19,6 +19,9 @@ use crate::support::windows::early_in_a_window;
 const DAY: Duration = Duration::from_secs(86_400);
 const TEST_MAX: Duration = Duration::from_secs(120);
 
+/// Path, headers, and how often.
+type Requests = (&'static str, &'static [(&'static str, &'static str)], usize);
+
 /// A configuration, its rules, and requests.
 struct Scene {
     /// Fields of the connection manager, besides its filters.
@@ -26,8 +29,7 @@ struct Scene {
     /// Fields of the filter.
     filter: &'static str,
     rules: &'static str,
-    /// Path, headers, and how often.
-    requests: &'static [(&'static str, &'static [(&'static str, &'static str)], usize)],
+    requests: &'static [Requests],
     /// What the migration says.
     says: &'static str,
 }
