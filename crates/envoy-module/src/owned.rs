@@ -1,11 +1,8 @@
 //! A request that outlives the hook in which it was made: one that waits, or that follows when the
 //! stream ends.
 
-use ratelease_rules::Limit;
 use ratelease_rules::request::{Descriptor, Entry, Request};
-
-/// The key of the entry that marks the end of a request, as `docs/rules.md` says.
-const SETTLE: &str = "ratelease.settle";
+use ratelease_rules::{Limit, SETTLE_KEY};
 
 /// A request with all its text.
 #[derive(Debug, Clone)]
@@ -43,10 +40,10 @@ impl OwnedRequest {
         cost: Option<u64>,
     ) -> Option<Self> {
         let taken = indexes.into_iter().filter_map(|at| request.descriptors.get(at));
-        let begun = taken.filter(|it| it.entries.last().is_some_and(|last| last.key != SETTLE));
+        let begun = taken.filter(|it| it.entries.last().is_some_and(|last| last.key != SETTLE_KEY));
         let end = |descriptor: &Descriptor<'_>| {
             let mut end = OwnedDescriptor::of(descriptor);
-            end.entries.push((SETTLE.to_owned(), String::new()));
+            end.entries.push((SETTLE_KEY.to_owned(), String::new()));
             end.hits_addend = cost.or(end.hits_addend);
             end
         };
