@@ -398,7 +398,7 @@ fn list(items: impl Iterator<Item = String>) -> String {
 
 /// Formats `text` as a String of RFC 9651 §3.3.3, which allows only ASCII: other bytes are written
 /// as in its Display Strings (§3.3.8), `%` and two hexadecimal digits a byte; `%` itself too, so
-/// that different texts never have the same form. Cut to [`NAME_BYTES_MAX`].
+/// that different texts never have the same form. Cut to `NAME_BYTES_MAX`.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
