@@ -178,7 +178,8 @@ impl Options {
     pub fn bootstrap(&self, files: &Path) -> Value {
         let upstream = pipe(&files.join("upstream.sock"));
         let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
-        let mut upstream_listener = listener("upstream", upstream.clone(), &[router()], ok);
+        let filters = [whole_body(), router()];
+        let mut upstream_listener = listener("upstream", upstream.clone(), &filters, ok);
         let manager = &mut upstream_listener["filter_chains"][0]["filters"][0]["typed_config"];
         extend(manager, &json!({"max_request_headers_kb": 8192}));
         let mut bootstrap = json!({
@@ -254,6 +255,14 @@ pub fn delay(span: &str) -> Value {
     let delay = json!({"fixed_delay": span, "percentage": {"numerator": 100}});
     let kind = "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault";
     json!({"name": "envoy.filters.http.fault", "typed_config": {"@type": kind, "delay": delay}})
+}
+
+/// A filter that waits for the whole body: an answer that comes before it ends the connection.
+fn whole_body() -> Value {
+    let kind = "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer";
+    json!({"name": "envoy.filters.http.buffer", "typed_config": {
+        "@type": kind, "max_request_bytes": 8 << 20,
+    }})
 }
 
 /// Adds the fields of `more`, which override those that are there.
