@@ -2,11 +2,11 @@
 //! is leased.
 //!
 //! The book keeps the number of tokens that are owed: each token that is leased is one more, time
-//! pays them off at the rate of the limit that last asked for tokens or reported costs, and the debt
-//! never exceeds a full bucket, except by costs. This holds at every step if and only if the bound
-//! holds over every interval between two steps. A limit of another rate owes the same number of
-//! tokens. A look, and tokens that come back, may be of a pod that has not loaded the limit in force,
-//! or has loaded it alone: they change no rate.
+//! pays them off at the rate of the limit that last asked for tokens or reported costs, and the
+//! debt never exceeds a full bucket, except by costs. This holds at every step if and only if the
+//! bound holds over every interval between two steps. A limit of another rate owes the same number
+//! of tokens. A look, and tokens that come back, may be of a pod that has not loaded the limit in
+//! force, or has loaded it alone: they change no rate.
 
 use ratelease_engine::time::Time;
 

@@ -1107,9 +1107,9 @@ impl KeyState {
         }
     }
 
-    /// Time until the aligned window of a sliding one ends, at most. By this pod's clock, which counts
-    /// from before the ask, it ends up to a round trip too soon: what the store leases meanwhile ends
-    /// at once, and counts against the next window.
+    /// Time until the aligned window of a sliding one ends, at most. By this pod's clock, which
+    /// counts from before the ask, it ends up to a round trip too soon: what the store leases
+    /// meanwhile ends at once, and counts against the next window.
     fn rest_of_window(&self, now: Time) -> Duration {
         // A reply that comes after the end says nothing of the key, so its time counts as the end.
         let ended = self.buffer.known_until().max(self.buffer.replied_at());
@@ -1822,8 +1822,8 @@ impl KeyState {
         }
     }
 
-    /// Keeps tokens of a window, even if nothing else is known of the key: what is left of it may be
-    /// more than nothing.
+    /// Keeps tokens of a window, even if nothing else is known of the key: what is left of it may
+    /// be more than nothing.
     fn keep(&mut self, lease: LeasedTokens, now: Time) {
         if self.buffer.is_live(now) {
             return self.buffer.put_back(lease, LeaseKind::Windowed, now);
