@@ -63,9 +63,13 @@ test-api *flags:
 test-envoy-gateway *flags:
     scripts/test-envoy-gateway {{ flags }}
 
-# Compare ratelease with the reference itself, both running
+# Compare the answers of ratelease with those of the reference, both running
 compare-reference *flags:
     scripts/compare-reference {{ flags }}
+
+# Compare what ratelease, the reference and gubernator cost, and how exact they are, on the same load
+compare *flags:
+    scripts/compare {{ flags }}
 
 # Build the documentation as a site, and check its links
 docs *flags:

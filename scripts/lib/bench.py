@@ -124,16 +124,16 @@ def run(command):
     return done.stdout
 
 
-def start_redis(stage, fronts=lambda ports: ports):
+def start_redis(stage, fronts=lambda ports: ports, node_timeout=2000):
     """A cluster; its addresses and its processes. `fronts` opens a port before each node, which is
-    the one that clients connect to."""
+    the one that clients connect to. A replica takes over after `node_timeout` ms."""
     ports = free_ports(6)
     shown = fronts(ports)
     nodes = []
     for port, front in zip(ports, shown):
         home = stage.directory / f"redis-{port}"
         home.mkdir()
-        options = "--cluster-enabled yes --cluster-node-timeout 2000 --appendonly no"
+        options = f"--cluster-enabled yes --cluster-node-timeout {node_timeout} --appendonly no"
         options += f" --cluster-announce-port {front} --cluster-announce-bus-port {port + 10000}"
         words = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home]
         words += [*options.split(), "--save", ""]
@@ -146,6 +146,17 @@ def start_redis(stage, fronts=lambda ports: ports):
         ok = "cluster_state:ok"
         stage.wait("the Redis Cluster", lambda: ok in redis(port, "cluster", "info"))
     return addresses, nodes
+
+
+def start_one_redis(stage, name):
+    """A server that is no cluster: its port and its process."""
+    port = free_ports(1)[0]
+    home = stage.directory / name
+    home.mkdir()
+    words = ["redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", home]
+    child = stage.start(name, [*words, "--appendonly", "no", "--save", ""])
+    stage.wait(f"Redis on {port}", lambda: "PONG" in redis(port, "ping"))
+    return port, child
 
 
 def redis(port, *words):

@@ -1,5 +1,5 @@
-// What builds envoyproxy/ratelimit (scripts/compare-reference). Each version is pinned here, and its
-// hash in go.sum.
+// What builds envoyproxy/ratelimit (scripts/lib/peers.py) and the load that scripts/compare puts on it
+// and on others. Each version is pinned here, and its hash in go.sum.
 module reference
 
 go 1.25.6
@@ -7,6 +7,8 @@ go 1.25.6
 require (
 	github.com/envoyproxy/ratelimit v1.4.1-0.20260122083618-3fb702589d36
 	github.com/prometheus/statsd_exporter v0.26.1
+	google.golang.org/grpc v1.74.2
+	google.golang.org/protobuf v1.36.10
 )
 
 require (
@@ -70,7 +72,5 @@ require (
 	golang.org/x/text v0.27.0 // indirect
 	google.golang.org/genproto/googleapis/api v0.0.0-20250528174236-200df99c418a // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20250728155136-f173205681a0 // indirect
-	google.golang.org/grpc v1.74.2 // indirect
-	google.golang.org/protobuf v1.36.10 // indirect
 	gopkg.in/yaml.v2 v2.4.0 // indirect
 )

@@ -235,6 +235,9 @@ impl Ledger {
             Err(_) => 2,
         };
         self.world.state().trace.note(now, &(call.pod, call.begun_at.nanos(), word));
+        if word != 0 && took >= self.world.plan.wait_min {
+            self.undo_local(call);
+        }
         match answer {
             Ok(verdict) => {
                 if verdict.code == Code::Ok {
@@ -259,6 +262,17 @@ impl Ledger {
                 }
                 self.excuse(call, &error, network);
             }
+        }
+    }
+
+    /// Records that a request did not pass whose charges `local` may have admitted meanwhile.
+    fn undo_local(&self, call: &Call) {
+        let charges = call.counts().map(|(at, key, _)| (&call.charges[at], key));
+        let of_local =
+            |charge: &Charge| charge.failure_mode == FailureMode::Local && !charge.refund;
+        let mut books = self.books.lock();
+        for (charge, key) in charges.filter(|(charge, _)| of_local(charge)) {
+            books.tally.flow(key).undone += charge.hits;
         }
     }
 

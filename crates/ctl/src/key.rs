@@ -33,8 +33,9 @@ block    every charge of the key is denied for the time of --for, also where the
 unblock  ends a block
 
 Pods follow within 250 ms; one that is not connected to Redis follows when it is. Needs the REDIS_URL,
-KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods, and a Redis user who may write the stream
-rl:orders. Each pod logs the key's hash. What was spent before a reset and after it may be twice the
+KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods: with others another key is shown and changed.
+All but show need a Redis user with the rights of orders (docs/operate.md), which pods lack. Each pod
+logs the key's hash. What was spent before a reset and after it may be twice the
 limit of a window. Nothing is recorded in a control plane.
 
 Exit status: 0 done, 1 no rule limits a descriptor, 2 it could not be done.
@@ -53,7 +54,7 @@ pub struct KeyFlags {
     /// Domain of the request
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: String,
-    /// How long to block, such as 30m
+    /// How long to block, such as 30m; the other actions ignore it
     #[arg(
         long = "for",
         value_name = "DURATION",

@@ -20,8 +20,8 @@ use foldhash::fast::FixedState;
 pub struct Key([u8; 16]);
 
 /// The id of a request, together with the key that it charges: 128 bits, whatever its length. Half
-/// of them are of the key, and half a hash of both under a secret of this process, so that no client
-/// can choose an id that stands for another. It has no meaning in another process.
+/// of them are of the key, and half a hash of both under a secret of this process, so that no
+/// client can choose an id that stands for another. It has no meaning in another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HoldId(u64, u64);
 

@@ -22,7 +22,7 @@ pub(crate) struct Answer {
 }
 
 /// No answer of a pod takes this long: a test fails instead of hanging.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// Sends a GET on a connection of its own.
 pub(crate) async fn get(addr: SocketAddr, path: &str) -> Result<Answer> {

@@ -38,6 +38,9 @@ pub struct Flow {
     pub leased: u64,
     /// Admitted by a pod locally, because the store did not answer.
     pub alone: u64,
+    /// Hits of requests that did not pass, after a wait at whose end `local` may have admitted them.
+    /// A lease that paid for them before the request failed leaves them counted.
+    pub undone: u64,
     /// Refunds of requests that were admitted.
     pub refunded: u64,
     /// Refunds of requests whose callers did not get the answer.
@@ -171,9 +174,10 @@ impl Flow {
     /// later may have paid for hits that a pod admitted locally, and a refund may have found less
     /// spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
-        let Self { leased, alone, refunded, unheard } = *self;
+        let Self { leased, alone, undone, refunded, unheard } = *self;
         let world::Flow { lent, returned, pooled, lost, .. } = *store;
-        let accounted = leased + alone + returned + lost + u64::try_from(pooled).unwrap_or(0);
+        let pooled = u64::try_from(pooled).unwrap_or(0);
+        let accounted = leased + alone + undone + returned + lost + pooled;
         if lent > accounted {
             return Err(format!("{} tokens were lent that are nowhere", lent - accounted));
         }

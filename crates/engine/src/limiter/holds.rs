@@ -1,8 +1,8 @@
 //! What requests hold: the hits that each took at its start, under its id, until a settlement says
 //! what it has cost. Pure: `now` is an argument.
 //!
-//! The table is bounded. A start for which it has no room stays charged and is not held, so that its
-//! settlement counts whole: too much is counted rather than too little. Nothing that is held is
+//! The table is bounded. A start for which it has no room stays charged and is not held, so that
+//! its settlement counts whole: too much is counted rather than too little. Nothing that is held is
 //! forgotten for another, and the last quarter of the room is for keys of which few requests are
 //! held: a client that starts requests without end keeps only its own further ones out.
 
@@ -69,8 +69,8 @@ pub struct Hold {
     pub releases: bool,
     /// As [`Ask::carry_debt`].
     pub carry_debt: bool,
-    /// How often the request has started and not ended: a redirect within Envoy starts it again, and
-    /// ends it as often.
+    /// How often the request has started and not ended: a redirect within Envoy starts it again,
+    /// and ends it as often.
     pub starts: u32,
 }
 
@@ -145,8 +145,8 @@ struct Tally {
 // === impl Holds ===
 
 impl Holds {
-    /// Notes that the request of this `id` holds something. A further start of the same request adds
-    /// to what it holds; `None` if there is no room.
+    /// Notes that the request of this `id` holds something. A further start of the same request
+    /// adds to what it holds; `None` if there is no room.
     pub fn take(&self, id: HoldId, hold: Hold) -> Option<Taken> {
         self.part(id).lock().take(id, hold)
     }

@@ -125,7 +125,7 @@ impl KeyState {
         context: &PodContext<'_>,
     ) -> Attempt {
         let attempt = self.try_charge(PendingCharge::of(charge), context);
-        if attempt.is_settled() {
+        if attempt.is_decided() {
             self.note_demand(charge, context.now);
         }
         attempt
@@ -147,7 +147,7 @@ impl KeyState {
         let pending = PendingCharge::of(charge);
         self.note_demand(charge, context.now);
         let attempt = self.try_charge(pending, context);
-        if attempt.is_settled() {
+        if attempt.is_decided() {
             return Ok(answered(Ok(attempt)));
         }
         self.forget_lost_ask(context.now);
@@ -214,7 +214,7 @@ impl KeyState {
         Attempt::local(Take::Taken(LeasedTokens::default()), quota)
     }
 
-    /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
+    /// Credits what `charge` refunds to a lease held here if there is one, else to the store.
     /// What the lease then holds above the size that the pod would ask for goes on to the store.
     pub(super) fn refund(
         &mut self,
@@ -223,7 +223,7 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) {
         let policy = self.policy(context);
-        if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
+        if !self.try_charge(PendingCharge::of(charge), context).is_decided() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
             self.note_asked(context.now);
             asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
@@ -415,7 +415,7 @@ impl Attempt {
     }
 
     /// Whether the charge was taken or denied.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_decided(&self) -> bool {
         self.take != Take::Short
     }
 
@@ -1282,7 +1282,7 @@ fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
 
 /// What became of hits that a failure mode had admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Settled {
+pub(super) struct DebtOutcome {
     /// Hits that `local` admitted and that a lease has paid for.
     pub(super) returned: u64,
     /// Hits that `allow` admitted and that no lease pays for.
@@ -1302,7 +1302,7 @@ impl KeyState {
         reply: &Reply,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
-    ) -> Settled {
+    ) -> DebtOutcome {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
@@ -1322,27 +1322,27 @@ impl KeyState {
             }
             Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
         }
-        let settled = self.settle_debt(paid);
+        let debt = self.update_debt(paid);
         if self.asking == 0 {
             self.ask_for_waiting(reply, context, asks);
         }
         self.buffer.trim();
-        settled
+        debt
     }
 
     /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
     /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
     /// rest of it is not owed.
-    fn settle_debt(&mut self, paid: u64) -> Settled {
+    fn update_debt(&mut self, paid: u64) -> DebtOutcome {
         match failure_mode_of(self.rule().map(AsRef::as_ref)) {
             FailureMode::Allow if self.asking == 0 => {
                 // Also what ended before the reply: nothing pays for it any more.
                 let unmetered = self.noted_debt();
                 self.set_debt(0);
-                Settled { unmetered, ..Settled::default() }
+                DebtOutcome { unmetered, ..DebtOutcome::default() }
             }
-            FailureMode::Allow => Settled::default(),
-            _ => Settled { returned: paid, ..Settled::default() },
+            FailureMode::Allow => DebtOutcome::default(),
+            _ => DebtOutcome { returned: paid, ..DebtOutcome::default() },
         }
     }
 
@@ -1438,14 +1438,14 @@ impl KeyState {
         }
     }
 
-    /// Settles the waiting requests that the tokens and the store's reply allow, first come, first
+    /// Answers the waiting requests that the tokens and the store's reply allow, first come, first
     /// served.
     fn serve(&mut self, context: &PodContext<'_>) {
         let kind = self.policy(context).kind;
         let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take_all() {
             let attempt = self.try_charge(waiter.pending, context);
-            if !attempt.is_settled() {
+            if !attempt.is_decided() {
                 self.buffer.make_cold().waiting.push_back(waiter);
                 continue;
             }

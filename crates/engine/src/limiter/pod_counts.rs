@@ -2,8 +2,8 @@
 //! pod may hold before it has observed which pods draw on a key, and its part of a limit when the
 //! store is unavailable.
 //!
-//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while it
-//! has used the domain's keys within [`USED_FOR`].
+//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while
+//! it has used the domain's keys within [`USED_FOR`].
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

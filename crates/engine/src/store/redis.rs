@@ -83,8 +83,8 @@ impl RedisStore {
         })
     }
 
-    /// Sends `ask`, and once more if the script was not told of the window that the server is in: it
-    /// has changed nothing, and has replied with the server's time.
+    /// Sends `ask`, and once more if the script was not told of the window that the server is in:
+    /// it has changed nothing, and has replied with the server's time.
     async fn granted(&self, ask: &Ask) -> Result<Grant, Fault> {
         let key = ask.counter().in_store(&self.key_prefix);
         let read = |reply: &Value| match numbers(reply).as_deref().and_then(time_outside) {
@@ -354,8 +354,8 @@ fn call(ask: &Ask, key: String, server_us: u64) -> Call {
     Call { script: steps.script, key, arguments: (steps.arguments)(ask, server_us) }
 }
 
-/// Reads the reply; for `tests/fuzz` too. A reply that the script cannot have given is treated as garbled: it is better
-/// to lose a lease than to spend tokens that were not debited.
+/// Reads the reply; for `tests/fuzz` too. A reply that the script cannot have given is treated as
+/// garbled: it is better to lose a lease than to spend tokens that were not debited.
 #[doc(hidden)]
 pub fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
     let grant = numbers(reply).and_then(|numbers| (steps(ask).reply)(ask, &numbers));

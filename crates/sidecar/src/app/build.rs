@@ -94,8 +94,8 @@ impl App {
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
-    /// that decide and their threads, and with a debug port only if its setting is given and nothing
-    /// else has it. The limit on open files stays as the process has it.
+    /// that decide and their threads, and with a debug port only if its setting is given and
+    /// nothing else has it. The limit on open files stays as the process has it.
     ///
     /// # Errors
     ///
@@ -216,8 +216,8 @@ async fn bind_listeners(
     Ok(BoundListeners { decisions, debug, metrics: bind_metrics(metrics).await? })
 }
 
-/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart the
-/// process before has the ports still.
+/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart
+/// the process before has the ports still.
 async fn bind_pages(settings: &Settings) -> BoundListeners {
     let is_given = |it: &EffectiveSetting| it.name == EMBEDDED_DEBUG && !it.is_default;
     let debug = match settings.summary.iter().any(is_given) {

@@ -1,5 +1,5 @@
-//! A connection to one server, shared by all asks: how it is opened, how its end is detected, and the
-//! task that replaces it. Asks never connect, they only use the present connection.
+//! A connection to one server, shared by all asks: how it is opened, how its end is detected, and
+//! the task that replaces it. Asks never connect, they only use the present connection.
 
 use std::fmt;
 use std::future::Future;

@@ -3,8 +3,8 @@
 //! ```text
 //! ratectl ─▶ order.lua ─▶ stream rl:orders ─▶ XREAD BLOCK of each pod, on a connection of its own
 //! ```
-//! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads all
-//! of the stream first, and so learns which keys are blocked.
+//! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads
+//! all of the stream first, and so learns which keys are blocked.
 
 use std::time::Duration;
 
@@ -35,8 +35,8 @@ const REPLY_MAX: Duration = Duration::from_secs(1);
 /// Orders in one reply: each has five values, and a reply at most 1024.
 const PAGE: usize = 100;
 
-/// Waits between two attempts to follow. The last one is long, since a server or a user that does not
-/// know streams refuses each time.
+/// Waits between two attempts to follow. The last one is long, since a server or a user that does
+/// not know streams refuses each time.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(10);
 
@@ -120,7 +120,8 @@ impl RedisStore {
 struct Following {
     connection: Opened,
     key: String,
-    /// The server's time in milliseconds since the Unix epoch, when the pod's clock was at the second.
+    /// The server's time in milliseconds since the Unix epoch, when the pod's clock was at the
+    /// second.
     server_ms: u64,
     at: Time,
     clock: Clock,
@@ -152,7 +153,8 @@ impl Following {
         Ok(following)
     }
 
-    /// Reads the whole stream: reports the resets that are new, and returns the keys that are blocked.
+    /// Reads the whole stream: reports the resets that are new, and returns the keys that are
+    /// blocked.
     async fn all(
         &self,
         follow: Follow<'_>,
