@@ -20,6 +20,9 @@ mod actions;
 /// What a stream gets: statuses, headers, metadata, details.
 #[path = "module/answers.rs"]
 mod answers;
+/// An Envoy around which all changes.
+#[path = "module/churn.rs"]
+mod churn;
 /// Configurations that are refused, and how.
 #[path = "module/config.rs"]
 mod config;

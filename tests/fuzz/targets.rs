@@ -1,6 +1,7 @@
 //! The fuzz targets; each can run alone, such as `cargo test --test fuzz targets::json`.
 
 mod actions;
+mod envoy;
 mod json;
 mod keys;
 mod logs;

@@ -1,9 +1,6 @@
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use serde_json::json;
 
-use crate::stand::{Options, Rules, assert_no_harm, end, file, rule};
-use crate::support::envoy::{Envoy, socket};
-use crate::support::files::put;
+use crate::stand::{Changing, Options, Rules, assert_no_harm, end, file, rule};
 use crate::support::http;
 use crate::support::load::Load;
 use crate::support::ports::free_port;
@@ -91,56 +88,11 @@ async fn leases_go_back_when_envoy_ends() {
     }
 }
 
-/// Envoy with its listener from a file, so that the test can replace it.
-struct Changing {
-    envoy: Envoy,
-    files: TempDir,
-}
-
-impl Changing {
-    async fn start(options: &Options) -> Self {
-        let files = TempDir::new().unwrap();
-        let within = TempDir::new().unwrap();
-        let mut bootstrap = options.bootstrap(within.path());
-        let listeners = bootstrap["static_resources"]["listeners"].as_array_mut().unwrap();
-        listeners.remove(0);
-        // Not a port that Envoy chooses: a change of the address would close the socket, and
-        // reset what has not been accepted.
-        let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
-        write(&files, &options.listener(socket(address)));
-        let at = json!({"path": files.path().join("lds.json")});
-        let source = json!({"resource_api_version": "V3", "path_config_source": at});
-        bootstrap["dynamic_resources"] = json!({"lds_config": source});
-        bootstrap["node"] = json!({"id": "test", "cluster": "test"});
-        let count = options.concurrency;
-        let envoy = Envoy::run(within, &bootstrap.to_string(), count, "ingress").await;
-        Self { envoy, files }
-    }
-
-    fn replace(&self, options: &Options) {
-        write(&self.files, &options.listener(socket(self.envoy.ingress)));
-    }
-
-    async fn count(&self, name: &str) -> u64 {
-        self.envoy.counter(&format!("listener_manager.{name}")).await
-    }
-}
-
-fn write(files: &TempDir, listener: &Value) {
-    let mut listener = listener.clone();
-    listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
-    let version = listener.to_string().len().to_string();
-    put(
-        files.path().join("lds.json"),
-        json!({"version_info": version, "resources": [listener]}).to_string(),
-    );
-}
-
 #[tokio::test]
 async fn a_change_of_the_listener_keeps_the_counts_and_a_faulty_one_the_listener() {
     let rules = Rules::new(&file("moved", &[rule("path", 3, "")]));
     let mut options = Options::new("moved", &rules);
-    let changing = Changing::start(&options).await;
+    let changing = Changing::start(&options, &[]).await;
     let envoy = &changing.envoy;
     for status in [200, 200] {
         assert_eq!(envoy.get("/a", &[]).await.status, status);
@@ -166,7 +118,7 @@ async fn a_listener_that_changes_all_the_time_under_load_fails_no_request() {
     const CHANGES: u64 = 60;
     let rules = Rules::new(&file("churn", &[rule("path", 1_000_000_000, "")]));
     let options = Options::new("churn", &rules);
-    let changing = Changing::start(&options).await;
+    let changing = Changing::start(&options, &[]).await;
     let envoy = &changing.envoy;
     let load = envoy.load(Load::new("/a", 8, u64::MAX));
     for change in 1..=CHANGES {

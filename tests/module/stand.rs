@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -11,6 +12,7 @@ use crate::support::envoy::{
     ANY_PORT, Envoy, assignment, endpoint, listener, pipe, router, socket, validate,
 };
 use crate::support::files::put;
+use crate::support::ports::free_port;
 
 /// What an Envoy with the module is configured with.
 #[derive(Debug, Clone)]
@@ -35,6 +37,12 @@ pub struct Options {
 /// A rules directory with one file.
 pub struct Rules {
     dir: TempDir,
+}
+
+/// Envoy with its listener from a file, so that the test can replace it.
+pub struct Changing {
+    pub envoy: Envoy,
+    files: TempDir,
 }
 
 /// The maximum drain time of 10 s, and some time for a busy machine.
@@ -178,7 +186,8 @@ impl Options {
     pub fn bootstrap(&self, files: &Path) -> Value {
         let upstream = pipe(&files.join("upstream.sock"));
         let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
-        let mut upstream_listener = listener("upstream", upstream.clone(), &[router()], ok);
+        let filters = [whole_body(), router()];
+        let mut upstream_listener = listener("upstream", upstream.clone(), &filters, ok);
         let manager = &mut upstream_listener["filter_chains"][0]["filters"][0]["typed_config"];
         extend(manager, &json!({"max_request_headers_kb": 8192}));
         let mut bootstrap = json!({
@@ -233,6 +242,52 @@ impl Options {
     }
 }
 
+// === impl Changing ===
+
+impl Changing {
+    /// With these further flags of Envoy.
+    pub async fn start(options: &Options, flags: &[&str]) -> Self {
+        let files = TempDir::new().expect("a temporary directory");
+        let within = TempDir::new().expect("a temporary directory");
+        let mut bootstrap = options.bootstrap(within.path());
+        let listeners = bootstrap["static_resources"]["listeners"].as_array_mut();
+        listeners.expect("a list").remove(0);
+        // Not a port that Envoy chooses: a change of the address would close the socket, and
+        // reset what has not been accepted.
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        write(&files, &options.listener(socket(address)));
+        let at = json!({"path": files.path().join("lds.json")});
+        let source = json!({"resource_api_version": "V3", "path_config_source": at});
+        bootstrap["dynamic_resources"] = json!({"lds_config": source});
+        bootstrap["node"] = json!({"id": "test", "cluster": "test"});
+        let count = options.concurrency;
+        let more = |command: &mut Command| {
+            command.args(flags);
+        };
+        let envoy = Envoy::run_with(within, &bootstrap.to_string(), count, "ingress", more).await;
+        Self { envoy, files }
+    }
+
+    pub fn replace(&self, options: &Options) {
+        write(&self.files, &options.listener(socket(self.envoy.ingress)));
+    }
+
+    /// A counter of the listeners.
+    pub async fn count(&self, name: &str) -> u64 {
+        self.envoy.counter(&format!("listener_manager.{name}")).await
+    }
+}
+
+fn write(files: &TempDir, listener: &Value) {
+    let mut listener = listener.clone();
+    listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
+    let version = listener.to_string().len().to_string();
+    put(
+        files.path().join("lds.json"),
+        json!({"version_info": version, "resources": [listener]}).to_string(),
+    );
+}
+
 /// Ends Envoy as an operator does, and checks that it ended well and that nothing panicked.
 pub async fn end(envoy: Envoy) {
     envoy.process().signal("TERM");
@@ -254,6 +309,14 @@ pub fn delay(span: &str) -> Value {
     let delay = json!({"fixed_delay": span, "percentage": {"numerator": 100}});
     let kind = "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault";
     json!({"name": "envoy.filters.http.fault", "typed_config": {"@type": kind, "delay": delay}})
+}
+
+/// A filter that waits for the whole body: an answer that comes before it ends the connection.
+fn whole_body() -> Value {
+    let kind = "type.googleapis.com/envoy.extensions.filters.http.buffer.v3.Buffer";
+    json!({"name": "envoy.filters.http.buffer", "typed_config": {
+        "@type": kind, "max_request_bytes": 8 << 20,
+    }})
 }
 
 /// Adds the fields of `more`, which override those that are there.

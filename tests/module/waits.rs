@@ -38,6 +38,12 @@ async fn decided(envoy: &Envoy, how: &str) -> u64 {
     status["decisions"]["by_how"][how].as_u64().unwrap_or_else(|| panic!("no {how} in {status}"))
 }
 
+/// A count of the engine.
+async fn counted(envoy: &Envoy, name: &str) -> u64 {
+    let status: Value = serde_json::from_str(&envoy.admin("/ratelease/status").await).unwrap();
+    status["counts"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+}
+
 #[tokio::test]
 async fn requests_of_new_keys_wait_for_their_leases_with_their_bodies() {
     let rules = Rules::new(&file("cold", &[rule("path", 5, "")]));
@@ -97,6 +103,45 @@ async fn clients_that_leave_while_they_wait_leave_nothing_behind() {
     }
     assert_eq!(envoy.get("/other", &[]).await.status, 200);
     assert_no_harm(&envoy);
+    end(envoy).await;
+}
+
+/// As an attacker would: each request has a long header, which twenty descriptors repeat.
+#[tokio::test]
+async fn requests_with_long_headers_that_wait_have_a_bound_in_bytes_and_beyond_it_are_errors() {
+    const CLIENTS: u64 = 64;
+    const ROOM: u64 = 2 << 20;
+    let rules = Rules::new(SLOW);
+    let mut options = Options::new("slow", &rules);
+    let key = |at| if at == 0 { "path" } else { "free" };
+    let repeated = (0..20).map(|at| by_header("x-long", key(at), json!({"number": 1})));
+    options.rate_limits = repeated.collect();
+    let envoy = options.start().await;
+    let long = "x".repeat(55_000);
+    assert_eq!(envoy.get("/", &[("x-long", &long)]).await.status, 200);
+    let before = envoy.process().memory("VmRSS");
+
+    let (ingress, text) = (envoy.ingress, std::sync::Arc::<str>::from(long));
+    let mut requests = JoinSet::new();
+    for _ in 0..CLIENTS {
+        let text = std::sync::Arc::clone(&text);
+        requests.spawn(async move {
+            Client::connect(ingress).await?.get("/", &[("x-long", &text)]).await
+        });
+    }
+    let refused = async || envoy.counter("ratelease.error").await;
+    envoy.until("refusing", async || refused().await >= CLIENTS - ROOM / 55_000).await;
+    let kept = counted(&envoy, "message_bytes").await;
+    assert!((ROOM / 2..=ROOM).contains(&kept), "{kept} bytes wait");
+    assert!(counted(&envoy, "shed").await >= CLIENTS - ROOM / 55_000, "they are counted");
+    let grown = envoy.process().memory("VmRSS").saturating_sub(before);
+    assert!(grown < 64 << 20, "{CLIENTS} requests took {grown} bytes");
+
+    requests.shutdown().await;
+    envoy.until("without requests", async || active(&envoy).await == 0).await;
+    envoy.until("without waits", async || counted(&envoy, "message_bytes").await == 0).await;
+    let other = "y".repeat(55_000);
+    assert_eq!(envoy.get("/", &[("x-long", &other)]).await.status, 200);
     end(envoy).await;
 }
 
@@ -231,11 +276,7 @@ async fn slots_and_estimates_of_clients_that_leave_at_once_come_back() {
         }
         envoy.until("without requests", async || active(&envoy).await == 0).await;
     }
-    let holds = async || {
-        let status: Value = serde_json::from_str(&envoy.admin("/ratelease/status").await).unwrap();
-        status["counts"]["holds"].as_u64()
-    };
-    envoy.until("without holds", async || holds().await == Some(0)).await;
+    envoy.until("without holds", async || counted(&envoy, "holds").await == 0).await;
     end(envoy).await;
 }
 

@@ -60,7 +60,9 @@ pub fn get_with(
             CliError::new(format_args!("{server}: no answer within {within:?}"))
         }
         ErrorKind::InvalidData => CliError::new(format_args!("{server}: {error}")),
-        _ => CliError::new(format_args!("{server}: cannot be reached: {error}")),
+        _ => CliError::new(format_args!(
+            "{server}: cannot be reached: {error}; name another address, or start the server there"
+        )),
     })
 }
 

@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 pub use address::{Entry, EntryFault, RuleId, check_entries};
-pub use check::{Finding, check, check_together, check_weights, memory_for_rules, mib};
+pub use check::{Finding, check_together, check_weights, compile, memory_for_rules, mib};
 pub use difference::{Difference, RuleChange, difference, shadow};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};

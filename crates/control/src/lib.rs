@@ -11,11 +11,10 @@
 //!
 //! # Modules
 //!
-//! [`document`] is pure, `permits` bounds
-//! what is handled at a time; [`store`] holds all SQL, `work` keeps the permits of requests until
-//! their work ends, [`auth`] knows tokens, and [`rates`] counts requests. [`push`] serves pods,
-//! [`metrics`], `page` and [`api`] serve people; [`settings`] is the command line, [`tokens`] and
-//! [`app`] are what it runs.
+//! [`document`] is pure, `permits` bounds what is handled at a time; [`store`] holds all SQL,
+//! `work` keeps the permits of requests until their work ends, [`auth`] knows tokens, and [`rates`]
+//! counts requests. [`push`] serves pods, [`metrics`], `page` and [`api`] serve people;
+//! [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
 

@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! database ─▶ published: what each pod gets ─▶ server: a task for each stream ─▶ pods
-//!                          │                     │ accepted, refused
+//!                                                │ accepted, refused
 //!                                                ├▶ streams ─▶ database: what pods run
 //!                                                └▶ load_reports ─▶ database: hits, a roll back
 //! ```
+//! `service` is the port, and `connections` what the streams of one connection share; `selection`
+//! says which domains a pod may have.
+//!
 //! Pods report hits of the domains of a rollout (LRS), which ends if too much is denied. A pod gets
 //! a set when what it would get differs from what it has, and the next one when it has answered
 //! that one.

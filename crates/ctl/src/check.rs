@@ -38,7 +38,7 @@ Examples:
 /// Flags of `check`.
 #[derive(Debug, Args)]
 pub struct CheckFlags {
-    /// Configuration of Envoys: a file, or - for standard input
+    /// Configuration of Envoys: a file, or - for standard input; may be given several times
     #[arg(long, value_name = "FILE", required = true)]
     envoy: Vec<PathBuf>,
     /// Domain of descriptors for which no rate limit filter is in the files

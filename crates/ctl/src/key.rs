@@ -16,7 +16,7 @@ use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::order::{BLOCK_MAX, Order, Ordered};
 use ratelease_engine::store::{self, Ask, Grant, Store as Counts, StoreError, StoreSettings};
-use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::key::Key;
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::Request;
 use serde_json::{Value, json};
@@ -33,8 +33,9 @@ block    every charge of the key is denied for the time of --for, also where the
 unblock  ends a block
 
 Pods follow within 250 ms; one that is not connected to Redis follows when it is. Needs the REDIS_URL,
-KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods, and a Redis user who may write the stream
-rl:orders. Each pod logs the key's hash. What was spent before a reset and after it may be twice the
+KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods: with others another key is shown and changed.
+All but show need a Redis user with the rights of orders (docs/operate.md), which pods lack. Each pod
+logs the key's hash. What was spent before a reset and after it may be twice the
 limit of a window. Nothing is recorded in a control plane.
 
 Exit status: 0 done, 1 no rule limits a descriptor, 2 it could not be done.
@@ -53,7 +54,7 @@ pub struct KeyFlags {
     /// Domain of the request
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: String,
-    /// How long to block, such as 30m
+    /// How long to block, such as 30m; the other actions ignore it
     #[arg(
         long = "for",
         value_name = "DURATION",
@@ -101,11 +102,11 @@ const BLOCKS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Acts on each descriptor's key, and shows its state.
 pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
-    let (dir, store, secret) = Faults::none_in(|faults| {
+    let (dir, store, hasher) = Faults::none_in(|faults| {
         let dir = RulesDir::read(role, flags.rules.values(), faults);
         let store = Store::read(flags.store.values(), &dir.reading.options.stores, faults);
-        let secret = Leases::read(flags.key.values(), faults).key_secret;
-        (dir, store, secret)
+        let hasher = Leases::read_checked(flags.key.values(), faults).hasher();
+        (dir, store, hasher)
     })?;
     if store == StoreSettings::Memory {
         let text =
@@ -118,7 +119,7 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
         descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
         hits_addend: 1,
     };
-    let resolved = resolve(&rules, &request, &KeyHasher::new(secret.reveal()));
+    let resolved = resolve(&rules, &request, &hasher);
     let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
@@ -156,16 +157,22 @@ async fn act(
             outcomes.push(None);
             continue;
         };
-        let ask = Ask::look(charge.own, charge.applied.limit);
+        let ask = charge.look();
         let done = act_on(flags, &*store, charge, &ask).await;
         done.map_err(|error| CliError::new(format_args!("key {}: {error}", charge.own)))?;
         outcomes.push(Some(Outcome { ask, now: store.lend(&ask).await, blocked: None }));
     }
     let blocked = blocked(&*store, stores).await;
     for outcome in outcomes.iter_mut().flatten() {
-        outcome.blocked = blocked.get(&outcome.ask.key.to_string()).copied();
+        outcome.blocked =
+            names(&outcome.ask).find_map(|key| blocked.get(&key.to_string()).copied());
     }
     Ok(outcomes)
+}
+
+/// The keys that the count of `ask` has, one for each secret.
+fn names(ask: &Ask) -> impl Iterator<Item = Key> {
+    ask.previous.into_iter().chain([ask.key])
 }
 
 async fn act_on(

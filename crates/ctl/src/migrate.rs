@@ -41,7 +41,8 @@ reference's then.
 of ratelease (docs/module.md): the filters, the rate_limits of virtual hosts and routes, and the
 cluster of the service. Standard error lists what Envoy did otherwise than the file says, and with `!`
 what the module cannot do; it stays in the output, which Envoy refuses there. Comments and the order
-of fields are lost.
+of fields are lost. Envoy finds libratelease.so by ENVOY_DYNAMIC_MODULES_SEARCH_PATH, a directory;
+the module's settings, such as RUNTIME_ROOT and REDIS_URL, belong in Envoy's environment.
 
 Exit status: 0 nothing needs action, 1 something does, 2 something could not be read.
 

@@ -28,8 +28,8 @@ pub struct Counting {
     pub steps: Steps,
     /// What a token is.
     pub token: Token,
-    /// Whether an epoch is the number of a window that begins at the same time for all keys, and what is
-    /// known of a key holds until that window ends; else an epoch is a time.
+    /// Whether an epoch is the number of a window that begins at the same time for all keys, and
+    /// what is known of a key holds until that window ends; else an epoch is a time.
     pub is_windowed: bool,
     /// The store's time of a grant, in microseconds since the Unix epoch, where the grant says it
     /// exactly.
@@ -44,11 +44,11 @@ pub enum Token {
     OfWindow,
     /// It may be spent at any time. Spent ones come back steadily.
     Steady,
-    /// It is the right to a slot of time, which passes whether it is used or not, so it never goes
-    /// back to the store.
+    /// It is a slot of a leaky bucket, a time that passes whether it is used or not, so it never
+    /// goes back to the store.
     Slot,
-    /// It is the permission to be in progress, which a request has from its start to its end. It is
-    /// given back then, and never comes back by time.
+    /// It is a slot of `concurrency`, which a request has from its start to its end. It is given
+    /// back then, and never comes back by time.
     Permit,
 }
 
@@ -60,8 +60,8 @@ pub struct Steps {
     /// The script.
     pub script: &'static Script,
     /// The arguments of the script for an ask. The time is the pod's estimate of the store's, in
-    /// microseconds since the Unix epoch: it says which windows of a calendar the script is told of,
-    /// and decides nothing.
+    /// microseconds since the Unix epoch: it says which windows of a calendar the script is told
+    /// of, and decides nothing.
     pub arguments: fn(&Ask, u64) -> Vec<u64>,
     /// Reads the script's reply to an ask; `None` if the script cannot have given it.
     pub reply: fn(&Ask, &[u64]) -> Option<Grant>,
@@ -106,8 +106,8 @@ pub fn scripts() -> Vec<&'static Script> {
     scripts
 }
 
-/// What the store keeps for one count. It is small, since there is one for each key; only a log, and the
-/// pods that hold slots, are stored on the heap.
+/// What the store keeps for one count. It is small, since there is one for each key; only a log,
+/// and the pods that hold slots, are stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// The state of an [`Algorithm::FixedWindow`] count.
@@ -194,7 +194,8 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
 
 /// The window that the key is in: that of the clock, or the one after it if the state belongs to
 /// that one. The clock of a master that takes over may be behind: a key's time must not run back,
-/// or the tokens of its window would be leased twice. A state further ahead comes from a wrong clock.
+/// or the tokens of its window would be leased twice. A state further ahead comes from a wrong
+/// clock.
 fn window_of(stored: Option<u64>, now_unix_us: u64, terms: Limit) -> u64 {
     let window = terms.window_at(now_unix_us);
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
@@ -217,8 +218,8 @@ fn is_present(window: u64, now_unix_us: u64, terms: Limit) -> bool {
 /// means "all", and Lua's doubles represent it exactly.
 const ALL: u64 = AMOUNT_MAX + 1;
 
-/// The script's reply if the store's time lies outside of the windows that it was told of: that time
-/// alone, in microseconds since the Unix epoch. It has changed nothing.
+/// The script's reply if the store's time lies outside of the windows that it was told of: that
+/// time alone, in microseconds since the Unix epoch. It has changed nothing.
 pub fn time_outside(numbers: &[u64]) -> Option<u64> {
     if let &[time_us] = numbers { Some(time_us) } else { None }
 }

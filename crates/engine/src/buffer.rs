@@ -193,7 +193,7 @@ impl<A: Cold> Buffer<A> {
         self.leases.put_back(lease, kind, now);
     }
 
-    /// Gives back `hits` that this pod or another spent earlier, never above `limit`. Returns false
+    /// Credits `hits` that this pod or another spent earlier, never above `limit`. Returns false
     /// if there is no live lease to add them to: then only the store can take them. For a live
     /// leaky bucket, whose past slots cannot come back, and for 0 hits there is nothing to add.
     pub fn refund(&mut self, hits: u64, limit: u64, kind: LeaseKind, now: Time) -> bool {

@@ -34,8 +34,8 @@
 //! [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
 //! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
 //! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
-//! [`order`] is what an operator orders for one key. [`verdict`] is the answer, [`buffer`] the local tokens, [`lease`] the lease client that asks the
-//! store, and [`limiter`] decides.
+//! [`order`] is what an operator orders for one key. [`verdict`] is the answer, [`buffer`] the
+//! local tokens, [`lease`] the lease client that asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 

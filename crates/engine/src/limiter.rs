@@ -189,7 +189,7 @@ impl Limiter {
         let mut transaction = Transaction::new(&self.shared, &resolved);
         transaction.take_local(now);
         if transaction.has_to_ask() || transaction.slot_after(now).is_some() {
-            return None; // to drop it gives back what was taken
+            return None; // to drop it puts back what was taken
         }
         Some(transaction.conclude(request, now))
     }
@@ -254,10 +254,12 @@ impl Limiter {
 
 impl Shared {
     /// Charges the tokens held here, if they are enough, and asks ahead if those that remain will
-    /// not last. For a refund, previews its effect on the key. A key that an operator has blocked is
-    /// denied.
+    /// not last. For a refund, previews its effect on the key. A key that an operator has blocked
+    /// is denied.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
-        if let Some(lasts) = self.orders.blocked_for(charge.own, now)
+        let blocked_for = |key| self.orders.blocked_for(key, now);
+        let blocked = blocked_for(charge.own).or_else(|| charge.previous.and_then(blocked_for));
+        if let Some(lasts) = blocked
             && !charge.refund
             && !charge.settles()
         {
@@ -272,13 +274,13 @@ impl Shared {
                     return state.preview_settlement(context);
                 }
                 let attempt = state.charge_and_note_demand(charge, context);
-                if attempt.is_settled() {
+                if attempt.is_decided() {
                     state.request_next_window(charge, &attempt, context, asks);
                 }
                 // Also for a charge that is short: its request comes again at once, through
                 // `enqueue`, and joins this ask. Where the store is far away it does not: the
                 // request asks for itself, in time, and for as much as it lacks.
-                if attempt.is_settled() || !state.is_distant(context) {
+                if attempt.is_decided() || !state.is_distant(context) {
                     state.ask_ahead(charge, context, asks);
                 }
                 attempt
@@ -290,7 +292,7 @@ impl Shared {
         }
     }
 
-    /// Gives back what `charge` refunds: to a lease held here, else to the store.
+    /// Credits what `charge` refunds to a lease held here, else to the store.
     fn refund(&self, charge: &Charge<'_>, now: Time) {
         // Without room for the key the refund is lost, as when the store is unavailable.
         let _ = self
@@ -315,7 +317,9 @@ impl Shared {
             Err(TableFull)
         };
         let (owed, is_watched) = settled.unwrap_or_else(|TableFull| {
-            self.queue_asks(vec![Ask { owed: hits, purpose: Purpose::Return, ..blank }]);
+            let previous = charge.previous_key();
+            let report = Ask { owed: hits, purpose: Purpose::Return, previous, ..blank };
+            self.queue_asks(vec![report]);
             (hits, false)
         });
         if is_watched {
@@ -330,8 +334,8 @@ impl Shared {
         }
     }
 
-    /// Whether further keys may owe costs: what they owe takes at most half of the room that waiting
-    /// requests and rare state have together.
+    /// Whether further keys may owe costs: what they owe takes at most half of the room that
+    /// waiting requests and rare state have together.
     fn has_room_for_debts(&self) -> bool {
         self.table.heap_bytes() < WAITING_IN_ALL_MAX * WAITER_BYTES / 2
     }
@@ -366,6 +370,7 @@ impl Shared {
                 visit(state, &context, &mut asks)
             },
         )?;
+        name_before(charge.key(), charge.previous_key(), &mut asks);
         if let Some((key, mut state)) = evicted {
             state.give_back(key, &context, &mut asks);
         }
@@ -403,27 +408,28 @@ impl Shared {
         }
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |state| {
-            let settled = state.reply(&reply, &context, &mut asks);
-            let pods = if settled.returned > 0 { self.pods.of(state.domain()) } else { 1 };
+            let debt = state.reply(&reply, &context, &mut asks);
+            let pods = if debt.returned > 0 { self.pods.of(state.domain()) } else { 1 };
             if self.orders.was_reset_since(key, reply.asked_at) {
                 // It may be about the count that was deleted.
                 state.forget_count();
             }
-            (state.watch(&context), settled, pods)
+            (state.watch(&context), debt, pods)
         });
         match visited {
-            Some((starts, settled, pods)) => {
+            Some((starts, debt, pods)) => {
                 if starts {
                     self.watch(key, context.now + WATCH_EVERY);
                 }
-                if settled.returned > 0 {
-                    self.return_own(key, reply.ask.limit, settled.returned, pods);
+                if debt.returned > 0 {
+                    self.return_own(key, reply.ask.limit, debt.returned, pods);
                 }
-                self.failure_modes.note_unmetered(settled.unmetered);
+                self.failure_modes.note_unmetered(debt.unmetered);
             }
             // A key that was evicted meanwhile has no use for its lease.
             None => asks.extend(lease_policy::unwanted(&reply)),
         }
+        name_before(key, reply.ask.previous, &mut asks);
         self.queue_asks(asks);
     }
 
@@ -458,13 +464,19 @@ impl Shared {
     }
 }
 
+/// Names in the asks for `key` the key that its count has under the secret before, if there is one.
+fn name_before(key: Key, previous: Option<Key>, asks: &mut [Ask]) {
+    if previous.is_some() {
+        asks.iter_mut().filter(|ask| ask.key == key).for_each(|ask| ask.previous = previous);
+    }
+}
+
 // The effects of one request, as a transaction: they are computed first, applied once, or undone
 // completely.
 //
-// Charges take their tokens when they are settled, so that no other request can have them, and
-// put them back into the buffer if the request is denied. Refunds are applied only once the
-// request is known to pass. A request that is dropped before its verdict puts back all that it
-// took.
+// A charge takes its tokens at once, so that no other request can have them, and puts them back
+// into the buffer if the request is denied. Refunds are applied only once the request is known to
+// pass. A request that is dropped before its verdict puts back all that it took.
 
 /// The state of a request between its first charge and its verdict.
 struct Transaction<'a, 'r> {
@@ -476,7 +488,8 @@ struct Transaction<'a, 'r> {
     debts: Vec<Debt<'a, 'r>>,
     /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
-    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all requests.
+    /// Of no descriptor is anything held, settled or in use until its end, as of nearly all
+    /// requests.
     is_plain: bool,
     /// Settlements have been applied.
     settled: bool,
@@ -544,7 +557,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Whether the store has to be asked.
     fn has_to_ask(&self) -> bool {
-        let is_short = self.attempts.iter().flatten().any(|attempt| !attempt.is_settled());
+        let is_short = self.attempts.iter().flatten().any(|attempt| !attempt.is_decided());
         is_short && !self.is_denied()
     }
 
@@ -571,7 +584,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         slots.max().filter(|_| !self.is_denied())
     }
 
-    /// Makes the verdict. If it denies, what was taken for the other descriptors goes back;
+    /// Makes the verdict. If it denies, what was taken for the other descriptors is put back;
     /// otherwise refunds are applied, and what was taken is spent.
     fn conclude(&mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
@@ -650,7 +663,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         are_all
     }
 
-    /// Notes what the request holds from now on, of the charges that tokens paid for, besides slots.
+    /// Notes what the request holds from now on, of the charges that tokens paid for, besides
+    /// slots.
     fn hold(&self, now: Time) {
         if self.is_plain {
             return;
@@ -688,14 +702,14 @@ impl<'a, 'r> Transaction<'a, 'r> {
             queued.push((at, is_queued, PlaceInQueue::new(self.shared, charge, entered)));
         }
         for (at, is_queued, mut place) in queued {
-            let charge = place.charge();
+            let charge = place.charge;
             match place.wait(deadline).await {
                 Ok(attempt) => {
                     self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
                 }
                 Err(error) => {
                     let can_pay = place.may_be_paid_later;
-                    let error = self.settle_without_store(at, charge, error, now, is_queued);
+                    let error = self.apply_failure_mode(at, charge, error, now, is_queued);
                     if error.is_none() {
                         self.note_debt(at, charge, can_pay);
                     }
@@ -708,7 +722,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Applies the failure mode to a charge for which the store has not replied, and which may be
     /// on its way to the store if it is `queued`. Returns the error, if that is the mode's answer.
-    fn settle_without_store(
+    fn apply_failure_mode(
         &mut self,
         at: usize,
         charge: &Charge<'_>,
@@ -733,8 +747,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// Notes a charge that a failure mode has admitted, and whether a lease `can_pay` for it. What
     /// `local` admits is owed at once, and the key read once more: a reply that arrives from now on
-    /// pays for the charge before others may have its tokens, and one that has just arrived may have
-    /// left nothing. What `allow` admits has no bound, so it is owed once its request passes.
+    /// pays for the charge before others may have its tokens, and one that has just arrived may
+    /// have left nothing. What `allow` admits has no bound, so it is owed once its request passes.
     fn note_debt(&mut self, at: usize, charge: &'a Charge<'r>, can_pay: bool) {
         let admitted = self.attempts[at].filter(Attempt::is_admitted_by_failure_mode);
         // Slots that a failure mode admitted are in use: no lease has to pay for them.
@@ -755,11 +769,11 @@ impl<'a, 'r> Transaction<'a, 'r> {
         self.debts.push(debt);
     }
 
-    /// The charges for which `wanted` returns true and that only the store can settle.
+    /// The charges for which `wanted` returns true and that only the store can decide.
     fn short(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> Vec<(usize, &'a Charge<'r>)> {
         let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
         let short = resolved.filter_map(|(at, pair)| match pair {
-            (Resolved::Charged(charge), Some(attempt)) if !attempt.is_settled() => {
+            (Resolved::Charged(charge), Some(attempt)) if !attempt.is_decided() => {
                 Some((at, charge))
             }
             _ => None,
@@ -767,7 +781,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         short.filter(|(_, charge)| wanted(charge)).collect()
     }
 
-    /// Gives back what the request refunds, unless it has gone to the store.
+    /// Credits what the request refunds, unless it has gone to the store.
     fn apply_refunds(&mut self, now: Time) {
         for (at, resolved) in self.resolved.iter().enumerate() {
             if let Resolved::Charged(charge) = resolved
@@ -800,7 +814,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         overdrawn.collect()
     }
 
-    /// Gives back what was taken from keys other than `spent`.
+    /// Puts back what was taken from keys other than `spent`.
     fn release(&mut self, spent: &[Key]) {
         for Debt { at, charge, owed_until, .. } in std::mem::take(&mut self.debts) {
             let Some(until) = owed_until.filter(|_| !spent.contains(&charge.key())) else {
@@ -813,7 +827,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
-            if attempt.is_settled() && !charge.refund && !spent.contains(&charge.key()) {
+            if attempt.is_decided() && !charge.refund && !spent.contains(&charge.key()) {
                 self.shared.undo(charge, attempt);
             }
         }
@@ -821,7 +835,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
 }
 
 impl Drop for Transaction<'_, '_> {
-    /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
+    /// Puts back what was taken, unless refunds have been sent: then the request stands, and its
     /// charges are spent even though its caller does not receive the answer.
     fn drop(&mut self) {
         if self.attempts.is_empty() {
@@ -878,16 +892,16 @@ struct Debt<'a, 'r> {
     owed_until: Option<Time>,
 }
 
-/// A place in a queue, or one that was refused. If dropped while it waits, it gives back a lease that
-/// has just arrived.
+/// A place in a queue, or one that was refused. If dropped while it waits, it puts back a lease
+/// that has just arrived.
 struct PlaceInQueue<'a, 'r> {
     shared: &'a Shared,
     charge: &'a Charge<'r>,
     reply: ReplyReceiver,
     /// The reply has not arrived yet, and still may.
     open: bool,
-    /// Without a lease here, a later one may pay for the charge: no reply has come yet, or the charge
-    /// did not reach the store for lack of room in this pod.
+    /// Without a lease here, a later one may pay for the charge: no reply has come yet, or the
+    /// charge did not reach the store for lack of room in this pod.
     may_be_paid_later: bool,
 }
 
@@ -903,10 +917,6 @@ impl<'a, 'r> PlaceInQueue<'a, 'r> {
         let is_overdue = matches!(entered, Err(StoreError::Unavailable));
         let reply = entered.unwrap_or_else(|refused| answered(Err(refused)));
         Self { shared, charge, reply, open: true, may_be_paid_later: is_overdue }
-    }
-
-    fn charge(&self) -> &'a Charge<'r> {
-        self.charge
     }
 
     /// Waits for the outcome of the charge until `deadline`, and leaves the queue.
@@ -957,7 +967,7 @@ struct PaidBy {
 
 impl Shared {
     /// Notes that the request of `charge` holds what it was charged, if its rule says so. Returns
-    /// whether it does; if not, slots have been given back.
+    /// whether it does; if not, slots have been put back.
     fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) -> bool {
         let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
             return false;
@@ -990,8 +1000,8 @@ impl Shared {
         noted.is_some()
     }
 
-    /// Forgets this start of the request of `charge`, which does not pass; the caller gives back what
-    /// it took.
+    /// Forgets this start of the request of `charge`, which does not pass; the caller puts back
+    /// what it took.
     fn forget_start(&self, charge: &Charge<'_>, taken: LeasedTokens) {
         if let Some(HeldBy { id: Some(id), .. }) = charge.held {
             self.holds.undo(id, charge.hits, taken.tokens);
@@ -1013,8 +1023,8 @@ impl Shared {
         (settled.due, self.give_back_unspent(&settled.unspent, now))
     }
 
-    /// Gives back what a request held and did not use: to the lease that it came from, else to the
-    /// store. Returns the state of the key after it, if it has one.
+    /// Puts back what a request held and did not use, or gives it back to the store if the key has
+    /// another lease. Returns the state of the key after it, if it has one.
     fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
         let Unspent { key, limit, tokens, alone, .. } = *unspent;
         if tokens.tokens == 0 && alone == 0 {
@@ -1108,7 +1118,9 @@ impl Shared {
 impl Shared {
     /// Redirects `charge` to its overflow key. Returns false if it has been redirected already.
     fn overflow(&self, charge: &Charge<'_>) -> bool {
-        let turned = charge.overflow.set(charge.overflow_key(&self.options.hasher)).is_ok();
+        let hasher = &self.options.hasher;
+        let previous = hasher.previous().map(|previous| charge.overflow_key(previous));
+        let turned = charge.overflow.set((charge.overflow_key(hasher), previous)).is_ok();
         self.overflows.fetch_add(u64::from(turned), Ordering::Relaxed);
         turned
     }

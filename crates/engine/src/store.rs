@@ -73,9 +73,11 @@ pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return, Slots};
 /// states ([`Ask::slots`]). So of the clauses above only the second applies, without the spending;
 /// [`Ask::back`] is ignored, and an ask without slots is a look. Such a count has no pools.
 ///
-/// A reply that is lost leaves its tokens debited; slots are free again with the pod's next ask. An implementation may repeat an ask that it
-/// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied
-/// twice would admit more than the limit.
+/// # Lost replies
+///
+/// A reply that is lost leaves its tokens debited; slots are free again with the pod's next ask. An
+/// implementation may repeat an ask that it knows was not taken. It never repeats one whose outcome
+/// it does not know, since a credit applied twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
     /// The shard that owns the key of `ask`, below [`SHARDS_MAX`], or below
     /// [`stores::SHARDS_OF_ALL_MAX`] where there are several stores; asks of one shard are sent

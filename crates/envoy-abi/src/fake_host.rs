@@ -100,6 +100,12 @@ pub struct FakeRoute<M: Module> {
     of: PhantomData<M>,
 }
 
+/// The extension of the bootstrap configuration. Dropping it destroys it.
+pub struct FakeExtension<M: Module> {
+    module: *const c_void,
+    of: PhantomData<M>,
+}
+
 /// A stream with its filter. Dropping it destroys the filter.
 pub struct Running<M: Module> {
     /// Envoy's side.
@@ -111,6 +117,8 @@ pub struct Running<M: Module> {
 thread_local! {
     /// Whole numbers of the runtime.
     static RUNTIME: RefCell<BTreeMap<String, u64>> = RefCell::default();
+    /// Whether Envoy only checks its configuration.
+    static IS_VALIDATION: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is a worker at present, and not the main one.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
@@ -118,6 +126,11 @@ thread_local! {
 /// Sets a key of the runtime, for this thread.
 pub fn set_runtime(key: &str, number: u64) {
     RUNTIME.with_borrow_mut(|runtime| runtime.insert(key.to_owned(), number));
+}
+
+/// Says in this thread whether Envoy only checks its configuration.
+pub fn set_validation_mode(is_validation: bool) {
+    IS_VALIDATION.set(is_validation);
 }
 
 /// Runs a hook of a stream.
@@ -152,6 +165,17 @@ impl<M: Module> FakeConfig<M> {
         // SAFETY: as Envoy calls it.
         let module = unsafe { hooks::config_new::<M>(at, buffer(b"test"), buffer(config)) };
         (!module.is_null()).then(|| Self { module, counters, of: PhantomData })
+    }
+
+    /// Whether the module makes a filter for a stream.
+    pub fn makes_filters(&self) -> bool {
+        // SAFETY: as Envoy calls it.
+        let filter = unsafe { hooks::filter_new::<M>(self.module) };
+        if !filter.is_null() {
+            // SAFETY: as Envoy calls it.
+            unsafe { hooks::filter_destroy::<M>(filter) };
+        }
+        !filter.is_null()
     }
 
     /// Begins a stream.
@@ -190,6 +214,54 @@ impl<M: Module> Drop for FakeRoute<M> {
     fn drop(&mut self) {
         // SAFETY: as Envoy calls it.
         unsafe { hooks::per_route_config_destroy::<M>(self.module) };
+    }
+}
+
+// === impl FakeExtension ===
+
+impl<M: Module> FakeExtension<M> {
+    /// Has the module make the extension; `None` if it refuses.
+    pub fn new(config: &[u8]) -> Option<Self> {
+        let (host, name) = (std::ptr::null_mut(), buffer(b"test"));
+        // SAFETY: as Envoy calls it.
+        let module = unsafe { hooks::bootstrap_config_new::<M>(host, name, buffer(config)) };
+        (!module.is_null()).then(|| Self { module, of: PhantomData })
+    }
+
+    /// The hooks that run when Envoy has started.
+    pub fn start(&self, event: u64) {
+        // SAFETY: as Envoy calls them.
+        unsafe {
+            hooks::server_initialized::<M>(self.module);
+            hooks::bootstrap_config_scheduled::<M>(self.module, event);
+        }
+    }
+
+    /// The hook of a request to the admin port; the status.
+    pub fn admin(&self, path: &[u8]) -> u32 {
+        let (method, path, body) = (buffer(b"GET"), buffer(path), buffer(b""));
+        // SAFETY: as Envoy calls it.
+        unsafe { hooks::admin_request::<M>(self.module, method, path, body) }
+    }
+
+    /// The hook of this name; whether Envoy has been told that it is done.
+    pub fn shutdown(&self) -> bool {
+        unsafe extern "C" fn done(context: *mut c_void) {
+            // SAFETY: the context below.
+            unsafe { &*context.cast::<Cell<bool>>() }.set(true);
+        }
+        let is_done = Cell::new(false);
+        let context = (&raw const is_done).cast_mut().cast();
+        // SAFETY: as Envoy calls it.
+        unsafe { hooks::bootstrap_shutdown::<M>(self.module, done, context) };
+        is_done.get()
+    }
+}
+
+impl<M: Module> Drop for FakeExtension<M> {
+    fn drop(&mut self) {
+        // SAFETY: as Envoy calls it.
+        unsafe { hooks::bootstrap_config_destroy::<M>(self.module) };
     }
 }
 
@@ -302,6 +374,10 @@ pub mod callbacks {
             unsafe { at.write(value) };
         }
         is_some
+    }
+
+    pub fn is_validation_mode() -> bool {
+        IS_VALIDATION.get()
     }
 
     pub fn get_runtime_int(key: ModuleBuffer, default: u64) -> u64 {
@@ -539,7 +615,8 @@ macro_rules! fake_host {
                 "envoy_dynamic_module_callback_log" log(level: u32, message: B) -> ()
                     { callbacks::log(level, message) }
                 "envoy_dynamic_module_callback_get_concurrency" concurrency() -> u32 { 1 }
-                "envoy_dynamic_module_callback_is_validation_mode" is_validation() -> bool { false }
+                "envoy_dynamic_module_callback_is_validation_mode" is_validation() -> bool
+                    { callbacks::is_validation_mode() }
                 "envoy_dynamic_module_callback_http_filter_config_define_counter"
                     define_counter(config: M, name: B, _labels: *mut B, _length: usize,
                         id: *mut usize) -> u32 { callbacks::define_counter(config, name, id) }

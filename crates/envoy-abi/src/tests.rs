@@ -2,7 +2,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::fake_host::{FakeConfig, FakeRoute, FakeStream, Running, Value};
+use crate::fake_host::{FakeConfig, FakeExtension, FakeRoute, FakeStream, Running, Value};
 use crate::{
     Attribute, Bootstrap, BootstrapHost, Config, Counter, Filter, Flow, Headers, Metadata, Module,
     Scheduler, Setup, Stream,
@@ -25,14 +25,15 @@ struct Scripted {
     panics_in_drop: Cell<bool>,
 }
 
-struct Never;
+/// Panics in each hook.
+struct Panicking;
 
 static FILTERS: AtomicUsize = AtomicUsize::new(0);
 
 impl Module for Script {
     type Config = Plan;
     type RouteConfig = Vec<u8>;
-    type Bootstrap = Never;
+    type Bootstrap = Panicking;
 
     fn config(setup: &mut Setup<'_>, name: &[u8], config: &[u8]) -> Option<Plan> {
         assert_eq!(name, b"test");
@@ -46,17 +47,33 @@ impl Module for Script {
         (config != b"refuse").then(|| config.to_vec())
     }
 
-    fn bootstrap(_: &BootstrapHost<'_>, _: &[u8], _: &[u8]) -> Option<Never> {
-        None
+    fn bootstrap(_: &BootstrapHost<'_>, _: &[u8], config: &[u8]) -> Option<Panicking> {
+        assert_ne!(config, b"panic in bootstrap");
+        Some(Panicking)
     }
 }
 
-impl Bootstrap for Never {
-    fn initialized(&self, _: &BootstrapHost<'_>) {}
-    fn scheduled(&self, _: &BootstrapHost<'_>, _: u64) {}
-    fn shut_down(&self) {}
+impl Bootstrap for Panicking {
+    fn initialized(&self, _: &BootstrapHost<'_>) {
+        panic!("deliberate")
+    }
+
+    fn scheduled(&self, _: &BootstrapHost<'_>, _: u64) {
+        panic!("deliberate")
+    }
+
+    fn shut_down(&self) {
+        panic!("deliberate")
+    }
+
     fn admin(&self, _: &[u8], _: &[u8], _: &[u8]) -> (u32, Vec<u8>) {
-        (404, Vec::new())
+        panic!("deliberate")
+    }
+}
+
+impl Drop for Panicking {
+    fn drop(&mut self) {
+        panic!("deliberate")
     }
 }
 
@@ -237,6 +254,7 @@ fn a_panic_in_any_hook_lets_the_request_go_on_and_is_counted() {
     let before = crate::panics();
     assert!(FakeConfig::<Script>::new(b"panic in config").is_none());
     assert!(FakeRoute::<Script>::new(b"panic in route").is_none());
+    assert!(!FakeConfig::<Script>::new(b"panic in new").expect("one").makes_filters());
     let (_config, running) = begin("panic in request");
     assert_eq!(running.request_headers(), 0);
     let (_config, running) = begin("panic in response");
@@ -249,7 +267,19 @@ fn a_panic_in_any_hook_lets_the_request_go_on_and_is_counted() {
     assert_eq!(running.stream.resumed.get(), 1, "it does not wait for ever");
     running.scheduled(7);
     assert_eq!(running.stream.resumed.get(), 1, "it is resumed once");
-    assert!(crate::panics() >= before + 7, "{} {before}", crate::panics());
+    assert!(crate::panics() >= before + 8, "{} {before}", crate::panics());
+}
+
+#[test]
+fn a_panic_in_any_hook_of_the_extension_is_caught_and_envoy_ends_all_the_same() {
+    let before = crate::panics();
+    assert!(FakeExtension::<Script>::new(b"panic in bootstrap").is_none());
+    let extension = FakeExtension::<Script>::new(b"").expect("an extension");
+    extension.start(1);
+    assert_eq!(extension.admin(b"/page"), 500);
+    assert!(extension.shutdown(), "Envoy waits for it");
+    drop(extension);
+    assert!(crate::panics() >= before + 6, "{} {before}", crate::panics());
 }
 
 #[test]

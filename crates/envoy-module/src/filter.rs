@@ -8,7 +8,7 @@ use std::task::{Context, Waker};
 
 use ratelease_envoy_abi::{Filter, Flow, Headers, Stream};
 use ratelease_server::request::{RequestError, Transport};
-use ratelease_server::service::{Answer, Caller};
+use ratelease_server::service::{Answer, BodyReservation, Caller};
 
 use crate::RateleaseModule;
 use crate::actions::{Drafts, Phase, RateLimitHeaders};
@@ -152,7 +152,9 @@ impl RateFilter {
         shown: Shown,
     ) -> Flow {
         let Some(scheduler) = stream.scheduler() else { return self.refuse(config, stream) };
-        let wait = Wait::start(engine, config, scheduler, request, shown);
+        let Ok(wait) = Wait::start(engine, config, scheduler, request, shown) else {
+            return self.refuse(config, stream);
+        };
         self.state.borrow_mut().wait = Some(wait);
         Flow::Wait
     }
@@ -249,12 +251,27 @@ fn shown(config: &FilterConfig, drafts: &Drafts<'_>) -> Shown {
 // === impl Engine ===
 
 impl Engine {
-    /// Decides a request that nobody waits for: the end of a stream.
+    /// Counts the memory of a request that waits: those of a few KiB are left out, since the
+    /// number of waits is bounded anyway.
+    ///
+    /// # Errors
+    ///
+    /// The requests that wait have used it up; this has been counted.
+    pub fn reserve(&self, bytes: usize) -> Result<BodyReservation, RequestError> {
+        let reservation = self.service.reserve_body(Transport::Grpc, &self.peer);
+        let reserved = reservation.grow(bytes).and_then(|()| reservation.complete());
+        let reserved = reserved.inspect_err(|error| self.service.note_error(error));
+        reserved.map(|()| reservation)
+    }
+
+    /// Decides a request that nobody waits for: the end of a stream. It is lost, and counted as an
+    /// error, if it has to wait and there is no memory for it.
     pub fn settle(self: &Arc<Self>, request: OwnedRequest) {
         if self.is_down() {
             return;
         }
         let engine = Arc::clone(self);
+        let bytes = request.bytes();
         let settle = async move {
             let request = request.request();
             let transport = Transport::Grpc;
@@ -265,8 +282,13 @@ impl Engine {
         };
         let mut settle = Box::pin(settle);
         let _entered = self.runtime.enter();
-        if settle.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.runtime.spawn(settle);
+        if settle.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+            && let Ok(reservation) = self.reserve(bytes)
+        {
+            self.runtime.spawn(async move {
+                settle.await;
+                drop(reservation);
+            });
         }
     }
 }

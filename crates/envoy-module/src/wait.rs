@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_envoy_abi::Scheduler;
 use ratelease_server::request::{RequestError, Transport};
-use ratelease_server::service::{Answer, Caller};
+use ratelease_server::service::{Answer, BodyReservation, Caller};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -32,6 +32,8 @@ pub struct Wait {
 struct Shared {
     engine: Arc<Engine>,
     request: OwnedRequest,
+    /// The request's memory, until nobody has it.
+    _reservation: BodyReservation,
     progress: Mutex<Progress>,
 }
 
@@ -51,22 +53,29 @@ struct WakeOnDrop(Arc<Shared>);
 impl Wait {
     /// Decides `request` in the engine's thread, within the time that the filter's configuration
     /// gives.
+    ///
+    /// # Errors
+    ///
+    /// The requests that wait have used up their memory.
     pub fn start(
         engine: &Arc<Engine>,
         config: &FilterConfig,
         scheduler: Scheduler,
         request: OwnedRequest,
         shown: Shown,
-    ) -> Self {
+    ) -> Result<Self, RequestError> {
+        let _reservation = engine.reserve(request.bytes())?;
         let progress = Mutex::new(Progress { scheduler: Some(scheduler), outcome: None });
-        let shared = Arc::new(Shared { engine: Arc::clone(engine), request, progress });
+        let engine = Arc::clone(engine);
+        let runtime = engine.runtime.clone();
+        let shared = Arc::new(Shared { engine, request, _reservation, progress });
         let wake = WakeOnDrop(Arc::clone(&shared));
         let limit = config.timeout;
-        let task = engine.runtime.spawn(async move {
+        let task = runtime.spawn(async move {
             let outcome = wake.0.decide(limit, &shown).await;
             wake.0.conclude(outcome);
         });
-        Self { shared, task: task.abort_handle() }
+        Ok(Self { shared, task: task.abort_handle() })
     }
 
     /// The answer, and the ends of the slots that the request has taken; an error if the task has

@@ -12,11 +12,11 @@
 //!
 //! # Modules
 //!
-//! `pool` counts the connections of a
-//! listener and closes some for others; `io` is one of them, whose frames `frames` and
-//! `http2_limits` count; [`cores`] are the threads that serve them. [`accept`] accepts, and [`tls`]
-//! secures, with certificates that are read again when they change. `http` serves HTTP on a
-//! connection or on all of a port, and `unread` counts the answers that are not read.
+//! `pool` counts the connections of a listener and closes some for others; `io` is one of them,
+//! whose frames `frames` and `http2_limits` count; [`cores`] are the threads that serve them.
+//! [`accept`] accepts, and [`tls`] secures, with certificates that are read again when they change.
+//! `http` serves HTTP on a connection or on all of a port, and `unread` counts the answers that are
+//! not read.
 
 #![forbid(unsafe_code)]
 

@@ -6,8 +6,9 @@
 //!                                               ▲ takes: kinds of values
 //! ```
 //!
-//! This crate uses only the standard library, a hash, parsers and the time zones of the world. It has no async runtime, reads no
-//! clock and opens no socket; only [`read_directory`] and [`read_path`] read files.
+//! This crate uses only the standard library, a hash, parsers and the time zones of the world. It
+//! has no async runtime, reads no clock and opens no socket; only [`read_directory`] and
+//! [`read_path`] read files.
 //!
 //! The engine uses it to decide requests; the sidecar and the tools use it too.
 //!

@@ -70,8 +70,8 @@ fn map(kind: MapKind) -> Value {
     map
 }
 
-/// A limit has a unit, or is unlimited, and not both; with an algorithm that has no window it has no
-/// unit, and a hold.
+/// A limit has a unit, or is unlimited, and not both; with an algorithm that has no window it has
+/// no unit, and a hold.
 fn unit_or_unlimited() -> Value {
     let without = Algorithm::ALL.into_iter().filter(|one| !one.has_window());
     let without = words(&without.map(Algorithm::name).collect::<Vec<_>>());

@@ -47,8 +47,8 @@ pub(crate) const SEARCHED_MAX: usize = 16_384;
 pub(crate) const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// Maximum number of different pieces of a level of which each ends the next, such as `a`, `aa` and
-/// `aaa`. A search meets all of them at once wherever the longest ends, and the automaton has a list
-/// of them for each of its states that they end.
+/// `aaa`. A search meets all of them at once wherever the longest ends, and the automaton has a
+/// list of them for each of its states that they end.
 pub(crate) const NESTED_MAX: usize = 16;
 
 /// Bytes of a piece of a pattern besides its text, and of an end.

@@ -1,6 +1,6 @@
 //! The gRPC server: `ShouldRateLimit` and the standard health service on one listener. Uses
-//! [`service`](crate::service) to decide, and [`ratelease_listener`] for its connections; `app`
-//! runs it.
+//! [`service`](crate::service) to decide, and [`ratelease_listener`] for its connections; the
+//! sidecar's `app` runs it.
 //!
 //! ```text
 //! listener ─▶ connection ─▶ call ──plain──▶ service ──▶ answered in the connection's own task,

@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use http::HeaderMap;
 use parking_lot::Mutex;
 use ratelease_engine::limiter::Resolved;
 use ratelease_engine::rng;
@@ -20,8 +19,8 @@ use tracing::info;
 use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
 use crate::metrics::counter::{Count, Counter};
-use crate::request::{RequestError, Transport};
-use crate::trace::{Span, Tracer};
+use crate::request::RequestError;
+use crate::trace::Tracer;
 
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
@@ -39,12 +38,6 @@ pub struct Observers {
 // === impl Observers ===
 
 impl Observers {
-    /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
-    /// traced.
-    pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
-        self.tracer.begin(transport, headers)
-    }
-
     /// Event counts of samples and spans since the process began.
     pub fn counts(&self) -> Vec<Count> {
         self.samples.counts().into_iter().chain(self.tracer.counts()).collect()

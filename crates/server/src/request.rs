@@ -53,7 +53,7 @@ pub enum RequestError {
     /// Unfinished messages use all the memory allowed for them, and this connection uses the most.
     #[error("too many incomplete messages; send the message again")]
     NoRoom,
-    /// The call panicked. Everything that it charged has been given back.
+    /// The call panicked. Everything that it took has been put back.
     #[error("internal error; see the log")]
     Panicked,
 }

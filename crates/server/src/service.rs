@@ -120,7 +120,7 @@ impl DecisionService {
     /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
     pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
-        self.observers.begin(transport, headers)
+        self.observers.tracer.begin(transport, headers)
     }
 
     /// Runs a call from its headers to its answer and catches its panics.

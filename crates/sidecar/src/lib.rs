@@ -6,18 +6,17 @@
 //! main ─▶ app ─▶ listeners, background tasks, drain
 //! ```
 //!
-//! It is compiled for size, since little of it runs once the process serves
-//! (`docs/design.md`). It may use every crate but the tools; the binary `ratelease`, tests and
-//! benches use it. `docs/design.md` is the whole design: crates, words, the path of a
-//! request, and the invariants. `tests/it/tidy.rs` checks those that the compiler does not.
+//! It is compiled for size, since little of it runs once the process serves (`docs/design.md`). It
+//! may use every crate but the tools; the binary `ratelease`, tests and benches use it.
+//! `docs/design.md` is the whole design: crates, words, the path of a request, and the invariants.
+//! `tests/it/tidy.rs` checks those that the compiler does not.
 //!
 //! # Modules
 //!
-//! [`supervise`]
-//! restarts background tasks; [`telemetry`] is the log and what is pushed. `file_watch` reports
-//! changes of files: [`certificates`] keeps the certificate of the gRPC port up to date with it,
-//! and [`rule_source`] the rules. [`admin`] shows the state of the process, and [`http`] serves
-//! that and decisions over HTTP. [`app`] builds all parts and runs them.
+//! [`supervise`] restarts background tasks; [`telemetry`] is the log and what is pushed.
+//! `file_watch` reports changes of files: [`certificates`] keeps the certificate of the gRPC port
+//! up to date with it, and [`rule_source`] the rules. [`admin`] shows the state of the process, and
+//! [`http`] serves that and decisions over HTTP. [`app`] builds all parts and runs them.
 
 #![forbid(unsafe_code)]
 

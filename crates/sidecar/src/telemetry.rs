@@ -1,5 +1,6 @@
 //! Sets up the log: lines on standard error, as text or JSON; [`push`] sends metrics to a
-//! collector, and [`statsd`] counts to statsd. Spans and samples of decisions are in `ratelease-server`, which begins them.
+//! collector, and [`statsd`] counts to statsd. Spans and samples of decisions are in
+//! `ratelease-server`, which begins them.
 //!
 //! One event is one line whatever it contains: control characters are escaped, so that no value
 //! from outside can end a line, forge another or control a terminal.

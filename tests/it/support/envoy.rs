@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -73,14 +74,28 @@ impl Envoy {
         ingress: &str,
         env: &[(&str, &str)],
     ) -> Self {
+        let more = |command: &mut Command| {
+            command.envs(env.iter().copied());
+        };
+        Self::run_with(files, bootstrap, concurrency, ingress, more).await
+    }
+
+    /// As [`Envoy::run`], with what `more` adds to the command.
+    pub(crate) async fn run_with(
+        files: TempDir,
+        bootstrap: &str,
+        concurrency: usize,
+        ingress: &str,
+        more: impl FnOnce(&mut Command),
+    ) -> Self {
         let path = |name: &str| files.path().join(name);
         std::fs::write(path("envoy.yaml"), bootstrap).expect("a written configuration");
         let mut command = leashed(binary());
         command.arg("--config-path").arg(path("envoy.yaml"));
         command.arg("--admin-address-path").arg(path("admin"));
         command.arg("--concurrency").arg(concurrency.to_string());
-        command.envs(env.iter().copied());
         command.args(["--disable-hot-restart", "--log-level", "warning"]);
+        more(&mut command);
         let process = Process::spawn("envoy", command);
 
         let reported = || std::fs::read_to_string(path("admin")).ok()?.parse().ok();
@@ -194,7 +209,7 @@ pub(crate) fn validate(bootstrap: &str, env: &[(&str, &str)]) -> (bool, String) 
     let files = TempDir::new().expect("a temporary directory");
     let path = files.path().join("envoy.yaml");
     std::fs::write(&path, bootstrap).expect("a written configuration");
-    let mut command = std::process::Command::new(binary());
+    let mut command = Command::new(binary());
     command.arg("--config-path").arg(path).args(["--mode", "validate", "--log-level", "info"]);
     let output = command.envs(env.iter().copied()).output().expect("Envoy runs");
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())

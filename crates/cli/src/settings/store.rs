@@ -342,7 +342,7 @@ impl Redis {
         let endpoint = endpoint(text, REDIS_PORT).map_err(|problem| {
             if text.contains(',') {
                 let name = values.name("REDIS_TYPE");
-                format!("several addresses need {name}=cluster or sentinel")
+                format!("several addresses need {name}=cluster or sentinel; one is expected here")
             } else {
                 problem.to_owned()
             }

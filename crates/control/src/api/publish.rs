@@ -24,8 +24,7 @@ use super::call::{
 };
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, Finding, check as compile, check_together, difference, memory_for_rules,
-    mib, read,
+    Difference, Document, Finding, check_together, compile, difference, memory_for_rules, mib, read,
 };
 use crate::push::ROLLBACK_AUTHOR;
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};

@@ -359,7 +359,7 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
     }
     let defaults = app.store.defaults(domain).await?;
     let document = Document { domain: domain.to_owned(), defaults, records: vec![record.clone()] };
-    let mut findings = match document::check(std::slice::from_ref(&document), usize::MAX) {
+    let mut findings = match document::compile(std::slice::from_ref(&document), usize::MAX) {
         Ok(_) => return Ok(()),
         Err(findings) => findings,
     };

@@ -26,7 +26,7 @@ pub struct Finding {
 ///
 /// # Errors
 /// Every fault, at most 10 000; of domains that are too large, only that.
-pub fn check(
+pub fn compile(
     documents: &[Document],
     memory: usize,
 ) -> Result<(Vec<Finding>, Vec<String>), Vec<Finding>> {

@@ -139,7 +139,7 @@ fn each_fault_names_its_rule_and_field() {
     ] {
         let records = vec![record("a", good.clone()), record("b", settings.clone())];
         let document = Document { domain: "d".into(), records, ..Document::default() };
-        let faults = check(std::slice::from_ref(&document), usize::MAX).unwrap_err();
+        let faults = compile(std::slice::from_ref(&document), usize::MAX).unwrap_err();
         let [fault] = &faults[..] else { panic!("{settings}: {faults:?}") };
         assert_eq!(fault.field, field, "{fault:?}");
         assert_eq!(fault.rule, Some(document.records[1].id("d")), "{fault:?}");
@@ -255,7 +255,7 @@ proptest! {
         if let Ok(after) = read(&[source(&written)]) {
             prop_assert_eq!(&after[0], &before, "{}", written);
         } else {
-            let faults = check(&[before], usize::MAX).unwrap_err();
+            let faults = compile(&[before], usize::MAX).unwrap_err();
             prop_assert!(faults.iter().all(|it| it.message.contains('*')), "{faults:?}\n{written}");
         }
     }

@@ -1,27 +1,28 @@
 //! A number of slots, each of which one request holds from its start to its end.
 //!
-//! The store keeps how many slots each pod has, in use and idle together. An ask states how many its
-//! pod has ([`Slots`]), and the store takes that for the truth: it sets the pod's number and adds what
-//! it lends. So a repeated ask changes nothing, what a lost reply lent comes back with the next ask, a
-//! pod gives slots back by stating fewer, and a store that lost its state is told it again. A pod that
-//! has not asked for [`SLOTS_TTL`] is forgotten, and its slots are lent to others.
+//! The store keeps how many slots each pod has, in use and idle together. An ask states how many
+//! its pod has ([`Slots`]), and the store takes that for the truth: it sets the pod's number and
+//! adds what it lends. So a repeated ask changes nothing, what a lost reply lent comes back with
+//! the next ask, a pod gives slots back by stating fewer, and a store that lost its state is told
+//! it again. A pod that has not asked for [`SLOTS_TTL`] is forgotten, and its slots are lent to
+//! others.
 //!
-//! Never more than the limit is lent in all, as long as pods ask in time and the store keeps its state.
-//! What pods state beyond the limit, after a limit was lowered or a state was lost, stands, since
-//! requests that run cannot be undone: nothing is lent until enough of them have ended. An ask that
-//! arrives after a later one of the same pod, over another connection, states an old number, and what
-//! it leaves out may be lent twice until the pod asks again.
+//! Never more than the limit is lent in all, as long as pods ask in time and the store keeps its
+//! state. What pods state beyond the limit, after a limit was lowered or a state was lost, stands,
+//! since requests that run cannot be undone: nothing is lent until enough of them have ended. An
+//! ask that arrives after a later one of the same pod, over another connection, states an old
+//! number, and what it leaves out may be lent twice until the pod asks again.
 //!
 //! # The time of a key
 //!
 //! Silence is measured in the time of the key, which runs by the server's clock, but in each ask by
-//! 0 to [`SILENCE_MAX`]. Clocks of two masters differ, and a clock may be set. If it goes back, no pod
-//! is forgotten before it was silent for [`SLOTS_TTL`], and none is kept longer than that after the
-//! first ask. If it goes forward once, by less than [`KEPT`], a pod that asks every second is still not
-//! forgotten, since the key's time has left it half of [`SLOTS_TTL`]. The price: where all pods of a
-//! key fell silent, their slots come back half of [`SLOTS_TTL`] after the next ask. A clock that goes
-//! forward by [`KEPT`] or more is the loss of a state: until all pods have asked again, which takes a
-//! second, the limit may be lent once more.
+//! 0 to [`SILENCE_MAX`]. Clocks of two masters differ, and a clock may be set. If it goes back, no
+//! pod is forgotten before it was silent for [`SLOTS_TTL`], and none is kept longer than that after
+//! the first ask. If it goes forward once, by less than [`KEPT`], a pod that asks every second is
+//! still not forgotten, since the key's time has left it half of [`SLOTS_TTL`]. The price: where
+//! all pods of a key fell silent, their slots come back half of [`SLOTS_TTL`] after the next ask. A
+//! clock that goes forward by [`KEPT`] or more is the loss of a state: until all pods have asked
+//! again, which takes a second, the limit may be lent once more.
 
 use std::time::Duration;
 
@@ -69,13 +70,13 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// stop in good order leave no state behind.
 pub const KEPT: Duration = Duration::from_secs(60);
 
-/// When a request that found no slot may try again. A slot is free when a request ends, which may be
-/// at any time; this is the shortest time that `Retry-After` can say.
+/// When a request that found no slot may try again. A slot is free when a request ends, which may
+/// be at any time; this is the shortest time that `Retry-After` can say.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The largest number of pods that hold slots of one key; a further pod is lent nothing. Each asks
-/// once a second, and an ask reads all of them, some 0.2 ms on the master: with 1000 pods a fifth of
-/// its time. A pod that holds no slot is not kept.
+/// once a second, and an ask reads all of them, some 0.2 ms on the master: with 1000 pods a fifth
+/// of its time. A pod that holds no slot is not kept.
 const PODS_MAX: usize = 1_000;
 
 /// The largest number of slots that a pod states.
@@ -116,8 +117,8 @@ pub struct Lent {
 }
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
-/// [`Store`](crate::store::Store) says. Without [`Ask::slots`] it only looks. Defined for every input:
-/// nothing overflows, nothing panics.
+/// [`Store`](crate::store::Store) says. Without [`Ask::slots`] it only looks. Defined for every
+/// input: nothing overflows, nothing panics.
 pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let now = now_unix_us / 1_000;
     let at = state.time_of_key(now);
@@ -144,8 +145,8 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     grant(ask, &Lent { tokens, held: held + slots, pods: state.pods.len() as u64, ..lent })
 }
 
-/// The reply to the pod for the step `lent`. No time is known at which the limit is as if nothing had
-/// been charged: slots come back when requests end.
+/// The reply to the pod for the step `lent`. No time is known at which the limit is as if nothing
+/// had been charged: slots come back when requests end.
 pub fn grant(ask: &Ask, lent: &Lent) -> Grant {
     let left = limit_of(ask.limit).saturating_sub(lent.held);
     Grant {
@@ -174,7 +175,8 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     (debited && counted).then(|| grant(ask, &lent))
 }
 
-/// The limit. Rules refuse more slots than a state can hold; if a limit of more gets here, it is cut.
+/// The limit. Rules refuse more slots than a state can hold; if a limit of more gets here, it is
+/// cut.
 fn limit_of(terms: Limit) -> u64 {
     terms.requests_per_unit.min(SLOTS_MAX)
 }

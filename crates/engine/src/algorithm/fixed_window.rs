@@ -1,6 +1,7 @@
-//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of a
-//! calendar, and independent of each other, unless a rule carries debts over. Tokens of the next window may be leased before it begins: they are counted
-//! separately, and the next window's count starts at their number.
+//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch, or are those of
+//! a calendar, and independent of each other, unless a rule carries debts over. Tokens of the next
+//! window may be leased before it begins: they are counted separately, and the next window's count
+//! starts at their number.
 
 use std::time::Duration;
 
@@ -117,8 +118,8 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
 }
 
 /// The windows of a calendar that the script is told of, which counts in those of its time that are
-/// among the first three: the pod's estimate may be wrong by one. Each may be continued by the window
-/// after it, and the count of that one, and of the next, has an end.
+/// among the first three: the pod's estimate may be wrong by one. Each may be continued by the
+/// window after it, and the count of that one, and of the next, has an end.
 const BOUNDARIES: usize = 6;
 
 /// The windows of a calendar for the script, in seconds: the longest, the number of the one before
@@ -149,8 +150,8 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     (debited && is_present).then(|| grant(ask, tokens, now_unix_us, state))
 }
 
-/// The state as of the present window. A new window starts with the tokens that were leased ahead of
-/// it, and with what is carried over.
+/// The state as of the present window. A new window starts with the tokens that were leased ahead
+/// of it, and with what is carried over.
 fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let window = window_of(state.map(|state| state.window), now_unix_us, ask.limit);
     let Some(state) = state.filter(|state| state.window <= window) else {
@@ -165,8 +166,8 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     State { window, count, next: 0 }
 }
 
-/// What a `count` that is above the limit leaves to be counted after some windows: each pays for one
-/// limit of it.
+/// What a `count` that is above the limit leaves to be counted after some windows: each pays for
+/// one limit of it.
 fn carried(count: u64, windows: u64, ask: &Ask) -> u64 {
     let paid = limit_of(ask.limit).saturating_mul(windows);
     if windows < windows_carried(ask) { count.saturating_sub(paid) } else { 0 }

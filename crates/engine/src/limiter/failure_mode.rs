@@ -10,20 +10,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
-use super::resolve::Charge;
 use crate::algorithm::{Token, counting};
-use crate::limiter::key::Attempt;
-use crate::limiter::key::KeyState;
-use crate::limiter::key::{Noted, QuotaSnapshot, WATCH_EVERY};
-use parking_lot::Mutex;
-
 use crate::buffer::{LeasedTokens, Take};
 use crate::counter::{Count, Counter};
 use crate::lease::Reply;
+use crate::limiter::key::{Attempt, KeyState, Noted, QuotaSnapshot, WATCH_EVERY};
+use crate::limiter::resolve::Charge;
 use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Grant, Return, StoreError};
@@ -270,7 +267,7 @@ impl FailureModes {
         Attempt { quota, ..denied(FailureMode::Local) }
     }
 
-    /// Gives back hits that were admitted here and then not spent, or paid for by a lease.
+    /// Takes back hits that were admitted here and then not spent, or paid for by a lease.
     pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32, shard: usize) {
         let unix = self.unix_time(shard);
         let back = Some(Return { tokens: hits, epoch: None });

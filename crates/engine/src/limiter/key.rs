@@ -125,7 +125,7 @@ impl KeyState {
         context: &PodContext<'_>,
     ) -> Attempt {
         let attempt = self.try_charge(PendingCharge::of(charge), context);
-        if attempt.is_settled() {
+        if attempt.is_decided() {
             self.note_demand(charge, context.now);
         }
         attempt
@@ -147,7 +147,7 @@ impl KeyState {
         let pending = PendingCharge::of(charge);
         self.note_demand(charge, context.now);
         let attempt = self.try_charge(pending, context);
-        if attempt.is_settled() {
+        if attempt.is_decided() {
             return Ok(answered(Ok(attempt)));
         }
         self.forget_lost_ask(context.now);
@@ -214,7 +214,7 @@ impl KeyState {
         Attempt::local(Take::Taken(LeasedTokens::default()), quota)
     }
 
-    /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
+    /// Credits what `charge` refunds to a lease held here if there is one, else to the store.
     /// What the lease then holds above the size that the pod would ask for goes on to the store.
     pub(super) fn refund(
         &mut self,
@@ -223,7 +223,7 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) {
         let policy = self.policy(context);
-        if !self.try_charge(PendingCharge::of(charge), context).is_settled() {
+        if !self.try_charge(PendingCharge::of(charge), context).is_decided() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
             self.note_asked(context.now);
             asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
@@ -415,7 +415,7 @@ impl Attempt {
     }
 
     /// Whether the charge was taken or denied.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_decided(&self) -> bool {
         self.take != Take::Short
     }
 
@@ -1087,8 +1087,7 @@ impl KeyState {
             LeaseKind::Windowed => self.buffer.reset_after(context.now),
             // A sliding window's leases also end with their aligned window.
             LeaseKind::Timed if slides(policy.limit) => {
-                let rest = self.buffer.reset_after(context.now);
-                Some(rest.map_or(policy.ttl(), |rest| rest.min(policy.ttl())))
+                Some(self.rest_of_window(context.now).min(policy.ttl()))
             }
             LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
         };
@@ -1105,6 +1104,19 @@ impl KeyState {
             pods: self.pods(context),
             relief: self.flags.has(Flags::RELIEF),
             terms: policy.terms(),
+        }
+    }
+
+    /// Time until the aligned window of a sliding one ends, at most. By this pod's clock, which
+    /// counts from before the ask, it ends up to a round trip too soon: what the store leases
+    /// meanwhile ends at once, and counts against the next window.
+    fn rest_of_window(&self, now: Time) -> Duration {
+        // A reply that comes after the end says nothing of the key, so its time counts as the end.
+        let ended = self.buffer.known_until().max(self.buffer.replied_at());
+        match self.buffer.reset_after(now) {
+            Some(rest) => rest,
+            None if now.since(ended) < self.round_trip() => Duration::ZERO,
+            None => Duration::MAX,
         }
     }
 
@@ -1282,7 +1294,7 @@ fn is_pooled(policy: &LeasePolicy, size: &LeaseSize) -> bool {
 
 /// What became of hits that a failure mode had admitted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Settled {
+pub(super) struct DebtOutcome {
     /// Hits that `local` admitted and that a lease has paid for.
     pub(super) returned: u64,
     /// Hits that `allow` admitted and that no lease pays for.
@@ -1302,7 +1314,7 @@ impl KeyState {
         reply: &Reply,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
-    ) -> Settled {
+    ) -> DebtOutcome {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, context.now);
@@ -1322,27 +1334,27 @@ impl KeyState {
             }
             Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
         }
-        let settled = self.settle_debt(paid);
+        let debt = self.update_debt(paid);
         if self.asking == 0 {
             self.ask_for_waiting(reply, context, asks);
         }
         self.buffer.trim();
-        settled
+        debt
     }
 
     /// What becomes of the debt after a reply that `paid` for a part of it. What `local` admitted
     /// is owed until its window ends. What `allow` admitted has no bound, so once no ask is out the
     /// rest of it is not owed.
-    fn settle_debt(&mut self, paid: u64) -> Settled {
+    fn update_debt(&mut self, paid: u64) -> DebtOutcome {
         match failure_mode_of(self.rule().map(AsRef::as_ref)) {
             FailureMode::Allow if self.asking == 0 => {
                 // Also what ended before the reply: nothing pays for it any more.
                 let unmetered = self.noted_debt();
                 self.set_debt(0);
-                Settled { unmetered, ..Settled::default() }
+                DebtOutcome { unmetered, ..DebtOutcome::default() }
             }
-            FailureMode::Allow => Settled::default(),
-            _ => Settled { returned: paid, ..Settled::default() },
+            FailureMode::Allow => DebtOutcome::default(),
+            _ => DebtOutcome { returned: paid, ..DebtOutcome::default() },
         }
     }
 
@@ -1438,14 +1450,14 @@ impl KeyState {
         }
     }
 
-    /// Settles the waiting requests that the tokens and the store's reply allow, first come, first
+    /// Answers the waiting requests that the tokens and the store's reply allow, first come, first
     /// served.
     fn serve(&mut self, context: &PodContext<'_>) {
         let kind = self.policy(context).kind;
         let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take_all() {
             let attempt = self.try_charge(waiter.pending, context);
-            if !attempt.is_settled() {
+            if !attempt.is_decided() {
                 self.buffer.make_cold().waiting.push_back(waiter);
                 continue;
             }
@@ -1803,9 +1815,31 @@ impl KeyState {
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
             self.put_back(tokens, key, context, asks);
+        } else if is_of_this_store && lasts && is_windowed && !self.takes_returns(key, context) {
+            self.keep(tokens, context.now); // they would be lost on the way
         } else if lasts || !is_of_this_store || !is_windowed {
             asks.push(unspent.returned());
         }
+    }
+
+    /// Keeps tokens of a window, even if nothing else is known of the key: what is left of it may
+    /// be more than nothing.
+    fn keep(&mut self, lease: LeasedTokens, now: Time) {
+        if self.buffer.is_live(now) {
+            return self.buffer.put_back(lease, LeaseKind::Windowed, now);
+        }
+        let LeasedTokens { ends, .. } = lease;
+        let (known_until, resets, fresh_until) = (ends, ends, now);
+        let unknown = Refill {
+            lease,
+            left: 0,
+            overdrawn: false,
+            is_sure: false,
+            known_until,
+            resets,
+            fresh_until,
+        };
+        self.buffer.refill(unknown, LeaseKind::Windowed, now);
     }
 
     /// Whether the key's shard accepts returned tokens at present.

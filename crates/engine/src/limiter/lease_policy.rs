@@ -60,8 +60,8 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
     returning(&reply.ask, grant.tokens, grant.epoch)
 }
 
-/// The ask that returns tokens leased by `ask`. There is none for slots, which pass whether they
-/// are used or not, nor for permits, which go back when the pod states fewer.
+/// The ask that returns tokens leased by `ask`. There is none for slots: those of a leaky bucket
+/// pass whether they are used or not, and those of `concurrency` go back when the pod states fewer.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let returns = counting(ask.limit).token.can_be_owed();
     let back = Some(Return { tokens, epoch: Some(epoch) });

@@ -1,8 +1,8 @@
 //! Orders of an operator for single keys: which keys are blocked, and which were reset lately.
 //!
 //! A blocked key is denied before anything else is looked at, so that it needs no room in the table
-//! and no ask. A reset key is forgotten: the store has deleted its count, and tokens that were leased
-//! from that are dropped here, not returned to the new one.
+//! and no ask. A reset key is forgotten: the store has deleted its count, and tokens that were
+//! leased from that are dropped here, not returned to the new one.
 
 use std::array;
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ use super::{Limiter, Shared};
 use crate::order::{ORDERS_MAX, Order, Ordered};
 use crate::time::Time;
 
-/// Blocks are kept by key in this many parts, so that cores which look for different keys do not wait
-/// for each other.
+/// Blocks are kept by key in this many parts, so that cores which look for different keys do not
+/// wait for each other.
 const PARTS: usize = 64;
 
 /// The largest number of blocks of all stores together.
@@ -122,8 +122,8 @@ impl Orders {
         self.blocks.fetch_sub(before, Ordering::Relaxed);
     }
 
-    /// Blocks these keys of a store, and no others of it. At no moment is a key free that was blocked
-    /// before and is blocked after.
+    /// Blocks these keys of a store, and no others of it. At no moment is a key free that was
+    /// blocked before and is blocked after.
     fn block_only(&self, store: usize, keys: &[(Key, Duration)], now: Time) {
         self.change(|at, blocks| {
             blocks.retain(|block| block.store != store);

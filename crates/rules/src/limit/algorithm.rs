@@ -32,8 +32,8 @@ pub enum Algorithm {
     Concurrency,
 }
 
-/// The capacity of a bucket, up to [`AMOUNT_MAX`]. It is kept in two halves: with a whole number every
-/// limit, and so every charge, would be eight bytes larger.
+/// The capacity of a bucket, up to [`AMOUNT_MAX`]. It is kept in two halves: with a whole number
+/// every limit, and so every charge, would be eight bytes larger.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Burst {
     high: u32,

@@ -32,8 +32,8 @@ pub struct Calendar {
 pub(crate) struct Anchor {
     /// Of a year, from 1 to 12.
     pub(crate) month: NonZeroU8,
-    /// Of a month or year, from 1 to 31: in a month with fewer days its last one. Of a week, from 1,
-    /// which is Monday, to 7.
+    /// Of a month or year, from 1 to 31: in a month with fewer days its last one. Of a week, from
+    /// 1, which is Monday, to 7.
     pub(crate) day: NonZeroU8,
     /// Of the day, from 0 to 1439.
     pub(crate) minute: u16,
@@ -77,8 +77,8 @@ static ZONES: LazyLock<Box<[Known]>> = LazyLock::new(|| {
 
 const EPOCH: Date = date(1970, 1, 1);
 
-/// Days are counted from 1 January of the year 1, a Monday, so that all numbers are above 0: so many
-/// days before the epoch.
+/// Days are counted from 1 January of the year 1, a Monday, so that all numbers are above 0: so
+/// many days before the epoch.
 const DAYS_BEFORE_EPOCH: i64 = 719_162;
 
 /// The last second that is told apart: 31 December 9998, near the end of what `jiff` can represent.

@@ -1,5 +1,5 @@
-//! Reads and writes Envoy's messages by their field numbers. The only file of this crate that names Envoy's
-//! types.
+//! Reads and writes Envoy's messages by their field numbers. The only file of this crate that names
+//! Envoy's types.
 //!
 //! Field numbers are those of `envoy/service/ratelimit/v3/rls.proto`, of `v3/ratelimit.proto` in
 //! `envoy/extensions/common/ratelimit`, and of `google/protobuf/struct.proto` and

@@ -14,7 +14,6 @@ use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
-use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Entry;
 use ratelease_rules::{Allowance, Lookup, Rules};
 use ratelease_tls::ServerFiles;
@@ -94,8 +93,8 @@ impl App {
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
-    /// that decide and their threads, and with a debug port only if its setting is given and nothing
-    /// else has it. The limit on open files stays as the process has it.
+    /// that decide and their threads, and with a debug port only if its setting is given and
+    /// nothing else has it. The limit on open files stays as the process has it.
     ///
     /// # Errors
     ///
@@ -216,8 +215,8 @@ async fn bind_listeners(
     Ok(BoundListeners { decisions, debug, metrics: bind_metrics(metrics).await? })
 }
 
-/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart the
-/// process before has the ports still.
+/// Binds the listeners of pages that are asked for, as far as that can be done: in a hot restart
+/// the process before has the ports still.
 async fn bind_pages(settings: &Settings) -> BoundListeners {
     let is_given = |it: &EffectiveSetting| it.name == EMBEDDED_DEBUG && !it.is_default;
     let debug = match settings.summary.iter().any(is_given) {
@@ -361,7 +360,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, responses: &Res
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
-        hasher: KeyHasher::new(leases.key_secret.reveal()),
+        hasher: leases.hasher(),
         modes: modes(responses),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };

@@ -1,4 +1,5 @@
-//! Watches the rules directory and keeps the last good rules in force.
+//! Loads rules when the rules directory changes, or when [`xds`](super::xds) pushes a set, and keeps
+//! the last good ones in force.
 //!
 //! ```text
 //!  event that matters ─▶ 200 ms of quiet, 600 ms at most ─▶ arm the watches ─▶ read, until two
@@ -87,7 +88,7 @@ struct Watch<L> {
     is_stopping: Arc<AtomicBool>,
     /// What was last read, good or not.
     known: Option<Digest>,
-    /// The state of the directory that the rules in force were read from.
+    /// What the rules in force were read from.
     in_force: Option<Digest>,
     old_rules: OldRules,
     change_times: ChangeTimes,
@@ -472,7 +473,7 @@ pub struct Compiled {
     pub warnings: Vec<String>,
 }
 
-/// Identifies a state of the directory.
+/// Identifies a state of the directory, or a set that was pushed.
 type Digest = blake3::Hash;
 
 /// The result of a load.

@@ -4,8 +4,8 @@
 //! request takes them again without an ask. Each ask states how many slots the pod has, in use and
 //! idle together, and while it has any, it asks every second. Idle slots last as long as the store
 //! counts them: [`SLOTS_TTL`] from the last ask that was answered. Slots in use stay with the pod
-//! whatever the store says, since a request that runs cannot be undone; so they are stated again once
-//! the store is back. One ask is out at a time, so that none overtakes another.
+//! whatever the store says, since a request that runs cannot be undone; so they are stated again
+//! once the store is back. One ask is out at a time, so that none overtakes another.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::lease::size::LeaseSize;
 use crate::store::{Ask, Purpose, Slots};
 use crate::time::Time;
 
-/// How long after the store's last reply a pod that has slots asks again. With the checks of watched
-/// keys, there is an ask a second.
+/// How long after the store's last reply a pod that has slots asks again. With the checks of
+/// watched keys, there is an ask a second.
 const RENEWED_AFTER: Duration = Duration::from_millis(800);
 
 /// Where few slots are left, idle ones are kept only for what this pod needs in this time: another
@@ -83,7 +83,8 @@ impl KeyState {
         own > self.limit().capacity() || self.buffer.is_known_empty(now)
     }
 
-    /// Notes that `slots` are no longer in use; returns their number. Of another key it does nothing.
+    /// Notes that `slots` are no longer in use; returns their number. Of another key it does
+    /// nothing.
     pub(super) fn end_use(&mut self, slots: u64) -> u64 {
         if !self.is_of_slots() {
             return 0;
@@ -94,8 +95,8 @@ impl KeyState {
         ended.into()
     }
 
-    /// Gives back at once what this pod will not use soon, above all where few slots are left: another
-    /// pod may wait for them.
+    /// Gives back at once what this pod will not use soon, above all where few slots are left:
+    /// another pod may wait for them.
     pub(super) fn give_back_unused(
         &mut self,
         key: Key,
@@ -129,8 +130,8 @@ impl KeyState {
         Refill { lease: LeasedTokens { tokens, ..refill.lease }, ..refill }
     }
 
-    /// Checks the key: gives back idle slots that the recent demand does not use, and asks if the last
-    /// ask was a second ago. Returns when to check again; `None` if the pod has no slots.
+    /// Checks the key: gives back idle slots that the recent demand does not use, and asks if the
+    /// last ask was a second ago. Returns when to check again; `None` if the pod has no slots.
     pub(super) fn inspect_slots(
         &mut self,
         key: Key,
@@ -189,8 +190,8 @@ impl KeyState {
         self.buffer.take_excess(kept, policy.kind, now).is_some()
     }
 
-    /// Idle slots that the pod keeps: none without demand, few where a pod's part of what is left is
-    /// no slot, else what the demand uses in about a lease.
+    /// Idle slots that the pod keeps: none without demand, few where a pod's part of what is left
+    /// is no slot, else what the demand uses in about a lease.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     fn kept_idle(&self, context: &PodContext<'_>) -> u64 {
         let now = context.now;

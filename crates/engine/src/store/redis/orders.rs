@@ -3,8 +3,8 @@
 //! ```text
 //! ratectl ─▶ order.lua ─▶ stream rl:orders ─▶ XREAD BLOCK of each pod, on a connection of its own
 //! ```
-//! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads all
-//! of the stream first, and so learns which keys are blocked.
+//! A stream keeps what a pod misses while it is not connected. Whenever a pod connects, it reads
+//! all of the stream first, and so learns which keys are blocked.
 
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use super::cluster::slot_of;
 use super::connection::{Connector, Opened};
 use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
+use super::renames::HOPS_MAX;
 use super::settings::RedisKind;
-use super::{Call, RedisStore, Servers, Trip};
+use super::{Call, RedisStore, Servers, Trip, is_number};
 use crate::algorithm::Script;
 use crate::backoff::Backoff;
 use crate::order::{Follow, ORDERS_MAX, Order, Ordered, RESET_LASTS};
@@ -35,8 +36,8 @@ const REPLY_MAX: Duration = Duration::from_secs(1);
 /// Orders in one reply: each has five values, and a reply at most 1024.
 const PAGE: usize = 100;
 
-/// Waits between two attempts to follow. The last one is long, since a server or a user that does not
-/// know streams refuses each time.
+/// Waits between two attempts to follow. The last one is long, since a server or a user that does
+/// not know streams refuses each time.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(10);
 
@@ -59,15 +60,25 @@ impl RedisStore {
         };
         let words = key.words().map(u64::from);
         let arguments = [&words[..], &[kind, millis(lasts), ORDERS_MAX as u64]].concat();
-        let call = Call { script: &ORDER, key: self.orders_key(), arguments };
+        let call = Call::new(&ORDER, self.orders_key(), arguments);
         Ok(Trip::new(&call).result(self, is_number).await?)
     }
 
-    /// Deletes the count that `ask` names.
+    /// Deletes the count that `ask` names, under each of its names.
     pub(super) async fn clear_count(&self, ask: &Ask) -> Result<(), StoreError> {
-        let key = ask.counter().in_store(&self.key_prefix);
-        let call = Call { script: &CLEAR, key, arguments: Vec::new() };
-        Ok(Trip::new(&call).result(self, is_number).await?)
+        // So that the name before, if there is one, has a mark from now on.
+        self.key_of(ask).await?;
+        let mut next = Some(ask.previous.unwrap_or(ask.key));
+        for _ in 0..HOPS_MAX {
+            let Some(key) = next.take() else { break };
+            let name = Ask { key, ..*ask }.counter().in_store(&self.key_prefix);
+            let call = Call::new(&CLEAR, name, Vec::new());
+            next = Trip::new(&call).result(self, cleared).await?;
+            if next.is_none() && ask.pool.is_some() && key != ask.key {
+                next = Some(ask.key); // a pool leaves no mark
+            }
+        }
+        Ok(())
     }
 
     /// Follows the orders; never returns.
@@ -120,7 +131,8 @@ impl RedisStore {
 struct Following {
     connection: Opened,
     key: String,
-    /// The server's time in milliseconds since the Unix epoch, when the pod's clock was at the second.
+    /// The server's time in milliseconds since the Unix epoch, when the pod's clock was at the
+    /// second.
     server_ms: u64,
     at: Time,
     clock: Clock,
@@ -152,7 +164,8 @@ impl Following {
         Ok(following)
     }
 
-    /// Reads the whole stream: reports the resets that are new, and returns the keys that are blocked.
+    /// Reads the whole stream: reports the resets that are new, and returns the keys that are
+    /// blocked.
     async fn all(
         &self,
         follow: Follow<'_>,
@@ -272,10 +285,11 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn is_number(reply: &Value) -> Result<(), Fault> {
+/// Reads the reply of `clear.lua`: the key to which the count has moved, if it has.
+fn cleared(reply: &Value) -> Result<Option<Key>, Fault> {
     match reply {
-        Value::Int(_) => Ok(()),
-        _ => Err(Fault::malformed(reply)),
+        Value::Int(_) => Ok(None),
+        _ => text(reply).and_then(Key::of_hex).map(Some).ok_or_else(|| Fault::malformed(reply)),
     }
 }
 

@@ -108,7 +108,8 @@ fn safe(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// The new name and the tags that a mogrifier makes of `name`; `None` if its pattern does not match.
+/// The new name and the tags that a mogrifier makes of `name`; `None` if its pattern does not
+/// match.
 fn renamed<'n>(mogrifier: &Mogrifier, name: &str) -> Option<(Cow<'n, str>, String)> {
     let found = mogrifier.pattern.captures(name)?;
     let part = |at: usize| (at < found.len()).then(|| found.get(at).map_or("", |it| it.as_str()));
