@@ -54,7 +54,7 @@ pub struct KeyFlags {
     /// Domain of the request
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: String,
-    /// How long to block, such as 30m; the other actions ignore it
+    /// How long to block, such as 30m; only with block
     #[arg(
         long = "for",
         value_name = "DURATION",
@@ -102,6 +102,9 @@ const BLOCKS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Acts on each descriptor's key, and shows its state.
 pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
+    if flags.lasts.is_some() && flags.action != Action::Block {
+        return Err(CliError::new("--for: only block takes a time; leave it out"));
+    }
     let (dir, store, hasher) = Faults::none_in(|faults| {
         let dir = RulesDir::read(role, flags.rules.values(), faults);
         let store = Store::read(flags.store.values(), &dir.reading.options.stores, faults);
@@ -126,6 +129,11 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
         runtime.map_err(|error| CliError::new(format_args!("cannot ask Redis: {error}")))?;
     let outcomes = runtime.block_on(act(flags, store, &charges))?;
     report(flags, &request, &outcomes, out)?;
+    for Outcome { ask, now, .. } in outcomes.iter().flatten() {
+        if let (Action::Show, Err(error)) = (flags.action, now) {
+            return Err(CliError::new(format_args!("key {}: {error}", ask.key)));
+        }
+    }
     Ok(Completion::clean_if(outcomes.iter().all(Option::is_some)))
 }
 

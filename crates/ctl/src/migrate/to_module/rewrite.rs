@@ -181,6 +181,17 @@ fn add_extension(bootstrap: &mut Value) {
     set(bootstrap, "bootstrap_extensions", extensions.into());
 }
 
+/// Fields whose values name no cluster.
+const NO_CLUSTERS: [&str; 7] = [
+    "domain",
+    "domains",
+    "dynamic_module_config",
+    "extension_name",
+    "filter_name",
+    "stat_prefix",
+    "statPrefix",
+];
+
 /// Removes a cluster that nothing names any more.
 fn remove_cluster(bootstrap: &mut Value, name: &str) {
     let Some(static_resources) = get_mut(bootstrap, "static_resources") else { return };
@@ -200,15 +211,19 @@ fn remove_cluster(bootstrap: &mut Value, name: &str) {
 }
 
 /// Whether a value names a cluster. Fields that cannot do so are left out: a domain often has the
-/// name of its service.
+/// name of its service, and a cluster that of the module.
 fn names(value: &Value, name: &str) -> bool {
     match value {
         Value::String(text) => text == name,
         Value::Array(items) => items.iter().any(|item| names(item, name)),
-        Value::Object(fields) => fields.iter().any(|(field, value)| {
-            !matches!(field.as_str(), "domain" | "domains" | "stat_prefix" | "statPrefix")
-                && names(value, name)
-        }),
+        Value::Object(fields) => {
+            let is_filter =
+                fields.contains_key("typed_config") || fields.contains_key("typedConfig");
+            fields.iter().any(|(field, value)| {
+                !(NO_CLUSTERS.contains(&field.as_str()) || is_filter && field == "name")
+                    && names(value, name)
+            })
+        }
         _ => false,
     }
 }

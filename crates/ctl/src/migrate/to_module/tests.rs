@@ -128,6 +128,18 @@ fn a_filter_becomes_one_of_the_module_and_its_service_goes() {
 }
 
 #[test]
+fn a_cluster_that_has_the_modules_name_leaves_as_any_other() {
+    let route = "virtual_hosts: [{name: a, domains: ['*'], routes: [
+        {match: {prefix: /}, route: {cluster: web}}]}]";
+    let mut value = bootstrap(&filter("ratelease", ""), route);
+    let text = value.to_string().replace("\"limiter\"", "\"ratelease\"");
+    value = serde_json::from_str(&text).unwrap();
+    let (value, _) = rewritten(value);
+    let clusters = json!([{"name": "web", "type": "STATIC"}]);
+    assert_eq!(value.pointer("/static_resources/clusters"), Some(&clusters));
+}
+
+#[test]
 fn a_cluster_that_another_part_names_stays() {
     let route = "virtual_hosts: [{name: a, domains: ['*'], routes: [
         {match: {prefix: /}, route: {cluster: limiter}}]}]";
