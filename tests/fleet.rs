@@ -61,6 +61,9 @@ mod raised;
 /// Refunds, exact to the token.
 #[path = "fleet/refunds.rs"]
 mod refunds;
+/// A secret that is replaced under load.
+#[path = "fleet/secrets.rs"]
+mod secrets;
 /// Pools that are split and joined under load.
 #[path = "fleet/shards.rs"]
 mod shards;

@@ -26,7 +26,7 @@ step() {
 
 # The version of a module that the go.mod of a directory requires, without the `v`.
 module_version() {
-    sed -n "s|^\(require\)\?[[:space:]]*$2 v\([0-9.]*\)\$|\2|p" "$1/go.mod" | sed -n 1p
+    sed -n "s|^\(require\)\?[[:space:]]*$2 v\([0-9a-z.-]*\)\$|\2|p" "$1/go.mod" | sed -n 1p
 }
 
 # Checks that Go is as new as the go.mod of a directory says: Debian's may be older.
@@ -39,30 +39,48 @@ require_go() {
         die "needs Go $needed to build ${1##*/}, and $(command -v go) is ${found#go}"
 }
 
-# build_program NAME DIRECTORY MODULE PACKAGE [PATH...] builds a package of a module that the go.mod
-# and go.sum of a directory pin, and links it to target/tools/bin/NAME. Further paths within the
-# module are copied to target/tools/NAME-VERSION.
-build_program() {
-    local name=$1 directory=$2 module=$3 package=$4 version home from path
+# build_go_programs NAME DIRECTORY MODULE PACKAGES [PATH...] builds packages, separated by spaces, of a
+# module that the go.mod and go.sum of a directory pin, and links each program to target/tools/bin.
+# Further paths within the module are copied to target/tools/NAME-VERSION.
+build_go_programs() {
+    local name=$1 directory=$2 module=$3 packages version home package
+    read -ra packages <<<"$4"
     version=$(module_version "$directory" "$module")
     [[ -n $version ]] || die "$directory/go.mod requires no $module"
     home=$tools/$name-$version
-    # A relative link, which stays right when the directory is moved.
-    [[ $(readlink "$tools/bin/$name") == "../$name-$version/bin/$name" && -x $tools/bin/$name ]] &&
-        return
+    are_built "$name-$version" && return
     require_go "$directory"
     echo "   building $name $version (some minutes)"
     mkdir -p "$home" "$tools/bin"
     export GOFLAGS='-mod=readonly -modcacherw -buildvcs=false'
-    (cd "$directory" && GOBIN=$home/bin GOPATH=$home/go nice go install "$package") \
+    (cd "$directory" && GOBIN=$home/bin GOPATH=$home/go nice go install "${packages[@]}") \
         >"$home/log" 2>&1 || {
         tail -n 5 "$home/log" >&2
         die "$name cannot be built: check that go reaches its module proxy" 1
     }
-    from=$(cd "$directory" && GOPATH=$home/go go list -m -f '{{.Dir}}' "$module")
-    for path in "${@:5}"; do cp -rT "$from/$path" "$home/${path##*/}"; done
+    copy_files "$directory" "$module" "$home" "${@:5}"
     rm -rf "$home/go" # its sources
-    ln -sfn "../$name-$version/bin/$name" "$tools/bin/$name"
+    # A relative link, which stays right when the directory is moved.
+    for package in "${packages[@]}"; do
+        ln -sfn "../$name-$version/bin/${package##*/}" "$tools/bin/${package##*/}"
+    done
+}
+
+# Whether the programs that `packages` lists are linked to a directory of target/tools.
+are_built() {
+    local package program
+    for package in "${packages[@]}"; do
+        program=${package##*/}
+        [[ $(readlink "$tools/bin/$program") == "../$1/bin/$program" && -x $tools/bin/$program ]] ||
+            return 1
+    done
+}
+
+# copy_files DIRECTORY MODULE HOME [PATH...] copies files and directories of a module.
+copy_files() {
+    local from path
+    from=$(cd "$1" && GOPATH=$3/go go list -m -f '{{.Dir}}' "$2")
+    for path in "${@:4}"; do cp -rT "$from/$path" "$3/${path##*/}"; done
 }
 
 # Installs Debian packages, each given as PROGRAM:PACKAGE, whose programs are missing.
@@ -83,7 +101,7 @@ install_programs() {
 # What start_api_server needs.
 install_kubernetes() {
     install_programs etcd:etcd-server openssl:openssl curl:curl
-    build_program kube-apiserver "$apiserver_modules" k8s.io/kubernetes \
+    build_go_programs kube-apiserver "$apiserver_modules" k8s.io/kubernetes \
         k8s.io/kubernetes/cmd/kube-apiserver
 }
 
@@ -181,4 +199,49 @@ write_kubeconfig() {
  "users": [{"name": "admin", "user": {"token": "$2"}}],
  "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}]}
 JSON
+}
+
+# start_cluster ADDRESS starts etcd and an API server on a bridge with this address, in the
+# namespaces of `isolated`.
+start_cluster() {
+    ip link set lo up
+    ip link add name bridge type bridge
+    ip addr add "$1/24" dev bridge
+    ip link set bridge up
+    start_etcd "$work"
+    # No kube-proxy runs, so the server looks up the endpoints of a webhook's Service itself.
+    start_api_server "$work" "$1" --enable-aggregator-routing=true
+}
+
+# keep_logs DIRECTORY copies the logs that there are.
+keep_logs() {
+    local log
+    for log in "$work"/*.log "$work"/logs/*.log; do
+        if [[ -f $log ]]; then cp "$log" "$1"; fi
+    done
+}
+
+# Finds the Envoy that a script runs: `envoy`.
+require_envoy() {
+    envoy=$(readlink -m "${ENVOY_BIN:-$tools/bin/envoy}")
+    [[ -x $envoy ]] || die "no Envoy: scripts/test installs one, or set ENVOY_BIN"
+}
+
+# build VARIABLE PROGRAM builds a program of this repository, unless the variable names another build:
+# `built`.
+build() {
+    built=${!1:-${CARGO_TARGET_DIR:-target}/debug/$2}
+    if [[ -z ${!1:-} ]]; then
+        nice cargo build --quiet --locked --workspace --bin "$2"
+    fi
+    built=$(readlink -m "$built")
+    [[ -x $built ]] || die "$1=${!1:-} is no program: correct or unset it"
+}
+
+# The programs of a pod with the injector: `ratelease` and `injector`.
+build_sidecar_and_injector() {
+    build RATELEASE_BIN ratelease
+    ratelease=$built
+    build INJECTOR_BIN ratelease-injector
+    injector=$built
 }

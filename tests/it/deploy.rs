@@ -4,6 +4,7 @@
 
 mod board;
 mod control;
+mod defaults;
 mod images;
 mod live;
 mod prometheus;

@@ -4,6 +4,7 @@
 mod compare;
 mod health;
 mod interrupt;
+mod moved;
 mod query;
 mod replay;
 mod secrets;

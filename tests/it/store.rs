@@ -25,6 +25,7 @@ mod proxies;
 mod redirected;
 mod redis;
 mod refunds;
+mod renames;
 mod scripted;
 mod scripts;
 mod sentinels;

@@ -80,17 +80,17 @@ class Api:
                 continue
             kind = re.search(r"^kind: *(\S+)", document, re.MULTILINE)[1]
             meta = re.search(r"^metadata:\n((?: .*\n)+)", document, re.MULTILINE)[1]
-            name = re.search(r"^  name: *(\S+)", meta, re.MULTILINE)[1]
+            name = re.search(r"^  name: *(\S+)", meta, re.MULTILINE)[1].strip('"')
             if not is_wanted(name):
                 continue
             own = re.search(r"^  namespace: *(\S+)", meta, re.MULTILINE)
-            at = own[1] if own else namespace
+            at = own[1].strip('"') if own else namespace
             self.patch(self.path(version[1], kind, at, name), document)
             count += 1
         return count
 
-    def patch(self, path, text):
-        query = "?fieldManager=test&force=true"
+    def patch(self, path, text, manager="test"):
+        query = f"?fieldManager={manager}&force=true"
         return self.request("PATCH", path + query, text.encode(), "application/apply-patch+yaml")
 
     def get(self, version, kind, namespace, name):
@@ -98,6 +98,16 @@ class Api:
 
     def delete(self, version, kind, namespace, name):
         return self.request("DELETE", self.path(version, kind, namespace, name))
+
+    def token_of(self, namespace, account, audiences=()):
+        """A token of a ServiceAccount, as the kubelet gets it for a pod."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                 "spec": {"audiences": list(audiences)}}
+        found = self.request("POST", path, json.dumps(asked).encode())
+        if not found:
+            raise Failed(f"there is no ServiceAccount {account} in {namespace}")
+        return found["status"]["token"]
 
     def wait(self, version, kind, namespace, name, is_ready=lambda it: True):
         def found():

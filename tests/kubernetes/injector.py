@@ -17,27 +17,20 @@ import ssl
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import bootstrap
+import injection
 import objects
 import quota
 from api import Api, Failed, until
-from chart import documents
-from istio import Istio
+from injection import LIFETIME, NAME, PATIENT, STATUS, SYSTEM, await_log, is_injected
+from injection import require, sidecars
 from load import Client
 from pods import BRIDGE, Node, Pod, run
 
-SYSTEM = "limits"  # the namespace that scripts/test-chart renders for
 SHOP = "shop"
-NAME = "ratelease-injector"
-ADDRESSES = {"injector": "10.77.0.10", "tcp": "10.77.0.11", "uds": "10.77.0.12"}
-LIFETIME = 90  # seconds of a certificate, which is replaced after two thirds of them
-STATUS = "ratelease.io/status"
-# A busy machine must not look like a Redis that is away: the failure mode would answer.
-PATIENT = "LEASE_MAX_WAIT=1s\nLEASE_WAIT_LIMIT=1s"
+ADDRESSES = {"tcp": "10.77.0.11", "uds": "10.77.0.12"}
 
 RULES = """\
 domain: shop
@@ -66,18 +59,6 @@ def pod(name, annotations=None, labels=None, **spec):
             "spec": {"containers": [envoy], **spec}}
 
 
-def sidecars(of):
-    """The names of the init containers and of the containers."""
-    spec = of["spec"]
-    lists = [spec.get("initContainers", []), spec["containers"]]
-    return [[it["name"] for it in containers] for containers in lists]
-
-
-def require(is_met, what):
-    if not is_met:
-        raise Failed(what)
-
-
 class Test:
     def __init__(self, given):
         self.given, self.work = given, Path(given.work)
@@ -90,78 +71,28 @@ class Test:
     def start(self):
         self.node.start("redis", ["redis-server", "--bind", BRIDGE, "--protected-mode", "no",
                                   "--save", "", "--dir", self.work])
-        for name, labels in [(SYSTEM, {}), (SHOP, {"ratelease.io/injection": "enabled"}),
-                             ("plain", {})]:
+        for name, labels in [(SHOP, {"ratelease.io/injection": "enabled"}), ("plain", {})]:
             it = objects.namespace(name)
             it["metadata"]["labels"] = labels
             self.api.apply(it)
         meta = objects.meta("shop-rules", SHOP)
         self.api.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta,
                         "data": {"shop.yaml": RULES}})
-        for version, kind, name, text in documents(Path(self.given.chart).read_text()):
-            self.api.patch(self.api.path(version, kind, SYSTEM, name), text)
+        injection.install(self.api, self.given.chart)
 
     def start_injector(self):
-        """The injector as its Deployment says, with a token of its ServiceAccount."""
-        found = self.api.get("apps/v1", "Deployment", SYSTEM, NAME)
-        spec = found["spec"]["template"]["spec"]
-        container = spec["containers"][0]
-        container["args"] = [f"--certificate-lifetime={LIFETIME}s" if "lifetime" in it else it
-                             for it in container["args"]]
-        # The API server is of 1.31, where a node may be too old for them.
-        container["args"].append("--default=native-sidecar=true")
-        # What the API server adds for the ServiceAccount, and the kubelet for the API server.
-        at = self.work / "token"
-        at.mkdir()
-        path = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts/{spec['serviceAccountName']}/token"
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = self.api.request("POST", path, json.dumps(asked).encode())["status"]["token"]
-        (at / "token").write_text(token)
-        (at / "namespace").write_text(SYSTEM)
-        (at / "ca.crt").write_bytes((self.work / "apiserver/apiserver.crt").read_bytes())
-        spec.setdefault("volumes", []).append({"name": "token", "hostPath": {"path": str(at)}})
-        container.setdefault("volumeMounts", []).append(
-            {"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"})
-        container["env"] = [{"name": "KUBERNETES_SERVICE_HOST", "value": BRIDGE},
-                            {"name": "KUBERNETES_SERVICE_PORT", "value": "6443"}]
-        self.injector = Pod(self.node, "injector", ADDRESSES["injector"], found, "injector",
-                            self.given.injector)
-        self.injector.start()
-        self.await_log("serving address")
-        addresses = [ADDRESSES["injector"]]
-        self.api.apply(objects.endpoints(NAME, SYSTEM, addresses, 8443, "https"))
-        self.api.apply({
-            "apiVersion": "v1", "kind": "Endpoints", "metadata": objects.meta(NAME, SYSTEM),
-            "subsets": [{"addresses": [{"ip": ADDRESSES["injector"]}],
-                         "ports": [{"name": "https", "port": 8443}]}]})
-        until("the webhook", lambda: self.is_injected(self.create(pod("probe"), "?dryRun=All")[0]))
-
-    def await_log(self, text):
-        def is_there():
-            self.node.require_alive()
-            return text in self.node.log("injector")
-        until(f"{text!r} in the log of the injector", is_there)
+        self.injector = injection.start(self.node, self.given.injector)
+        until("the webhook", lambda: is_injected(self.create(pod("probe"), "?dryRun=All")[0]))
 
     def create(self, of, query="?fieldValidation=Strict"):
-        """Creates a pod; the pod as it is stored, and the warnings of the API server."""
-        path = f"{self.api.server}/api/v1/namespaces/{of['metadata']['namespace']}/pods{query}"
-        headers = {"Authorization": f"Bearer {self.api.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(path, json.dumps(of).encode(), headers, method="POST")
-        try:
-            with self.api.opener.open(request, timeout=20) as reply:
-                return json.loads(reply.read()), reply.headers.get_all("Warning") or []
-        except urllib.error.HTTPError as error:
-            raise Failed(f"{error.code} {error.read().decode(errors='replace')[:2000]}") from None
-
-    def is_injected(self, of):
-        return of["metadata"].get("annotations", {}).get(STATUS) == "injected"
+        return injection.create(self.api, of, query)
 
     def start_pod(self, name, annotations):
         """Creates a pod, and starts what is in the Pod that the API server has stored."""
         _, warnings = self.create(pod(name, annotations))
         require(not warnings, f"{name}: {warnings}")
         stored = self.api.get("v1", "Pod", SHOP, name)
-        require(self.is_injected(stored), f"{name}: {stored['metadata']}")
+        require(is_injected(stored), f"{name}: {stored['metadata']}")
         require(sidecars(stored) == [["ratelease"], ["envoy"]], f"{name}: {sidecars(stored)}")
         shape = {"metadata": stored["metadata"], "spec": {"template": {"spec": stored["spec"]}}}
         sidecar = Pod(self.node, name, ADDRESSES[name], shape, "ratelease", self.given.ratelease)
@@ -209,30 +140,6 @@ class Test:
         require(sum(got) == 10, f"{got} of 8 each pass")
         return f"{got[0]} and {got[1]} of 8 pass, of 10 for both"
 
-    def beside_istio(self, name):
-        """Before or after the webhook of a stand-in for Istio's injector, by the order of names."""
-        def act():
-            istio = Istio((BRIDGE, 0), self.work)
-            self.api.apply(istio.configuration(name))
-            for listen in ("8081", "uds"):
-                of = pod(f"{name}-{listen}", {"ratelease.io/listen": listen}, {"mesh": name})
-                def is_called():
-                    self.create(of, "?dryRun=All")
-                    return istio.calls
-                until("the call of the other webhook", is_called)
-                found, _ = self.create(of)
-                names = sidecars(found)
-                require(names == [["istio-proxy", "ratelease", "istio-init"], ["envoy"]]
-                        or names == [["istio-proxy", "istio-init", "ratelease"], ["envoy"]],
-                        f"{names}")
-                proxy = found["spec"]["initContainers"][0]
-                mounts = [it["mountPath"] for it in proxy.get("volumeMounts", [])]
-                require(("/run/ratelease" in mounts) == (listen == "uds"), f"{mounts}")
-            self.api.delete("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", None,
-                            name)
-            return " ".join(names[0])
-        return act
-
     def faulty(self):
         """Bad pods are stored as they are, and a warning has the reason."""
         taken = {"containerPort": 8081}
@@ -268,7 +175,7 @@ class Test:
 
     def dry_run(self):
         found, _ = self.create(pod("dry"), "?dryRun=All")
-        require(self.is_injected(found), f"{found['metadata']}")
+        require(is_injected(found), f"{found['metadata']}")
         require(self.api.get("v1", "Pod", SHOP, "dry") is None, "it is stored")
         return "injected, and nothing stored"
 
@@ -305,7 +212,7 @@ class Test:
         require(len(authorities) == 1, "the webhooks trust different authorities")
         bundle = base64.b64decode(authorities.pop()).decode()
         tls = ssl.create_default_context(cadata=bundle)
-        with socket.create_connection((ADDRESSES["injector"], 8443), 5) as plain, \
+        with socket.create_connection((injection.ADDRESS, 8443), 5) as plain, \
                 tls.wrap_socket(plain, server_hostname=f"{NAME}.{SYSTEM}.svc") as secured:
             return secured.getpeercert(True)
 
@@ -315,13 +222,13 @@ class Test:
         def ask():
             while not is_over.wait(0.2):
                 try:
-                    results.append(self.is_injected(self.create(pod("any"), "?dryRun=All")[0]))
+                    results.append(is_injected(self.create(pod("any"), "?dryRun=All")[0]))
                 except OSError as error:
                     results.append(error)
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         until("a new certificate", lambda: self.secret() != former, LIFETIME, every=0.5)
-        self.await_log("a new certificate is in force")
+        await_log(self.node, "a new certificate is in force")
         until("requests after it", lambda count=len(results): len(results) > count + 20)
         is_over.set()
         thread.join()
@@ -358,8 +265,6 @@ class Test:
             ("another over a Unix socket",
              self.limited("uds", 4, {"ratelease.io/listen": "uds"})),
             ("both share a limit", self.shared),
-            ("before a stand-in of Istio's injector", self.beside_istio("z-istio")),
-            ("after it", self.beside_istio("a-istio")),
             ("pods with faults", self.faulty),
             ("a quota of limits of CPU", lambda: quota.check(self.api, pod, self.create)),
             ("labels", self.namespaces),

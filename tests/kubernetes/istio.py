@@ -1,67 +1,82 @@
-"""A stand-in for Istio's injector: a webhook that puts a native sidecar `istio-proxy`, and the init
-container `istio-init`, in front of the init containers of a pod, once."""
+#!/usr/bin/env python3
+"""The parts of scripts/test-istio, which starts the API server and says what is proved."""
 
-import base64
-import http.server
+import argparse
+import http.client
 import json
-import ssl
-import threading
+import signal
+import subprocess
+import sys
 
-from pods import run
+import table
+from api import Failed
+from mesh import Mesh
+from mesh_parts import PARTS
 
-PROXY = {"name": "istio-proxy", "image": "istio/proxyv2", "restartPolicy": "Always"}
-INIT = {"name": "istio-init", "image": "istio/proxyv2"}
-
-
-class Istio(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address, directory):
-        super().__init__(address, Answer)
-        self.calls = 0
-        run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
-            "-subj", "/CN=istio", "-addext", f"subjectAltName=IP:{address[0]}",
-            "-keyout", directory / "istio.key", "-out", directory / "istio.crt")
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(directory / "istio.crt", directory / "istio.key")
-        self.socket = tls.wrap_socket(self.socket, server_side=True)
-        self.authority = (directory / "istio.crt").read_bytes()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def configuration(self, name):
-        """API servers call webhooks in the order of the names of their configurations."""
-        host, port = self.server_address
-        return {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingWebhookConfiguration", "metadata": {"name": name},
-            "webhooks": [{
-                "name": "sidecar.istio.test", "admissionReviewVersions": ["v1"],
-                "clientConfig": {"url": f"https://{host}:{port}/",
-                                 "caBundle": base64.b64encode(self.authority).decode()},
-                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
-                           "resources": ["pods"]}],
-                "objectSelector": {"matchLabels": {"mesh": name}},
-                "sideEffects": "None", "failurePolicy": "Fail", "reinvocationPolicy": "Never",
-            }],
-        }
+SEEN_MAX = 120  # characters in the table; --json and the lines of progress have all
 
 
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        request = review["request"]
-        self.server.calls += 1
-        init = request["object"]["spec"].get("initContainers", [])
-        patch = [{"op": "add", "path": "/spec/initContainers", "value": [PROXY, INIT, *init]}]
-        response = {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch",
-                    "patch": base64.b64encode(json.dumps(patch).encode()).decode()}
-        body = json.dumps({"apiVersion": review["apiVersion"], "kind": review["kind"],
-                           "response": response}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+def say(text):
+    print(text, file=sys.stderr, flush=True)
 
-    def log_message(self, *_):
-        pass
+
+class Report:
+    """The rows of the table: a part, a step, what was seen, and whether it is ok."""
+
+    def __init__(self, mesh):
+        self.mesh, self.rows = mesh, []
+
+    def check(self, part, step, act):
+        """Adds a row with what a step returns. A part ends with its first fault."""
+        fault, seen = None, ""
+        try:
+            seen = act()
+            self.mesh.node.require_alive()
+        except (Failed, OSError, http.client.HTTPException, subprocess.SubprocessError) as error:
+            fault = str(error) or repr(error)
+        self.rows.append({"part": part, "step": step, "seen": fault or seen, "ok": fault is None})
+        word = "FAILED" if fault else "ok"
+        say(f"{word:<7}{part}: {step}: {fault or seen}")
+        return fault is None
+
+    def is_ok(self):
+        return bool(self.rows) and all(row["ok"] for row in self.rows)
+
+    def show(self, is_json):
+        if is_json:
+            print(json.dumps({"ok": self.is_ok(), "steps": self.rows}, indent=2))
+            return
+        rows = [[row["part"], row["step"], row["seen"].partition("\n")[0][:SEEN_MAX],
+                 "ok" if row["ok"] else "FAILED"] for row in self.rows]
+        table.show(["part", "step", "seen", ""], rows)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ["work", "ratelease", "injector", "envoy", "chart", "recipes", "istioctl",
+                 "pilot-discovery", "pilot-agent", "bootstrap"]:
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--timeout", default="", help="of Envoy's calls; by default the recipe's")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; by default all")
+    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    return parser.parse_args()
+
+
+def main():
+    given = arguments()
+    mesh = Mesh(given)
+    report = Report(mesh)
+    if report.check("mesh", "istiod and the injector", mesh.start):
+        for name, part in PARTS.items():
+            if name in (given.only or PARTS):
+                part(mesh, report).run()
+    if not report.is_ok():
+        for name, _ in mesh.node.children:
+            say(mesh.node.tail(name, 8))
+    report.show(given.json)
+    return 0 if report.is_ok() else 1
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())

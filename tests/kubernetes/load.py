@@ -1,7 +1,9 @@
-"""Requests over HTTP, one after the other or all the time, and what came of them."""
+"""Requests over HTTP, one after the other or all the time, and what came of them. As a program
+(load.py ADDRESS PORT) it is the application that they lead to."""
 
 import http.client
 import http.server
+import sys
 import threading
 
 TIMEOUT = 5  # seconds for one request
@@ -11,8 +13,9 @@ USAGE = "x-usage"  # of a request: the tokens that its answer says it used
 class Client:
     """A connection that is opened again when it was closed."""
 
-    def __init__(self, address, host):
+    def __init__(self, address, host, source=None):
         self.address, self.host, self.connection = address, host, None
+        self.source = (source, 0) if source else None
 
     def get(self, headers, path="/"):
         """The status and the headers of one request."""
@@ -20,7 +23,8 @@ class Client:
 
     def send(self, method, path, headers):
         if self.connection is None:
-            self.connection = http.client.HTTPConnection(*self.address, timeout=TIMEOUT)
+            self.connection = http.client.HTTPConnection(
+                *self.address, timeout=TIMEOUT, source_address=self.source)
         try:
             self.connection.request(method, path, headers={"Host": self.host, **headers})
             reply = self.connection.getresponse()
@@ -41,9 +45,9 @@ class Client:
 class Load:
     """Threads that each send a request every `pause` seconds and expect one status."""
 
-    def __init__(self, address, host, headers, expected, threads=1, pause=0.02):
+    def __init__(self, address, host, headers, expected, threads=1, pause=0.02, source=None):
         self.address, self.host, self.headers = address, host, headers
-        self.expected, self.pause = expected, pause
+        self.expected, self.pause, self.source = expected, pause, source
         self.lock, self.sent, self.failures = threading.Lock(), 0, []
         self.is_over = threading.Event()
         self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(threads)]
@@ -51,7 +55,7 @@ class Load:
             thread.start()
 
     def run(self):
-        client = Client(self.address, self.host)
+        client = Client(self.address, self.host, self.source)
         while not self.is_over.wait(self.pause):
             fault = self.fault_of(client)
             with self.lock:
@@ -101,3 +105,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+if __name__ == "__main__":
+    Backend((sys.argv[1], int(sys.argv[2])))
+    threading.Event().wait()

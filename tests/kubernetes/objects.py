@@ -88,6 +88,16 @@ def endpoints(service, namespace, addresses, port, name):
     }
 
 
+def ready(service, namespace, addresses, ports):
+    """What the controllers of endpoints write for a Service with several ports and its pods: slices
+    for controllers, and Endpoints for the API server, which finds webhooks by them."""
+    ports = [{"name": name, "port": at, "protocol": "TCP"} for name, at in ports.items()]
+    yield {**endpoints(service, namespace, addresses, 0, ""), "ports": ports}
+    yield {
+        "apiVersion": "v1", "kind": "Endpoints", "metadata": meta(service, namespace),
+        "subsets": [{"addresses": [{"ip": it} for it in addresses], "ports": ports}]}
+
+
 def common(backend):
     """What all Gateways have in common: their class, and the Service that they lead to."""
     host, port = backend

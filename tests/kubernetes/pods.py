@@ -7,6 +7,7 @@ arguments that its Deployment says. There is no image: a program stands in for i
 """
 
 import base64
+import json
 import os
 import re
 import subprocess
@@ -66,6 +67,7 @@ class Node:
         self.etc.mkdir()
         lines = ["127.0.0.1 localhost", *(f"{at} {name}" for name, at in hosts)]
         (self.etc / "hosts").write_text("\n".join(lines) + "\n")
+        (self.etc / "resolv.conf").write_text("")  # istiod ends without the file
         (self.etc / "nsswitch.conf").write_text("hosts: files\n")
         (self.etc / "passwd").write_text("root:x:0:0::/:/nonexistent\n")
 
@@ -119,8 +121,8 @@ class Volume:
     """A volume of a pod as a directory. Secrets and ConfigMaps are replaced as the kubelet does:
     files are links into a directory that is swapped as a whole."""
 
-    def __init__(self, node, namespace, spec, directory):
-        self.node, self.namespace, self.spec = node, namespace, spec
+    def __init__(self, pod, spec, directory):
+        self.pod, self.spec = pod, spec
         self.directory = Path(spec["hostPath"]["path"] if "hostPath" in spec else directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.count = 0
@@ -129,36 +131,37 @@ class Volume:
         self.refresh()
 
     def files(self):
-        """The files by name; None for a volume that is not kept in the API server."""
-        if "projected" in self.spec:
-            return self.projected()
-        if "secret" in self.spec:
-            name, kind = self.spec["secret"]["secretName"], "Secret"
-        elif "configMap" in self.spec:
-            name, kind = self.spec["configMap"]["name"], "ConfigMap"
-        else:
+        """The files by name; None for a volume that has only what programs write."""
+        if "emptyDir" in self.spec or "hostPath" in self.spec:
             return None
-        found = self.node.api.get("v1", kind, self.namespace, name)
-        if not found:
-            if self.spec[kind[0].lower() + kind[1:]].get("optional"):
-                return {}
-            raise Failed(f"there is no {kind} {name}")
-        data = found.get("data", {})
-        if kind == "Secret":
-            return {name: base64.b64decode(value) for name, value in data.items()}
-        items = self.spec["configMap"].get("items")
-        paths = {it["key"]: it["path"] for it in items} if items else {name: name for name in data}
-        return {path: data[key].encode() for key, path in paths.items()}
+        if "projected" in self.spec:
+            sources = self.spec["projected"]["sources"]
+            return {path: it for source in sources for path, it in self.files_of(source).items()}
+        return self.files_of(self.spec)
 
-    def projected(self):
-        """The files of Secrets that are optional, as the sidecar's are."""
-        files = {}
-        for it in (source["secret"] for source in self.spec["projected"]["sources"]):
-            found = self.node.api.get("v1", "Secret", self.namespace, it["name"]) or {}
-            data = found.get("data", {})
-            files.update({item["path"]: base64.b64decode(data[item["key"]])
-                          for item in it["items"] if item["key"] in data})
-        return files
+    def files_of(self, source):
+        if "secret" in source:
+            named = {"name": source["secret"].get("secretName"), **source["secret"]}
+            return self.data("Secret", named, base64.b64decode)
+        if "configMap" in source:
+            return self.data("ConfigMap", source["configMap"], str.encode)
+        if "downwardAPI" in source:
+            return {it["path"]: self.pod.field(it["fieldRef"]["fieldPath"]).encode()
+                    for it in source["downwardAPI"]["items"]}
+        it = source["serviceAccountToken"]
+        audiences = [it["audience"]] if "audience" in it else []
+        token = self.pod.node.api.token_of(self.pod.namespace, self.pod.account, audiences)
+        return {it["path"]: token.encode()}
+
+    def data(self, kind, named, decode):
+        """The files of a Secret or a ConfigMap. Of items whose keys are missing there is none: all
+        that the tests mount by item is optional."""
+        found = self.pod.node.api.get("v1", kind, self.pod.namespace, named["name"])
+        if not found and not named.get("optional"):
+            raise Failed(f"there is no {kind} {named['name']}")
+        data = (found or {}).get("data", {})
+        items = named.get("items") or [{"key": name, "path": name} for name in data]
+        return {it["path"]: decode(data[it["key"]]) for it in items if it["key"] in data}
 
     def refresh(self):
         files = self.files()
@@ -177,36 +180,65 @@ class Volume:
 
 class Pod:
     """One container of a Deployment, or of a pod in its form; `beside` another one of the same pod,
-    whose network and volumes it shares."""
+    whose network and volumes it shares. `entrypoint` and `mounts`, pairs of a directory and its
+    place, are what the image has."""
 
-    def __init__(self, node, name, address, deployment, container, program, beside=None):
+    def __init__(self, node, name, address, deployment, container, program, beside=None,
+                 entrypoint=(), mounts=()):
         self.node, self.name, self.address, self.program = node, name, address, program
+        self.pod_name = beside.pod_name if beside else name
         self.namespace = deployment["metadata"]["namespace"]
-        spec = deployment["spec"]["template"]["spec"]
+        template = deployment["spec"]["template"]
+        self.meta = {**deployment["metadata"], **template.get("metadata", {})}
+        spec = template["spec"]
+        self.account = spec.get("serviceAccountName", "default")
         every = [*spec.get("initContainers", []), *spec["containers"]]
         self.spec = next(it for it in every if it["name"] == container)
         self.security = {**spec.get("securityContext", {}), **self.spec.get("securityContext", {})}
+        self.entrypoint, self.mounts = list(entrypoint), mounts
         self.home = node.work / "pods" / name
         self.netns = beside.netns if beside else name
         self.volumes = dict(beside.volumes) if beside else {}
         for it in spec.get("volumes", []) if not beside else []:
-            if {"secret", "configMap", "emptyDir", "hostPath", "projected"} & it.keys():
-                at = self.home / "volumes" / it["name"]
-                self.volumes[it["name"]] = Volume(node, self.namespace, it, at)
+            self.volumes[it["name"]] = Volume(self, it, self.home / "volumes" / it["name"])
         if not beside:
             node.network(name, address)
         self.child = None
 
+    def field(self, path):
+        """A field of the pod, as the kubelet gives it to variables and to files."""
+        name = path.removeprefix("metadata.")
+        if name in ["labels", "annotations"]:
+            values = self.meta.get(name, {})
+            return "".join(f"{key}={json.dumps(it)}\n" for key, it in sorted(values.items()))
+        fields = {"metadata.namespace": self.namespace, "metadata.name": self.pod_name,
+                  "status.podIP": self.address, "status.hostIP": BRIDGE,
+                  "spec.serviceAccountName": self.account, "spec.nodeName": "node"}
+        return fields.get(path, "")
+
+    def limit(self, resource, **_):
+        """A limit of resources: whole CPUs, or bytes."""
+        name = resource.removeprefix("limits.")
+        quantity = self.spec.get("resources", {}).get("limits", {}).get(name)
+        if name == "cpu":
+            return str(-(-int(quantity.removesuffix("m")) // 1000)
+                       if quantity and quantity.endswith("m") else quantity or os.cpu_count())
+        units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+        quantity = quantity or "1Gi"
+        return str(int(quantity[:-2]) * units[quantity[-2:]])
+
     def environment(self):
-        fields = {"metadata.namespace": self.namespace, "metadata.name": self.name}
         env = {}
         for it in self.spec.get("env", []):
             source = it.get("valueFrom", {})
             if "secretKeyRef" in source:
                 env[it["name"]] = self.secret(**source["secretKeyRef"])
+            elif "resourceFieldRef" in source:
+                env[it["name"]] = self.limit(**source["resourceFieldRef"])
+            elif "fieldRef" in source:
+                env[it["name"]] = self.field(source["fieldRef"]["fieldPath"])
             else:
-                field = source.get("fieldRef", {}).get("fieldPath")
-                env[it["name"]] = it.get("value", fields.get(field, ""))
+                env[it["name"]] = it.get("value", "")
         return env
 
     def secret(self, name, key, **_):
@@ -218,7 +250,7 @@ class Pod:
     def arguments(self):
         """The arguments, with `$(NAME)` filled in from the environment."""
         env = self.environment()
-        words = self.spec.get("command", []) + self.spec.get("args", [])
+        words = self.spec.get("command", self.entrypoint) + self.spec.get("args", [])
         return [re.sub(r"\$\((\w+)\)", lambda m: env.get(m[1], m[0]), word) for word in words]
 
     def start(self):
@@ -226,7 +258,7 @@ class Pod:
         path = words[0] if words[0].startswith("/") else f"/bin/{words[0]}"
         root = self.home / "root"
         root.mkdir(parents=True, exist_ok=True)
-        mounts = []
+        mounts = [word for pair in self.mounts for word in pair]
         for it in self.spec.get("volumeMounts", []):
             if it["name"] in self.volumes:
                 mounts += [self.volumes[it["name"]].directory, it["mountPath"]]

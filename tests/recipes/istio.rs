@@ -1,4 +1,5 @@
-//! Istio's sidecar, with ratelease on a port of the pod's loopback, and on a Unix socket.
+//! Istio's sidecar, with ratelease on a port of the pod's loopback, and on a Unix socket; Istio's
+//! gateway. `scripts/test-istio` has istiod make these configurations.
 
 use std::net::Ipv4Addr;
 
@@ -17,7 +18,24 @@ async fn istio_pipe() {
     limits_each_client(Recipe::start("istio-pipe", "virtualInbound").await).await;
 }
 
-/// Both recipes have the same rules: 4 requests an hour of each client, 2 of them for `/export`.
+/// At a gateway a client cannot choose its address.
+#[tokio::test]
+async fn istio_gateway() {
+    let recipe = Recipe::start("istio-gateway", "0.0.0.0_80").await;
+    patches_are_in_the_bootstrap(&recipe);
+    let shop = ("host", "shop.example.com");
+    let (of_client, of_both) = ("4, 4;w=3600", "2, 4;w=3600, 2;w=3600");
+    for (status, left) in [(200, 1), (200, 0), (429, 0)] {
+        assert_quota(&recipe.get("/export", &[shop]).await, status, of_both, left);
+    }
+    let claims = ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(|it| ("x-forwarded-for", it));
+    for (claim, (status, left)) in claims.into_iter().zip([(200, 1), (200, 0), (429, 0)]) {
+        assert_quota(&recipe.get("/", &[shop, claim]).await, status, of_client, left);
+    }
+    recipe.end(4, 2).await;
+}
+
+/// Both recipes of sidecars have the same rules: 4 requests an hour of each client, 2 of them for `/export`.
 async fn limits_each_client(recipe: Recipe) {
     patches_are_in_the_bootstrap(&recipe);
     let (of_client, of_both) = ("4, 4;w=3600", "2, 4;w=3600, 2;w=3600");

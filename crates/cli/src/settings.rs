@@ -161,7 +161,7 @@ impl Settings {
             let store = Store::read(values, &rules.reading.options.stores, faults);
             let headers = Headers::read(values, faults);
             let responses = Responses::read(values, faults);
-            let leases = Leases::read(values, faults);
+            let leases = Leases::read_checked(values, faults);
             let hot_keys = Some(HotKeys::read(values, faults)).filter(|it| it.is_on);
             let logging = Logging::read(values, faults);
             let metrics = Metrics::read(values, faults);

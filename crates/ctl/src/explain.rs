@@ -105,12 +105,12 @@ impl<'r> Conclusion<'r> {
 
 /// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
 pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
-    let (dir, store, secret) = Faults::none_in(|faults| {
+    let (dir, store, leases) = Faults::none_in(|faults| {
         let dir = RulesDir::read(role, flags.rules.values(), faults);
         let names = &dir.reading.options.stores;
         let store = Store::read(flags.store.values(), names, faults);
-        let secret = Leases::read(flags.key.values(), faults).key_secret;
-        (dir, store, secret)
+        let leases = Leases::read_checked(flags.key.values(), faults);
+        (dir, store, leases)
     })?;
     let dirs = std::slice::from_ref(&dir.dir);
     let (rules, places) = source::load_with_locations(dirs, &dir.reading)?;
@@ -119,7 +119,7 @@ pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
         descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
         hits_addend: 1,
     };
-    let hasher = KeyHasher::new(secret.reveal());
+    let hasher = leases.hasher();
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.conclusion {
         Conclusion::Counted { count, .. } => Some(&mut **count),
@@ -127,7 +127,7 @@ pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
     });
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
     read_store(store, &key_prefix_of(flags.store.values()), &mut entries)?;
-    let shown = (rules.stores(), !secret.is_empty());
+    let shown = (rules.stores(), !leases.key_secret.is_empty());
     if flags.out.json {
         out.json(&json(&request, &explained, shown))?;
     } else {
@@ -211,7 +211,7 @@ impl Count {
     /// Returns the count to which `charge` is charged.
     fn of(charge: &Charge<'_>) -> Self {
         let limit = charge.applied.limit;
-        let look = Ask::look(charge.own, limit);
+        let look = charge.look();
         let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule));
         let pools = pools.map(|pool| StoredCount::of(Ask { pool: Some(pool), ..look }));
         Self { limit, own: StoredCount::of(look), pools: pools.collect() }

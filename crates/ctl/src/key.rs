@@ -16,7 +16,7 @@ use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::order::{BLOCK_MAX, Order, Ordered};
 use ratelease_engine::store::{self, Ask, Grant, Store as Counts, StoreError, StoreSettings};
-use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::key::Key;
 use ratelease_rules::parse_duration;
 use ratelease_rules::request::Request;
 use serde_json::{Value, json};
@@ -102,11 +102,11 @@ const BLOCKS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Acts on each descriptor's key, and shows its state.
 pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
-    let (dir, store, secret) = Faults::none_in(|faults| {
+    let (dir, store, hasher) = Faults::none_in(|faults| {
         let dir = RulesDir::read(role, flags.rules.values(), faults);
         let store = Store::read(flags.store.values(), &dir.reading.options.stores, faults);
-        let secret = Leases::read(flags.key.values(), faults).key_secret;
-        (dir, store, secret)
+        let hasher = Leases::read_checked(flags.key.values(), faults).hasher();
+        (dir, store, hasher)
     })?;
     if store == StoreSettings::Memory {
         let text =
@@ -119,7 +119,7 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
         descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
         hits_addend: 1,
     };
-    let resolved = resolve(&rules, &request, &KeyHasher::new(secret.reveal()));
+    let resolved = resolve(&rules, &request, &hasher);
     let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
@@ -157,16 +157,22 @@ async fn act(
             outcomes.push(None);
             continue;
         };
-        let ask = Ask::look(charge.own, charge.applied.limit);
+        let ask = charge.look();
         let done = act_on(flags, &*store, charge, &ask).await;
         done.map_err(|error| CliError::new(format_args!("key {}: {error}", charge.own)))?;
         outcomes.push(Some(Outcome { ask, now: store.lend(&ask).await, blocked: None }));
     }
     let blocked = blocked(&*store, stores).await;
     for outcome in outcomes.iter_mut().flatten() {
-        outcome.blocked = blocked.get(&outcome.ask.key.to_string()).copied();
+        outcome.blocked =
+            names(&outcome.ask).find_map(|key| blocked.get(&key.to_string()).copied());
     }
     Ok(outcomes)
+}
+
+/// The keys that the count of `ask` has, one for each secret.
+fn names(ask: &Ask) -> impl Iterator<Item = Key> {
+    ask.previous.into_iter().chain([ask.key])
 }
 
 async fn act_on(

@@ -13,6 +13,9 @@ use crate::span_context::SpanContext;
 pub struct Ask {
     /// The key whose tokens are asked for.
     pub key: Key,
+    /// The key that the same count has on pods with the secret before, while a secret is being
+    /// replaced: the store moves the count from there before it takes the first ask.
+    pub previous: Option<Key>,
     /// The limit in force for the key.
     pub limit: Limit,
     /// Tokens to lend; the store lends fewer when it has fewer. 0 only looks.
@@ -143,6 +146,7 @@ impl Ask {
     pub const fn look(key: Key, limit: Limit) -> Self {
         Self {
             key,
+            previous: None,
             limit,
             want: 0,
             need: 0,

@@ -111,6 +111,8 @@ pub enum RedisFailure {
     Denied,
     /// The key holds a value of another program: other keys are served.
     ForeignValue,
+    /// The count has moved to its name under another secret, where the ask follows it.
+    Renamed,
     /// Any other error reply.
     Refused,
     /// There is no connection: the command was not sent.
@@ -211,6 +213,7 @@ impl RedisFailure {
             Self::Busy => "redis_busy",
             Self::Denied => "redis_denied",
             Self::ForeignValue => "redis_foreign",
+            Self::Renamed => "redis_renamed",
             Self::Refused => "redis_refused",
             Self::NotSent => "redis_not_sent",
             Self::Lost => "redis_lost",

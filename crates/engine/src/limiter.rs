@@ -257,7 +257,9 @@ impl Shared {
     /// not last. For a refund, previews its effect on the key. A key that an operator has blocked
     /// is denied.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
-        if let Some(lasts) = self.orders.blocked_for(charge.own, now)
+        let blocked_for = |key| self.orders.blocked_for(key, now);
+        let blocked = blocked_for(charge.own).or_else(|| charge.previous.and_then(blocked_for));
+        if let Some(lasts) = blocked
             && !charge.refund
             && !charge.settles()
         {
@@ -315,7 +317,9 @@ impl Shared {
             Err(TableFull)
         };
         let (owed, is_watched) = settled.unwrap_or_else(|TableFull| {
-            self.queue_asks(vec![Ask { owed: hits, purpose: Purpose::Return, ..blank }]);
+            let previous = charge.previous_key();
+            let report = Ask { owed: hits, purpose: Purpose::Return, previous, ..blank };
+            self.queue_asks(vec![report]);
             (hits, false)
         });
         if is_watched {
@@ -366,6 +370,7 @@ impl Shared {
                 visit(state, &context, &mut asks)
             },
         )?;
+        name_before(charge.key(), charge.previous_key(), &mut asks);
         if let Some((key, mut state)) = evicted {
             state.give_back(key, &context, &mut asks);
         }
@@ -424,6 +429,7 @@ impl Shared {
             // A key that was evicted meanwhile has no use for its lease.
             None => asks.extend(lease_policy::unwanted(&reply)),
         }
+        name_before(key, reply.ask.previous, &mut asks);
         self.queue_asks(asks);
     }
 
@@ -455,6 +461,13 @@ impl Shared {
     /// Number of pods that share the limit of `charge`.
     fn pods_of(&self, charge: &Charge<'_>) -> u32 {
         self.pods.of(charge.domain())
+    }
+}
+
+/// Names in the asks for `key` the key that its count has under the secret before, if there is one.
+fn name_before(key: Key, previous: Option<Key>, asks: &mut [Ask]) {
+    if previous.is_some() {
+        asks.iter_mut().filter(|ask| ask.key == key).for_each(|ask| ask.previous = previous);
     }
 }
 
@@ -1105,7 +1118,9 @@ impl Shared {
 impl Shared {
     /// Redirects `charge` to its overflow key. Returns false if it has been redirected already.
     fn overflow(&self, charge: &Charge<'_>) -> bool {
-        let turned = charge.overflow.set(charge.overflow_key(&self.options.hasher)).is_ok();
+        let hasher = &self.options.hasher;
+        let previous = hasher.previous().map(|previous| charge.overflow_key(previous));
+        let turned = charge.overflow.set((charge.overflow_key(hasher), previous)).is_ok();
         self.overflows.fetch_add(u64::from(turned), Ordering::Relaxed);
         turned
     }

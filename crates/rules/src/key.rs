@@ -33,6 +33,8 @@ pub const POOLS_FROM: u8 = 1 << 7;
 #[derive(Clone)]
 pub struct KeyHasher {
     secret: [u8; 32],
+    /// Makes the keys that the same counts had under the secret before.
+    previous: Option<Box<KeyHasher>>,
     /// The secret of this process, for the ids of requests: SipHash.
     ids: RandomState,
 }
@@ -62,7 +64,18 @@ impl KeyHasher {
     pub fn new(secret: &str) -> Self {
         // The context string is BLAKE3's domain separation; changing it restarts every count.
         let secret = blake3::derive_key("ratelease 2026-11 key of counts", secret.as_bytes());
-        Self { secret, ids: RandomState::new() }
+        Self { secret, previous: None, ids: RandomState::new() }
+    }
+
+    /// Returns the hasher of pods that replace the secret `previous` by its own.
+    #[must_use]
+    pub fn replacing(self, previous: &str) -> Self {
+        Self { previous: Some(Box::new(Self::new(previous))), ..self }
+    }
+
+    /// Returns the hasher of the secret that this one's replaces, if one is being replaced.
+    pub fn previous(&self) -> Option<&Self> {
+        self.previous.as_deref()
     }
 
     /// Returns the key of a count in `domain` for these entries, in order. `identity` holds what

@@ -19,7 +19,7 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 22] = [
+const NOT_RUN: [(&str, &str, &str); 25] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
@@ -34,6 +34,9 @@ const NOT_RUN: [(&str, &str, &str); 22] = [
     ),
     ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),
     ("injection.md", "$ ratelease-injector inject", "needs a Kubernetes cluster to apply to"),
+    ("install.md", "$ cargo build", "builds a release; scripts/test-install runs it"),
+    ("install.md", "$ for image", "needs a registry, and a cluster with Istio"),
+    ("operate.md", "$ redis-cli -h new-redis", "needs two servers; ops::moved runs it"),
     ("operate.md", "$ ratelease serve", "serves until a signal"),
     ("operate.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),
     ("operate.md", "$ sudo apt-get install", "installs; scripts/release --check does without"),

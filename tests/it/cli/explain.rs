@@ -71,6 +71,19 @@ fn secret_and_prefix_make_the_key_that_the_pods_make() {
 }
 
 #[test]
+fn a_secret_that_replaces_itself_is_a_fault() {
+    let args = ["explain", "--domain", "shop", "user_id=x"];
+    for (secret, previous) in [("sesame", "sesame"), ("", "none")] {
+        let env = [("KEY_SECRET", secret), ("KEY_SECRET_PREVIOUS", previous)];
+        let ran = run_in(root(), &args, &env);
+        let fault = "KEY_SECRET_PREVIOUS: KEY_SECRET is the same";
+        assert!(ran.ended(2).err.contains(fault), "{}", ran.err);
+        assert!(!ran.err.contains("sesame"), "{}", ran.err);
+    }
+    run_in(root(), &args, &[("KEY_SECRET", "new"), ("KEY_SECRET_PREVIOUS", "none")]).ended(0);
+}
+
+#[test]
 fn a_rule_that_another_replaces_says_by_which() {
     let args = ["explain", "--json", "--domain", "shop", "path=/checkout", "campaign=summer"];
     let report = run_in(root(), &args, &[]).ended(0).json();

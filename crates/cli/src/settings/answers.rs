@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::PODS_MAX;
+use ratelease_rules::key::KeyHasher;
 
 use super::fault::{Expected, Fault, Faults};
 use super::table::{Section, Sections, Values, optional, secret, setting, switch};
@@ -167,6 +168,10 @@ settings! {
         /// Secret with which keys are hashed, the same in all pods; only as a variable, because
         /// flags show in ps [default: built in]
         "KEY_SECRET" => key_secret: Secret = secret("SECRET");
+        /// The secret that KEY_SECRET replaces, or none if there was no secret, until all pods have
+        /// KEY_SECRET and the longest window has ended since; only as a variable [default: no secret
+        /// is being replaced]
+        "KEY_SECRET_PREVIOUS" => previous_key_secret: Secret = secret("SECRET");
         /// Maximum time, a duration, for requests in flight and for giving back leases after a
         /// signal
         "DRAIN_TIMEOUT" => drain: Duration =
@@ -175,12 +180,47 @@ settings! {
     }
 }
 
-/// The setting of every command that has to name the same counts as the pods.
+// === impl Leases ===
+
+/// The word of `KEY_SECRET_PREVIOUS` for pods without a `KEY_SECRET`.
+const NO_SECRET: &str = "none";
+
+impl Leases {
+    /// The hasher of keys: of one secret, or of two while one replaces the other.
+    pub fn hasher(&self) -> KeyHasher {
+        let hasher = KeyHasher::new(self.key_secret.reveal());
+        match self.previous_key_secret.reveal() {
+            "" => hasher,
+            NO_SECRET => hasher.replacing(""),
+            previous => hasher.replacing(previous),
+        }
+    }
+
+    /// Reads the settings, and reports a secret that would replace itself.
+    pub fn read_checked(values: Values<'_>, faults: &mut Faults) -> Self {
+        let leases = Self::read(values, faults);
+        leases.check(faults);
+        leases
+    }
+
+    fn check(&self, faults: &mut Faults) {
+        let previous = self.previous_key_secret.reveal();
+        let replaced = if previous == NO_SECRET { "" } else { previous };
+        if !previous.is_empty() && replaced == self.key_secret.reveal() {
+            let problem = "KEY_SECRET is the same, so that no secret is replaced";
+            let fix = "set KEY_SECRET to the new secret, or unset this";
+            faults.add(Fault::new("KEY_SECRET_PREVIOUS", problem, fix));
+        }
+    }
+}
+
+/// The settings of every command that has to name the same counts as the pods.
 #[derive(Debug)]
 pub enum Key {}
 
 impl Sections for Key {
-    const SECTIONS: &'static [Section<'static>] = &[Leases::SECTION.only(&["KEY_SECRET"])];
+    const SECTIONS: &'static [Section<'static>] =
+        &[Leases::SECTION.only(&["KEY_SECRET", "KEY_SECRET_PREVIOUS"])];
 }
 
 fn wait(text: &str) -> Result<Duration, Expected> {

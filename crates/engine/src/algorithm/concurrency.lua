@@ -33,7 +33,8 @@ local now, at = math.floor(micros / 1000), 0
 local value = redis.call('GET', key) or ''
 if value ~= '' then
   if value:sub(1, #MARK) ~= MARK or (#value - HEAD) % EACH ~= 0 then
-    return redis.error_reply('FOREIGN ' .. key .. ' holds no slots of ratelease')
+    local code = value:sub(1, 6) == 'moved ' and 'RENAMED ' or 'FOREIGN '
+    return redis.error_reply(code .. key .. ' holds no slots of ratelease')
   end
   local asked, asked_at = unpack('>I6I6', value, #MARK + 1)
   if now >= asked + kept then

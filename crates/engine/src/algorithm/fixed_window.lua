@@ -74,7 +74,10 @@ if value then
   local of, one, two = value:match('^(%d+)(' .. TEN .. ')$')
   if not of then of, one, two = value:match('^(%d+)(' .. TEN .. '):(' .. TEN .. ')$') end
   if not of then of, one, two = value:match('^(%d+)=(%d+):(%d+)$') end
-  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no count of ratelease') end
+  if not of then
+    local code = value:sub(1, 6) == 'moved ' and 'RENAMED ' or 'FOREIGN '
+    return redis.error_reply(code .. KEYS[1] .. ' holds no count of ratelease')
+  end
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
   if of == window % WINDOWS then

@@ -176,7 +176,10 @@ if value then
     requests, more, held = rest:match('^[:=]([1-9a-f]%x*):?(%d*):?(%d*)$')
     if not requests then of = nil end
   end
-  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
+  if not of then
+    local code = value:sub(1, 6) == 'moved ' and 'RENAMED ' or 'FOREIGN '
+    return redis.error_reply(code .. KEYS[1] .. ' holds no time of ratelease')
+  end
   of, nanos, requests = tonumber(of), tonumber(nanos), requests and tonumber(requests, 16) or parts
   more, held = tonumber(more) or 0, tonumber(held) or 0
   stored, beyond, capacity, converted = owed_by(of, nanos, requests, more, held)

@@ -23,7 +23,14 @@ local PUSH_MAX = 1000
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
-local size = redis.call('LLEN', key)
+local size = redis.pcall('LLEN', key)
+if type(size) == 'table' then
+  local text = redis.pcall('GET', key)
+  if type(text) == 'string' and text:sub(1, 6) == 'moved ' then
+    return redis.error_reply('RENAMED ' .. key)
+  end
+  return size
+end
 -- Of somebody else's entries before a newest of our own: as one that has long expired.
 local function entry(index) return tonumber(redis.call('LINDEX', key, index) or 0) or 0 end
 -- Entries before that time.

@@ -30,7 +30,10 @@ if value then
   local of, one, two =
     value:match('^([1-8])(%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
   if not of then of, one, two = value:match('^([1-8])=(%d+):(%d+)$') end
-  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no counts of ratelease') end
+  if not of then
+    local code = value:sub(1, 6) == 'moved ' and 'RENAMED ' or 'FOREIGN '
+    return redis.error_reply(code .. KEYS[1] .. ' holds no counts of ratelease')
+  end
   local ahead = (tonumber(of) - 1 - window) % 8
   -- A master whose clock is behind continues the window that it finds.
   if ahead == 1 then window = window + 1 end

@@ -239,8 +239,7 @@ impl Limiter {
         let Due { domains, rounds } = due;
         let beats = domains.into_iter().map(|domain| async move {
             let rounds = if domain.is_some() { rounds } else { 1 };
-            let beat = shared.beat(domain.as_deref(), interval * rounds, false);
-            if let Ok(pods) = shared.lease_client.beat(beat).await {
+            if let Some(pods) = shared.beat(domain.as_deref(), interval * rounds, false).await {
                 shared.pods.note(&domain, pods);
             }
         });
@@ -253,18 +252,27 @@ impl Limiter {
     pub(super) async fn leave(&self) {
         let Self { shared } = self;
         let Due { domains, .. } = shared.pods.due(shared.clock.now());
-        let leave = |domain: Option<Box<str>>| {
-            shared.lease_client.beat(shared.beat(domain.as_deref(), ROUND_INTERVAL, true))
+        let leave = async |domain: Option<Box<str>>| {
+            shared.beat(domain.as_deref(), ROUND_INTERVAL, true).await
         };
         join_all(domains.into_iter().map(leave)).await;
     }
 }
 
 impl Shared {
-    /// A heartbeat of this pod in a domain, or in all, where the next one comes after `interval`.
-    fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Heartbeat {
-        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
-        Heartbeat { pod: self.options.pod, lasts: interval * HEARTBEAT_LASTS, leaves, domain }
+    /// Sends a heartbeat of this pod in a domain, or in all, where the next one comes after
+    /// `interval`. Returns the number of pods, if the store says it.
+    ///
+    /// While a secret is being replaced, the pod beats under both: all pods know one of the two.
+    async fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Option<u32> {
+        let hasher = &self.options.hasher;
+        let hashers = [Some(hasher), hasher.previous().filter(|_| domain.is_some())];
+        let beats = hashers.into_iter().flatten().map(|hasher| {
+            let domain = domain.map(|name| hasher.key(name, 0, std::iter::empty()));
+            let (pod, lasts) = (self.options.pod, interval * HEARTBEAT_LASTS);
+            self.lease_client.beat(Heartbeat { pod, lasts, leaves, domain })
+        });
+        join_all(beats).await.into_iter().filter_map(Result::ok).max()
     }
 
     /// Notes that a request for a key of `domain` waits for the store, so that the pod is not

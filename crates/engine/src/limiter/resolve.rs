@@ -27,8 +27,10 @@ pub enum Resolved<'r> {
 pub struct Charge<'r> {
     /// The key to charge, if there is room for it.
     pub own: Key,
-    /// The key to charge instead, if there is none.
-    pub(super) overflow: OnceLock<Key>,
+    /// The key of the same count under the secret before, while a secret is being replaced.
+    pub previous: Option<Key>,
+    /// The key to charge instead, if there is none, and that key under the secret before.
+    pub(super) overflow: OnceLock<(Key, Option<Key>)>,
     /// The domain of an override; empty for a rule, whose path contains it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
@@ -175,7 +177,8 @@ impl<'r> Charge<'r> {
         });
         // Two windows on the same entries are counted apart; two limits of one window share a
         // count, so that raising or lowering a limit keeps the count.
-        let own = hasher.key(request.domain, limit.identity(), parts);
+        let of = |hasher: &KeyHasher| hasher.key(request.domain, limit.identity(), parts.clone());
+        let (own, previous) = (of(hasher), hasher.previous().map(of));
         let id = |terms: &Hold| {
             let entry = charged.entries.get(usize::from(terms.level))?;
             (!entry.value.is_empty()).then(|| hasher.hold_id(own, entry.value))
@@ -186,6 +189,7 @@ impl<'r> Charge<'r> {
         let hits = if descriptor.refund && of_slots { 0 } else { request.hits(descriptor) };
         Self {
             own,
+            previous,
             overflow: OnceLock::new(),
             domain: if rule.is_none() { request.domain.into() } else { Box::default() },
             applied,
@@ -198,7 +202,12 @@ impl<'r> Charge<'r> {
 
     /// The key whose tokens the charge takes.
     pub(super) fn key(&self) -> Key {
-        self.overflow.get().copied().unwrap_or(self.own)
+        self.overflow.get().map_or(self.own, |(key, _)| *key)
+    }
+
+    /// That key under the secret before, while a secret is being replaced.
+    pub(super) fn previous_key(&self) -> Option<Key> {
+        self.overflow.get().map_or(self.previous, |(_, previous)| *previous)
     }
 
     /// The domain of the charge; `None` where no name contains it.
@@ -234,7 +243,8 @@ impl<'r> Charge<'r> {
     /// An ask for the key that takes nothing.
     pub fn look(&self) -> Ask {
         let carry_debt = self.applied.rule.is_some_and(|rule| rule.flags.carry_debt);
-        Ask { carry_debt, ..Ask::look(self.key(), self.applied.limit) }
+        let previous = self.previous_key();
+        Ask { carry_debt, previous, ..Ask::look(self.key(), self.applied.limit) }
     }
 
     /// Whether the charge takes tokens if it passes.

@@ -12,12 +12,14 @@ mod connection;
 mod context;
 mod fault;
 mod orders;
+mod renames;
 mod settings;
 mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
 use redis::{Cmd, Value};
 
 use crate::algorithm::{self, Script, steps, time_outside};
@@ -28,6 +30,7 @@ use crate::store::redis::cluster::Cluster;
 use crate::store::redis::connection::{Connection, Connector, Reconnecting};
 use crate::store::redis::context::{LEAST_MAX, StoreContext, count};
 use crate::store::redis::fault::{Fault, Kind, Next};
+use crate::store::redis::renames::{HOPS_MAX, Renames};
 use crate::store::{
     Ask, Grant, GrantFuture, Heartbeat, OrderFuture, PODS_MAX, PodCountFuture, ReadyFuture, Store,
     StoreError,
@@ -45,6 +48,7 @@ pub struct RedisStore {
     context: Arc<StoreContext>,
     key_prefix: String,
     servers: Servers,
+    renames: Renames,
 }
 
 #[derive(Debug)]
@@ -72,7 +76,7 @@ impl RedisStore {
             }
         };
         let key_prefix = key_prefix.to_owned();
-        Arc::new(Self { context, key_prefix, servers })
+        Arc::new(Self { context, key_prefix, servers, renames: Renames::default() })
     }
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
@@ -83,10 +87,25 @@ impl RedisStore {
         })
     }
 
-    /// Sends `ask`, and once more if the script was not told of the window that the server is in:
-    /// it has changed nothing, and has replied with the server's time.
+    /// Sends `ask` to where its count is.
     async fn granted(&self, ask: &Ask) -> Result<Grant, Fault> {
-        let key = ask.counter().in_store(&self.key_prefix);
+        let mut key = self.key_of(ask).await?;
+        for _ in 0..HOPS_MAX {
+            match self.granted_at(key, ask).await {
+                // It has changed nothing. Without a mark the key's own name is right again.
+                Err(fault) if fault.kind == Kind::Renamed => {
+                    key = self.followed(ask, key).await?.unwrap_or(ask.key);
+                }
+                outcome => return outcome,
+            }
+        }
+        Err(Fault::new(Kind::Renamed, "the count moves back and forth between two names"))
+    }
+
+    /// Sends `ask` to the count of `key`, and once more if the script was not told of the window that
+    /// the server is in: it has changed nothing, and has replied with the server's time.
+    async fn granted_at(&self, key: Key, ask: &Ask) -> Result<Grant, Fault> {
+        let key = Ask { key, ..*ask }.counter().in_store(&self.key_prefix);
         let read = |reply: &Value| match numbers(reply).as_deref().and_then(time_outside) {
             Some(time_us) if ask.pool.is_none() && ask.limit.calendar.is_some() => Ok(Err(time_us)),
             _ => grant(ask, reply).map(Ok),
@@ -165,7 +184,12 @@ impl Store for RedisStore {
     }
 
     fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
-        Box::pin(self.give_order(ask.key, order))
+        Box::pin(async move {
+            for key in ask.previous.into_iter().chain([ask.key]) {
+                self.give_order(key, order).await?;
+            }
+            Ok(())
+        })
     }
 
     fn follow_orders<'a>(&'a self, follow: Follow<'a>) -> ReadyFuture<'a> {
@@ -303,12 +327,15 @@ impl<'a> Trip<'a> {
     ) -> Result<T, Fault> {
         let read = |reply: Value| read(&reply);
         let command = if self.in_full { self.call.in_full() } else { self.call.by_name() };
-        let result = match (self.connected(store).await, &self.route) {
+        let connected = self.connected(store).await;
+        let is_long = self.call.is_long;
+        let _limit = connected.as_ref().ok().filter(|_| is_long).map(|it| it.await_long_reply());
+        let result = match (&connected, &self.route) {
             (Ok(connection), Route::Asking(_)) => connection.send_asking(&command, read).await,
             (Ok(connection), Route::Owner | Route::Moved(_)) => {
                 connection.send(&command, read).await
             }
-            (Err(fault), _) => Err(fault),
+            (Err(fault), _) => Err(fault.clone()),
         };
         result.inspect_err(|fault| {
             if fault.kind == Kind::NotSent {
@@ -351,7 +378,7 @@ impl<'a> Trip<'a> {
 /// The call for `ask`, on the `key` of its count, for a server whose time is about `server_us`.
 fn call(ask: &Ask, key: String, server_us: u64) -> Call {
     let steps = steps(ask);
-    Call { script: steps.script, key, arguments: (steps.arguments)(ask, server_us) }
+    Call::new(steps.script, key, (steps.arguments)(ask, server_us))
 }
 
 /// Reads the reply; for `tests/fuzz` too. A reply that the script cannot have given is treated as
@@ -365,6 +392,13 @@ pub fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
             && !(grant.overdrawn && grant.left > 0)
     };
     grant.filter(possible).ok_or_else(|| Fault::malformed(reply))
+}
+
+fn is_number(reply: &Value) -> Result<(), Fault> {
+    match reply {
+        Value::Int(_) => Ok(()),
+        _ => Err(Fault::malformed(reply)),
+    }
 }
 
 fn numbers(reply: &Value) -> Option<Vec<u64>> {
@@ -382,6 +416,10 @@ struct Call {
     script: &'static Script,
     key: String,
     arguments: Vec<u64>,
+    /// An argument after the numbers.
+    text: Option<Vec<u8>>,
+    /// The reply may be as long as a list of nodes.
+    is_long: bool,
 }
 
 /// The commands that load all scripts into a server, one for each; their replies are not read.
@@ -396,6 +434,10 @@ fn loads() -> impl Iterator<Item = Cmd> {
 // === impl Call ===
 
 impl Call {
+    fn new(script: &'static Script, key: String, arguments: Vec<u64>) -> Self {
+        Self { script, key, arguments, text: None, is_long: false }
+    }
+
     fn key(&self) -> &str {
         &self.key
     }
@@ -413,7 +455,7 @@ impl Call {
 
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = redis::cmd(name);
-        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments);
+        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments).arg(&self.text);
         command
     }
 }
@@ -435,7 +477,7 @@ fn call_of_beat(beat: Heartbeat, key: String) -> Call {
     let lasts_ms = u64::try_from(beat.lasts.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
     let arguments =
         vec![beat.pod, lasts_ms.min(LASTS_MS_MAX), u64::from(beat.leaves), PODS_MAX as u64];
-    Call { script: &BEAT, key, arguments }
+    Call::new(&BEAT, key, arguments)
 }
 
 /// Reads the reply: the number of live pods.

@@ -14,7 +14,6 @@ use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
-use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Entry;
 use ratelease_rules::{Allowance, Lookup, Rules};
 use ratelease_tls::ServerFiles;
@@ -361,7 +360,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, responses: &Res
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
-        hasher: KeyHasher::new(leases.key_secret.reveal()),
+        hasher: leases.hasher(),
         modes: modes(responses),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };

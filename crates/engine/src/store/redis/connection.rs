@@ -109,8 +109,13 @@ impl Connection {
     /// As [`Connection::send`], for a list of the cluster's nodes, which may be longer than any
     /// other reply.
     pub(super) async fn send_for_list(&self, command: &Cmd) -> Result<Value, Fault> {
-        let _higher_limit = self.opened.limit.await_list();
+        let _higher_limit = self.await_long_reply();
         self.send(command, Ok).await
+    }
+
+    /// Takes longer replies than a script's until the returned guard is dropped.
+    pub(super) fn await_long_reply(&self) -> impl Drop + use<'_> {
+        self.opened.limit.await_list()
     }
 
     /// Sends `command` for a slot that is still moving to this server. ASKING applies only to the

@@ -65,7 +65,7 @@ pub(super) enum ConnectionFate {
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub(super) const ALL: [Kind; 17] = {
+    pub(super) const ALL: [Kind; 18] = {
         use Kind::*;
         [
             NoScript,
@@ -80,6 +80,7 @@ impl Kind {
             Busy,
             Denied,
             ForeignValue,
+            Renamed,
             Refused,
             NotSent,
             Lost,
@@ -112,6 +113,8 @@ impl Kind {
             Self::Busy        => row(&["BUSY"], GiveUp, Keeps).hint(HINT_BUSY),
             Self::Denied      => row(DENIALS, GiveUp, Retires).hint(HINT_LOGIN),
             Self::ForeignValue => row(FOREIGN, GiveUp, Keeps).hint(HINT_FOREIGN),
+            // Followed by `renames`.
+            Self::Renamed     => row(&["RENAMED"], GiveUp, Keeps),
             Self::Refused     => row(&[], GiveUp, Keeps).hint(HINT_REFUSED),
             Self::NotSent     => row(&[], GiveUp, Keeps).with_stale_map(),
             // It is unknown whether the ask was applied.
@@ -264,7 +267,7 @@ impl From<Fault> for StoreError {
             (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
             (Kind::TimedOut, _) => StoreError::TimedOut,
             (Kind::MalformedReply, _) => StoreError::MalformedReply(text),
-            (Kind::ForeignValue, _) => StoreError::ForeignValue,
+            (Kind::ForeignValue | Kind::Renamed, _) => StoreError::ForeignValue,
             (Kind::NoScript, _) => StoreError::Refused("the script was forgotten again".into()),
             (_, Some(to)) => StoreError::Refused(format!("redirected once more, to {to}")),
             (_, None) => StoreError::Refused(text),

@@ -15,8 +15,9 @@ use super::cluster::slot_of;
 use super::connection::{Connector, Opened};
 use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
+use super::renames::HOPS_MAX;
 use super::settings::RedisKind;
-use super::{Call, RedisStore, Servers, Trip};
+use super::{Call, RedisStore, Servers, Trip, is_number};
 use crate::algorithm::Script;
 use crate::backoff::Backoff;
 use crate::order::{Follow, ORDERS_MAX, Order, Ordered, RESET_LASTS};
@@ -59,15 +60,25 @@ impl RedisStore {
         };
         let words = key.words().map(u64::from);
         let arguments = [&words[..], &[kind, millis(lasts), ORDERS_MAX as u64]].concat();
-        let call = Call { script: &ORDER, key: self.orders_key(), arguments };
+        let call = Call::new(&ORDER, self.orders_key(), arguments);
         Ok(Trip::new(&call).result(self, is_number).await?)
     }
 
-    /// Deletes the count that `ask` names.
+    /// Deletes the count that `ask` names, under each of its names.
     pub(super) async fn clear_count(&self, ask: &Ask) -> Result<(), StoreError> {
-        let key = ask.counter().in_store(&self.key_prefix);
-        let call = Call { script: &CLEAR, key, arguments: Vec::new() };
-        Ok(Trip::new(&call).result(self, is_number).await?)
+        // So that the name before, if there is one, has a mark from now on.
+        self.key_of(ask).await?;
+        let mut next = Some(ask.previous.unwrap_or(ask.key));
+        for _ in 0..HOPS_MAX {
+            let Some(key) = next.take() else { break };
+            let name = Ask { key, ..*ask }.counter().in_store(&self.key_prefix);
+            let call = Call::new(&CLEAR, name, Vec::new());
+            next = Trip::new(&call).result(self, cleared).await?;
+            if next.is_none() && ask.pool.is_some() && key != ask.key {
+                next = Some(ask.key); // a pool leaves no mark
+            }
+        }
+        Ok(())
     }
 
     /// Follows the orders; never returns.
@@ -274,10 +285,11 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn is_number(reply: &Value) -> Result<(), Fault> {
+/// Reads the reply of `clear.lua`: the key to which the count has moved, if it has.
+fn cleared(reply: &Value) -> Result<Option<Key>, Fault> {
     match reply {
-        Value::Int(_) => Ok(()),
-        _ => Err(Fault::malformed(reply)),
+        Value::Int(_) => Ok(None),
+        _ => text(reply).and_then(Key::of_hex).map(Some).ok_or_else(|| Fault::malformed(reply)),
     }
 }
 

@@ -1,0 +1,238 @@
+//! Counts that move to the name under a new secret, while pods with either secret ask for them.
+//!
+//! ```text
+//! a pod with both secrets: move.lua at the old name ─▶ begin.lua at the new name ─▶ its ask there
+//! a pod with the old one:  its ask at the old name ─▶ RENAMED ─▶ the same way, told by the mark
+//! ```
+//! The two names lie on different masters, so no script can do all of it. The mark that `move.lua`
+//! leaves closes the old name first, and keeps the count for whoever begins the new one. From then on
+//! a token is debited under the new name only, whichever pod asks for it.
+//!
+//! A mark has to outlive what the count is under its new name, or a pod with the old secret would
+//! begin another count beside it. So it lasts twice as long as a count can without an ask, and every
+//! pod that asks under the new name renews it within the first half.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
+use redis::Value;
+
+use super::fault::{Fault, Kind};
+use super::{Call, RedisStore, Trip};
+use crate::algorithm::{Script, window_seconds};
+use crate::store::Ask;
+use crate::time::Time;
+
+static MOVE: Script = Script::new(include_str!("../move.lua"));
+static BEGIN: Script = Script::new(include_str!("../begin.lua"));
+
+/// Keys in each of two generations of what a pod remembers: 6 MiB for both. A key that is forgotten
+/// costs its next ask two more trips.
+const KEYS_MAX: usize = 1 << 16;
+
+/// The least time that a mark lasts, so that it is seldom renewed.
+const MARK_MIN: Duration = Duration::from_secs(600);
+
+/// The time after which the last trace of slots has ended: their pods are forgotten sooner.
+const SLOTS_LAST: Duration = Duration::from_secs(60);
+
+/// Names that a key's count had may themselves have been left, by one secret after the other.
+pub(super) const HOPS_MAX: usize = 3;
+
+/// What a pod knows of keys whose counts move or have moved. Empty while no secret is replaced.
+#[derive(Debug, Default)]
+pub(super) struct Renames(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    recent: HashMap<Key, Rename>,
+    /// What was recent before that was full.
+    older: HashMap<Key, Rename>,
+    /// Asks of this pod name the keys under the secret before.
+    are_moved_here: bool,
+}
+
+/// A count that this pod knows under the key which leads here.
+#[derive(Debug, Clone, Copy)]
+struct Rename {
+    way: Way,
+    /// Until when the mark need not be renewed; `None` if this pod has not seen it.
+    settled_until: Option<Time>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It comes from this key.
+    From(Key),
+    /// It has gone to this key.
+    To(Key),
+}
+
+/// Where the next ask for a key goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// To the count of this key.
+    Ask(Key),
+    /// First the count is moved from the key `from`.
+    Move { from: Key },
+    /// The pod no longer knows where the count is.
+    Unknown,
+}
+
+// === impl Renames ===
+
+impl Renames {
+    fn next(&self, ask: &Ask, now: Time) -> Next {
+        let mut known = self.0.lock();
+        known.are_moved_here |= ask.previous.is_some();
+        if ask.pool.is_some() {
+            return Next::Ask(ask.key); // its tokens were debited, whatever its name
+        }
+        let found = known.find(ask.key);
+        if found.is_none()
+            && let Some(from) = ask.previous
+        {
+            known.note(ask.key, Rename { way: Way::From(from), settled_until: None });
+            return Next::Move { from };
+        }
+        let is_settled = |it: &Rename| it.settled_until.is_some_and(|until| now < until);
+        match found {
+            Some(Rename { way: Way::To(to), .. }) if found.as_ref().is_some_and(is_settled) => {
+                Next::Ask(to)
+            }
+            Some(Rename { way: Way::From(from), .. })
+                if !found.as_ref().is_some_and(is_settled) =>
+            {
+                Next::Move { from }
+            }
+            None if known.are_moved_here => Next::Unknown,
+            _ => Next::Ask(ask.key),
+        }
+    }
+
+    fn note(&self, key: Key, way: Way, settled_until: Time) {
+        self.0.lock().note(key, Rename { way, settled_until: Some(settled_until) });
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn find(&mut self, key: Key) -> Option<Rename> {
+        if let Some(rename) = self.recent.get(&key) {
+            return Some(*rename);
+        }
+        let rename = self.older.remove(&key)?;
+        self.note(key, rename);
+        Some(rename)
+    }
+
+    fn note(&mut self, key: Key, rename: Rename) {
+        if self.recent.len() >= KEYS_MAX {
+            self.older = std::mem::take(&mut self.recent);
+        }
+        self.recent.insert(key, rename);
+    }
+}
+
+// === impl RedisStore ===
+
+/// What the mark of a count says.
+struct Moved {
+    to: Key,
+    /// What the count begins with there, and how long that lasts; empty if with nothing.
+    value: Vec<u8>,
+    lasts_ms: u64,
+}
+
+impl RedisStore {
+    /// The key whose name the count of `ask` has at present, after it has been moved there if need be.
+    pub(super) async fn key_of(&self, ask: &Ask) -> Result<Key, Fault> {
+        match self.renames.next(ask, self.context.clock.now()) {
+            Next::Ask(key) => Ok(key),
+            Next::Unknown => {
+                let text = "what its key was under the secret before is no longer known";
+                Err(Fault::new(Kind::Renamed, text))
+            }
+            Next::Move { from } => {
+                let until = self.settled_until(ask.limit);
+                self.moved(from, Some(ask.key), ask.limit).await?;
+                self.renames.note(ask.key, Way::From(from), until);
+                Ok(ask.key)
+            }
+        }
+    }
+
+    /// Follows the count of `ask`, which is not at `key`; `None` if there is no mark any more.
+    pub(super) async fn followed(&self, ask: &Ask, key: Key) -> Result<Option<Key>, Fault> {
+        let until = self.settled_until(ask.limit);
+        let Some(to) = self.moved(key, None, ask.limit).await? else { return Ok(None) };
+        if ask.previous.is_none() {
+            self.renames.note(ask.key, Way::To(to), until);
+        }
+        Ok(Some(to))
+    }
+
+    /// Moves the count of the key `from`, or only follows it, and begins it under its new name.
+    async fn moved(&self, from: Key, to: Option<Key>, limit: Limit) -> Result<Option<Key>, Fault> {
+        let words = to.into_iter().flat_map(|to| to.words().map(u64::from));
+        let arguments = [millis(2 * lasts(limit))].into_iter().chain(words).collect();
+        let name = from.in_store(&self.key_prefix);
+        let call = Call { is_long: true, ..Call::new(&MOVE, name, arguments) };
+        let Some(Moved { to, value, lasts_ms }) = Trip::new(&call).result(self, moved).await?
+        else {
+            return Ok(None);
+        };
+        if !value.is_empty() {
+            let name = to.in_store(&self.key_prefix);
+            let call = Call { text: Some(value), ..Call::new(&BEGIN, name, vec![lasts_ms]) };
+            Trip::new(&call).result(self, super::is_number).await?;
+        }
+        Ok(Some(to))
+    }
+
+    fn settled_until(&self, limit: Limit) -> Time {
+        self.context.clock.now() + lasts(limit)
+    }
+}
+
+/// How long a count lasts without an ask, at least: a bucket until it is full, a window until it has
+/// no effect.
+fn lasts(limit: Limit) -> Duration {
+    let windows = match limit.algorithm {
+        Algorithm::Concurrency => return SLOTS_LAST.max(MARK_MIN / 2),
+        Algorithm::SlidingWindow => 2,
+        _ => limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1),
+    };
+    let window = limit.window_max().max(Duration::from_secs(window_seconds(limit)));
+    let windows = u32::try_from(windows).unwrap_or(u32::MAX);
+    window.saturating_mul(windows).clamp(MARK_MIN / 2, LASTS_MAX)
+}
+
+/// Ten years: no count that is used lasts longer without an ask.
+const LASTS_MAX: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// Reads the reply of `move.lua`.
+fn moved(reply: &Value) -> Result<Option<Moved>, Fault> {
+    let malformed = || Fault::malformed(reply);
+    match reply {
+        Value::Nil => Ok(None),
+        Value::Array(parts) => match parts.as_slice() {
+            [Value::BulkString(to), Value::BulkString(value), Value::Int(lasts)] => {
+                let to = std::str::from_utf8(to).ok().and_then(Key::of_hex);
+                let lasts_ms = u64::try_from(*lasts).map_err(|_| malformed())?;
+                let to = to.ok_or_else(malformed)?;
+                Ok(Some(Moved { to, value: value.clone(), lasts_ms }))
+            }
+            _ => Err(malformed()),
+        },
+        _ => Err(malformed()),
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

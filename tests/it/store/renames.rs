@@ -1,0 +1,204 @@
+//! Counts that move to their name under a new secret, while stores of pods with either secret ask.
+
+use std::sync::Arc;
+
+use ratelease_engine::counter::RedisFailure;
+use ratelease_engine::store::redis::{RedisSettings, RedisStore};
+use ratelease_engine::store::{Ask, Return, Slots, Store, StoreError};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
+use super::{ALGORITHMS, ask_by, connected, count, fresh_key, granted, one, patient};
+use crate::support::redis::{Cluster, Single};
+
+/// Stores of a pod with the old secret and of one with both, and an ask of each for one count.
+struct Change {
+    old: Arc<RedisStore>,
+    new: Arc<RedisStore>,
+    /// Under the old name.
+    before: Ask,
+    /// Under the new name, told the old one.
+    after: Ask,
+}
+
+impl Change {
+    async fn of(settings: &RedisSettings, before: Ask) -> Self {
+        let [old, new] = [connected(settings.clone()).await, connected(settings.clone()).await];
+        let after = Ask { key: fresh_key(), previous: Some(before.key), ..before };
+        Self { old, new, before, after }
+    }
+
+    async fn left(&self) -> [u64; 2] {
+        let look = |ask| Ask { want: 0, ..ask };
+        let old = granted(&*self.old, look(self.before)).await;
+        [old.left, granted(&*self.new, look(self.after)).await.left]
+    }
+}
+
+fn hex(key: Key) -> String {
+    key.words().iter().map(|word| format!("{word:08x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_moves_with_what_it_was_and_pods_with_either_secret_share_it() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        let Change { old, new, before, after } = &change;
+        assert_eq!(granted(&**old, *before).await.tokens, 4, "{by:?}");
+        assert_eq!(granted(&**new, Ask { want: 2, ..*after }).await.tokens, 2, "{by:?}");
+        assert_eq!(change.left().await, [4, 4], "{by:?}");
+        assert_eq!(count(&**old, RedisFailure::Renamed), 1, "{by:?}: it remembers the way");
+        assert_eq!(granted(&**old, Ask { want: 3, ..*before }).await.tokens, 3, "{by:?}");
+        assert_eq!(granted(&**new, Ask { want: 3, ..*after }).await.tokens, 1, "{by:?}");
+        assert_eq!(change.left().await, [0, 0], "{by:?}");
+        let third = connected(settings.clone()).await;
+        assert_eq!(granted(&*third, Ask { want: 9, ..*before }).await.tokens, 0, "{by:?}");
+        assert_eq!(granted(&*third, Ask { want: 9, ..*after }).await.tokens, 0, "{by:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_begins_under_the_new_name_is_found_from_the_old_one() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        let change = Change::of(&settings, ask_by(by, 4, 0)).await;
+        assert_eq!(granted(&*change.new, change.after).await.tokens, 4, "{by:?}");
+        assert_eq!(change.left().await, [6, 6], "{by:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_a_pod_leased_under_the_old_name_return_to_the_new_one() {
+    let settings = patient(Cluster::shared().config());
+    let change = Change::of(&settings, ask_by(ALGORITHMS[0], 6, 0)).await;
+    let grant = granted(&*change.old, change.before).await;
+    assert_eq!(change.left().await, [4, 4]);
+    let back = Some(Return { tokens: 5, epoch: Some(grant.epoch) });
+    granted(&*change.old, Ask { want: 0, back, ..change.before }).await;
+    assert_eq!(change.left().await, [9, 9]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_that_pods_hold_under_either_name_are_counted_together() {
+    let settings = patient(Cluster::shared().config());
+    let limit =
+        Limit { algorithm: Algorithm::Concurrency, ..Limit::fixed_window(10, Unit::Second) };
+    let slots = |pod, held| Some(Slots { pod, held });
+    let before = Ask { want: 6, slots: slots(1, 0), ..Ask::look(fresh_key(), limit) };
+    let change = Change::of(&settings, before).await;
+    assert_eq!(granted(&*change.old, change.before).await.tokens, 6);
+    let of_new = Ask { want: 10, slots: slots(2, 0), ..change.after };
+    assert_eq!(granted(&*change.new, of_new).await.tokens, 4);
+    let states = Ask { want: 10, slots: slots(1, 6), ..change.before };
+    assert_eq!(granted(&*change.old, states).await.tokens, 0);
+}
+
+/// The pod that moves a count may end before the new name has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_was_left_and_not_yet_begun_is_begun_by_whoever_asks_next() {
+    let single = Single::start();
+    let settings = patient(single.config());
+    for asks_under_the_old_name in [true, false] {
+        let change = Change::of(&settings, ask_by(ALGORITHMS[0], 4, 0)).await;
+        granted(&*change.old, change.before).await;
+        let name = change.before.key.in_store("");
+        let value: String = single.server.command(&["GET", &name]);
+        let far = "4000000000000";
+        let mark = format!("moved {} {far} text {value}", hex(change.after.key));
+        single.server.command::<()>(&["SET", &name, &mark, "PX", "600000"]);
+        let first = if asks_under_the_old_name {
+            granted(&*change.old, Ask { want: 1, ..change.before }).await
+        } else {
+            granted(&*change.new, Ask { want: 1, ..change.after }).await
+        };
+        assert_eq!(first.left, 5);
+        assert_eq!(change.left().await, [5, 5]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_log_moves_whole() {
+    let single = Single::start();
+    let limit =
+        Limit { algorithm: Algorithm::SlidingLog, ..Limit::fixed_window(10_000, Unit::Year) };
+    let before = Ask { want: 9_999, ..Ask::look(fresh_key(), limit) };
+    let change = Change::of(&patient(single.config()), before).await;
+    assert_eq!(granted(&*change.old, change.before).await.tokens, 9_999);
+    assert_eq!(change.left().await, [1, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_outlives_the_count_and_each_pod_renews_it() {
+    let single = Single::start();
+    for (unit, least) in [(Unit::Second, 600), (Unit::Day, 2 * 86_400)] {
+        let limit = Limit::fixed_window(10, unit);
+        let before = Ask { want: 1, ..Ask::look(fresh_key(), limit) };
+        let change = Change::of(&patient(single.config()), before).await;
+        let name = change.before.key.in_store("");
+        let lasts = || single.server.command::<i64>(&["TTL", &name]);
+        granted(&*change.new, change.after).await;
+        assert!((least - 2..=least).contains(&lasts()), "{unit:?}: {}", lasts());
+        single.server.command::<()>(&["EXPIRE", &name, "9"]);
+        granted(&*change.old, change.before).await;
+        assert!((least - 2..=least).contains(&lasts()), "{unit:?}: {}", lasts());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_deletes_the_count_under_both_names_and_it_does_not_come_back() {
+    let settings = patient(Cluster::shared().config());
+    for has_both in [true, false] {
+        for by in ALGORITHMS {
+            let change = Change::of(&settings, ask_by(by, 8, 0)).await;
+            granted(&*change.old, change.before).await;
+            assert_eq!(change.left().await, [2, 2], "{by:?}");
+            let cleared = match has_both {
+                true => change.new.clear(&change.after).await,
+                false => change.old.clear(&change.before).await,
+            };
+            cleared.expect("Redis answers");
+            let later = connected(settings.clone()).await;
+            let look = Ask { want: 0, ..change.after };
+            assert_eq!(granted(&*later, look).await.left, 10, "{by:?}");
+            assert_eq!(change.left().await, [10, 10], "{by:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_of_a_pod_that_no_longer_knows_the_old_name_changes_nothing() {
+    let single = Single::start();
+    let change = Change::of(&patient(single.config()), ask_by(ALGORITHMS[0], 4, 0)).await;
+    granted(&*change.new, change.after).await;
+    let known = Ask { previous: None, want: 1, ..change.after };
+    assert_eq!(granted(&*change.new, known).await.left, 5, "it has just asked");
+    let unknown = Ask { key: fresh_key(), ..known };
+    let refused = one(&*change.new, unknown).await.unwrap_err();
+    assert!(refused.is_not_applied() && refused.concerns_one_key(), "{refused:?}");
+    assert_eq!(refused, StoreError::ForeignValue);
+    let name = unknown.key.in_store("");
+    assert_eq!(single.server.command::<i64>(&["EXISTS", &name]), 0);
+    assert_eq!(granted(&*change.old, known).await.left, 4, "a pod with one secret asks");
+}
+
+/// No time passes between the two for a pod that asks at that moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn asks_at_the_same_time_under_both_names_get_no_more_than_the_limit() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        for _ in 0..20 {
+            let change = Change::of(&settings, ask_by(by, 1, 0)).await;
+            let Change { old, new, before, after } = &change;
+            let asks = async |store: &RedisStore, ask: Ask| {
+                let mut tokens = 0;
+                for _ in 0..12 {
+                    tokens += granted(store, ask).await.tokens;
+                }
+                tokens
+            };
+            let (one, other) = tokio::join!(asks(old, *before), asks(new, *after));
+            assert_eq!(one + other, 10, "{by:?}: {one} and {other}");
+        }
+    }
+}

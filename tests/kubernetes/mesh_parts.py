@@ -1,0 +1,379 @@
+"""What scripts/test-istio shows: the recipes for Istio, their changes, and both injectors."""
+
+import itertools
+import json
+import time
+
+import injection
+import objects
+from api import until
+from injection import PATIENT, is_injected, require, sidecars
+from mesh import APP, REDIS, Door, Workload
+
+ENFORCED_MAX = 1000  # milliseconds from a change in the API server until it is enforced
+FILTER = "networking.istio.io/v1alpha3", "EnvoyFilter", "shop"
+HOST = "shop.example.com"
+SERVICE = "shop.shop.svc.cluster.local"
+RECIPE = "istio-loopback"  # of the sidecar of a pod
+ISTIO_WEBHOOKS = "istio-sidecar-injector"
+# So that Envoy shows its counters of rate limits, which Istio hides.
+COUNTERS = {"sidecar.istio.io/statsInclusionRegexps": ".*ratelimit.*"}
+REDIS_DIRECTLY = {"traffic.sidecar.istio.io/excludeOutboundPorts": "6379"}
+APPLICATION = {"name": "app", "image": "app", "ports": [{"containerPort": APP}]}
+SHOP = {"app": "shop"}
+
+
+def sidecar(rules, **more):
+    """Annotations for the injector."""
+    more = {f"ratelease.io/{name}": value for name, value in more.items()}
+    redis = ",".join(f"{name}:6379" for name in REDIS)
+    return {"ratelease.io/redis": redis, "ratelease.io/redis-type": "cluster",
+            "ratelease.io/rules": rules, "ratelease.io/env": PATIENT, **COUNTERS, **more}
+
+
+def pod(name, annotations, labels=None, namespace="shop", containers=None):
+    labels = SHOP if labels is None else labels
+    meta = objects.meta(name, namespace, labels=labels, annotations=annotations)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta,
+            "spec": {"serviceAccountName": "shop", "containers": containers or [APPLICATION]}}
+
+
+class Part:
+    name = ""
+
+    def __init__(self, mesh, report):
+        self.mesh, self.report, self.pods, self.doors = mesh, report, [], []
+        self.missed = 0  # calls that failed where they may
+
+    def steps(self):
+        """Pairs of what is done, and the function that does it."""
+        raise NotImplementedError
+
+    def run(self):
+        """Runs the steps until one fails."""
+        self.mesh.namespace("shop", **{"istio-injection": "enabled",
+                                       "ratelease.io/injection": "enabled"})
+        try:
+            for step, act in self.steps():
+                if not self.report.check(self.name, step, act):
+                    break
+        finally:
+            self.mesh.stop(self.pods)
+            for name in ["ratelease", "ratelease-gateway"]:
+                self.mesh.api.delete(*FILTER, name)
+
+    # === What recipes have in common ===
+
+    def applied(self, recipe, name="envoyfilter.yaml"):
+        """Applies an EnvoyFilter; how long it took until all Envoys enforced it."""
+        return self.until_limit(4, lambda: self.mesh.apply_file(recipe, name))
+
+    def added(self, recipe):
+        """The same where there was none. The cluster of ratelease and the filter come in different
+        messages: calls in between never leave Envoy, which lets the requests pass."""
+        return self.forgiven(lambda: self.applied(recipe))
+
+    def removed(self, name="ratelease"):
+        return self.forgiven(
+            lambda: self.until_limit(0, lambda: self.mesh.api.delete(*FILTER, name)))
+
+    def forgiven(self, act):
+        """Does something in which calls to ratelease may fail."""
+        before = self.errors()
+        seen = act()
+        self.missed += self.errors() - before
+        return seen
+
+    def until_limit(self, limit, act):
+        """The time from a change until the answers of all Envoys show a limit, or none."""
+        since = time.monotonic()
+        act()
+        for at, door in enumerate(self.doors):
+            until(f"the limit {limit} at Envoy {at}", lambda: door.limit() == limit, 30, 0.005)
+        taken = round((time.monotonic() - since) * 1000)
+        require(taken <= ENFORCED_MAX, f"enforced after {taken} ms")
+        return f"after {taken} ms"
+
+    def limited(self):
+        """Both limits of the recipe, at one Envoy: 4 of a client, 2 of them for /export."""
+        client = self.mesh.client()
+        seen = []
+        for path in ["/export"] * 3 + ["/"] * 3:
+            status, headers = self.doors[0].get(client, path)
+            seen.append((status, int(headers["x-ratelimit-remaining"])))
+        wanted = [(200, 1), (200, 0), (429, 0)] * 2
+        require(seen == wanted, f"{seen} instead of {wanted}")
+        return "2 of 3 to /export and 2 of 3 to / pass, with Envoy's headers"
+
+    def shared(self):
+        """One limit for all pods."""
+        client, doors = self.mesh.client(), itertools.cycle(self.doors)
+        statuses = [next(doors).get(client)[0] for _ in range(8)]
+        # A pod may have leased more than its half.
+        require(sorted(statuses) == [200] * 4 + [429] * 4, f"{statuses}")
+        return "4 of 8 pass, sent to both pods in turn"
+
+    def restarted(self):
+        """ratelease ends in a pod, and starts again."""
+        client, door, of = self.mesh.client(), self.doors[0], self.pods[0]
+        require(door.statuses(5, client) == [200] * 4 + [429], "not limited before")
+        def act():
+            status = of.containers["ratelease"].stop()
+            require(status == 0, f"ratelease ended with {status}")
+            require(door.get(client)[0] == 200, "refused without ratelease")
+            of.containers["ratelease"].start()
+            until("a refusal", lambda: door.get(client)[0] == 429, 20, 0.05)
+        self.forgiven(act)
+        return "status 0; requests pass without it, then are refused as before"
+
+    def errors(self):
+        """Calls to ratelease that failed, in all Envoys."""
+        return sum(it.stat("ratelimit.error") or 0 for it in self.pods)
+
+    def counted(self):
+        errors = self.errors()
+        require(errors == self.missed, f"{errors} calls failed, {self.missed} of them may")
+        passed = sum(it.stat("ratelimit.ok") or 0 for it in self.pods)
+        require(passed > 0, "Envoy counted no call")
+        missed = f", but for {self.missed} of the steps in which they may" if self.missed else ""
+        return f"{passed} calls passed; 0 failed{missed}"
+
+
+class Loopback(Part):
+    """The recipe istio-loopback, with sidecars of the injector: one pod where istio-proxy is a
+    native sidecar and Redis is asked directly, and one where it is a container and carries all
+    that ratelease sends."""
+
+    name = "loopback"
+
+    def steps(self):
+        return [
+            ("two pods start", self.started),
+            ("EnvoyFilter applied", lambda: self.added(RECIPE)),
+            ("requests of one client", self.limited),
+            ("one limit for both pods", self.shared),
+            ("an address that the client claims", self.believed),
+            ("removed", self.removed),
+            ("applied again", lambda: self.added(RECIPE)),
+            ("ratelease restarted", self.restarted),
+            ("calls that failed", self.counted),
+        ]
+
+    def started(self):
+        self.mesh.apply_rules(RECIPE, "shop-rules")
+        container = {"sidecar.istio.io/nativeSidecar": "false"}
+        of = [pod("loopback-1", {**sidecar("shop-rules"), **REDIS_DIRECTLY}),
+              pod("loopback-2", {**sidecar("shop-rules"), **container})]
+        for at, it in enumerate(of):
+            self.pods.append(Workload(self.mesh, f"10.77.0.{20 + at}", it))
+        self.mesh.service("shop", APP, self.pods)
+        for it in self.pods:
+            require(is_injected(it.stored), f"{it.name}: {it.stored['metadata']}")
+            it.start()
+            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
+        return "; ".join(it.order() for it in self.pods)
+
+    def believed(self):
+        """A sidecar takes a client's address from a header that the client can write."""
+        claim = lambda it, client: self.doors[0].get(client, headers={"x-forwarded-for": it})[0]
+        one, name = self.mesh.client(), self.mesh.client()
+        alone = [claim(self.mesh.client(), one) for _ in range(6)]
+        shared = [claim(name, self.mesh.client()) for _ in range(6)]
+        require(alone == [200] * 6 and shared == [200] * 4 + [429] * 2, f"{alone} {shared}")
+        return "x-forwarded-for is the address: 6 of 6 pass with six, 4 of 6 with one"
+
+
+class Pipe(Part):
+    """The recipe istio-pipe: a pod of its Deployment as the file says, and one of the injector."""
+
+    name = "pipe"
+
+    def steps(self):
+        return [
+            ("two pods start", self.started),
+            ("EnvoyFilter applied", lambda: self.added("istio-pipe")),
+            ("requests of one client", self.limited),
+            ("one limit for both pods", self.shared),
+            ("ratelease restarted", self.restarted),
+            ("calls that failed", self.counted),
+            ("removed", self.removed),
+        ]
+
+    def started(self):
+        self.mesh.apply_rules("istio-pipe", "ratelease-rules")
+        of = [self.of_the_deployment(),
+              pod("pipe-2", sidecar("ratelease-rules", listen="uds"))]
+        for at, it in enumerate(of):
+            self.pods.append(Workload(self.mesh, f"10.77.0.{30 + at}", it))
+        self.mesh.service("shop", APP, self.pods)
+        for it in self.pods:
+            it.start()
+            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
+        return "; ".join(it.order() for it in self.pods)
+
+    def of_the_deployment(self):
+        """A pod of a Deployment with an application, once the recipe's file is merged into it."""
+        api = self.mesh.api
+        template = pod("shop", COUNTERS, {**SHOP, "ratelease.io/inject": "false"})
+        path = api.path("apps/v1", "Deployment", "shop", "shop")
+        api.apply({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": objects.meta("shop", "shop"),
+            "spec": {"selector": {"matchLabels": SHOP},
+                     "template": {"metadata": {key: template["metadata"][key]
+                                               for key in ["labels", "annotations"]},
+                                  "spec": template["spec"]}}})
+        head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: shop}\n"
+        api.patch(path, head + self.mesh.file("istio-pipe", "deployment.yaml"), "recipe")
+        made = api.request("GET", path)["spec"]["template"]
+        of = {"apiVersion": "v1", "kind": "Pod", "spec": made["spec"],
+              "metadata": {**made["metadata"], **objects.meta("pipe-1", "shop")}}
+        container = next(it for it in of["spec"]["initContainers"] if it["name"] == "ratelease")
+        container["env"] += [dict(zip(["name", "value"], line.split("=")))
+                             for line in PATIENT.splitlines()]
+        return of
+
+
+class Gateway(Part):
+    """The recipe istio-gateway, and mTLS from the gateway, and from a client, to the application."""
+
+    name = "gateway"
+
+    def steps(self):
+        return [
+            ("gateway, application and client start", self.started),
+            ("EnvoyFilter applied", lambda: self.added("istio-gateway")),
+            ("requests of one client", self.limited),
+            ("an address that the client claims", self.claimed),
+            ("strict mTLS", self.strict),
+            ("calls that failed", self.counted),
+        ]
+
+    def started(self):
+        mesh = self.mesh
+        mesh.apply_rules("istio-gateway", "gateway-rules")
+        mesh.apply_rules(RECIPE, "shop-rules")
+        mesh.apply_file("istio-gateway", "gateway.yaml")
+        mesh.namespace("clients", **{"istio-injection": "enabled"})
+        of = [self.of_the_deployment(), pod("gateway-app", sidecar("shop-rules")),
+              pod("client", {}, {"app": "client"}, "clients")]
+        self.pods = [Workload(mesh, f"10.77.0.{40 + at}", it) for at, it in enumerate(of)]
+        gateway, app, client = self.pods
+        mesh.service("shop", APP, [app])
+        for it in self.pods:
+            it.start()
+        self.doors = [Door(mesh, gateway.address, 80, HOST)]
+        until("the route of the gateway", lambda: self.doors[0].limit() == 0)
+        return "; ".join(it.order() for it in self.pods)
+
+    def of_the_deployment(self):
+        """A pod of the recipe's Deployment."""
+        made = self.mesh.api.get("apps/v1", "Deployment", "shop", "gateway")["spec"]["template"]
+        meta = {**made["metadata"], **objects.meta("gateway", "shop")}
+        meta["annotations"] = {**meta["annotations"], **COUNTERS, "ratelease.io/env": PATIENT}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta,
+                "spec": {**made["spec"], "serviceAccountName": "shop"}}
+
+    def claimed(self):
+        """At a gateway a client cannot choose its address."""
+        client = self.mesh.client()
+        statuses = [self.doors[0].get(client, headers={"x-forwarded-for": f"192.0.2.{at}"})[0]
+                    for at in range(6)]
+        require(statuses == [200] * 4 + [429] * 2, f"{statuses}")
+        return "4 of 6 pass, each with another x-forwarded-for"
+
+    def strict(self):
+        """Then the application takes mTLS alone."""
+        self.mesh.api.apply({
+            "apiVersion": "security.istio.io/v1", "kind": "PeerAuthentication",
+            "metadata": objects.meta("default", "shop"), "spec": {"mtls": {"mode": "STRICT"}}})
+        direct = Door(self.mesh, self.pods[1].address, APP, SERVICE)
+        def is_refused():
+            try:
+                return direct.get()[0] != 200
+            except OSError:
+                return True
+        until("a refusal of plaintext", is_refused)
+        seen = [self.doors[0].get()[0], self.call()]
+        require(seen == [200, 200], f"gateway and client: {seen}")
+        # Its identity is what the certificate of the client says.
+        self.allow("cluster.local/ns/shop/sa/shop")
+        until("a refusal of the client", lambda: self.call() == 403, 10)
+        require(self.doors[0].get()[0] == 200, "the gateway is refused")
+        self.allow("cluster.local/ns/shop/sa/shop", "cluster.local/ns/clients/sa/shop")
+        # Connections that Envoy has may end with the former policy.
+        until("calls of the client", lambda: [self.call() for _ in range(5)] == [200] * 5, 20)
+        return "plaintext is refused; gateway and client pass, by their identities"
+
+    def allow(self, *principals):
+        """The application takes calls of these identities alone."""
+        rules = [{"from": [{"source": {"principals": list(principals)}}]}]
+        self.mesh.api.apply({
+            "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+            "metadata": objects.meta("shop", "shop"),
+            "spec": {"selector": {"matchLabels": SHOP}, "action": "ALLOW", "rules": rules}})
+
+    def call(self):
+        """The status of a call of the Service from the client's pod, through its Envoy."""
+        service = self.mesh.api.get("v1", "Service", "shop", "shop")["spec"]["clusterIP"]
+        return int(self.pods[2].within(
+            "curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}",
+            "--max-time", "5", "--resolve", f"{SERVICE}:{APP}:{service}",
+            f"http://{SERVICE}:{APP}/"))
+
+
+class Injection(Part):
+    """Pods that both injectors change, called in one order and in the other."""
+
+    name = "injection"
+
+    def steps(self):
+        return [("Istio's is called first", self.both),
+                ("Istio's is called second", self.swapped)]
+
+    def both(self, expected=""):
+        """Of each form of pod: what both injectors make of it. A warning may say `expected`."""
+        gateway = {"inject.istio.io/templates": "gateway"}
+        forms = [({}, None), ({"sidecar.istio.io/nativeSidecar": "false"}, None),
+                 (gateway, [{"name": "istio-proxy", "image": "auto"}])]
+        seen = {}
+        for (annotations, containers), listen in itertools.product(forms, ["8081", "uds"]):
+            of = pod("both", {**sidecar("shop-rules", listen=listen), **annotations},
+                     containers=containers)
+            found, warnings = injection.create(self.mesh.api, of, "?dryRun=All")
+            warnings = [it for it in warnings if not expected or expected not in it]
+            require(not warnings and is_injected(found), f"{warnings} {found['metadata']}")
+            self.check(found, listen == "uds")
+            seen[" | ".join(" ".join(names) for names in sidecars(found))] = True
+        return "; ".join(seen)
+
+    @staticmethod
+    def check(found, is_uds):
+        init, containers = sidecars(found)
+        require([*init, *containers].count("ratelease") == 1, f"{init} {containers}")
+        require([*init, *containers].count("istio-proxy") == 1, f"{init} {containers}")
+        if "istio-proxy" in init:
+            require(init.index("ratelease") > init.index("istio-proxy"), f"{init}")
+        spec = found["spec"]
+        proxy = next(it for it in [*spec.get("initContainers", []), *spec["containers"]]
+                     if it["name"] == "istio-proxy")
+        mounts = [it["mountPath"] for it in proxy["volumeMounts"]]
+        require(("/run/ratelease" in mounts) == is_uds, f"mounts of istio-proxy: {mounts}")
+        require("auto" != proxy["image"], "Istio's injector did nothing")
+
+    def swapped(self):
+        """API servers call webhooks in the order of their names: Istio's get a later one."""
+        version, kind, _ = injection.WEBHOOKS
+        former = self.mesh.api.get(version, kind, None, ISTIO_WEBHOOKS)
+        meta = {"name": f"z-{ISTIO_WEBHOOKS}", "labels": former["metadata"]["labels"]}
+        self.mesh.api.apply({"apiVersion": version, "kind": kind, "metadata": meta,
+                             "webhooks": former["webhooks"]})
+        self.mesh.api.delete(version, kind, None, ISTIO_WEBHOOKS)
+        def are_called():
+            found, _ = injection.create(self.mesh.api, pod("any", {}), "?dryRun=All")
+            return "istio-proxy" in json.dumps(sidecars(found))
+        until("the renamed webhooks", are_called)
+        return self.both("one that a later webhook adds gets it")
+
+
+# The last one changes the order of webhooks.
+PARTS = {it.name: it for it in [Loopback, Pipe, Gateway, Injection]}
