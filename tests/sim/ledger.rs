@@ -95,6 +95,7 @@ impl Ledger {
     /// Records that the request is sent.
     pub fn note_begun(&self, call: &mut Call) {
         let calm = self.world.plan.mood.is_calm();
+        let now = self.world.now();
         let walls: Vec<_> = call.counts().map(|(at, ..)| self.wall_of(call, at)).collect();
         let mut state = self.world.state();
         let Books { tally, oracle, .. } = &mut *self.books.lock();
@@ -104,7 +105,8 @@ impl Ledger {
             let Charge { hits, refund, .. } = call.charges[at];
             state.note_key(key);
             if refund {
-                state.refund(call.pod, key, hits, call.begun_at);
+                // Leases that came since the caller read the clock can take it.
+                state.refund(call.pod, key, hits, now);
                 tally.refund(key, hits);
             } else {
                 call.charges[at].order = tally.offer(key, limit, hits, wall_us);

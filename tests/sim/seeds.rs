@@ -19,7 +19,7 @@ const SEEDS: u64 = 2_000;
 
 /// The first seed, unless `RATELEASE_SIM_SEED` names another: the same on each run, so that a
 /// failure comes from the change under test. A few other seeds may fail the last promise: a pod
-/// that has not heard of the others yet considers their share its own (page 0018 of the decisions).
+/// that has not heard of the others yet considers their share its own.
 const SEED: u64 = 154_825_009_800_628;
 
 /// Number of seeds that a report names for each kind of failure.

@@ -123,6 +123,16 @@ impl KeyHasher {
     }
 }
 
+// === impl HoldId ===
+
+impl HoldId {
+    /// Returns 64 bits. They are uniform, and no client can choose them.
+    #[inline]
+    pub fn bits(self) -> u64 {
+        self.1
+    }
+}
+
 // === impl Encoding ===
 
 /// The bytes to hash. Except for very long values they are few, and are hashed in one call:

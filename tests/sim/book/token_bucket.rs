@@ -2,9 +2,11 @@
 //! is leased.
 //!
 //! The book keeps the number of tokens that are owed: each token that is leased is one more, time
-//! pays them off at the rate of the limit that last asked, and the debt never exceeds a full
-//! bucket. This holds at every step if and only if the bound holds over every interval between two
-//! steps. A limit of another rate owes the same number of tokens.
+//! pays them off at the rate of the limit that last asked for tokens or reported costs, and the
+//! debt never exceeds a full bucket, except by costs. This holds at every step if and only if the
+//! bound holds over every interval between two steps. A limit of another rate owes the same number
+//! of tokens. A look, and tokens that come back, may be of a pod that has not loaded the limit in
+//! force, or has loaded it alone: they change no rate.
 
 use ratelease_engine::time::Time;
 
@@ -25,8 +27,9 @@ struct Owed {
     as_of_us: u64,
     /// Tokens that are earned in a microsecond.
     rate: f64,
-    /// Whether costs were owed, which may be more than a bucket holds.
-    settles: bool,
+    /// Whether costs made it more than a bucket holds. Then a smaller bucket owes all of it; else
+    /// only what it holds, since tokens that were spent within a larger burst stay spent.
+    exceeds: bool,
 }
 
 /// Rounding error of doubles in the range of numbers used here, in tokens.
@@ -40,16 +43,21 @@ impl Book for TokenBucket {
         let capacity = if earns { limit.capacity() as f64 } else { 0.0 };
         let rate = limit.requests_per_unit as f64 / (limit.window_seconds() as f64 * 1e6);
         let earned = wall_us.saturating_sub(self.last.as_of_us) as f64 * self.last.rate;
-        // A smaller bucket cannot owe more than it holds.
-        let settles = self.last.settles || ask.owed > 0;
-        let most = if settles { f64::INFINITY } else { capacity };
-        let mut tokens = (self.last.tokens - earned).clamp(0.0, most);
+        let mut tokens = (self.last.tokens - earned).max(0.0);
+        let only_credits = ask.want == 0 && ask.need == 0 && ask.owed == 0;
+        if !only_credits && !self.last.exceeds {
+            tokens = tokens.min(capacity);
+        }
         let in_time = |epoch: u64| u128::from(wall_us.abs_diff(epoch)) <= ask.ttl.as_micros();
         if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(in_time)) {
             tokens = (tokens - back.tokens as f64).max(0.0);
         }
         tokens += (grant.tokens + ask.owed) as f64;
-        self.last = Owed { tokens, as_of_us: *wall_us, rate, settles };
+        self.last = Owed { tokens, as_of_us: *wall_us, ..self.last };
+        if !only_credits {
+            // Less than a token above a full bucket may be a token that is paid in part.
+            (self.last.rate, self.last.exceeds) = (rate, tokens > capacity + 1.0);
+        }
         self.log.push((*at, self.last, grant.tokens));
         let over = tokens - capacity;
         if grant.tokens > 0 && (over > ROUNDING || !earns) {

@@ -7,7 +7,6 @@
 //! held: a client that starts requests without end keeps only its own further ones out.
 
 use std::collections::HashMap;
-use std::hash::BuildHasher;
 use std::mem::size_of;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +35,10 @@ const PART_MAX: usize = 7 << 9;
 /// Above this number in a part, a key has at most [`FEW`] there.
 const CROWDED: usize = PART_MAX / 4 * 3;
 const FEW: u32 = 4;
+
+/// Below this number in a part, those of each key are counted no more. It is far below [`CROWDED`],
+/// from where on they are, since counting them looks at all.
+const UNCROWDED: usize = CROWDED / 2;
 
 /// Above this number in a part, only slots are held.
 const SLOTS_ONLY: usize = PART_MAX / 8 * 7;
@@ -111,7 +114,6 @@ pub struct Settled {
 #[derive(Default)]
 pub struct Holds {
     parts: [Mutex<Part>; PARTS],
-    seed: RandomState,
     /// Starts and settlements whose id is empty.
     without_id: AtomicU64,
 }
@@ -119,8 +121,9 @@ pub struct Holds {
 #[derive(Default)]
 struct Part {
     holds: HashMap<HoldId, Hold, RandomState>,
-    /// Number of requests that hold something of a key.
-    of_key: HashMap<Key, u32, RandomState>,
+    /// Number of requests that hold something of a key, counted only while there are so many in all
+    /// that it matters.
+    of_key: Option<HashMap<Key, u32, RandomState>>,
     /// No hold ends before this.
     first_end: Time,
     /// Sum of the hits that are held.
@@ -205,7 +208,7 @@ impl Holds {
 
     #[allow(clippy::cast_possible_truncation, reason = "a remainder of PARTS fits")]
     fn part(&self, id: HoldId) -> &Mutex<Part> {
-        &self.parts[(self.seed.hash_one(id) % PARTS as u64) as usize]
+        &self.parts[(id.bits() % PARTS as u64) as usize]
     }
 }
 
@@ -222,7 +225,7 @@ impl Part {
         let displaced = earlier.and_then(|earlier| earlier.displaced_by(&hold));
         let hold = match earlier {
             Some(earlier) => {
-                self.forget(id, &earlier);
+                self.remove(id);
                 earlier.and(hold)
             }
             None => hold,
@@ -235,16 +238,25 @@ impl Part {
     fn insert(&mut self, id: HoldId, hold: Hold) {
         self.hits = self.hits.saturating_add(hold.hits);
         self.holds.insert(id, hold);
-        *self.of_key.entry(hold.key).or_default() += 1;
+        match &mut self.of_key {
+            Some(of_key) => *of_key.entry(hold.key).or_default() += 1,
+            None if self.holds.len() >= CROWDED => self.of_key = Some(self.by_key()),
+            None => {}
+        }
+    }
+
+    fn by_key(&self) -> HashMap<Key, u32, RandomState> {
+        let mut of_key = HashMap::<_, u32, _>::default();
+        self.holds.values().for_each(|hold| *of_key.entry(hold.key).or_default() += 1);
+        of_key
     }
 
     /// Settles one start of the request: its share of what the request holds, or all that is left.
     fn settle(&mut self, id: HoldId, hits: u64) -> Option<Settled> {
-        let Some(hold) = self.holds.get(&id).copied() else {
+        let Some(hold) = self.remove(id) else {
             self.tally.without_hold += 1;
             return None;
         };
-        self.forget(id, &hold);
         let (hold, rest) = hold.shared();
         if let Some(rest) = rest {
             self.insert(id, rest);
@@ -258,8 +270,7 @@ impl Part {
     }
 
     fn undo(&mut self, id: HoldId, hits: u64, tokens: u64) {
-        let Some(hold) = self.holds.get(&id).copied() else { return };
-        self.forget(id, &hold);
+        let Some(hold) = self.remove(id) else { return };
         let taken = LeasedTokens { tokens: hold.taken.tokens.saturating_sub(tokens), ..hold.taken };
         let (hits, starts) = (hold.hits.saturating_sub(hits), hold.starts.saturating_sub(1));
         if starts > 0 {
@@ -271,7 +282,6 @@ impl Part {
         if self.holds.is_empty() {
             // No request holds anything for now, so nothing takes memory.
             self.holds = HashMap::with_hasher(self.holds.hasher().clone());
-            self.of_key = HashMap::with_hasher(self.of_key.hasher().clone());
             return (Vec::new(), false);
         }
         if now < self.first_end {
@@ -280,8 +290,8 @@ impl Part {
         let ended = self.holds.iter().filter(|(_, hold)| hold.ends <= now);
         let mut ended: Vec<_> = ended.map(|(id, hold)| (*id, *hold)).collect();
         ended.sort_unstable_by_key(|(_, hold)| hold.ends);
-        for (id, hold) in &ended {
-            self.forget(*id, hold);
+        for (id, _) in &ended {
+            self.remove(*id);
         }
         self.tally.expired += ended.len() as u64;
         self.first_end = self.holds.values().map(|hold| hold.ends).min().unwrap_or_default();
@@ -293,7 +303,8 @@ impl Part {
     /// Whether a further request may hold this. The last eighth of the room is for slots, which
     /// cannot be given without it.
     fn has_room(&self, hold: &Hold) -> bool {
-        let is_few = || self.of_key.get(&hold.key).is_none_or(|held| *held < FEW);
+        let of_key = || self.of_key.as_ref()?.get(&hold.key);
+        let is_few = || of_key().is_none_or(|held| *held < FEW);
         match self.holds.len() {
             0..CROWDED => true,
             CROWDED..SLOTS_ONLY => is_few(),
@@ -302,21 +313,28 @@ impl Part {
         }
     }
 
-    fn forget(&mut self, id: HoldId, hold: &Hold) {
-        self.holds.remove(&id);
+    fn remove(&mut self, id: HoldId) -> Option<Hold> {
+        let hold = self.holds.remove(&id)?;
         self.hits = self.hits.saturating_sub(hold.hits);
-        if let Some(held) = self.of_key.get_mut(&hold.key) {
+        if self.holds.len() < UNCROWDED {
+            self.of_key = None;
+        }
+        if let Some(of_key) = &mut self.of_key
+            && let Some(held) = of_key.get_mut(&hold.key)
+        {
             *held -= 1;
             if *held == 0 {
-                self.of_key.remove(&hold.key);
+                of_key.remove(&hold.key);
             }
         }
+        Some(hold)
     }
 
     /// Bytes of the tables, whose slots are an eighth more than their capacity.
     fn bytes(&self) -> usize {
         let of = |capacity: usize, bytes: usize| capacity.div_ceil(7) * 8 * bytes;
-        of(self.holds.capacity(), SLOT_BYTES) + of(self.of_key.capacity(), KEY_BYTES)
+        let keys = self.of_key.as_ref().map_or(0, HashMap::capacity);
+        of(self.holds.capacity(), SLOT_BYTES) + of(keys, KEY_BYTES)
     }
 }
 

@@ -1087,8 +1087,7 @@ impl KeyState {
             LeaseKind::Windowed => self.buffer.reset_after(context.now),
             // A sliding window's leases also end with their aligned window.
             LeaseKind::Timed if slides(policy.limit) => {
-                let rest = self.buffer.reset_after(context.now);
-                Some(rest.map_or(policy.ttl(), |rest| rest.min(policy.ttl())))
+                Some(self.rest_of_window(context.now).min(policy.ttl()))
             }
             LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
         };
@@ -1105,6 +1104,19 @@ impl KeyState {
             pods: self.pods(context),
             relief: self.flags.has(Flags::RELIEF),
             terms: policy.terms(),
+        }
+    }
+
+    /// Time until the aligned window of a sliding one ends, at most. By this pod's clock, which
+    /// counts from before the ask, it ends up to a round trip too soon: what the store leases
+    /// meanwhile ends at once, and counts against the next window.
+    fn rest_of_window(&self, now: Time) -> Duration {
+        // A reply that comes after the end says nothing of the key, so its time counts as the end.
+        let ended = self.buffer.known_until().max(self.buffer.replied_at());
+        match self.buffer.reset_after(now) {
+            Some(rest) => rest,
+            None if now.since(ended) < self.round_trip() => Duration::ZERO,
+            None => Duration::MAX,
         }
     }
 
@@ -1803,9 +1815,31 @@ impl KeyState {
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
             self.put_back(tokens, key, context, asks);
+        } else if is_of_this_store && lasts && is_windowed && !self.takes_returns(key, context) {
+            self.keep(tokens, context.now); // they would be lost on the way
         } else if lasts || !is_of_this_store || !is_windowed {
             asks.push(unspent.returned());
         }
+    }
+
+    /// Keeps tokens of a window, even if nothing else is known of the key: what is left of it may
+    /// be more than nothing.
+    fn keep(&mut self, lease: LeasedTokens, now: Time) {
+        if self.buffer.is_live(now) {
+            return self.buffer.put_back(lease, LeaseKind::Windowed, now);
+        }
+        let LeasedTokens { ends, .. } = lease;
+        let (known_until, resets, fresh_until) = (ends, ends, now);
+        let unknown = Refill {
+            lease,
+            left: 0,
+            overdrawn: false,
+            is_sure: false,
+            known_until,
+            resets,
+            fresh_until,
+        };
+        self.buffer.refill(unknown, LeaseKind::Windowed, now);
     }
 
     /// Whether the key's shard accepts returned tokens at present.

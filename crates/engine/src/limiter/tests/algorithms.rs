@@ -129,6 +129,28 @@ async fn a_sliding_window_remembers_the_one_before() {
     assert!((23..=25).contains(&passed), "a quarter of the next window has passed: {passed}");
 }
 
+/// By the pod's clock a window ends as long before the store's as an ask takes to get there.
+#[tokio::test(start_paused = true)]
+async fn no_large_lease_is_asked_for_in_the_last_moment_of_a_sliding_window() {
+    let limit = "unit: minute, requests_per_unit: 1000, algorithm: sliding_window";
+    let rig = Rig::slow(&rule(limit, 1), Duration::from_millis(4));
+    let pod = rig.pod();
+    let ends = Time::default() + Duration::from_secs(30);
+    let sleep_until = |at| tokio::time::sleep_until(rig.clock.instant(at));
+    let (mut passed, from) = (0, ends.since(Time::default()) - Duration::from_millis(400));
+    sleep_until(Time::default() + from).await;
+    while ends.since(rig.clock.now()) > Duration::from_millis(3) {
+        passed += u64::from(passes(&pod, &rig.rules).await);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    *rig.store.round_trip.lock() = Duration::ZERO;
+    sleep_until(Time::default() + (from + Duration::from_millis(399))).await;
+    passed += u64::from(passes(&pod, &rig.rules).await);
+    sleep_until(ends + Duration::from_millis(1)).await;
+    let left = rig.left(1_000).await;
+    assert!(passed > 300 && passed + left >= 975, "{passed} passed, {left} are left of 1000");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sliding_log_admits_its_limit_in_any_window_and_asks_each_time() {
     let rig = Rig::new(&rule("unit: second, requests_per_unit: 5, algorithm: sliding_log", 1));

@@ -354,6 +354,27 @@ async fn what_a_pod_admits_by_itself_is_held_and_settled() {
     assert!(passes(&pod, &rig.rules, &start("u", "y", 200)).await);
 }
 
+/// The tokens were leased under the limit before, and the store can take nothing as they come back.
+#[tokio::test(start_paused = true)]
+async fn what_is_not_used_in_an_outage_after_a_change_of_the_limit_comes_back() {
+    let rig = rig(HOUR);
+    let pod = rig.pod();
+    assert!(passes(&pod, &rig.rules, &start("u", "1", 100)).await);
+    let lowered = compile(&holding("unit: hour, requests_per_unit: 50", "for: 2m"));
+    assert!(!passes(&pod, &lowered, &start("u", "2", 1)).await, "100 of 50 are held");
+    rig.store.fails.store(true, Ordering::Relaxed);
+    for _ in 0..10 {
+        let _ = pod.decided(&lowered, &start("v", "0", 1)).await; // until the breaker is open
+    }
+    assert!(passes(&pod, &lowered, &end("u", "1", 20)).await);
+    rig.store.fails.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let _ = pod.decided(&lowered, &start("v", "0", 1)).await; // closes the breaker
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    pod.close().await;
+    assert_eq!(remains(&rig.pod(), &lowered, "u").await, 30);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_before_its_answer_holds_nothing() {
     let rig = rig(HOUR);
