@@ -4,8 +4,10 @@
 #   docker build -t ratectl --target ratectl .
 #   docker build -t ratelease-injector --target ratelease-injector .
 #   docker build -t ratelease-control --target ratelease-control .
+#   docker build -t ratelease-module --target ratelease-module .
 #
-# Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root.
+# Each holds one stripped binary, glibc and CA certificates, has no shell, and does not run as root;
+# that of the module holds the library for an Envoy, and a binary that copies it into a volume.
 # `--platform linux/amd64` or `linux/arm64` selects the machine that it is for; the compiler runs on
 # the builder's own in both cases. docs/operate.md says more, scripts/images tests them.
 #
@@ -110,6 +112,18 @@ RUN find src crates -name '*.rs' -exec touch {} + && \
     cargo auditable build --profile dist --locked --package ratelease-control && \
     mkdir /out && cp target/*/dist/ratelease-control /out/
 
+# The engine inside Envoy, linked for images that are older than this one.
+FROM sidecar-dependencies AS module
+RUN apt-get update && apt-get install --yes --no-install-recommends python3-venv && \
+    rm -rf /var/lib/apt/lists/*
+COPY . .
+RUN find src crates -name '*.rs' -exec touch {} + && \
+    target=$(sed -n 's/^target = "\(.*\)"/\1/p' "$CARGO_HOME/config.toml") && \
+    mkdir /out && cp "$(scripts/module --target "$target")" /out/ && \
+    cargo auditable build --profile dist --locked --package ratelease-envoy-module \
+        --bin install-module && \
+    cp target/$target/dist/install-module /bin-out
+
 # What the programs need of Debian: glibc, libgcc_s, the CA certificates, names of users, and the
 # description of these packages, by which scanners know them. The rest of that image, most of it
 # OpenSSL and conversions of character sets, is larger than the sidecar.
@@ -156,6 +170,13 @@ COPY --from=control /out/ /bin/
 EXPOSE 8090 18000
 ENTRYPOINT ["/bin/ratelease-control"]
 CMD ["serve"]
+
+FROM base AS ratelease-module
+LABEL org.opencontainers.image.title="ratelease-module" \
+    org.opencontainers.image.description="The engine of ratelease as a module of Envoy"
+COPY --from=module /out/ /opt/
+COPY --from=module /bin-out /bin/install-module
+ENTRYPOINT ["/bin/install-module"]
 
 FROM base AS ratelease
 LABEL org.opencontainers.image.title="ratelease" \

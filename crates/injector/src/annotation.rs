@@ -26,7 +26,7 @@ const UNKNOWN_MAX: usize = 10;
 /// Maximum edits between a misspelt name and the one that is suggested.
 const EDITS_MAX: usize = 3;
 
-/// An annotation that configures the sidecar; the same name is that of a default.
+/// An annotation that configures the sidecar or the module; the same name is that of a default.
 #[derive(Debug)]
 pub struct Key {
     /// Its name after [`PREFIX`].
@@ -42,7 +42,8 @@ const fn key(name: &'static str, default: &'static str, meaning: &'static str) -
 }
 
 /// All of them. `docs/injection.md` lists the same.
-pub const KEYS: [Key; 21] = [
+pub const KEYS: [Key; 23] = [
+    key("mode", "sidecar", "sidecar, or module: the engine inside Envoy"),
     key("rules", "", "ConfigMap with the rule files, or xds:HOST:PORT"),
     key("xds-tls", "", "Secret with tls.crt, tls.key and ca.crt, for TLS to the xDS server"),
     key("domain", "", "Use only the file DOMAIN.yaml of that ConfigMap"),
@@ -55,6 +56,11 @@ pub const KEYS: [Key; 21] = [
     key("http-port", "6071", "Port of /json and of health on loopback"),
     key("metrics-port", "6072", "Port of /metrics on all interfaces"),
     key("image", concat!("ratelease:", env!("CARGO_PKG_VERSION")), "Image of the sidecar"),
+    key(
+        "module-image",
+        concat!("ratelease-module:", env!("CARGO_PKG_VERSION")),
+        "Image with the library, for the mode module",
+    ),
     key("image-pull-policy", "IfNotPresent", "Always, IfNotPresent or Never"),
     key("cpu-request", "20m", "CPU that is reserved"),
     key("cpu-limit", "auto", "Limit of CPU; none; or auto: one if all other containers have one"),

@@ -9,7 +9,7 @@ use ratelease_cli::settings::SettingsError;
 
 use crate::annotation::Lookup;
 use crate::fault::Fault;
-use crate::settings::{Listen, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{Listen, Mode, Redis, RedisUrl, RuleSource, Settings};
 
 /// Where the ConfigMap with the rules is mounted.
 pub(crate) const RULES: &str = "/etc/ratelease/rules";
@@ -79,15 +79,14 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     let mut set = |name: &str, value: String| all.push((name.to_owned(), value));
     set("LOG_LEVEL", settings.log_level.clone());
-    // Only the metrics are for others than this pod.
-    set("HOST", "127.0.0.1".to_owned());
-    set("PORT", settings.http_port.to_string());
-    match settings.listen {
-        Listen::Tcp(port) => {
-            set("GRPC_HOST", "127.0.0.1".to_owned());
-            set("GRPC_PORT", port.to_string());
+    match settings.mode {
+        Mode::Sidecar => addresses(settings, &mut set),
+        // Envoy's command has no flags for it.
+        Mode::Module if matches!(settings.rules, RuleSource::ConfigMap { .. }) => {
+            set("RUNTIME_ROOT", RULES.to_owned());
+            set("RUNTIME_APPDIRECTORY", ".".to_owned());
         }
-        Listen::Unix => set("GRPC_UDS", SOCKET.to_owned()),
+        Mode::Module => {}
     }
     set("USE_PROMETHEUS", "true".to_owned());
     set("PROMETHEUS_ADDR", format!(":{}", settings.metrics_port));
@@ -120,13 +119,26 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     let files = all.iter().map(|(_, value)| value);
     let files = files.filter(|value| value.starts_with(SECRETS));
     let files = files.cloned().collect::<Vec<_>>().join(",");
-    if !files.is_empty() {
+    if settings.mode == Mode::Sidecar && !files.is_empty() {
         all.push((WAIT_FOR_FILES.to_owned(), files));
     }
     let given: HashSet<_> = settings.env.iter().map(|(name, _)| name).collect();
     all.retain(|(name, _)| !given.contains(name));
     all.extend(settings.env.iter().cloned());
     all
+}
+
+/// Where the sidecar answers. Only the metrics are for others than this pod.
+fn addresses(settings: &Settings, set: &mut impl FnMut(&str, String)) {
+    set("HOST", "127.0.0.1".to_owned());
+    set("PORT", settings.http_port.to_string());
+    match settings.listen {
+        Listen::Tcp(port) => {
+            set("GRPC_HOST", "127.0.0.1".to_owned());
+            set("GRPC_PORT", port.to_string());
+        }
+        Listen::Unix => set("GRPC_UDS", SOCKET.to_owned()),
+    }
 }
 
 /// The variable of the node's id, by which a control plane distinguishes pods. Its value is the
@@ -137,11 +149,15 @@ pub(crate) fn node_id(settings: &Settings) -> Option<&'static str> {
     (matches!(settings.rules, RuleSource::Xds(_)) && !is_given).then_some(NODE_ID)
 }
 
-/// The ports that the sidecar listens on, each with the annotation that sets it.
+/// The ports that are listened on, each with the annotation that sets it.
 pub(crate) fn ports(settings: &Settings) -> Vec<(u16, &'static str)> {
     let debug = settings.env.iter().find(|(name, _)| name == "DEBUG_PORT");
-    let debug = debug.and_then(|(_, port)| port.parse().ok()).unwrap_or(DEBUG_PORT);
-    let mut ports = vec![(debug, "env")];
+    let debug = debug.and_then(|(_, port)| port.parse().ok());
+    if settings.mode == Mode::Module {
+        let debug = debug.map(|port| (port, "env"));
+        return [(settings.metrics_port, "metrics-port")].into_iter().chain(debug).collect();
+    }
+    let mut ports = vec![(debug.unwrap_or(DEBUG_PORT), "env")];
     if let Listen::Tcp(port) = settings.listen {
         ports.push((port, "listen"));
     }

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
 use crate::edit::Editor;
-use crate::environment::{self, SOCKET, SOCKETS, XDS_TLS};
+use crate::environment::{self, XDS_TLS};
 use crate::fault::{Fault, cut};
 use crate::quantity::Quantity;
-use crate::settings::{Listen, MISSING, NativeSidecar, Redis, RedisUrl, RuleSource, Settings};
-use crate::sidecar::{self, CONTAINER, SOCKET_VOLUME};
+use crate::settings::{MISSING, Mode, NativeSidecar, Redis, RedisUrl, RuleSource, Settings};
+use crate::sidecar::{self, CONTAINER, Given, MODULE_VOLUME, SOCKET_VOLUME};
 
 /// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after
 /// it.
@@ -207,28 +207,37 @@ impl Draft {
     }
 
     fn add_all(&mut self, settings: &Settings, is_native: bool) -> Result<(), Fault> {
-        let container = to_json(&sidecar::container(settings, is_native))?;
-        if is_native {
-            let at = self.native_index().to_string();
-            self.editor.add(&["spec", "initContainers", &at], container)?;
-        } else {
-            self.editor.add(&["spec", "containers", "-"], container)?;
+        match settings.mode {
+            Mode::Sidecar => self.add_sidecar(settings, is_native)?,
+            // Before any Envoy, which may be an init container too.
+            Mode::Module => {
+                let container = to_json(&sidecar::installer(settings))?;
+                self.editor.add(&["spec", "initContainers", "0"], container)?;
+            }
         }
         for volume in sidecar::volumes(settings) {
             self.editor.add(&["spec", "volumes", "-"], to_json(&volume)?)?;
         }
-        if settings.listen == Listen::Unix {
-            let mounted = self.mount_socket(&settings.envoy_containers)?;
-            if !mounted {
-                let names = settings.envoy_containers.join(" or ");
-                self.warnings.push(format!(
-                    "no container is named {names} yet, so none has {SOCKET}; \
-                     one that a later webhook adds gets it"
-                ));
-            }
+        if let Some(given) = sidecar::for_envoy(settings)
+            && !self.give(&settings.envoy_containers, &given)?
+        {
+            let (names, path) = (settings.envoy_containers.join(" or "), given.path);
+            self.warnings.push(format!(
+                "no container is named {names} yet, so none has {path}; \
+                 one that a later webhook adds gets it"
+            ));
         }
         self.warn(settings);
         self.set_status(INJECTED)
+    }
+
+    fn add_sidecar(&mut self, settings: &Settings, is_native: bool) -> Result<(), Fault> {
+        let container = to_json(&sidecar::container(settings, is_native))?;
+        if is_native {
+            let at = self.native_index().to_string();
+            return self.editor.add(&["spec", "initContainers", &at], container);
+        }
+        self.editor.add(&["spec", "containers", "-"], container)
     }
 
     fn warn(&mut self, settings: &Settings) {
@@ -259,45 +268,76 @@ impl Draft {
     /// may add its proxy later, and is followed by a second call of this one. The container itself
     /// is left alone, since other webhooks may have changed it for a reason.
     fn converge(&mut self, from: &Lookup<'_>) -> Result<(), Fault> {
+        if self.has_mount(MODULE_VOLUME) {
+            return self.converge_module(from);
+        }
         if let Some(at) = self.position("initContainers", CONTAINER) {
             let first = self.native_index();
             if first > at {
                 // One place earlier, since the container before it is taken out.
-                let at = at.to_string();
-                let to = (first - 1).to_string();
-                let list = |at| ["spec", "initContainers", at];
-                self.editor.move_to(&list(&at), &list(&to))?;
+                self.move_init(at, first - 1)?;
             }
         }
-        let ours = LISTS.iter().flat_map(|list| self.list(list));
-        let ours = ours.filter(|container| container["name"] == CONTAINER);
-        if ours.flat_map(mounts).any(|mount| mount["name"] == SOCKET_VOLUME) {
+        if self.has_mount(SOCKET_VOLUME) {
             // A fault of this annotation was reported when the pod got its sidecar.
             let names = from.parse("envoy-containers", &mut Vec::new(), crate::value::containers);
-            self.mount_socket(&names.flatten().unwrap_or_default())?;
+            self.give(&names.flatten().unwrap_or_default(), &sidecar::socket())?;
         }
         Ok(())
     }
 
-    /// Mounts the socket's volume into Envoy's containers that lack it; whether there is one.
-    fn mount_socket(&mut self, names: &[String]) -> Result<bool, Fault> {
-        let mut is_mounted = false;
-        let names: HashSet<_> = names.iter().map(String::as_str).collect();
+    /// The same with the module: the library is there before each Envoy starts.
+    fn converge_module(&mut self, from: &Lookup<'_>) -> Result<(), Fault> {
+        // Faults were reported when the pod got it.
+        let Some(settings) = Settings::read(from, &mut Vec::new()) else { return Ok(()) };
+        let names = &settings.envoy_containers;
+        let is_envoy = |it: &Value| names.iter().any(|name| it["name"] == **name);
+        let envoy = self.list("initContainers").iter().position(is_envoy);
+        if let (Some(at), Some(envoy)) = (self.position("initContainers", CONTAINER), envoy)
+            && envoy < at
+        {
+            self.move_init(at, envoy)?;
+        }
+        if let Some(given) = sidecar::for_envoy(&settings) {
+            self.give(names, &given)?;
+        }
+        Ok(())
+    }
+
+    fn move_init(&mut self, from: usize, to: usize) -> Result<(), Fault> {
+        let (from, to) = (from.to_string(), to.to_string());
+        let list = |at| ["spec", "initContainers", at];
+        self.editor.move_to(&list(&from), &list(&to))
+    }
+
+    /// Whether our container mounts this volume.
+    fn has_mount(&self, volume: &str) -> bool {
+        let ours = LISTS.iter().flat_map(|list| self.list(list));
+        let ours = ours.filter(|container| container["name"] == CONTAINER);
+        ours.flat_map(mounts).any(|mount| mount["name"] == volume)
+    }
+
+    /// Gives what Envoy needs to those of its containers that lack it; whether there is one. A
+    /// variable that is there already is the author's.
+    fn give(&mut self, names: &[String], given: &Given) -> Result<bool, Fault> {
+        let mut is_given = false;
         for list in LISTS {
-            let found = self.list(list).iter().enumerate();
-            let found =
-                found.filter(|(_, it)| it["name"].as_str().is_some_and(|it| names.contains(it)));
-            let is_there = |it: &Value| {
-                mounts(it).any(|of| of["name"] == SOCKET_VOLUME || of["mountPath"] == SOCKETS)
-            };
-            let found: Vec<_> = found.map(|(at, it)| (at.to_string(), is_there(it))).collect();
-            is_mounted |= !found.is_empty();
-            for (at, _) in found.into_iter().filter(|(_, is_there)| !is_there) {
-                let mount = to_json(&sidecar::socket_mount())?;
-                self.editor.add(&["spec", list, &at, "volumeMounts", "-"], mount)?;
+            let found = envoys(self.list(list), names);
+            is_given |= !found.is_empty();
+            let lacking = found.into_iter().filter(|(_, it)| !has_any(it, given));
+            let lacking: Vec<_> = lacking.map(|(at, it)| (at.to_string(), names_of(it))).collect();
+            for (at, present) in lacking {
+                for mount in &given.mounts {
+                    let mount = to_json(mount)?;
+                    self.editor.add(&["spec", list, &at, "volumeMounts", "-"], mount)?;
+                }
+                for variable in given.env.iter().filter(|it| !present.contains(&it.name)) {
+                    let variable = to_json(variable)?;
+                    self.editor.add(&["spec", list, &at, "env", "-"], variable)?;
+                }
             }
         }
-        Ok(is_mounted)
+        Ok(is_given)
     }
 
     fn set_status(&mut self, status: &str) -> Result<(), Fault> {
@@ -328,6 +368,26 @@ impl Draft {
 /// The containers of one of [`LISTS`]; none if the list is no list.
 fn containers<'p>(pod: &'p Value, list: &str) -> &'p [Value] {
     pod["spec"][list].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Those of the containers that have one of these names, with their places.
+fn envoys<'p>(containers: &'p [Value], names: &[String]) -> Vec<(usize, &'p Value)> {
+    let names: HashSet<_> = names.iter().map(String::as_str).collect();
+    let is_named = |it: &Value| it["name"].as_str().is_some_and(|name| names.contains(name));
+    containers.iter().enumerate().filter(|(_, it)| is_named(it)).collect()
+}
+
+/// Whether a container has something at the place of what it is to be given.
+fn has_any(container: &Value, given: &Given) -> bool {
+    mounts(container).any(|of| {
+        given.mounts.iter().any(|it| of["name"] == *it.name || of["mountPath"] == *it.mount_path)
+    })
+}
+
+/// The names of a container's variables.
+fn names_of(container: &Value) -> HashSet<String> {
+    let all = container["env"].as_array().into_iter().flatten();
+    all.filter_map(|it| it["name"].as_str().map(ToOwned::to_owned)).collect()
 }
 
 fn mounts(container: &Value) -> impl Iterator<Item = &Value> {
@@ -388,7 +448,9 @@ fn check_pod(
     let Some(settings) = settings else { return false };
     check_ports(pod, settings, from, faults);
     check_volumes(pod, settings, faults);
-    check_native(pod, settings.native, (cluster, from), faults);
+    if settings.mode == Mode::Sidecar {
+        check_native(pod, settings.native, (cluster, from), faults);
+    }
     is_native(settings.native, cluster)
 }
 
@@ -483,15 +545,16 @@ fn check_volumes(pod: &Value, settings: &Settings, faults: &mut Vec<Fault>) {
             faults.push(Fault::new("spec.volumes", problem, "rename it"));
         }
     }
-    if settings.listen != Listen::Unix {
-        return;
-    }
-    let names: HashSet<_> = settings.envoy_containers.iter().map(String::as_str).collect();
-    let all = LISTS.iter().flat_map(|list| containers(pod, list));
-    for envoy in all.filter(|it| it["name"].as_str().is_some_and(|name| names.contains(name))) {
-        if mounts(envoy).any(|mount| mount["mountPath"] == SOCKETS) {
-            let problem = format!("the container {} mounts something there", envoy["name"]);
-            faults.push(Fault::new(SOCKETS, problem, "mount that elsewhere"));
+    let Some(given) = sidecar::for_envoy(settings) else { return };
+    let all =
+        LISTS.iter().flat_map(|list| envoys(containers(pod, list), &settings.envoy_containers));
+    for (_, envoy) in all {
+        for mount in &given.mounts {
+            if mounts(envoy).any(|it| it["mountPath"] == *mount.mount_path) {
+                let problem = format!("the container {} mounts something there", envoy["name"]);
+                let fault = Fault::new(mount.mount_path.clone(), problem, "mount that elsewhere");
+                faults.push(fault);
+            }
         }
     }
 }

@@ -10,6 +10,8 @@ use crate::value::{self, SecretKey};
 /// Settings that can be injected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
+    pub(crate) mode: Mode,
+    /// The sidecar's, or that with the library.
     pub(crate) image: String,
     pub(crate) pull_policy: String,
     pub(crate) rules: RuleSource,
@@ -19,7 +21,7 @@ pub(crate) struct Settings {
     /// Secret of `KEY_SECRET`.
     pub(crate) key_secret: Option<SecretKey>,
     pub(crate) listen: Listen,
-    /// Containers that a Unix socket is mounted into.
+    /// Containers with an Envoy, which get the socket or the module.
     pub(crate) envoy_containers: Vec<String>,
     pub(crate) http_port: u16,
     pub(crate) metrics_port: u16,
@@ -28,6 +30,15 @@ pub(crate) struct Settings {
     pub(crate) log_level: String,
     /// Further variables.
     pub(crate) env: Vec<(String, String)>,
+}
+
+/// What is added to the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A container that Envoy asks.
+    Sidecar,
+    /// A container that brings Envoy the library, and ends.
+    Module,
 }
 
 /// Where rules come from.
@@ -111,7 +122,11 @@ impl Settings {
         let envoy_containers = from.parse("envoy-containers", faults, value::containers);
         let http_port = from.parse("http-port", faults, value::port);
         let metrics_port = from.parse("metrics-port", faults, value::port);
-        let image = from.parse("image", faults, value::image);
+        let mode = from.parse("mode", faults, mode);
+        let image = match mode {
+            Some(Some(Mode::Module)) => from.parse("module-image", faults, value::image),
+            _ => from.parse("image", faults, value::image),
+        };
         let policies = value::word(&["Always", "IfNotPresent", "Never"]);
         let pull_policy = from.parse("image-pull-policy", faults, policies);
         let resources = resources(from, faults);
@@ -120,6 +135,7 @@ impl Settings {
         let log_level = from.parse("log-level", faults, levels);
         let env = from.parse("env", faults, value::environment);
         Some(Self {
+            mode: mode??,
             image: image??,
             pull_policy: pull_policy??,
             xds_tls: xds_tls?.filter(|_| matches!(rules, Some(RuleSource::Xds(_)))),
@@ -135,6 +151,14 @@ impl Settings {
             log_level: log_level??,
             env: env?.unwrap_or_default(),
         })
+    }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "sidecar" => Ok(Mode::Sidecar),
+        "module" => Ok(Mode::Module),
+        _ => Err("expected sidecar or module".to_owned()),
     }
 }
 

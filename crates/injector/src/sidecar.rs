@@ -1,4 +1,5 @@
-//! The container that is added to a pod, and its volumes.
+//! The container that is added to a pod, its volumes, and what Envoy's container gets: the sidecar
+//! with its socket, or the library that Envoy loads.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +11,31 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
-use crate::environment::{self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKETS, URL_FILE, XDS_FILES};
+use crate::environment::{
+    self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKET, SOCKETS, URL_FILE, XDS_FILES,
+};
 use crate::quantity::Quantity;
-use crate::settings::{Listen, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{Listen, Mode, Redis, RedisUrl, RuleSource, Settings};
 use crate::value::SecretKey;
 
 /// The name of the container.
 pub(crate) const CONTAINER: &str = "ratelease";
 /// The volume of the socket.
 pub(crate) const SOCKET_VOLUME: &str = "ratelease-socket";
+/// The volume of the library.
+pub(crate) const MODULE_VOLUME: &str = "ratelease-module";
 const RULES_VOLUME: &str = "ratelease-rules";
 const SECRETS_VOLUME: &str = "ratelease-secrets";
 /// The program in the image.
 const PROGRAM: &str = "/bin/ratelease";
+/// The program in the image with the library, which copies it into a directory.
+const INSTALLER: &str = "/bin/install-module";
+/// Where the library is mounted.
+const MODULE: &str = "/opt/ratelease";
+/// The library, as Envoy's configuration names it.
+pub(crate) const LIBRARY: &str = "/opt/ratelease/libratelease.so";
+/// Room for the library.
+const MODULE_SIZE: &str = "64Mi";
 
 /// User and group of the process, as the image has them.
 const NOBODY: i64 = 65534;
@@ -30,8 +43,50 @@ const NOBODY: i64 = 65534;
 /// mounts them.
 const SECRETS_MODE: i32 = 0o444;
 
-/// The container. A native sidecar is an init container that is restarted.
-pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
+/// What the containers with an Envoy get.
+pub(crate) struct Given {
+    pub(crate) mounts: Vec<VolumeMount>,
+    pub(crate) env: Vec<EnvVar>,
+    /// The path that Envoy's configuration needs.
+    pub(crate) path: &'static str,
+}
+
+/// What the containers with an Envoy get; `None` if nothing.
+pub(crate) fn for_envoy(settings: &Settings) -> Option<Given> {
+    match (settings.mode, settings.listen) {
+        (Mode::Module, _) => {
+            let library = mount(MODULE_VOLUME, MODULE, true);
+            let mounts = [library].into_iter().chain(files(settings)).collect();
+            Some(Given { mounts, env: variables(settings), path: LIBRARY })
+        }
+        (Mode::Sidecar, Listen::Unix) => Some(socket()),
+        (Mode::Sidecar, Listen::Tcp(_)) => None,
+    }
+}
+
+/// The mount of the socket. Connecting writes nothing.
+pub(crate) fn socket() -> Given {
+    let mounts = vec![mount(SOCKET_VOLUME, SOCKETS, true)];
+    Given { mounts, env: Vec::new(), path: SOCKET }
+}
+
+/// The init container that brings the library.
+pub(crate) fn installer(settings: &Settings) -> Container {
+    Container {
+        name: CONTAINER.to_owned(),
+        image: Some(settings.image.clone()),
+        image_pull_policy: Some(settings.pull_policy.clone()),
+        command: Some(vec![INSTALLER.to_owned()]),
+        args: Some(vec![MODULE.to_owned()]),
+        resources: Some(resources(settings)),
+        security_context: Some(security()),
+        termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
+        volume_mounts: Some(vec![mount(MODULE_VOLUME, MODULE, false)]),
+        ..Container::default()
+    }
+}
+
+fn variables(settings: &Settings) -> Vec<EnvVar> {
     let env = environment::variables(settings).into_iter();
     let env = env.map(|(name, value)| EnvVar { name, value: Some(value), value_from: None });
     let node_id = environment::node_id(settings).map(|name| EnvVar {
@@ -39,6 +94,11 @@ pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
         value: None,
         value_from: Some(EnvVarSource { field_ref: Some(pod_name()), ..EnvVarSource::default() }),
     });
+    env.chain(node_id).collect()
+}
+
+/// The sidecar. A native one is an init container that is restarted.
+pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
     let port = ContainerPort {
         name: Some("rl-metrics".to_owned()),
         container_port: i32::from(settings.metrics_port),
@@ -50,7 +110,7 @@ pub(crate) fn container(settings: &Settings, is_native: bool) -> Container {
         image_pull_policy: Some(settings.pull_policy.clone()),
         command: Some(vec![PROGRAM.to_owned()]),
         args: Some(environment::arguments(settings)),
-        env: Some(env.chain(node_id).collect()),
+        env: Some(variables(settings)),
         ports: Some(vec![port]),
         liveness_probe: Some(liveness()),
         resources: Some(resources(settings)),
@@ -119,15 +179,21 @@ fn security() -> SecurityContext {
 }
 
 fn mounts(settings: &Settings) -> Vec<VolumeMount> {
+    let mut mounts = files(settings);
+    if settings.listen == Listen::Unix {
+        mounts.push(mount(SOCKET_VOLUME, SOCKETS, false));
+    }
+    mounts
+}
+
+/// The files that settings name.
+fn files(settings: &Settings) -> Vec<VolumeMount> {
     let mut mounts = Vec::new();
     if matches!(settings.rules, RuleSource::ConfigMap { .. }) {
         mounts.push(mount(RULES_VOLUME, RULES, true));
     }
     if !secrets(settings).is_empty() {
         mounts.push(mount(SECRETS_VOLUME, SECRETS, true));
-    }
-    if settings.listen == Listen::Unix {
-        mounts.push(mount(SOCKET_VOLUME, SOCKETS, false));
     }
     mounts
 }
@@ -141,13 +207,9 @@ fn mount(name: &str, path: &str, is_read_only: bool) -> VolumeMount {
     }
 }
 
-/// The mount of the socket in Envoy's container. Connecting writes nothing.
-pub(crate) fn socket_mount() -> VolumeMount {
-    mount(SOCKET_VOLUME, SOCKETS, true)
-}
-
 /// The volumes. A ConfigMap or Secret that is not there must not keep the pod from starting, so
-/// they are optional: the sidecar then says in its log what it lacks.
+/// they are optional: the sidecar then says in its log what it lacks. Only Envoy with the module
+/// waits for Secrets, since it could not get its engine later.
 pub(crate) fn volumes(settings: &Settings) -> Vec<Volume> {
     let mut volumes = Vec::new();
     if let RuleSource::ConfigMap { name, domain } = &settings.rules {
@@ -159,11 +221,13 @@ pub(crate) fn volumes(settings: &Settings) -> Vec<Volume> {
         let projected = ProjectedVolumeSource { sources, default_mode: Some(SECRETS_MODE) };
         volumes.push(Volume { projected: Some(projected), ..named(SECRETS_VOLUME) });
     }
-    if settings.listen == Listen::Unix {
-        let medium = Some("Memory".to_owned());
-        let empty = EmptyDirVolumeSource { medium, size_limit: Some(ApiQuantity("1Mi".into())) };
-        volumes.push(Volume { empty_dir: Some(empty), ..named(SOCKET_VOLUME) });
-    }
+    let (name, medium, size) = match (settings.mode, settings.listen) {
+        (Mode::Module, _) => (MODULE_VOLUME, None, MODULE_SIZE),
+        (Mode::Sidecar, Listen::Unix) => (SOCKET_VOLUME, Some("Memory".to_owned()), "1Mi"),
+        (Mode::Sidecar, Listen::Tcp(_)) => return volumes,
+    };
+    let empty = EmptyDirVolumeSource { medium, size_limit: Some(ApiQuantity(size.to_owned())) };
+    volumes.push(Volume { empty_dir: Some(empty), ..named(name) });
     volumes
 }
 
@@ -195,16 +259,20 @@ fn secrets(settings: &Settings) -> Vec<VolumeProjection> {
         files.extend(auth.iter().map(|key| (key, AUTH_FILE)));
     }
     files.extend(settings.key_secret.iter().map(|key| (key, KEY_FILE)));
-    let files =
-        files.into_iter().map(|(from, file)| projection(&from.secret, [(&*from.key, file)]));
+    let optional = settings.mode == Mode::Sidecar;
     let of_xds = XDS_FILES.map(|(key, file, _)| (key, file));
-    files.chain(settings.xds_tls.iter().map(|secret| projection(secret, of_xds))).collect()
+    let of_xds = settings.xds_tls.iter().map(|secret| projection(secret, of_xds, optional));
+    let files = files
+        .into_iter()
+        .map(|(from, file)| projection(&from.secret, [(&*from.key, file)], optional));
+    files.chain(of_xds).collect()
 }
 
 /// Files of keys of a Secret.
 fn projection<'k>(
     secret: &str,
     files: impl IntoIterator<Item = (&'k str, &'k str)>,
+    optional: bool,
 ) -> VolumeProjection {
     let item = |(key, file): (&str, &str)| KeyToPath {
         key: key.to_owned(),
@@ -214,7 +282,7 @@ fn projection<'k>(
     let secret = SecretProjection {
         name: secret.to_owned(),
         items: Some(files.into_iter().map(item).collect()),
-        optional: Some(true),
+        optional: Some(optional),
     };
     VolumeProjection { secret: Some(secret), ..VolumeProjection::default() }
 }

@@ -8,6 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 
@@ -39,6 +41,27 @@ fn reviews_are_answered_over_tls() {
         let (status, text) = post(path, body);
         assert!(status == expected.0 && text.starts_with(expected.1), "{status} {text}");
     }
+}
+
+#[test]
+fn a_pod_that_asks_for_the_module_gets_the_library_before_its_envoy() {
+    let authority = Authority::new();
+    let webhook = Webhook::start(authority.dir.path());
+    let review = review(&json!({"ratelease.io/mode": "module"})).to_string();
+    let (_, body) = authority.post(webhook.address, "/inject", review.as_bytes());
+    let answer: Value = serde_json::from_str(&body).unwrap();
+    let patch = STANDARD.decode(answer["response"]["patch"].as_str().unwrap()).unwrap();
+    let patch: Vec<Value> = serde_json::from_slice(&patch).unwrap();
+    let added = |path: &'static str| {
+        patch.iter().filter(move |it| it["path"] == path).map(|it| &it["value"])
+    };
+    let installer = added("/spec/initContainers/0").next().expect("an init container");
+    assert_eq!(installer["command"], json!(["/bin/install-module"]));
+    let mut mounts = added("/spec/containers/0/volumeMounts/-");
+    assert!(mounts.any(|it| it["mountPath"] == "/opt/ratelease"), "{patch:?}");
+    let mut env = added("/spec/containers/0/env/-");
+    assert!(env.any(|it| it["name"] == "RUNTIME_ROOT"), "{patch:?}");
+    assert!(!patch.iter().any(|it| it["path"] == "/spec/containers/-"), "a sidecar: {patch:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod faults;
 mod idempotence;
 mod limits;
+mod module;
 
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use proptest::sample::{select, subsequence};
 use super::*;
 
 /// Annotations, good and bad.
-const ANNOTATIONS: [(&str, &str); 17] = [
+const ANNOTATIONS: [(&str, &str); 19] = [
     ("ratelease.io/listen", "uds"),
     ("ratelease.io/rules", "xds:a:1"),
     ("ratelease.io/xds-tls", "fleet"),
@@ -22,6 +22,8 @@ const ANNOTATIONS: [(&str, &str); 17] = [
     ("ratelease.io/listen", "80"),
     ("ratelease.io/rules", "git:x"),
     ("ratelease.io/native-sidecar", "false"),
+    ("ratelease.io/mode", "module"),
+    ("ratelease.io/mode", "both"),
     ("ratelease.io/status", "injected"),
     ("ratelease.io/status", "not injected: x"),
     ("ratelease.io/inject", "false"),
@@ -40,7 +42,7 @@ fn annotations(from: &[(&'static str, &'static str)]) -> impl Strategy<Value = V
 
 fn container(name: &'static str) -> impl Strategy<Value = Value> {
     let ports = subsequence(vec![80, 6070, 8080, 8081], 0..3);
-    let mounts = subsequence(vec!["/data", "/run/ratelease"], 0..2);
+    let mounts = subsequence(vec!["/data", "/run/ratelease", "/opt/ratelease"], 0..2);
     (ports, mounts, any::<bool>()).prop_map(move |(ports, mounts, is_native)| {
         let ports: Vec<_> = ports.iter().map(|port| json!({"containerPort": port})).collect();
         let mounts: Vec<_> =
@@ -110,7 +112,10 @@ fn stripped(mut pod: Value) -> Value {
     for list in LISTS {
         keep(&mut pod["spec"][list], &|it| it["name"] != CONTAINER);
         for it in pod["spec"][list].as_array_mut().into_iter().flatten() {
-            keep(&mut it["volumeMounts"], &|mount| mount["name"] != SOCKET_VOLUME);
+            let is_own = |name: &Value| name.as_str().is_some_and(|it| it.starts_with(CONTAINER));
+            keep(&mut it["volumeMounts"], &|mount| !is_own(&mount["name"]));
+            // No container had any before.
+            it.as_object_mut().map(|it| it.remove("env"));
         }
     }
     let is_own = |it: &Value| it["name"].as_str().is_some_and(|name| name.starts_with(CONTAINER));
