@@ -74,7 +74,7 @@ pub struct Scene {
 /// Bounds the number of rows that run at a time, whatever the number of test threads: each row
 /// measures the latency of an honest client, and more rows on a machine of two cores would measure
 /// each other.
-static TURNS: Semaphore = Semaphore::const_new(3);
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// The neighbour and the probes, on a thread of their own. They stop when dropped.
 struct Honest {

@@ -152,7 +152,7 @@ pub fn conclude<'h, M: Module>(
 ) -> Concluded<'h, M> {
     let outcome = match outcome {
         Ok(outcome) => outcome,
-        Err(_) => return fail(config, stream),
+        Err(error) => return fail(config, stream, &error),
     };
     if let Some(metadata) = &outcome.metadata {
         stream.set_metadata(&config.metadata_namespace, metadata);
@@ -190,16 +190,25 @@ fn deny<'h, M: Module>(
     answer(stream, config.status, headers, grpc, DENIED)
 }
 
-/// A request without an answer passes or is denied, by the failure mode of the filter.
-fn fail<'h, M: Module>(config: &FilterConfig, mut stream: Stream<'h, M>) -> Concluded<'h, M> {
+/// Request Header Fields Too Large, of RFC 6585.
+const TOO_LARGE: u32 = 431;
+
+/// A request without an answer passes or is denied, by the failure mode of the filter. One that is
+/// too large to wait is denied in any case: its client chose its size, and nothing has charged it.
+fn fail<'h, M: Module>(
+    config: &FilterConfig,
+    mut stream: Stream<'h, M>,
+    why: &RequestError,
+) -> Concluded<'h, M> {
     let Counters { error, failure_mode_allowed, .. } = config.counters;
     error.iter().for_each(|counter| stream.increment(*counter));
-    if !config.failure_deny.draw() {
+    let is_too_large = matches!(why, RequestError::NoRoom);
+    if !is_too_large && !config.failure_deny.draw() {
         failure_mode_allowed.iter().for_each(|counter| stream.increment(*counter));
         return Concluded::Passes(stream);
     }
     stream.add_flag(FAILED_FLAG);
-    let status = config.status_on_error;
+    let status = if is_too_large { TOO_LARGE } else { config.status_on_error };
     answer(stream, status, Vec::new(), grpc_status(status), FAILED)
 }
 

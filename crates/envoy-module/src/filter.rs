@@ -66,7 +66,7 @@ impl Filter for RateFilter {
             return Flow::Continue;
         }
         if engine.is_down() {
-            return self.refuse(config, stream);
+            return self.refuse(config, stream, RequestError::Overloaded);
         }
         match self.decide(engine, config, &stream) {
             Decided::Free => Flow::Continue,
@@ -151,17 +151,21 @@ impl RateFilter {
         request: OwnedRequest,
         shown: Shown,
     ) -> Flow {
-        let Some(scheduler) = stream.scheduler() else { return self.refuse(config, stream) };
-        let Ok(wait) = Wait::start(engine, config, scheduler, request, shown) else {
-            return self.refuse(config, stream);
+        let Some(scheduler) = stream.scheduler() else {
+            return self.refuse(config, stream, RequestError::Overloaded);
         };
-        self.state.borrow_mut().wait = Some(wait);
-        Flow::Wait
+        match Wait::start(engine, config, scheduler, request, shown) {
+            Ok(wait) => {
+                self.state.borrow_mut().wait = Some(wait);
+                Flow::Wait
+            }
+            Err(error) => self.refuse(config, stream, error),
+        }
     }
 
-    /// Answers without a verdict: by the failure mode.
-    fn refuse(&self, config: &FilterConfig, stream: S<'_>) -> Flow {
-        match self.conclude(config, stream, Err(RequestError::Overloaded)) {
+    /// Answers without a verdict.
+    fn refuse(&self, config: &FilterConfig, stream: S<'_>, error: RequestError) -> Flow {
+        match self.conclude(config, stream, Err(error)) {
             Concluded::Passes(_) => Flow::Continue,
             Concluded::Answered => Flow::Answered,
         }

@@ -70,9 +70,11 @@ impl Wait {
         let runtime = engine.runtime.clone();
         let shared = Arc::new(Shared { engine, request, _reservation, progress });
         let wake = WakeOnDrop(Arc::clone(&shared));
-        let limit = config.timeout;
+        let (limit, begun_at) = (config.timeout, wake.0.engine.service.now());
         let task = runtime.spawn(async move {
-            let outcome = wake.0.decide(limit, &shown).await;
+            // The thread may have had others to decide first.
+            let late = wake.0.engine.service.now().since(begun_at);
+            let outcome = wake.0.decide(limit.saturating_sub(late), &shown).await;
             wake.0.conclude(outcome);
         });
         Ok(Self { shared, task: task.abort_handle() })
@@ -108,6 +110,9 @@ impl Drop for Wait {
 
 impl Shared {
     async fn decide(&self, limit: Duration, shown: &Shown) -> Result<Outcome, RequestError> {
+        if limit.is_zero() {
+            return Err(RequestError::Overloaded);
+        }
         let request = self.request.request();
         let (transport, service) = (Transport::Grpc, &self.engine.service);
         let caller = Caller { transport, peer: &self.engine.peer, patience: Some(limit) };

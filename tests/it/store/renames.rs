@@ -58,6 +58,22 @@ async fn a_count_moves_with_what_it_was_and_pods_with_either_secret_share_it() {
     }
 }
 
+/// A change of the secret that was given up, and one to a third secret after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_went_to_another_secret_first_moves_on_from_there() {
+    let settings = patient(Cluster::shared().config());
+    for by in ALGORITHMS {
+        let given_up = Change::of(&settings, ask_by(by, 4, 0)).await;
+        assert_eq!(granted(&*given_up.new, given_up.after).await.tokens, 4, "{by:?}");
+        let second = Change::of(&settings, given_up.before).await;
+        let take = |ask: &Ask| Ask { want: 3, ..*ask };
+        assert_eq!(granted(&*second.new, take(&second.after)).await.tokens, 3, "{by:?}");
+        assert_eq!(granted(&*given_up.new, take(&given_up.after)).await.tokens, 3, "{by:?}");
+        assert_eq!(granted(&*second.old, take(&second.before)).await.tokens, 0, "{by:?}");
+        assert_eq!(second.left().await, [0, 0], "{by:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_count_that_begins_under_the_new_name_is_found_from_the_old_one() {
     let settings = patient(Cluster::shared().config());
@@ -131,7 +147,7 @@ async fn a_long_log_moves_whole() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mark_outlives_the_count_and_each_pod_renews_it() {
     let single = Single::start();
-    for (unit, least) in [(Unit::Second, 600), (Unit::Day, 2 * 86_400)] {
+    for (unit, least) in [(Unit::Second, 60), (Unit::Day, 3 * 86_400)] {
         let limit = Limit::fixed_window(10, unit);
         let before = Ask { want: 1, ..Ask::look(fresh_key(), limit) };
         let change = Change::of(&patient(single.config()), before).await;

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
@@ -263,7 +263,8 @@ impl Shared {
     /// Sends a heartbeat of this pod in a domain, or in all, where the next one comes after
     /// `interval`. Returns the number of pods, if the store says it.
     ///
-    /// While a secret is being replaced, the pod beats under both: all pods know one of the two.
+    /// While a secret is being replaced, the pod beats under both: all pods know one of the two. The
+    /// number is that of the name that more of them know, so both have to be answered.
     async fn beat(&self, domain: Option<&str>, interval: Duration, leaves: bool) -> Option<u32> {
         let hasher = &self.options.hasher;
         let hashers = [Some(hasher), hasher.previous().filter(|_| domain.is_some())];
@@ -272,7 +273,7 @@ impl Shared {
             let (pod, lasts) = (self.options.pod, interval * HEARTBEAT_LASTS);
             self.lease_client.beat(Heartbeat { pod, lasts, leaves, domain })
         });
-        join_all(beats).await.into_iter().filter_map(Result::ok).max()
+        try_join_all(beats).await.ok()?.into_iter().max()
     }
 
     /// Notes that a request for a key of `domain` waits for the store, so that the pod is not

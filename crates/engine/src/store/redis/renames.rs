@@ -9,8 +9,8 @@
 //! a token is debited under the new name only, whichever pod asks for it.
 //!
 //! A mark has to outlive what the count is under its new name, or a pod with the old secret would
-//! begin another count beside it. So it lasts twice as long as a count can without an ask, and every
-//! pod that asks under the new name renews it within the first half.
+//! begin another count beside it. So it lasts three times as long as a count can without an ask, a
+//! lease of the next window included, and every pod that asks under the new name renews it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -33,8 +33,13 @@ static BEGIN: Script = Script::new(include_str!("../begin.lua"));
 /// costs its next ask two more trips.
 const KEYS_MAX: usize = 1 << 16;
 
-/// The least time that a mark lasts, so that it is seldom renewed.
-const MARK_MIN: Duration = Duration::from_secs(600);
+/// The least time that a count is taken to last, of which its mark lasts three times as long. Not
+/// longer: a client that sends a new value with each request leaves so many marks.
+const LASTS_MIN: Duration = Duration::from_secs(20);
+
+/// The longest time for which a pod does not look at the old name again. A mark may be lost with the
+/// data of its Redis, and a pod with the old secret then counts there until the next look.
+const SETTLED_MAX: Duration = Duration::from_secs(10);
 
 /// The time after which the last trace of slots has ended: their pods are forgotten sooner.
 const SLOTS_LAST: Duration = Duration::from_secs(60);
@@ -159,11 +164,23 @@ impl RedisStore {
             }
             Next::Move { from } => {
                 let until = self.settled_until(ask.limit);
-                self.moved(from, Some(ask.key), ask.limit).await?;
+                self.move_here(from, ask).await?;
                 self.renames.note(ask.key, Way::From(from), until);
                 Ok(ask.key)
             }
         }
+    }
+
+    /// Moves the count of the key `from` to that of `ask`, also if it has been moved to another one
+    /// before, by pods with another new secret.
+    async fn move_here(&self, mut from: Key, ask: &Ask) -> Result<(), Fault> {
+        for _ in 0..HOPS_MAX {
+            match self.moved(from, Some(ask.key), ask.limit).await? {
+                Some(to) if to != ask.key => from = to,
+                _ => return Ok(()),
+            }
+        }
+        Err(Fault::new(Kind::Renamed, "its count has been moved by too many secrets"))
     }
 
     /// Follows the count of `ask`, which is not at `key`; `None` if there is no mark any more.
@@ -179,7 +196,7 @@ impl RedisStore {
     /// Moves the count of the key `from`, or only follows it, and begins it under its new name.
     async fn moved(&self, from: Key, to: Option<Key>, limit: Limit) -> Result<Option<Key>, Fault> {
         let words = to.into_iter().flat_map(|to| to.words().map(u64::from));
-        let arguments = [millis(2 * lasts(limit))].into_iter().chain(words).collect();
+        let arguments = [millis(lasts(limit).saturating_mul(3))].into_iter().chain(words).collect();
         let name = from.in_store(&self.key_prefix);
         let call = Call { is_long: true, ..Call::new(&MOVE, name, arguments) };
         let Some(Moved { to, value, lasts_ms }) = Trip::new(&call).result(self, moved).await?
@@ -195,7 +212,7 @@ impl RedisStore {
     }
 
     fn settled_until(&self, limit: Limit) -> Time {
-        self.context.clock.now() + lasts(limit)
+        self.context.clock.now() + lasts(limit).min(SETTLED_MAX)
     }
 }
 
@@ -203,13 +220,13 @@ impl RedisStore {
 /// no effect.
 fn lasts(limit: Limit) -> Duration {
     let windows = match limit.algorithm {
-        Algorithm::Concurrency => return SLOTS_LAST.max(MARK_MIN / 2),
+        Algorithm::Concurrency => return SLOTS_LAST.max(LASTS_MIN),
         Algorithm::SlidingWindow => 2,
         _ => limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1),
     };
     let window = limit.window_max().max(Duration::from_secs(window_seconds(limit)));
     let windows = u32::try_from(windows).unwrap_or(u32::MAX);
-    window.saturating_mul(windows).clamp(MARK_MIN / 2, LASTS_MAX)
+    window.saturating_mul(windows).clamp(LASTS_MIN, LASTS_MAX)
 }
 
 /// Ten years: no count that is used lasts longer without an ask.
