@@ -64,7 +64,7 @@ fn what_cannot_be_done_says_why_and_what_to_set() {
     assert!(ran.ended(2).err.contains("--for: only block takes a time"), "{}", ran.err);
     let single = Single::start();
     let redis = format!("127.0.0.1:{}", single.server.port());
-    let ran = key(&["show"], &["--redis-url", &redis, "--redis-auth", "wrong", "user=alice"]);
+    let ran = key(&["show"], &["--redis-url", "127.0.0.1:1", "user=alice"]);
     assert!(ran.ended(2).out.contains("now      unknown: "), "{}", ran.out);
     let ran = key(&["show"], &["--redis-url", &redis, "free=x"]);
     assert!(ran.ended(1).out.contains("no rule limits it"), "{}", ran.out);
