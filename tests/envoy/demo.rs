@@ -67,6 +67,8 @@ fn the_demo_of_the_control_plane_shows_changes_and_leaves_nothing_behind() {
 
 #[test]
 fn the_demo_of_tokens_uses_no_more_than_the_limit_where_they_are_held() {
+    // Alone, since another test may take a port between the script's look for it and its use.
+    let _alone = crate::stand::MACHINE.blocking_write();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/demo");
     let mut demo = undisturbed(script);
     demo.args(["--llm", "--once"]).env("RATELEASE_BIN", BINARY).env_remove("RATELIMIT_BIN");
