@@ -32,8 +32,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Copies `library`. The copy gets its name once it is whole, so that a container which starts anew
-/// changes no file that an Envoy has mapped.
+/// Copies `library`, and renames the copy when it is complete: a container that restarts never writes
+/// to a file that an Envoy has mapped.
 fn install(library: &Path, directory: &Path) -> io::Result<PathBuf> {
     let (installed, partial) =
         (directory.join("libratelease.so"), directory.join(".libratelease.so"));

@@ -62,7 +62,7 @@ impl Fraction {
         Some(Self(f64::from(percent) / 100.0))
     }
 
-    /// Whether a request is of the part; drawn anew each time.
+    /// Whether a request belongs to the part, by a new random number for each call.
     pub fn draw(self) -> bool {
         self.0 >= 1.0 || (self.0 > 0.0 && fastrand::f64() < self.0)
     }

@@ -116,7 +116,7 @@ impl Shared {
                 state.stream = Some(stream);
             }
             StatsdProtocol::Udp => {
-                // Anew for each push: nothing else shows that the server has moved.
+                // The name is resolved for each push: UDP does not show that the server has moved.
                 let socket = connect_udp(&self.settings.address).await?;
                 for packet in self.packets(state, DATAGRAM_BYTES_MAX).await? {
                     timeout(SEND_MAX, socket.send(&packet)).await??;
