@@ -1,6 +1,24 @@
 //! Descriptors in the form that people type: `key=value,key=value`.
 
-use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry};
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry, Request};
+
+/// Flags of the subcommands that ask about one request.
+#[derive(Debug, Args)]
+pub struct RequestFlags {
+    /// Domain of the request
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    domain: String,
+    /// Descriptors of the request: key=value,key=value
+    #[arg(
+        value_name = "DESCRIPTOR",
+        required = true,
+        value_parser = DescriptorArg::parse,
+        long_help = NOTES
+    )]
+    pub descriptors: Vec<DescriptorArg>,
+}
 
 /// A descriptor from a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +31,19 @@ pub struct DescriptorArg {
 pub const NOTES: &str = "\
 A descriptor is one argument: key=value, further entries after commas. A backslash escapes
 a comma, an equals sign or a backslash: path=/a\\,b.";
+
+// === impl RequestFlags ===
+
+impl RequestFlags {
+    /// Returns the request, of one hit.
+    pub fn request(&self) -> Request<'_> {
+        Request {
+            domain: &self.domain,
+            descriptors: self.descriptors.iter().map(DescriptorArg::descriptor).collect(),
+            hits_addend: 1,
+        }
+    }
+}
 
 // === impl DescriptorArg ===
 

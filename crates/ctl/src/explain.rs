@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 use futures_util::future::join_all;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
@@ -22,8 +21,8 @@ use ratelease_rules::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::descriptor::DescriptorArg;
-use crate::{descriptor, rule};
+use crate::descriptor::{DescriptorArg, RequestFlags};
+use crate::rule;
 
 pub const NOTES: &str = "\
 The descriptors are those of one request, so the rule of one may replace the rule of another.
@@ -41,17 +40,8 @@ Examples:
 /// Flags of `explain`.
 #[derive(Debug, Args)]
 pub struct ExplainFlags {
-    /// Domain of the request
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    domain: String,
-    /// Descriptors of the request: key=value,key=value
-    #[arg(
-        value_name = "DESCRIPTOR",
-        required = true,
-        value_parser = DescriptorArg::parse,
-        long_help = descriptor::NOTES
-    )]
-    descriptors: Vec<DescriptorArg>,
+    #[command(flatten)]
+    request: RequestFlags,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
@@ -114,13 +104,9 @@ pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
     })?;
     let dirs = std::slice::from_ref(&dir.dir);
     let (rules, places) = source::load_with_locations(dirs, &dir.reading)?;
-    let request = Request {
-        domain: &flags.domain,
-        descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
-        hits_addend: 1,
-    };
+    let request = flags.request.request();
     let hasher = leases.hasher();
-    let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
+    let mut explained = explain((&rules, &places), &request, &flags.request.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.conclusion {
         Conclusion::Counted { count, .. } => Some(&mut **count),
         _ => None,

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use parking_lot::Mutex;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
@@ -22,7 +21,7 @@ use ratelease_rules::request::Request;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::descriptor::{self, DescriptorArg};
+use crate::descriptor::RequestFlags;
 use crate::explain::{pools, seconds, shown, standing};
 
 pub const NOTES: &str = "\
@@ -51,9 +50,8 @@ pub struct KeyFlags {
     /// What to do
     #[arg(value_name = "ACTION", value_enum)]
     action: Action,
-    /// Domain of the request
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    domain: String,
+    #[command(flatten)]
+    request: RequestFlags,
     /// How long to block, such as 30m; only with block
     #[arg(
         long = "for",
@@ -62,14 +60,6 @@ pub struct KeyFlags {
         required_if_eq("action", "block")
     )]
     lasts: Option<Duration>,
-    /// Descriptors of the request: key=value,key=value
-    #[arg(
-        value_name = "DESCRIPTOR",
-        required = true,
-        value_parser = DescriptorArg::parse,
-        long_help = descriptor::NOTES
-    )]
-    descriptors: Vec<DescriptorArg>,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
@@ -117,11 +107,7 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
         return Err(CliError::new(text));
     }
     let (rules, _) = source::load_with_locations(std::slice::from_ref(&dir.dir), &dir.reading)?;
-    let request = Request {
-        domain: &flags.domain,
-        descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
-        hits_addend: 1,
-    };
+    let request = flags.request.request();
     let resolved = resolve(&rules, &request, &hasher);
     let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -172,15 +158,9 @@ async fn act(
     }
     let blocked = blocked(&*store, stores).await;
     for outcome in outcomes.iter_mut().flatten() {
-        outcome.blocked =
-            names(&outcome.ask).find_map(|key| blocked.get(&key.to_string()).copied());
+        outcome.blocked = outcome.ask.keys().find_map(|key| blocked.get(&key.to_string()).copied());
     }
     Ok(outcomes)
-}
-
-/// The keys that the count of `ask` has, one for each secret.
-fn names(ask: &Ask) -> impl Iterator<Item = Key> {
-    ask.previous.into_iter().chain([ask.key])
 }
 
 async fn act_on(

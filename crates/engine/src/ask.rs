@@ -164,6 +164,11 @@ impl Ask {
         }
     }
 
+    /// The keys that its count has, one for each secret, the one before first.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + use<> {
+        self.previous.into_iter().chain([self.key])
+    }
+
     /// Whether the ask gives unspent tokens back, moves them to a pool, or reports what a key owed
     /// that is no longer held: no request waits for it.
     pub fn is_return(&self) -> bool {

@@ -135,8 +135,7 @@ impl RateFilter {
         let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
         match engine.service.answer_at_once(Transport::Grpc, &request, make) {
             Some(outcome) => {
-                let slots = outcome.iter().flat_map(|outcome| outcome.slots.iter().copied());
-                let ends = OwnedRequest::ends_of(&request, slots, None);
+                let ends = OwnedRequest::ends_of_slots(&request, &outcome);
                 Decided::Now(outcome, ends)
             }
             None => Decided::Later(OwnedRequest::of(&request), shown),
@@ -268,8 +267,8 @@ impl Engine {
         reserved.map(|()| reservation)
     }
 
-    /// Decides a request that nobody waits for: the end of a stream. It is lost, and counted as an
-    /// error, if it has to wait and there is no memory for it.
+    /// Decides the request that the end of a stream makes, whose answer is not used. If it has to
+    /// wait and there is no memory for it, it is dropped and counted as an error.
     pub fn settle(self: &Arc<Self>, request: OwnedRequest) {
         if self.is_down() {
             return;

@@ -6,6 +6,9 @@ use std::ops::Range;
 
 use ratelease_rules::request::{Descriptor, Entry, Few, Request};
 use ratelease_rules::{Limit, SETTLE_KEY};
+use ratelease_server::request::RequestError;
+
+use crate::answer::Outcome;
 
 /// A request with all its text. Text that occurs several times, as a header does that many
 /// descriptors have, is kept once.
@@ -49,6 +52,15 @@ impl OwnedRequest {
             request.descriptors.iter().map(|it| OwnedDescriptor::of(it, &mut pieces)).collect();
         let text = pieces.text.into_boxed_str();
         Self { text, domain, hits_addend: request.hits_addend, descriptors }
+    }
+
+    /// The ends of the slots that `request` has taken by its `outcome`; `None` if there is none.
+    pub fn ends_of_slots(
+        request: &Request<'_>,
+        outcome: &Result<Outcome, RequestError>,
+    ) -> Option<Self> {
+        let slots = outcome.iter().flat_map(|outcome| outcome.slots.iter().copied());
+        Self::ends_of(request, slots, None)
     }
 
     /// The ends of those descriptors of `request` that have these indexes, each of which costs its

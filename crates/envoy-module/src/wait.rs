@@ -32,15 +32,15 @@ pub struct Wait {
 struct Shared {
     engine: Arc<Engine>,
     request: OwnedRequest,
-    /// The request's memory, until nobody has it.
+    /// Counts the request's memory until the stream and the thread have both dropped it.
     _reservation: BodyReservation,
     progress: Mutex<Progress>,
 }
 
 struct Progress {
-    /// `None` once nobody waits for the outcome.
+    /// `None` after the stream has ended.
     scheduler: Option<Scheduler>,
-    /// Whoever takes it out has to end what it holds.
+    /// The code that takes it out settles what the request holds.
     outcome: Option<Result<Outcome, RequestError>>,
 }
 
@@ -85,8 +85,7 @@ impl Wait {
     pub fn take(self) -> (Result<Outcome, RequestError>, Option<OwnedRequest>) {
         let outcome = self.shared.progress.lock().outcome.take();
         let outcome = outcome.unwrap_or(Err(RequestError::Panicked));
-        let slots = outcome.iter().flat_map(|outcome| outcome.slots.iter().copied());
-        let ends = OwnedRequest::ends_of(&self.shared.request.request(), slots, None);
+        let ends = OwnedRequest::ends_of_slots(&self.shared.request.request(), &outcome);
         (outcome, ends)
     }
 }
@@ -98,7 +97,7 @@ impl Drop for Wait {
             progress.scheduler.take();
             progress.outcome.take()
         };
-        // Does not stop a decision that is being made: the task then finds that nobody waits.
+        // Does not stop a poll that is running: `conclude` then finds that the stream has ended.
         self.task.abort();
         if let Some(outcome) = outcome {
             self.shared.end(outcome);

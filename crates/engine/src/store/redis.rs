@@ -185,7 +185,7 @@ impl Store for RedisStore {
 
     fn order<'a>(&'a self, ask: &'a Ask, order: Order) -> OrderFuture<'a> {
         Box::pin(async move {
-            for key in ask.previous.into_iter().chain([ask.key]) {
+            for key in ask.keys() {
                 self.give_order(key, order).await?;
             }
             Ok(())
@@ -392,6 +392,11 @@ pub fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
             && !(grant.overdrawn && grant.left > 0)
     };
     grant.filter(possible).ok_or_else(|| Fault::malformed(reply))
+}
+
+/// A span as scripts and commands take it.
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn is_number(reply: &Value) -> Result<(), Fault> {

@@ -17,7 +17,7 @@ use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
 use super::renames::HOPS_MAX;
 use super::settings::RedisKind;
-use super::{Call, RedisStore, Servers, Trip, is_number};
+use super::{Call, RedisStore, Servers, Trip, is_number, millis};
 use crate::algorithm::Script;
 use crate::backoff::Backoff;
 use crate::order::{Follow, ORDERS_MAX, Order, Ordered, RESET_LASTS};
@@ -279,10 +279,6 @@ fn text(value: &Value) -> Option<&str> {
         Value::BulkString(text) => std::str::from_utf8(text).ok(),
         _ => None,
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Reads the reply of `clear.lua`: the key to which the count has moved, if it has.

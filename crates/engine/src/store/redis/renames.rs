@@ -5,8 +5,8 @@
 //! a pod with the old one:  its ask at the old name ─▶ RENAMED ─▶ the same way, told by the mark
 //! ```
 //! The two names lie on different masters, so no script can do all of it. The mark that `move.lua`
-//! leaves closes the old name first, and keeps the count for whoever begins the new one. From then on
-//! a token is debited under the new name only, whichever pod asks for it.
+//! leaves closes the old name first, and keeps the count for the pod that begins the new one. After
+//! that, tokens are debited under the new name only, whichever pod asks.
 //!
 //! A mark has to outlive what the count is under its new name, or a pod with the old secret would
 //! begin another count beside it. So it lasts three times as long as a count can without an ask, a
@@ -21,7 +21,7 @@ use ratelease_rules::{Algorithm, Limit};
 use redis::Value;
 
 use super::fault::{Fault, Kind};
-use super::{Call, RedisStore, Trip};
+use super::{Call, RedisStore, Trip, millis};
 use crate::algorithm::{Script, window_seconds};
 use crate::store::Ask;
 use crate::time::Time;
@@ -103,14 +103,10 @@ impl Renames {
             known.note(ask.key, Rename { way: Way::From(from), settled_until: None });
             return Next::Move { from };
         }
-        let is_settled = |it: &Rename| it.settled_until.is_some_and(|until| now < until);
+        let is_settled = |it: Rename| it.settled_until.is_some_and(|until| now < until);
         match found {
-            Some(Rename { way: Way::To(to), .. }) if found.as_ref().is_some_and(is_settled) => {
-                Next::Ask(to)
-            }
-            Some(Rename { way: Way::From(from), .. })
-                if !found.as_ref().is_some_and(is_settled) =>
-            {
+            Some(it @ Rename { way: Way::To(to), .. }) if is_settled(it) => Next::Ask(to),
+            Some(it @ Rename { way: Way::From(from), .. }) if !is_settled(it) => {
                 Next::Move { from }
             }
             None if known.are_moved_here => Next::Unknown,
@@ -248,8 +244,4 @@ fn moved(reply: &Value) -> Result<Option<Moved>, Fault> {
         },
         _ => Err(malformed()),
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
