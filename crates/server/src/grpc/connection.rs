@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use h2::{Ping, PingPong};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 use tonic::service::Routes;
@@ -45,6 +46,10 @@ const MESSAGE_WAIT: Duration = Duration::from_secs(1);
 /// once: health watches, and incomplete calls. Further ones are reset. Each takes several times as
 /// much memory as its stream.
 const OTHERS_MAX: usize = 16;
+
+/// Maximum number of calls that tonic answers for one connection before other connections of its
+/// thread get their turn. Each takes as long as some ten plain calls.
+const TONIC_CALLS_A_TURN: usize = 8;
 
 /// Maximum number of streams that a client resets before they are handled; above it the connection
 /// is closed (CVE-2023-44487). Envoy resets a stream whenever its timeout expires, so a stall must
@@ -164,6 +169,8 @@ struct Calls {
     waiting: JoinSet<()>,
     /// Other calls that take longer.
     others: JoinSet<()>,
+    /// How many calls tonic has answered in this turn.
+    tonic_calls: usize,
 }
 
 // === impl Calls ===
@@ -185,14 +192,16 @@ impl Calls {
             awaiting_message: VecDeque::new(),
             waiting: JoinSet::new(),
             others: JoinSet::new(),
+            tonic_calls: 0,
         }
     }
 
     /// Answers the calls that have arrived; ready at the connection's end. Answers are held back
     /// while there are calls that have been read already.
     ///
-    /// The loop is bounded: a client that waits for its answers has no more calls than streams, and
-    /// the amount read before other connections get their turn is limited (`turn` of the listener).
+    /// The loop is bounded: a client that waits for its answers has no more calls than streams, the
+    /// amount read before other connections get their turn is limited (`turn` of the listener), and
+    /// so is the number of calls that tonic answers.
     fn poll<I>(
         &mut self,
         connection: &mut Connection<CoalescingIo<I>, Bytes>,
@@ -204,10 +213,16 @@ impl Calls {
         let waker = self.waker.waker();
         let h2 = &mut Context::from_waker(&waker);
         self.waker.detach();
+        self.tonic_calls = 0;
         // Whether all calls that were read are answered, as far as they can be: then the answers
         // are sent.
         let mut is_answered = false;
         loop {
+            if self.tonic_calls >= TONIC_CALLS_A_TURN {
+                // The task is woken after its thread has looked for I/O events.
+                let _ = pin!(yield_now()).poll(cx);
+                return Poll::Pending;
+            }
             self.hold.set(!is_answered);
             if is_answered {
                 // Only this poll can be the last one. What happens in an earlier one must not wake
@@ -262,6 +277,9 @@ impl Calls {
         }
         let now = self.context.service.now();
         for _ in 0..self.awaiting_message.len() {
+            if self.tonic_calls >= TONIC_CALLS_A_TURN {
+                return; // the next turn looks at all of them again
+            }
             let Some(call) = self.awaiting_message.pop_front() else { return };
             match call.read(&self.context, h2) {
                 Kind::Unknown(call) if call.waited(now) >= MESSAGE_WAIT => {
@@ -289,6 +307,7 @@ impl Calls {
 
     /// Has tonic answer `call`. Drops it if there are too many others.
     fn answer_by_tonic(&mut self, call: FallbackCall) {
+        self.tonic_calls += 1;
         let is_for_verdict = call.is_for_verdict();
         let mut served = Box::pin(call.answer(&self.handle, self.routes.clone()));
         if served.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {

@@ -172,7 +172,7 @@ async fn a_complete_message_is_no_longer_counted_as_incomplete() {
     message.send_data(Bytes::from_static(&[0; 2]), false).unwrap();
     let is_taken = async {
         while handle.register_incomplete().is_some() {
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     };
     timeout(HOUR, is_taken).await.expect("a place is taken by half a message");

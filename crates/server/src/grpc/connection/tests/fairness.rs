@@ -180,3 +180,36 @@ fn the_thread_looks_at_other_connections_after_a_turn() {
     });
     assert!(most <= 3, "{most} turns without a look at other connections");
 }
+
+/// Calls without a method that the server knows, all of which have arrived.
+#[tokio::test]
+async fn calls_for_tonic_leave_turns_to_other_connections() {
+    const CALLS: usize = 200;
+    let answered = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&answered);
+    let counted = axum::routing::post(move || async move {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let routes = Routes::from(axum::Router::new().route(SHOULD_RATE_LIMIT, counted));
+    let context = ConnectionContext { routes: routes.prepare(), ..context_of(rules(), None) };
+    let mut calls = beginning();
+    for stream in (1..).step_by(2).take(CALLS) {
+        calls.extend(headers(stream));
+        // Two messages are not a plain call.
+        calls.extend(frame(DATA, END_STREAM, stream, &[FRAME, FRAME].concat()));
+    }
+    let (near, mut far) = duplex(8 << 20);
+    far.write_all(&calls).await.unwrap();
+    let (_end, ended) = watch::channel(false);
+    let mut serving =
+        pin!(serve(ratelease_listener::Connection::standalone(near), context, ended));
+    let mut before = 0;
+    while before < CALLS {
+        let polled = poll_fn(|cx| Poll::Ready(serving.as_mut().poll(cx))).await;
+        assert!(polled.is_pending(), "it ended after {before} calls");
+        let now = answered.load(Ordering::Relaxed);
+        assert!(now - before <= TONIC_CALLS_A_TURN, "{} calls in one turn", now - before);
+        before = now;
+        yield_now().await;
+    }
+}
