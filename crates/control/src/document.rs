@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 
 pub use address::{Entry, EntryFault, RuleId, check_entries};
 pub use check::{Finding, check_together, check_weights, compile, memory_for_rules, mib};
-pub use difference::{Difference, RuleChange, difference, shadow};
+pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
 

@@ -194,6 +194,29 @@ impl Limiter {
         Some(transaction.conclude(request, now))
     }
 
+    /// Decides `request` at `now` for the sake of its counts alone: nobody waits for the verdict.
+    ///
+    /// `None` if the store has to be asked first: an ask for what is missing is on its way then, for
+    /// requests to come, and this one is not charged. A settlement is applied in any case. A slot of
+    /// a leaky bucket is taken and not waited for. Needs no runtime, and returns at once.
+    pub fn decide_aside<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        now: Time,
+    ) -> Option<Verdict<'r>> {
+        let resolved = self.resolve(rules, request);
+        let mut transaction = Transaction::new(&self.shared, &resolved);
+        transaction.take_local(now);
+        if transaction.has_to_ask() {
+            for (_, charge) in transaction.short(|charge| !charge.refund) {
+                self.shared.ask_aside(charge, now);
+            }
+            return None; // to drop it gives back what was taken
+        }
+        Some(transaction.conclude(request, now))
+    }
+
     /// What each descriptor of `request` charges under `rules`, in order.
     pub fn resolve<'r>(&self, rules: &'r Rules, request: &Request<'_>) -> Few<Resolved<'r>> {
         resolve(rules, request, &self.shared.options.hasher)
@@ -347,6 +370,22 @@ impl Shared {
             state.enqueue(charge, context, asks)
         })
         .map_err(|TableFull| StoreError::NoRoom)?
+    }
+
+    /// Asks for the tokens that `charge` lacks, unless an ask for its key is out: those that come are
+    /// for later charges. One ask at a time, so that charges that nobody waits for fill no queue;
+    /// none where nothing is leased, since the tokens could serve no later charge.
+    fn ask_aside(&self, charge: &Charge<'_>, now: Time) {
+        let AppliedLimit { limit, rule } = charge.applied;
+        let policy = LeasePolicy::of(limit, rule.map(AsRef::as_ref), self.options.wait_min);
+        if !policy.is_leased() {
+            return;
+        }
+        let is_asked = |state: &mut KeyState| state.awaits_reply(now);
+        if self.table.with_existing(charge.key(), is_asked) != Some(true) {
+            // Dropped at once, the place gives back tokens that have just arrived.
+            drop(PlaceInQueue::new(self, charge, self.enqueue(charge, now)));
+        }
     }
 
     /// Runs `visit` on the key of `charge`, then sends the asks that it adds, after the lock is

@@ -18,7 +18,7 @@ use crate::node::{self, Document, decode};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
 use crate::reader::{Parsed, Reader};
 use crate::rule::{Attachment, Level, LevelMatch, Rule};
-use crate::rules::{Branch, DomainRules, Node, Rules, composite};
+use crate::rules::{Branch, DomainRules, Node, Rules, composite, domain_of_candidate};
 use crate::small_map::{SmallMap, TextMap};
 use crate::store::{DomainStores, StoreId, StoreNames};
 use crate::takes::metadata_bytes;
@@ -258,7 +258,9 @@ impl<'f> Compiler<'f> {
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
         let file = read_file(reader);
         let name = file.domain.text();
-        if self.findings.memory.take(DOMAIN_BYTES + 4 * name.len()).is_none() {
+        // Candidate rules are known by two more names.
+        let names = if domain_of_candidate(name).is_some() { 8 } else { 4 };
+        if self.findings.memory.take(DOMAIN_BYTES + names * name.len()).is_none() {
             return;
         }
         let merged = self.domain(&file);
@@ -268,7 +270,7 @@ impl<'f> Compiler<'f> {
             rules: Vec::new(),
             file: self.findings.file(),
             line: file.domain.place_or(file.place).line,
-            store: self.options.domain_stores.find(name),
+            store: self.options.domain_stores.find(domain_of_candidate(name).unwrap_or(name)),
         });
         domain.store = self.store_of_file(&file, is_new, &domain);
         self.store = domain.store;

@@ -55,7 +55,10 @@ pub use limit::{
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};
 pub use rule::{Allowance, Attachment, Level, LevelMatch, Rule, RuleOption};
-pub use rules::{Candidate, Charged, Lookup, MatchKind, Rules, SETTLE_KEY, Step, Trace};
+pub use rules::{
+    CANDIDATE_SUFFIX, Candidate, Charged, Lookup, MatchKind, Rules, SETTLE_KEY, Step, Trace,
+    candidate_of, domain_of_candidate,
+};
 pub use schema::schema;
 pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,

@@ -24,6 +24,8 @@ pub struct Rules {
     stores: Box<StoreNames>,
     /// Whether a month of a fixed window is one of the calendar.
     calendar_months: bool,
+    /// The domain of the candidate rules of each domain that has some; `None` if none has.
+    pub(crate) candidates: Option<Box<SmallMap<Box<str>>>>,
 }
 
 /// The rules of one domain.
@@ -51,6 +53,20 @@ pub enum Lookup<'r> {
 /// already: a settlement.
 pub const SETTLE_KEY: &str = "ratelease.settle";
 
+/// What the name of a domain of candidate rules ends in: `shop@candidate` has those of `shop`. They
+/// are tried on the requests of `shop` beside the rules in force, and decide nothing.
+pub const CANDIDATE_SUFFIX: &str = "@candidate";
+
+/// Returns the name of the domain of the candidate rules of `domain`.
+pub fn candidate_of(domain: &str) -> String {
+    format!("{domain}{CANDIDATE_SUFFIX}")
+}
+
+/// Returns the domain whose candidate rules the domain of this name has; `None` if it has none.
+pub fn domain_of_candidate(name: &str) -> Option<&str> {
+    name.strip_suffix(CANDIDATE_SUFFIX).filter(|domain| !domain.is_empty())
+}
+
 /// What a descriptor charges.
 #[derive(Debug, Clone, Copy)]
 pub struct Charged<'r, 'e> {
@@ -74,7 +90,19 @@ impl Rules {
         calendar_months: bool,
     ) -> Self {
         let len = domains.iter().map(|(_, domain)| domain.rules.len()).sum();
-        Self { version, domains, len, stores: Box::new(stores), calendar_months }
+        let candidates = domains.keys().filter_map(|it| Some((domain_of_candidate(it)?, it)));
+        let candidates: Vec<_> = candidates.collect();
+        let candidates = (!candidates.is_empty()).then(|| {
+            let pairs = candidates.into_iter().map(|(of, name)| (of.into(), name.into()));
+            Box::new(pairs.collect())
+        });
+        Self { version, domains, len, stores: Box::new(stores), calendar_months, candidates }
+    }
+
+    /// Returns the domain of the candidate rules of `domain`, if there are some.
+    #[inline]
+    pub fn candidate_of(&self, domain: &str) -> Option<&str> {
+        self.candidates.as_ref()?.get(domain).map(AsRef::as_ref)
     }
 
     /// Returns the names of the stores that the rules may name.

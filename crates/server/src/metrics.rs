@@ -149,6 +149,16 @@ impl Meters {
         }
     }
 
+    /// Counts a decision by candidate rules: by rule alone, since the call is counted already.
+    pub fn note_candidate(&self, decision: &Decision<'_, '_, '_>) {
+        let Decision { request, verdict, .. } = *decision;
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+            if status.counted.is_some() {
+                self.shared.note_status(request, descriptor, status);
+            }
+        }
+    }
+
     /// Counts the hits of a call that the store gave no verdict on, as total hits only: the
     /// reference implementation counts them before it asks the store.
     pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {

@@ -59,6 +59,13 @@ impl Observers {
         self.samples.note(decision);
     }
 
+    /// Records a decision by candidate rules, beside the one that was answered.
+    pub fn note_candidate(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note_candidate(decision);
+        }
+    }
+
     /// Records a request for which the store gave no verdict, and what it would have charged.
     pub fn note_unanswered(&self, request: &Request<'_>, resolved: &[Resolved<'_>]) {
         if let Some(meters) = &self.meters {

@@ -17,7 +17,8 @@ use ratelease_cli::settings::Headers;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{AppliedLimit, Code, Decision, OVERRIDE, Status, Verdict};
-use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
+use ratelease_rules::Rules;
+use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Request};
 use tracing::{Level, debug, info, warn};
 
 use crate::current_rules::CurrentRules;
@@ -213,7 +214,7 @@ impl DecisionService {
             if let Err(RequestError::Store(_)) = decided {
                 self.observers.note_unanswered(request, &self.limiter.resolve(rules, request));
             }
-            Ok(make(&self.finish(request, decided?, start)))
+            Ok(make(&self.finish(rules, request, decided?, start)))
         };
         answered.await.inspect_err(|error| self.observers.note_error(error))
     }
@@ -236,7 +237,7 @@ impl DecisionService {
             let rules = rules.as_deref().ok_or_else(|| self.without_rules())?;
             let start = self.now();
             let decided = self.limiter.decide_at_once(rules, request, start);
-            Ok(decided.map(|verdict| make(&self.finish(request, verdict, start))))
+            Ok(decided.map(|verdict| make(&self.finish(rules, request, verdict, start))))
         };
         // What the call shares with others is left usable, as in `catch_panic`.
         match catch_unwind(AssertUnwindSafe(decide)) {
@@ -255,16 +256,62 @@ impl DecisionService {
         }
     }
 
-    fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
+    fn finish<'r>(
+        &self,
+        rules: &Rules,
+        request: &Request<'_>,
+        verdict: Verdict<'r>,
+        start: Time,
+    ) -> Answer<'r> {
         let now = self.limiter.clock().now();
         let took = now.since(start);
         self.observers.note(&Decision { request, verdict: &verdict, took, now });
+        if let Some(domain) = rules.candidate_of(request.domain) {
+            self.try_candidate(rules, domain, request, now);
+        }
         if tracing::enabled!(Level::DEBUG) {
             log_decision(request, &verdict);
         }
         let headers = self.headers.as_deref().map(|headers| of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
     }
+}
+
+// Candidate rules: what a domain whose name ends in `@candidate` holds is tried on the requests of
+// the other domain, which was decided already, and only counted.
+
+impl DecisionService {
+    /// Decides `request` by the candidate rules of its domain, which are `domain`, and counts that.
+    /// It waits for nothing: a request that lacks tokens here is left out. A panic is counted, and
+    /// does no harm to the answer.
+    #[cold]
+    fn try_candidate(&self, rules: &Rules, domain: &str, request: &Request<'_>, now: Time) {
+        let decide = || {
+            let request = of_candidate(domain, request);
+            let verdict = self.limiter.decide_aside(rules, &request, now);
+            let took = Duration::ZERO;
+            if let Some(verdict) = &verdict {
+                self.observers.note_candidate(&Decision { request: &request, verdict, took, now });
+            }
+        };
+        if catch_unwind(AssertUnwindSafe(decide)).is_err() {
+            self.grpc.panics.fetch_add(1, Ordering::Relaxed); // the sum of both protocols is shown
+        }
+    }
+}
+
+/// The same request to the candidate rules. What has a limit of its own is left out: no rule decides
+/// it, whichever are in force.
+fn of_candidate<'a>(domain: &'a str, request: &'a Request<'_>) -> Request<'a> {
+    let descriptors = request.descriptors.iter().filter(|it| it.limit.is_none());
+    let descriptors = descriptors.map(|it| Descriptor {
+        entries: it.entries.iter().copied().collect(),
+        limit: None,
+        hits_addend: it.hits_addend,
+        refund: it.refund,
+    });
+    let hits_addend = request.hits_addend;
+    Request { domain, descriptors: descriptors.collect(), hits_addend }
 }
 
 fn check(request: &Request<'_>) -> Result<(), RequestError> {

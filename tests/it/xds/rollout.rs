@@ -20,6 +20,9 @@ const PODS: [(&str, bool); 4] =
 /// also compiles. Reports come each second.
 const BACK_MAX: Duration = Duration::from_secs(15);
 
+/// A limit that no test reaches.
+const FAR: u32 = 1_000_000;
+
 /// A pod, and a connection to it.
 struct Pod {
     pod: Ratelease,
@@ -41,9 +44,9 @@ fn limit(requests: u32) -> Value {
     json!({"domain": "shop", "entries": [{"key": "user"}], "rate_limit": rate_limit})
 }
 
-/// Publishes a limit that no test reaches, and makes one that all reach the draft.
-async fn prepare(control: &Control) {
-    let added = control.call("POST", "/v1/rules?publish=true", &limit(1_000_000)).await;
+/// Publishes a limit, and makes one of 2, that all reach, the draft.
+async fn prepare(control: &Control, published: u32) {
+    let added = control.call("POST", "/v1/rules?publish=true", &limit(published)).await;
     let path = format!("/v1/rules/{}", added["id"].as_str().unwrap());
     let change = json!({"rate_limit": limit(2)["rate_limit"]});
     control.call("PUT", &path, &change).await;
@@ -112,7 +115,7 @@ async fn none_denies(pods: &[Pod]) -> Instant {
 #[tokio::test]
 async fn exactly_the_chosen_pods_enforce_a_rollout_and_all_go_back_above_its_bound() {
     let control = Control::start().await;
-    prepare(&control).await;
+    prepare(&control, FAR).await;
     let pods = pods(&control).await;
     let body = json!({"pods": {"percent": 50}, "bound": {"denied_share": 0.5, "hits_min": 40}});
     control.call("POST", "/v1/rollouts?reason=tighter", &body).await;
@@ -172,9 +175,48 @@ async fn exactly_the_chosen_pods_enforce_a_rollout_and_all_go_back_above_its_bou
 }
 
 #[tokio::test]
+async fn in_shadow_the_limit_in_force_still_denies_and_the_draft_only_counts() {
+    const LIMIT: u32 = 1000;
+    let control = Control::start().await;
+    prepare(&control, LIMIT).await;
+    let env = [("CONFIG_GRPC_XDS_RATELEASE", "true")];
+    let (pod, dir) = spawn(&control.pods.to_string(), &env);
+    pod.ready().await;
+    let connection = Connection::open(pod.grpc).await;
+    let pod = Pod { pod, connection, is_chosen: true, _dir: dir };
+    control.call("POST", "/v1/rollouts", &json!({"pods": {"percent": 100}})).await;
+    let is_current = async || {
+        let chosen = rollout(&control).await["pods"]["chosen"].clone();
+        chosen["current"] == 1 && chosen["without_reports"] == 0
+    };
+    control.process.until("the pod in shadow", 2 * SOON, is_current).await;
+    // Reports count from the second one of the step on.
+    let pods = [pod];
+    let is_counted = |domain: &Value| domain["chosen"]["hits"].as_u64().unwrap() > 0;
+    let (_, sent) = hits(&control, &pods, is_counted).await;
+    assert!(sent < u64::from(LIMIT), "all of these passed: {sent}");
+    let [pod] = pods;
+    let mut passed = sent;
+    for _ in sent..u64::from(2 * LIMIT) {
+        passed += u64::from(!pod.denies().await);
+    }
+    assert_eq!(passed, u64::from(LIMIT), "the limit in force, no more and no less");
+    let has_all = async || rollout(&control).await["domains"][0]["chosen"]["denied"] == LIMIT;
+    control.process.until("all denials", 2 * SOON, has_all).await;
+    let shown = rollout(&control).await;
+    let chosen = &shown["domains"][0]["chosen"];
+    // Two pass, and those are left out that came while the store was asked.
+    let would_be = chosen["shadow_denied"].as_u64().unwrap();
+    eprintln!("{would_be} of {} hits would be denied", 2 * LIMIT);
+    assert!((u64::from(LIMIT)..=u64::from(2 * LIMIT) - 2).contains(&would_be), "{shown}");
+    assert_eq!(pod.pod.count("xds_refused"), 0);
+    assert_eq!(pod.pod.stop().await, 0);
+}
+
+#[tokio::test]
 async fn a_rollout_goes_to_all_pods_and_one_that_joins_belongs_to_its_group() {
     let control = Control::start().await;
-    prepare(&control).await;
+    prepare(&control, FAR).await;
     let label = json!({"label": {"key": "zone", "value": "a"}});
     let body = json!({"pods": label, "stage": "enforced"});
     control.call("POST", "/v1/rollouts", &body).await;

@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use jiff::Timestamp;
 use ratelease_listener::ConnectionHandle;
+use ratelease_rules::CANDIDATE_SUFFIX;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -380,6 +381,20 @@ pub(super) fn check_text(name: &str, text: &str) -> Result<(), Problem> {
 pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
     if domain.is_empty() || domain.len() > DOMAIN_BYTES_MAX || domain.contains('\0') {
         let message = "expected a name of 1 to 1024 bytes, without NUL characters";
+        let fault = FieldFault::of("domain", message);
+        return Err(Problem::faults("the domain cannot be used", vec![fault]));
+    }
+    Ok(())
+}
+
+/// Refuses names that no domain that is written can have: the control plane names candidate rules.
+pub(super) fn check_new_domain(domain: &str) -> Result<(), Problem> {
+    check_domain(domain)?;
+    if domain.ends_with(CANDIDATE_SUFFIX) {
+        let message = format!(
+            "expected a name that does not end in '{CANDIDATE_SUFFIX}', which is for the candidate \
+             rules of a rollout; choose another one"
+        );
         let fault = FieldFault::of("domain", message);
         return Err(Problem::faults("the domain cannot be used", vec![fault]));
     }

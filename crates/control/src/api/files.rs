@@ -14,7 +14,7 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
     CommonProblems, Ending, FieldFault, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
-    check_text, page_size,
+    check_new_domain, check_text, page_size,
 };
 use super::publish::{
     ATTEMPTS_MAX, Checked, approve, compile_all, publish_texts, published_hashes, read_text,
@@ -111,7 +111,7 @@ async fn import(
     };
     let documents = heavy(move |_| read(&sources)).await??;
     for document in &documents {
-        check_domain(&document.domain)?;
+        check_new_domain(&document.domain)?;
         call.caller.need_domain(&document.domain)?;
     }
     check_weights(&documents)?;

@@ -11,7 +11,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use http::StatusCode;
-use ratelease_rules::Source;
+use ratelease_rules::{Source, candidate_of};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::warn;
@@ -24,7 +24,8 @@ use super::call::{
 };
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, Finding, check_together, compile, difference, memory_for_rules, mib, read,
+    Difference, Document, Finding, check_together, compile, difference, domain_of_shadow,
+    memory_for_rules, mib, read,
 };
 use crate::push::ROLLBACK_AUTHOR;
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
@@ -498,7 +499,7 @@ fn laid_over(
     texts
 }
 
-/// The texts of the domains of a rollout that chosen pods have in `stage`.
+/// The texts that chosen pods have in `stage` of a rollout, instead of published ones or beside them.
 async fn overlay_texts(
     app: &App,
     rollout: &Rollout,
@@ -510,7 +511,12 @@ async fn overlay_texts(
             Some(hash) => Some(app.store.text(hash).await?),
             None => None,
         };
-        texts.push((domain.to_owned(), text));
+        let name = match (stage, &text) {
+            (Stage::Shadow, Some(text)) => domain_of_shadow(domain, text),
+            (Stage::Shadow, None) => continue,
+            _ => domain.to_owned(),
+        };
+        texts.push((name, text));
     }
     Ok(texts)
 }
@@ -618,8 +624,9 @@ async fn check_share(
 ) -> Result<(), Problem> {
     let Some(own) = caller.domains() else { return Ok(()) };
     let share = |texts: &BTreeMap<String, String>| -> BTreeMap<String, String> {
-        let text = |domain: &String| Some((domain.clone(), texts.get(domain)?.clone()));
-        own.iter().filter_map(text).collect()
+        let text = |domain: String| texts.get(&domain).map(|text| (domain.clone(), text.clone()));
+        let names = own.iter().flat_map(|it| [it.clone(), candidate_of(it)]);
+        names.filter_map(text).collect()
     };
     let before = share(published);
     let after = share(next);

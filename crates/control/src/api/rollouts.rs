@@ -30,8 +30,9 @@ use crate::store::{
     RolloutStep, Stage, Store, StoreError, Write,
 };
 
-/// Maximum number of domains of a rollout: a pod keeps the names of so many.
-const DOMAINS_MAX: usize = 1000;
+/// Maximum number of domains of a rollout: a pod reports 1000, and in the stage `shadow` each of
+/// these has candidate rules.
+const DOMAINS_MAX: usize = 500;
 
 /// A step that was taken.
 #[derive(Debug, Serialize, ToSchema)]
@@ -247,14 +248,14 @@ async fn texts(
     let checked = check_drafts(app, caller, selection).await?;
     let etag = checked.etag();
     let before = published(app, &checked.documents).await?;
-    let mut drafts = BTreeMap::new();
+    let mut drafts = Vec::new();
     let mut shadows = Vec::new();
     let mut changed = Vec::new();
     for ((after, before), text) in checked.documents.iter().zip(&before).zip(checked.texts) {
         if !difference(before, after).is_empty() {
             shadows.push(shadow(before, after));
             changed.push(text.changed);
-            drafts.insert(text.domain.clone(), text);
+            drafts.push(text);
         }
     }
     if drafts.is_empty() || drafts.len() > DOMAINS_MAX {
@@ -266,11 +267,7 @@ async fn texts(
         return Err(Problem::conflict("nothing-to-roll-out", detail));
     }
     let shadows = compile_all(app, shadows, changed).await?.texts;
-    let both = shadows.into_iter().filter_map(|shadow| {
-        let text = drafts.remove(&shadow.domain)?;
-        Some((shadow, text))
-    });
-    Ok((etag, both.collect()))
+    Ok((etag, shadows.into_iter().zip(drafts).collect()))
 }
 
 /// Begins a write of a rollout, all of whose domains the caller may use.
@@ -562,7 +559,8 @@ struct HitView {
     hits: u64,
     /// Those that were denied.
     denied: u64,
-    /// Those that would have been denied, but for shadow mode.
+    /// Those that would have been denied, but for shadow mode; of chosen pods in the stage `shadow`,
+    /// those that the draft would deny.
     shadow_denied: u64,
     /// The share that was denied, 0 to 1; absent without hits.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -637,12 +635,13 @@ fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Optio
     let mut all = Vec::new();
     for (key, count) in hits.iter().filter(|(key, _)| key.is_chosen) {
         let HitCount { hits, denied, shadow } = *count;
-        let both = HitCount { hits, denied: denied.saturating_add(shadow), shadow: 0 };
-        let share = both.denied_share().filter(|share| *share > bound.denied_share);
+        // Both count what the limit in force and the one in its place deny.
+        let most = HitCount { hits, denied: denied.max(shadow), shadow: 0 };
+        let share = most.denied_share().filter(|share| *share > bound.denied_share);
         let is_counted = i64::try_from(hits).is_ok_and(|hits| hits >= bound.hits_min);
         if share.is_some() && is_counted {
             let domain = ratelease_rules::excerpt(&key.domain);
-            all.push(format!("'{domain}': {} of {hits} hits", both.denied));
+            all.push(format!("'{domain}': {} of {hits} hits", most.denied));
         }
     }
     let bound = bound.denied_share;

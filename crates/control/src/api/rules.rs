@@ -21,7 +21,7 @@ use utoipa::{IntoParams, OpenApi, PartialSchema, ToSchema};
 use super::App;
 use super::call::{
     CommonProblems, Ending, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall,
-    WriteQuery, answer, check_domain, check_search, check_text, page_size, time,
+    WriteQuery, answer, check_new_domain, check_search, check_text, page_size, time,
 };
 use super::publish::{
     ATTEMPTS_MAX, Approved, approve, compile_all, publish_texts, unpublished_changes,
@@ -174,7 +174,7 @@ async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response
     // What is missing keeps no other fault from being found.
     let domain = input.domain.unwrap_or_else(|| UNNAMED.to_owned());
     let mut entries = input.entries.unwrap_or_else(|| vec![Entry::new(UNNAMED, "")]);
-    check_domain(&domain)?;
+    check_new_domain(&domain)?;
     if !faults.iter().any(|it| it.field == "domain") {
         call.caller.need_domain(&domain)?;
     }

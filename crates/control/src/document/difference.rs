@@ -1,12 +1,13 @@
 //! What two versions of a domain differ in.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
+use ratelease_rules::candidate_of;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::{Document, Entry, Record, RuleId};
+use super::{Document, Entry, Record, RuleId, render};
 
 /// What changes from one version of a domain to another.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
@@ -82,32 +83,42 @@ impl Difference {
     }
 }
 
-// The rules of a draft beside those in force: what changes is in shadow mode, and only counts.
+// The rules of a draft beside those in force: candidate rules, which count what they would deny.
 
 /// The field of a rule that counts what it would deny, and denies nothing.
 const SHADOW: &str = "shadow_mode";
 
-/// The rules of `after`, of which those that differ from `before` are in shadow mode. Rules that it
-/// removes stay. If `defaults` or the order of rules differ, any rule may mean something else, so
-/// that all are in shadow mode.
+/// Fields of a rule that say how the rules below it match or count.
+const OF_LEVEL: [&str; 2] = ["share_threshold", "value_to_metric"];
+
+/// The candidate rules of a rollout: those of `after`, of which the ones that differ from `before`
+/// are in shadow mode. Those that are the same keep their place, so that the others match as they
+/// will, but have no limit: the rules in force count them. If `defaults` or the order of rules
+/// differ, any rule may mean something else, so that all are in shadow mode. If nothing would be
+/// counted, there are no rules.
 pub fn shadow(before: &Document, after: &Document) -> Document {
     let former: HashMap<&[Entry], &Record> =
         before.records.iter().map(|it| (&*it.entries, it)).collect();
     let is_other = before.defaults != after.defaults || !has_order_of(before, after);
-    let mut records: Vec<_> = after
-        .records
-        .iter()
-        .map(|record| {
-            let is_same = former.get(&*record.entries).is_some_and(|it| **it == *record);
-            if is_same && !is_other { record.clone() } else { in_shadow(record) }
-        })
-        .collect();
-    let kept: HashSet<&[Entry]> = after.records.iter().map(|it| &*it.entries).collect();
-    let removed = before.records.iter().filter(|it| !kept.contains(&*it.entries));
-    records.extend(removed.cloned());
-    // Without rules of its own, the draft removes the domain.
-    let defaults = if after.records.is_empty() { &before.defaults } else { &after.defaults };
-    Document { domain: after.domain.clone(), defaults: defaults.clone(), records }
+    let records = after.records.iter().map(|record| {
+        let is_same = former.get(&*record.entries).is_some_and(|it| **it == *record);
+        if is_same && !is_other { without_limit(record) } else { in_shadow(record) }
+    });
+    let mut records: Vec<_> = records.collect();
+    if !records.iter().any(|it| it.settings.contains_key(SHADOW)) {
+        records.clear();
+    }
+    let domain = candidate_of(&after.domain);
+    Document { domain, defaults: after.defaults.clone(), records }
+}
+
+/// The domain that a text of the stage `shadow` is for. In a rollout that a release before the
+/// candidate rules began it is `domain` itself.
+pub fn domain_of_shadow(domain: &str, text: &str) -> String {
+    match text.starts_with(&render::domain_line(domain)) {
+        true => domain.to_owned(),
+        false => candidate_of(domain),
+    }
 }
 
 /// Whether rules that both have are in the same order.
@@ -125,6 +136,18 @@ fn in_shadow(record: &Record) -> Record {
         record.settings.insert(SHADOW.to_owned(), Value::Bool(true));
     }
     record
+}
+
+/// The rule as a place in the tree. What it replaces it still sets aside.
+fn without_limit(record: &Record) -> Record {
+    let mut settings = record.settings.clone();
+    let limit = settings.remove("rate_limit");
+    settings.retain(|name, _| OF_LEVEL.contains(&&**name));
+    if let Some(replaces) = limit.as_ref().and_then(|it| it.get("replaces")) {
+        let limit = json!({"unlimited": true, "replaces": replaces});
+        settings.insert("rate_limit".to_owned(), limit);
+    }
+    Record { entries: record.entries.clone(), settings }
 }
 
 #[cfg(test)]
@@ -148,20 +171,22 @@ mod tests {
         document(&format!("descriptors:\n{rules}"))
     }
 
-    /// The key of each rule, and whether it is in shadow mode.
+    /// The key of each rule, and whether it is in shadow mode. Others have no limit.
     fn keys(document: &Document) -> Vec<(&str, bool)> {
         let is_on = |it: &Record| it.settings.get(SHADOW).is_some_and(|it| *it == true);
+        let has_limit = |it: &Record| it.settings.contains_key("rate_limit");
+        assert!(document.records.iter().all(|it| has_limit(it) == is_on(it)), "{document:?}");
         document.records.iter().map(|it| (&*it.entries[0].key, is_on(it))).collect()
     }
 
     #[test]
-    fn only_what_changes_is_in_shadow_mode_and_what_is_removed_stays() {
+    fn candidates_have_the_draft_of_which_only_what_changes_is_counted() {
         let before = list(&[("same", 1), ("changed", 1), ("removed", 1)]);
         let after = list(&[("same", 1), ("added", 1), ("changed", 2)]);
-        let both = shadow(&before, &after);
-        let expected = [("same", false), ("added", true), ("changed", true), ("removed", false)];
-        assert_eq!(keys(&both), expected);
-        assert_eq!(both.records[2].settings["rate_limit"]["requests_per_unit"], 2);
+        let candidate = shadow(&before, &after);
+        assert_eq!(candidate.domain, "shop@candidate");
+        assert_eq!(keys(&candidate), [("same", false), ("added", true), ("changed", true)]);
+        assert_eq!(candidate.records[2].settings["rate_limit"]["requests_per_unit"], 2);
         assert_eq!(
             keys(&shadow(&Document::default(), &after)),
             [("same", true), ("added", true), ("changed", true)]
@@ -176,21 +201,50 @@ mod tests {
             [("b", true), ("a", true)]
         );
         let rules = format!("defaults: {{failure_mode: deny}}\ndescriptors:\n{}", rule("a", 1));
-        let both = shadow(&before, &document(&rules));
-        assert_eq!(keys(&both), [("a", true), ("b", false)]);
-        assert!(both.defaults.contains_key("failure_mode"), "{both:?}");
+        let candidate = shadow(&before, &document(&rules));
+        assert_eq!(keys(&candidate), [("a", true)]);
+        assert!(candidate.defaults.contains_key("failure_mode"), "{candidate:?}");
     }
 
     #[test]
-    fn a_domain_that_is_removed_stays_as_it_is() {
+    fn without_a_limit_that_is_added_or_changed_there_are_no_candidates() {
         let before = list(&[("a", 1), ("b", 1)]);
         let none = Document { domain: "shop".into(), ..Document::default() };
-        assert_eq!(render(&shadow(&before, &none)).text, render(&before).text);
+        for after in [&none, &list(&[("a", 1)]), &before] {
+            assert_eq!(keys(&shadow(&before, after)), [], "{after:?}");
+        }
+        let after = document("descriptors:\n- key: a\n  value: free\n");
+        assert_eq!(keys(&shadow(&Document::default(), &after)), []);
     }
 
     #[test]
-    fn a_rule_without_a_limit_is_not_put_in_shadow_mode() {
-        let after = document("descriptors:\n- key: a\n  value: free\n");
-        assert_eq!(keys(&shadow(&Document::default(), &after)), [("a", false)]);
+    fn a_rule_that_is_the_same_still_sets_others_aside_and_shares_its_count() {
+        let same = "- key: a\n  value: x*\n  share_threshold: true\n  quota_mode: true\n  \
+                    rate_limit: {unit: hour, requests_per_unit: 1, replaces: [{name: b}]}\n";
+        let [before, after] = [1, 2].map(|requests| {
+            let named = format!(
+                "- key: b\n  rate_limit: {{unit: hour, requests_per_unit: {requests}, name: b}}\n"
+            );
+            document(&format!("descriptors:\n{same}{named}"))
+        });
+        let candidate = shadow(&before, &after);
+        let settings = Value::Object(candidate.records[0].settings.clone());
+        let limit = json!({"unlimited": true, "replaces": [{"name": "b"}]});
+        assert_eq!(settings, json!({"share_threshold": true, "rate_limit": limit}));
+        let text = render(&candidate).text;
+        let source = Source { name: "a".into(), text: text.into() };
+        let loaded = ratelease_rules::load(&[source], ratelease_rules::Options::default());
+        assert_eq!(loaded.unwrap().warnings, []);
+    }
+
+    #[test]
+    fn the_text_says_whether_its_rules_are_candidates() {
+        for domain in ["shop", "no", "two words"] {
+            let own = Document { domain: domain.into(), ..list(&[("a", 1)]) };
+            let candidate = shadow(&Document::default(), &own);
+            let name = |it| domain_of_shadow(domain, &render(it).text);
+            assert_eq!(name(&own), domain);
+            assert_eq!(name(&candidate), candidate.domain);
+        }
     }
 }

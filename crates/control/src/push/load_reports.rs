@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use ratelease_engine::rng::next_u64;
 use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::domain_of_candidate;
 use ratelease_xds::shape::{FLAT, Field, Shape};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -193,9 +194,12 @@ impl Reports {
     /// Asks for the domains of the rollout, if they are others than before. Returns whether the
     /// pod reads.
     fn ask(&mut self, set: &PublishedSet) -> bool {
-        let domains = set.rollout.iter().flat_map(|it| it.domains.keys());
+        let domains = set.rollout.iter().flat_map(|it| it.names.iter().chain(it.domains.keys()));
         let allowed = self.server.selection.allowed(&self.certified, &self.node.id);
-        let is_of = |name: &&String| allowed.as_ref().is_none_or(|it| it.contains(name.as_str()));
+        let is_of = |name: &&String| {
+            let domain = domain_of_candidate(name).unwrap_or(name);
+            allowed.as_ref().is_none_or(|it| it.contains(domain))
+        };
         let domains: BTreeSet<_> = domains.filter(is_of).cloned().collect();
         if domains == self.asked {
             return true;
@@ -236,7 +240,7 @@ impl Reports {
         // What the pod was sent counts, whatever node it says here that it is.
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
         let pod = counts.pod(self.pod.identity(&self.node.id));
-        for (domain, count) in self.read(report) {
+        for (domain, count) in with_candidates(self.read(report), is_chosen) {
             let version = rollout.version;
             let domain = domain.to_owned();
             let key = CountKey { version, domain, is_chosen };
@@ -264,6 +268,25 @@ impl Reports {
         counts.retain(|domain, _| !odd.contains(domain));
         counts
     }
+}
+
+/// The hits of each domain, in whose place those of its candidate rules are taken too: on chosen
+/// pods what would be denied is what these say, and what the rules in force have in shadow mode
+/// themselves is no part of it. Rules may be added for what nothing limits yet, so that the hits are
+/// those of the rules in force or of the candidates, whichever are more.
+fn with_candidates(
+    mut counts: BTreeMap<&str, HitCount>,
+    is_chosen: bool,
+) -> BTreeMap<&str, HitCount> {
+    let is_candidate = |name: &&str, _: &mut HitCount| domain_of_candidate(name).is_some();
+    let candidates: Vec<_> = counts.extract_if(.., is_candidate).collect();
+    for (name, candidate) in candidates.into_iter().filter(|_| is_chosen) {
+        let Some(domain) = domain_of_candidate(name) else { continue };
+        let count = counts.entry(domain).or_default();
+        count.hits = count.hits.max(candidate.hits);
+        count.shadow = candidate.shadow;
+    }
+    counts
 }
 
 /// The hits of a domain; `None` if they cannot be.
@@ -592,9 +615,11 @@ async fn write(
     Ok(())
 }
 
-/// Rolls back if the bound is exceeded. Returns whether this call did.
+/// Rolls back if the bound is exceeded. Returns whether this call did. In the stage `shadow` it is
+/// the rules in force that deny, so that to go back would change nothing.
 async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> StoreResult<bool> {
-    let Some(bound) = rollout.bound else { return Ok(false) };
+    let bound = rollout.bound.filter(|_| rollout.stage == Stage::Enforced);
+    let Some(bound) = bound else { return Ok(false) };
     let recent = reserved.recent_hits(rollout.version).await?;
     let Some(reason) = exceeded(&bound, &recent) else { return Ok(false) };
     let author = Author { name: AUTHOR.to_owned(), reason };
@@ -665,6 +690,21 @@ mod tests {
     fn a_report_that_cannot_be_is_not_counted() {
         assert_eq!(read(&stats(1, 0, 2)), None, "more in shadow than passed");
         assert_eq!(read(&stats(u64::MAX, u64::MAX, 0)), None);
+    }
+
+    #[test]
+    fn on_chosen_pods_the_candidates_say_what_would_be_denied() {
+        let hits = |hits, denied, shadow| HitCount { hits, denied, shadow };
+        let counts = BTreeMap::from([
+            ("bank@candidate", hits(7, 0, 5)),
+            ("lab", hits(3, 1, 1)),
+            ("shop", hits(10, 2, 4)),
+            ("shop@candidate", hits(6, 0, 3)),
+        ]);
+        let chosen = [("bank", hits(7, 0, 5)), ("lab", hits(3, 1, 1)), ("shop", hits(10, 2, 3))];
+        assert_eq!(with_candidates(counts.clone(), true), BTreeMap::from(chosen));
+        let others = [("lab", hits(3, 1, 1)), ("shop", hits(10, 2, 4))];
+        assert_eq!(with_candidates(counts, false), BTreeMap::from(others));
     }
 
     fn count(hits: u64, denied: u64) -> HitCount {

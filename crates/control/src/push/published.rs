@@ -12,7 +12,7 @@ use envoy_types::pb::google::protobuf::Any;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use prost::Message;
-use ratelease_rules::Source;
+use ratelease_rules::{Source, candidate_of, domain_of_candidate};
 use ratelease_xds::config::config_of;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 use sqlx::postgres::PgListener;
@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::selection::NodeInfo;
+use crate::document::domain_of_shadow;
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
     VersionChange,
@@ -78,8 +79,10 @@ pub struct PublishedRollout {
     pub choice: Choice,
     /// When it is rolled back.
     pub bound: Option<Bound>,
-    /// The domains that chosen pods have instead of those that are published; `None` for one that
-    /// leaves.
+    /// The domains that it changes.
+    pub names: BTreeSet<String>,
+    /// What chosen pods have: domains instead of those that are published, `None` for one that
+    /// leaves; in the stage `shadow`, candidate rules beside those that are published.
     pub domains: BTreeMap<String, Option<Arc<PublishedDomain>>>,
 }
 
@@ -144,14 +147,19 @@ impl PublishedSet {
         names.map(String::as_str).collect()
     }
 
-    fn select(
-        &self,
-        names: BTreeSet<&str>,
-        rollout: Option<&PublishedRollout>,
+    fn select<'s>(
+        &'s self,
+        mut names: BTreeSet<&'s str>,
+        rollout: Option<&'s PublishedRollout>,
         ended: Option<&PublishedRollout>,
     ) -> Selected {
         #[cfg(test)]
         self.selections.fetch_add(1, Ordering::Relaxed);
+        // Candidate rules belong to their domain.
+        let beside = rollout.into_iter().flat_map(|it| it.domains.keys());
+        let is_of = |it: &&String| domain_of_candidate(it).is_some_and(|of| names.contains(of));
+        let beside: Vec<_> = beside.filter(is_of).collect();
+        names.extend(beside.into_iter().map(String::as_str));
         let mut domains = Vec::new();
         let mut present = Vec::new();
         let mut hasher = blake3::Hasher::new();
@@ -163,7 +171,7 @@ impl PublishedSet {
                 None => self.domains.get(name),
             };
             let published = self.changed.get(name).copied().unwrap_or_default();
-            last = last.max(match ended.filter(|it| it.domains.contains_key(name)) {
+            last = last.max(match ended.filter(|it| it.names.contains(name)) {
                 // The pod had this text before it was published.
                 Some(ended) if ended.stage == Stage::All && ended.version == published => 0,
                 Some(ended) => ended.version.max(published),
@@ -387,13 +395,14 @@ async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<Pu
     let (Some(last), Some(step)) = (&last, step.filter(is_new)) else {
         return Ok(known.ended.clone());
     };
-    let domains = last.domains.iter().map(|it| (it.domain.clone(), None)).collect();
+    let names = last.domains.iter().map(|it| it.domain.clone()).collect();
+    let domains = BTreeMap::new();
     let id = last.id;
     let choice = last.choice.clone();
     let bound = last.bound;
     let version = step.version;
     let stage = step.stage;
-    Ok(Some(Arc::new(PublishedRollout { id, version, stage, choice, bound, domains })))
+    Ok(Some(Arc::new(PublishedRollout { id, version, stage, choice, bound, names, domains })))
 }
 
 /// What chosen pods have instead.
@@ -406,11 +415,18 @@ async fn rolled_out(
     let Some(step) = rollout.last() else { return Ok(None) };
     let mut domains = BTreeMap::new();
     for (domain, hash) in rollout.hashes(step.stage) {
-        let published = match hash {
-            Some(hash) => Some(text(store, known, domain, hash).await?),
-            None => None,
-        };
-        domains.insert(domain.to_owned(), published);
+        match hash {
+            Some(hash) if step.stage == Stage::Shadow => {
+                let (name, published) = shadow_text(store, known, domain, hash).await?;
+                domains.insert(name, Some(published));
+            }
+            Some(hash) => {
+                let published = text(store, known, domain, hash).await?;
+                domains.insert(domain.to_owned(), Some(published));
+            }
+            None if step.stage == Stage::Shadow => {} // nothing would be counted
+            None => drop(domains.insert(domain.to_owned(), None)),
+        }
     }
     Ok(Some(Arc::new(PublishedRollout {
         id: rollout.id,
@@ -418,8 +434,26 @@ async fn rolled_out(
         stage: step.stage,
         choice: rollout.choice.clone(),
         bound: rollout.bound,
+        names: rollout.domains.iter().map(|it| it.domain.clone()).collect(),
         domains,
     })))
+}
+
+/// The text of the stage `shadow`, and the name that chosen pods know it by.
+async fn shadow_text(
+    store: &Store,
+    known: &PublishedSet,
+    domain: &str,
+    hash: &str,
+) -> StoreResult<(String, Arc<PublishedDomain>)> {
+    let candidate = candidate_of(domain);
+    if let Some(found) = known.find(&candidate, hash) {
+        return Ok((candidate, Arc::clone(found)));
+    }
+    let yaml = store.text(hash).await?;
+    let name = domain_of_shadow(domain, &yaml);
+    let published = PublishedDomain::new(&name, hash.to_owned(), yaml);
+    Ok((name, Arc::new(published)))
 }
 
 /// The domain with the text of this hash, which is read unless it is known.
@@ -462,7 +496,8 @@ mod tests {
 
     fn rollout(id: i64, choice: Choice) -> PublishedRollout {
         let (version, stage, bound) = (1, Stage::Shadow, None);
-        PublishedRollout { id, version, stage, choice, bound, domains: BTreeMap::new() }
+        let (names, domains) = (BTreeSet::new(), BTreeMap::new());
+        PublishedRollout { id, version, stage, choice, bound, names, domains }
     }
 
     fn node(id: &str) -> NodeInfo {
@@ -547,7 +582,7 @@ mod tests {
         write.commit().await.unwrap();
         let set = load(&store, &known).await.unwrap().expect("a version");
         assert_eq!(set.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 4)]));
-        let ended = set.ended.as_deref().map(|it| (it.version, it.domains.contains_key("bank")));
+        let ended = set.ended.as_deref().map(|it| (it.version, it.names.contains("bank")));
         assert_eq!((set.version, ended, set.rollout.is_none()), (6, Some((6, true)), true));
         // A pod that the rollout chose is concerned by its end, and one that has `shop` alone by
         // the version that restored its text.
@@ -558,6 +593,39 @@ mod tests {
             ((all.content, shop.content), (all.changed, shop.changed))
         });
         assert_eq!((before.0, before.1, after.1), (after.0, (2, 1), (6, 4)));
+    }
+
+    #[tokio::test]
+    async fn candidates_are_added_to_what_is_published_and_earlier_shadows_replace_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), &["shop", "bank"]).await;
+        // The text for `bank` is as releases before the candidate rules made it.
+        let shadows = ["domain: \"shop@candidate\"\n", "domain: bank\ndescriptors: []\n"];
+        let texts = ["shop", "bank"].into_iter().zip(shadows);
+        let texts = texts.map(|(domain, shadow)| (text(domain, shadow), text(domain, "draft")));
+        let (choice, stage) = (Choice::Percent(100), Stage::Shadow);
+        let new = NewRollout { choice, bound: None, stage, texts: texts.collect() };
+        let mut write = begin(&store).await;
+        write.begin_rollout(&new).await.unwrap();
+        write.commit().await.unwrap();
+        let set = load(&store, &PublishedSet::default()).await.unwrap().expect("a version");
+        let node = NodeInfo::default();
+        let names = |set: &PublishedSet, allowed: Option<&BTreeSet<&str>>| {
+            set.selected(&node, allowed).names.join(" ")
+        };
+        assert_eq!(names(&set, None), "bank shop shop@candidate");
+        assert_eq!(names(&set, Some(&BTreeSet::from(["shop"]))), "shop shop@candidate");
+        assert_eq!(names(&set, Some(&BTreeSet::from(["bank"]))), "bank");
+        let of = |domain: &str| set.selected(&node, Some(&BTreeSet::from([domain]))).content;
+        let published = PublishedSet {
+            rollout: None,
+            whole: std::array::from_fn(|_| OnceLock::new()),
+            ..set.clone()
+        };
+        let before = |domain: &str| published.selected(&node, Some(&BTreeSet::from([domain])));
+        assert_ne!(of("bank"), before("bank").content, "its text is another one");
+        let rollout = set.rollout.as_deref().unwrap();
+        assert_eq!(rollout.names, BTreeSet::from(["bank".to_owned(), "shop".to_owned()]));
     }
 
     #[tokio::test]

@@ -23,7 +23,7 @@ pub const LABEL_BYTES_MAX: usize = 1024;
 /// How far a rollout is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Chosen pods run the changed rules in shadow mode, and count what they would deny.
+    /// Chosen pods try the changed rules beside those in force, and count what they would deny.
     Shadow,
     /// Chosen pods enforce the changed rules.
     Enforced,
@@ -110,7 +110,8 @@ pub struct NewRollout {
     pub bound: Option<Bound>,
     /// Its first stage.
     pub stage: Stage,
-    /// For each domain the text for the stage `shadow`, and the one that is to be published.
+    /// For each domain the text for the stage `shadow`, which is of its candidate rules, and the one
+    /// that is to be published.
     pub texts: Vec<(PublishedText, PublishedText)>,
 }
 

@@ -56,20 +56,26 @@ impl Reporter {
 
     /// Reports hits of `shop` that passed, were denied, and would have been denied.
     async fn report(&self, passed: u64, denied: u64, shadow: u64) {
-        let locality = UpstreamLocalityStats {
-            total_issued_requests: passed,
-            ..UpstreamLocalityStats::default()
-        };
-        let shadow = DroppedRequests { category: "shadow".into(), dropped_count: shadow };
-        let stats = ClusterStats {
-            cluster_name: "shop".into(),
-            upstream_locality_stats: vec![locality],
-            total_dropped_requests: denied,
-            dropped_requests: vec![shadow],
-            ..ClusterStats::default()
-        };
-        let report = LoadStatsRequest { node: None, cluster_stats: vec![stats] };
+        self.report_of(vec![stats("shop", passed, denied, shadow)]).await;
+    }
+
+    async fn report_of(&self, cluster_stats: Vec<ClusterStats>) {
+        let report = LoadStatsRequest { node: None, cluster_stats };
         self.reports.send(report).await.unwrap();
+    }
+}
+
+/// Hits of a domain that passed, were denied, and would have been denied.
+fn stats(domain: &str, passed: u64, denied: u64, shadow: u64) -> ClusterStats {
+    let locality =
+        UpstreamLocalityStats { total_issued_requests: passed, ..UpstreamLocalityStats::default() };
+    let shadow = DroppedRequests { category: "shadow".into(), dropped_count: shadow };
+    ClusterStats {
+        cluster_name: domain.to_owned(),
+        upstream_locality_stats: vec![locality],
+        total_dropped_requests: denied,
+        dropped_requests: vec![shadow],
+        ..ClusterStats::default()
     }
 }
 
@@ -114,16 +120,17 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
     other.runs("1").await;
     assert!(timeout(NEVER, chosen.asked.message()).await.is_err(), "no rollout, no question");
     server.post("/v1/rollouts", &bounded("shadow")).await;
-    assert_eq!(
-        (chosen.asked().await, other.asked().await),
-        (vec!["shop".into()], vec!["shop".into()])
-    );
+    for pod in [&mut chosen, &mut other] {
+        assert_eq!(pod.asked().await, ["shop", "shop@candidate"]);
+    }
     chosen.runs("2").await;
     all_run(&server, 2).await;
     // It was asked before it had the rules of the step: its first report has hits of others.
     chosen.report(1000, 1000, 0).await;
     other.report(0, 0, 0).await;
-    chosen.report(190, 0, 40).await;
+    // What the rules in force have in shadow mode themselves is no part of what the draft denies.
+    // That rules in force deny more than the bound allows rolls nothing back.
+    chosen.report_of(vec![stats("shop", 170, 20, 7), stats("shop@candidate", 150, 0, 40)]).await;
     chosen.report(10, 0, 0).await;
     // What contradicts itself does not count.
     other.report(u64::MAX, 1, 0).await;
@@ -136,7 +143,7 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
     let shown = rollout_is(&server, "hits of both groups", is_counted).await;
     let domain = &shown["domains"][0];
     assert_eq!(domain["chosen"]["shadow_denied_share"], 0.2, "{shown}");
-    assert_eq!(domain["chosen"]["denied_share"], 0.0, "{shown}");
+    assert_eq!(domain["chosen"]["denied_share"], 0.1, "{shown}");
     assert_eq!(domain["others"]["denied_share"], 0.05, "{shown}");
     let expected = json!({"connected": 1, "current": 1, "refused": 0, "without_reports": 0});
     assert_eq!((&shown["pods"]["chosen"], &shown["pods"]["others"]), (&expected, &expected));
@@ -147,6 +154,7 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
     assert!(refused.text.contains("40 of 200 hits"), "{refused:?}");
     let forced = server.post(advance, &json!({"stage": "enforced", "force": true})).await;
     assert_eq!(version_of(&forced, 200), "3");
+    assert_eq!(chosen.asked().await, ["shop"], "there are no candidate rules now");
     // Counts of a stage are its own.
     let shown = server.json("/v1/rollouts/1").await;
     assert_eq!(shown["domains"][0]["chosen"]["hits"], 0, "{shown}");

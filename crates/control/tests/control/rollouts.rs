@@ -24,8 +24,17 @@ pub(crate) fn to_zone_a(stage: &str) -> Value {
 
 /// The text of the domain `shop`.
 pub(crate) fn shop_of(set: &DiscoveryResponse) -> String {
+    text_of(set, "shop")
+}
+
+/// The text of the candidate rules of the domain `shop`.
+fn candidate_of(set: &DiscoveryResponse) -> String {
+    text_of(set, "shop@candidate")
+}
+
+fn text_of(set: &DiscoveryResponse, domain: &str) -> String {
     let all = set.resources.iter().map(|it| Rules::decode(&*it.value).unwrap());
-    all.filter(|it| it.name == "shop").map(|it| it.yaml).collect()
+    all.filter(|it| it.name == domain).map(|it| it.yaml).collect()
 }
 
 /// Sends a request that has to succeed, and returns the version that it made.
@@ -66,13 +75,14 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
     for place in places().await {
         let server = place.serve().await;
         prepare(&server).await;
-        let (mut chosen, _) = running(&server, "one", "a").await;
+        let (mut chosen, in_force) = running(&server, "one", "a").await;
         let (mut other, _) = running(&server, "two", "b").await;
         let begun = server.post("/v1/rollouts?reason=tighter", &to_zone_a("shadow")).await;
         assert_eq!(version_of(&begun, 201), "2");
         let set = chosen.next().await;
         assert_eq!(set.version_info, "2");
-        let text = shop_of(&set);
+        assert_eq!(shop_of(&set), shop_of(&in_force), "the limit of 5 stays in force");
+        let text = candidate_of(&set);
         assert!(text.contains("requests_per_unit: 3") && text.contains("shadow_mode: true"));
         chosen.accept(&set).await;
         let are_told = async || {
@@ -89,10 +99,11 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert_eq!(server.post("/v1/rollouts", &to_zone_a("shadow")).await.status, 409);
         let bank = server.post("/v1/rules?publish=true", &rule("bank", "card", "", 1)).await;
         assert_eq!(bank.status, 201, "{bank:?}");
-        for pod in [&mut chosen, &mut other] {
+        for (pod, candidate) in [(&mut chosen, &*text), (&mut other, "")] {
             let set = pod.next().await;
-            assert_eq!((&*set.version_info, set.resources.len()), ("3", 2));
-            assert_eq!(shop_of(&set).contains("shadow_mode"), shop_of(&set) == text);
+            assert_eq!(set.version_info, "3");
+            assert!(!text_of(&set, "bank").is_empty());
+            assert_eq!((shop_of(&set), &*candidate_of(&set)), (shop_of(&in_force), candidate));
             pod.accept(&set).await;
         }
 
@@ -104,6 +115,7 @@ async fn chosen_pods_count_then_enforce_and_then_all_do() {
         assert_eq!(set.version_info, "4");
         assert!(shop_of(&set).contains("requests_per_unit: 3"), "{}", shop_of(&set));
         assert!(!shop_of(&set).contains("shadow_mode"), "{}", shop_of(&set));
+        assert_eq!(candidate_of(&set), "");
         chosen.accept(&set).await;
         // What is changed in the draft meanwhile is no part of it.
         server.add(&rule("shop", "later", "", 1)).await;
@@ -176,13 +188,53 @@ async fn a_domain_that_is_added_or_removed_is_rolled_out_too() {
     assert_eq!(begun.json()["domains"], json!(["bank", "shop"]), "{begun:?}");
     pushed(&server, 2).await;
     let (mut pod, set) = running(&server, "one", "a").await;
-    assert_eq!(super::pods::names(&set), ["bank", "shop"], "what is removed stays in shadow");
+    assert_eq!(super::pods::names(&set), ["bank@candidate", "shop"], "both are as published");
     server.post("/v1/rollouts/1/advance", &json!({"stage": "enforced"})).await;
     let set = pod.next().await;
     assert_eq!(super::pods::names(&set), ["bank"]);
     pod.accept(&set).await;
     server.post("/v1/rollouts/1/abort", &Value::Null).await;
     assert_eq!(super::pods::names(&pod.next().await), ["shop"]);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_aborted_shadow_takes_its_candidate_rules_from_the_pods_that_had_them() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    prepare(&server).await;
+    let mut limited = node_in("one", "a");
+    let domains = Some(Kind::StringValue("shop,lab".to_owned()));
+    let metadata = limited.metadata.as_mut().unwrap();
+    metadata.fields.insert("domains".to_owned(), Field { kind: domains });
+    let mut pod = Pod::connect(&server, limited, &[RULES]).await;
+    let set = pod.next().await;
+    pod.accept(&set).await;
+    server.post("/v1/rollouts", &to_zone_a("shadow")).await;
+    let set = pod.next().await;
+    assert_eq!(super::pods::names(&set), ["shop", "shop@candidate"], "with a list of domains too");
+    pod.accept(&set).await;
+    let aborted = server.post("/v1/rollouts/1/abort", &Value::Null).await;
+    assert_eq!(version_of(&aborted, 200), "3");
+    let set = pod.next().await;
+    assert_eq!((&*set.version_info, super::pods::names(&set)), ("3", vec!["shop".to_owned()]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_domain_that_would_be_taken_for_candidate_rules_is_refused() {
+    let place = Place::sqlite();
+    let server = place.serve().await;
+    let name = "shop@candidate";
+    let text =
+        format!("domain: {name}\ndescriptors: [{{key: a, rate_limit: {{unlimited: true}}}}]\n");
+    let import = Call::new("POST", "/v1/import").body("application/yaml", text.as_bytes());
+    let imported = server.send(import).await;
+    let added = server.post("/v1/rules", &rule(name, "user", "", 5)).await;
+    for refused in [imported, added] {
+        assert_eq!((refused.status, refused.fields()), (422, fields_of(&["domain"])));
+        assert!(refused.text.contains("choose another one"), "{refused:?}");
+    }
     server.stop().await;
 }
 

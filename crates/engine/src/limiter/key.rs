@@ -165,6 +165,12 @@ impl KeyState {
         Ok(reply)
     }
 
+    /// Whether a reply to an ask is still to come.
+    pub(super) fn awaits_reply(&mut self, now: Time) -> bool {
+        self.forget_lost_ask(now);
+        self.asking > 0
+    }
+
     /// Charges a cost of so many `hits` that has been incurred, without a wait: the tokens held pay
     /// for it as far as they go, and the rest is owed to the store, which is asked to count it. A
     /// debt to a window ends with it at `until`. Returns what is owed more than before.

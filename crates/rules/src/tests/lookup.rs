@@ -332,3 +332,20 @@ fn a_hundred_thousand_values_load_and_each_finds_its_rule() {
     }
     assert_eq!(allowed(&rules, "big", "user=u100000"), "none");
 }
+
+#[test]
+fn candidate_rules_are_found_by_the_domain_that_they_are_for() {
+    let of = |domains: &[&str]| {
+        let source = |domain: &&str| Source {
+            name: (*domain).to_owned(),
+            text: format!("domain: \"{domain}\"\n").into(),
+        };
+        let sources: Vec<_> = domains.iter().map(source).collect();
+        load(&sources, NO_MERGE).unwrap().rules
+    };
+    let rules = of(&["shop", "bank@candidate", "shop@candidate", "@candidate"]);
+    let found = ["shop", "bank", "lab", "", "shop@candidate"].map(|it| rules.candidate_of(it));
+    assert_eq!(found, [Some("shop@candidate"), Some("bank@candidate"), None, None, None]);
+    assert!(of(&["shop"]).candidates.is_none(), "one test of a pointer");
+    assert_eq!(domain_of_candidate(&candidate_of("shop")), Some("shop"));
+}

@@ -299,3 +299,143 @@ mod concurrency_limit {
         assert!(!limit.is_overloaded.load(Ordering::Relaxed));
     }
 }
+
+mod candidate {
+    use ratelease_engine::limiter::Options;
+    use ratelease_engine::store::memory::MemoryStore;
+    use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
+    use ratelease_engine::time::Clock;
+    use ratelease_rules::request::Entry;
+
+    use crate::metrics::{DomainHits, Meters};
+
+    use super::super::*;
+    use super::{Source, Unit, rules};
+
+    const IN_FORCE: &str = "domain: shop\ndescriptors:\n- key: user\n  rate_limit: \
+                            {unit: year, requests_per_unit: 4}\n";
+    const CANDIDATE: &str = "domain: shop@candidate\ndescriptors:\n- key: user\n  shadow_mode: \
+                             true\n  rate_limit: {unit: year, requests_per_unit: 2}\n";
+
+    /// A store that panics at an ask for the limit of the candidate.
+    struct Cursed(MemoryStore);
+
+    impl Store for Cursed {
+        fn shard(&self, ask: &Ask) -> usize {
+            assert_ne!(ask.limit.requests_per_unit, 2, "panics on purpose");
+            self.0.shard(ask)
+        }
+
+        fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+            self.0.lend(ask)
+        }
+
+        fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
+            self.0.beat(beat)
+        }
+
+        fn describe(&self) -> String {
+            "cursed".to_owned()
+        }
+    }
+
+    /// A service with these rules, its limiter, and what it counts.
+    fn service(texts: &[&str], store: Arc<dyn Store>) -> (DecisionService, Meters) {
+        let name = |at: usize| format!("{at}.yaml");
+        let source =
+            |(at, text): (usize, &&str)| Source { name: name(at), text: text.as_bytes().to_vec() };
+        let sources: Vec<_> = texts.iter().enumerate().map(source).collect();
+        let loaded = rules::load(&sources, rules::Options::default()).unwrap();
+        let in_force = CurrentRules::new();
+        in_force.publish(Arc::new(loaded.rules));
+        // The machine may be compiling.
+        let options = Options { wait_min: Duration::from_secs(5), ..Options::default() };
+        let limiter = Limiter::new(store, Clock::start(), options);
+        let meters = Meters::default();
+        let observers = Observers { meters: Some(meters.clone()), ..Observers::default() };
+        let service = DecisionService::new(limiter, Arc::new(in_force), None, 10);
+        (service.observed_by(observers), meters)
+    }
+
+    fn request<'a>(limit: Option<rules::Limit>) -> Request<'a> {
+        let entries = [Entry { key: "user", value: "a" }].into_iter().collect();
+        let descriptor = Descriptor { entries, limit, ..Descriptor::default() };
+        Request { domain: "shop", descriptors: [descriptor].into_iter().collect(), hits_addend: 0 }
+    }
+
+    /// The code of an answer, and what remains.
+    async fn answer(service: &DecisionService, request: &Request<'_>) -> (Code, u64) {
+        let peer = Peer::new();
+        let caller = Caller { transport: Transport::Grpc, peer: &peer, patience: None };
+        let make = |it: &Answer<'_>| (it.verdict.code, it.verdict.statuses[0].remaining);
+        service.answer(&caller, request, make).await.unwrap()
+    }
+
+    async fn answers(service: &DecisionService, number: usize) -> Vec<(Code, u64)> {
+        let mut answers = Vec::new();
+        for _ in 0..number {
+            answers.push(answer(service, &request(None)).await);
+            // Lets an ask of the candidate be answered.
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+        answers
+    }
+
+    fn hits(meters: &Meters) -> [DomainHits; 2] {
+        let domains = ["shop".to_owned(), "shop@candidate".to_owned()];
+        meters.hits_of(&domains).try_into().unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_answers_and_counts_are_the_same_and_what_the_candidate_would_deny_is_counted() {
+        let (alone, meters) = service(&[IN_FORCE], Arc::new(MemoryStore::system()));
+        let expected = answers(&alone, 20).await;
+        let [in_force, none] = hits(&meters);
+        assert_eq!((in_force.total, in_force.denied, none.total), (20, 16, 0));
+
+        let (both, meters) = service(&[IN_FORCE, CANDIDATE], Arc::new(MemoryStore::system()));
+        assert_eq!(answers(&both, 20).await, expected);
+        let [beside, candidate] = hits(&meters);
+        assert_eq!(beside, in_force);
+        assert_eq!(candidate.denied, 0);
+        assert_eq!(candidate.total, candidate.shadow + 2, "two pass: {candidate:?}");
+        assert!(candidate.shadow >= 14, "{candidate:?}");
+        assert!(candidate.total < 20, "the first request asks, and is left out: {candidate:?}");
+    }
+
+    #[tokio::test]
+    async fn candidate_rules_of_a_domain_without_rules_deny_nothing() {
+        let enforced = CANDIDATE.replace("shadow_mode: true", "quota_mode: false");
+        let (service, meters) = service(&[&enforced], Arc::new(MemoryStore::system()));
+        let free = (Code::Ok, 0);
+        assert_eq!(answers(&service, 6).await, [free; 6]);
+        let [none, candidate] = hits(&meters);
+        assert_eq!(none, DomainHits::default());
+        assert!(candidate.denied > 0, "{candidate:?}");
+    }
+
+    #[tokio::test]
+    async fn an_override_is_not_tried_on_the_candidate() {
+        let (service, meters) = service(&[IN_FORCE, CANDIDATE], Arc::new(MemoryStore::system()));
+        let limit = rules::Limit::fixed_window(1, Unit::Year);
+        for _ in 0..4 {
+            answer(&service, &request(Some(limit))).await;
+        }
+        let [in_force, candidate] = hits(&meters);
+        assert_eq!((in_force.total, candidate.total), (4, 0));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_candidate_leaves_the_answers_as_they_are() {
+        let store = Arc::new(Cursed(MemoryStore::system()));
+        let (service, meters) = service(&[IN_FORCE, CANDIDATE], store);
+        let codes: Vec<_> = answers(&service, 6).await.into_iter().map(|(code, _)| code).collect();
+        assert_eq!(codes[..4], [Code::Ok; 4]);
+        assert_eq!(codes[4..], [Code::OverLimit; 2]);
+        let panics = service.counts().into_iter().find(|(it, _)| *it == Counter::RequestPanics);
+        assert!(panics.unwrap().1 > 0);
+        assert_eq!(hits(&meters)[1], DomainHits::default());
+    }
+}

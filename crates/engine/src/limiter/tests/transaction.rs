@@ -141,6 +141,67 @@ async fn what_is_not_decided_at_once_is_settled_refunded_and_charged_once() {
     }
 }
 
+/// Decides `key` aside. Returns the verdict, if there is one.
+fn aside(pod: &Limiter, rules: &Rules, key: &'static str) -> Option<Code> {
+    let decided = pod.decide_aside(rules, &request(&[key]), pod.clock().now());
+    decided.map(|verdict| verdict.code)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_decided_aside_asks_for_later_requests_and_counts_each_verdict_once() {
+    for round_trip in [Duration::from_micros(500), 2 * MAX_WAIT] {
+        let rig = Rig::slow(&per_hour(3, 3), round_trip);
+        let pod = rig.pod();
+        let mut verdicts = Vec::new();
+        while verdicts.len() < 5 {
+            match aside(&pod, &rig.rules, "a") {
+                Some(code) => verdicts.push(code),
+                None => {
+                    let asks = rig.asks();
+                    assert_eq!(aside(&pod, &rig.rules, "a"), None, "the reply is not there");
+                    tokio::time::sleep(2 * round_trip).await;
+                    assert!(rig.asks() <= asks + 1, "one ask, however many lack tokens");
+                }
+            }
+            assert!(rig.asks() < 10, "{verdicts:?}");
+        }
+        let [ok, over] = [Code::Ok, Code::OverLimit];
+        assert_eq!(verdicts, [ok, ok, ok, over, over], "{round_trip:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_leased_is_not_asked_for_aside() {
+    let rig = Rig::new(&limits(
+        "unit: hour, requests_per_unit: 3, lease: off",
+        "unit: hour, requests_per_unit: 3, algorithm: sliding_log",
+    ));
+    let pod = rig.pod();
+    for key in ["a", "b"] {
+        assert_eq!(aside(&pod, &rig.rules, key), None, "{key}");
+        tokio::time::sleep(4 * MAX_WAIT).await;
+        assert_eq!((aside(&pod, &rig.rules, key), rig.asks()), (None, 0), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_thread_without_a_runtime_decides_aside() {
+    let rig = Rig::new(&per_hour(3, 3));
+    let pod = rig.pod();
+    let on_thread = || {
+        let decided = std::thread::scope(|threads| {
+            threads.spawn(|| aside(&pod, &rig.rules, "a")).join().expect("no panic")
+        });
+        decided.is_some()
+    };
+    assert!(!on_thread(), "the store has to be asked");
+    let end = std::time::Instant::now() + Duration::from_secs(10);
+    while !on_thread() {
+        assert!(std::time::Instant::now() < end, "the ask is not answered");
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_is_taken_before_a_wait_goes_back() {
     let rig = Rig::new(&limits(HOUR, "unit: hour, requests_per_unit: 2"));

@@ -52,6 +52,15 @@ fn a_limit_is_counted_by_its_own_store_or_that_of_its_domain() {
 }
 
 #[test]
+fn candidate_rules_are_counted_by_the_store_of_their_domain() {
+    let limit = "descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]\n";
+    let texts = ["shop", "\"shop@candidate\""].map(|it| format!("domain: {it}\n{limit}"));
+    let rules = loaded(&[&texts[0], &texts[1]], "shop=premium").unwrap();
+    let of_domain = |domain| rules.stores().name(rules.store_of_domain(domain));
+    assert_eq!(["shop", "shop@candidate"].map(of_domain), ["premium", "premium"]);
+}
+
+#[test]
 fn all_files_of_a_domain_have_one_store() {
     let file = |store: &str, key: &str| {
         format!(
