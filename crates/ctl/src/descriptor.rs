@@ -1,15 +1,18 @@
-//! Descriptors in the form that people type: `key=value,key=value`.
+//! Descriptors in the form that people type, `key=value,key=value`, and the flags of the tools that
+//! look for the counts of a request.
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use ratelease_cli::settings::{Faults, Flags, Key, Leases, Role, RulesDir, Store};
+use ratelease_engine::store::StoreSettings;
 use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry, Request};
 
-/// Flags of the subcommands that ask about one request.
+/// Flags that say which request.
 #[derive(Debug, Args)]
 pub struct RequestFlags {
     /// Domain of the request
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    domain: String,
+    pub domain: String,
     /// Descriptors of the request: key=value,key=value
     #[arg(
         value_name = "DESCRIPTOR",
@@ -18,6 +21,47 @@ pub struct RequestFlags {
         long_help = NOTES
     )]
     pub descriptors: Vec<DescriptorArg>,
+}
+
+/// Flags that say where and how the pods count it.
+#[derive(Debug, Args)]
+pub struct CountFlags {
+    #[command(flatten)]
+    rules: Flags<RulesDir>,
+    #[command(flatten)]
+    pub store: Flags<Store>,
+    #[command(flatten)]
+    key: Flags<Key>,
+}
+
+// === impl RequestFlags ===
+
+impl RequestFlags {
+    /// Returns a request of one hit.
+    pub fn request(&self) -> Request<'_> {
+        Request {
+            domain: &self.domain,
+            descriptors: self.descriptors.iter().map(DescriptorArg::descriptor).collect(),
+            hits_addend: 1,
+        }
+    }
+}
+
+// === impl CountFlags ===
+
+impl CountFlags {
+    /// Reads the settings of the pods.
+    ///
+    /// # Errors
+    /// Every fault.
+    pub fn read(&self, role: Role) -> Result<(RulesDir, StoreSettings, Leases), Faults> {
+        Faults::none_in(|faults| {
+            let dir = RulesDir::read(role, self.rules.values(), faults);
+            let store = Store::read(self.store.values(), &dir.reading.options.stores, faults);
+            let leases = Leases::read_checked(self.key.values(), faults);
+            (dir, store, leases)
+        })
+    }
 }
 
 /// A descriptor from a command line.
@@ -31,19 +75,6 @@ pub struct DescriptorArg {
 pub const NOTES: &str = "\
 A descriptor is one argument: key=value, further entries after commas. A backslash escapes
 a comma, an equals sign or a backslash: path=/a\\,b.";
-
-// === impl RequestFlags ===
-
-impl RequestFlags {
-    /// Returns the request, of one hit.
-    pub fn request(&self) -> Request<'_> {
-        Request {
-            domain: &self.domain,
-            descriptors: self.descriptors.iter().map(DescriptorArg::descriptor).collect(),
-            hits_addend: 1,
-        }
-    }
-}
 
 // === impl DescriptorArg ===
 

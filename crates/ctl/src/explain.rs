@@ -1,13 +1,16 @@
 //! `ratectl explain`: shows how the rules match a request, level by level, and where it is counted.
 
+mod pod;
+
 use std::fmt::Write;
 use std::time::Duration;
 
 use clap::Args;
 use futures_util::future::join_all;
+use ratelease_cli::client::host_port;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Faults, Flags, Key, Leases, Role, RulesDir, Store, key_prefix_of};
+use ratelease_cli::settings::{DebugListener, Flags, HostPort, Role, key_prefix_of};
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::store;
@@ -21,20 +24,22 @@ use ratelease_rules::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::descriptor::{DescriptorArg, RequestFlags};
+use crate::descriptor::{CountFlags, DescriptorArg, RequestFlags};
 use crate::rule;
 
 pub const NOTES: &str = "\
 The descriptors are those of one request, so the rule of one may replace the rule of another.
 If a Redis is configured, its current counts are read and shown; nothing is spent. Set KEY_SECRET,
-CACHE_KEY_PREFIX and the rules as the pods have them, or their counts are not found; a pod that
-takes its rules over xDS has those of its control plane (of ratelease-control: GET /v1/export).
+CACHE_KEY_PREFIX and the rules as the pods have them, or their counts are not found. With --pod the
+pod explains, by its rules in force, wherever they come from, and says what it knows of the key; it
+asks no Redis. It needs the DEBUG_TOKEN of the pod, if that has one.
 
 Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not be read.
 
 Examples:
   ratectl explain --domain shop user_id=alice
   ratectl explain --domain shop path=/checkout campaign=summer --json
+  ratectl explain --domain shop user_id=alice --pod 127.0.0.1:6070
   ratectl explain --domain shop user_id=7 --redis-type cluster --redis-url redis-0:6379";
 
 /// Flags of `explain`.
@@ -42,15 +47,19 @@ Examples:
 pub struct ExplainFlags {
     #[command(flatten)]
     request: RequestFlags,
+    /// Debug address of a pod, whose rules and secret explain instead of those below
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_port)]
+    pod: Option<HostPort>,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    rules: Flags<RulesDir>,
+    count: CountFlags,
     #[command(flatten)]
-    store: Flags<Store>,
-    #[command(flatten)]
-    key: Flags<Key>,
+    listener: Flags<DebugListener>,
 }
+
+/// Longest time for the answer of a pod.
+const PAGE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How the rules match one descriptor.
 struct Explained<'r> {
@@ -95,13 +104,10 @@ impl<'r> Conclusion<'r> {
 
 /// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
 pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
-    let (dir, store, leases) = Faults::none_in(|faults| {
-        let dir = RulesDir::read(role, flags.rules.values(), faults);
-        let names = &dir.reading.options.stores;
-        let store = Store::read(flags.store.values(), names, faults);
-        let leases = Leases::read_checked(flags.key.values(), faults);
-        (dir, store, leases)
-    })?;
+    if let Some(pod) = &flags.pod {
+        return pod::run(flags, pod, out);
+    }
+    let (dir, store, leases) = flags.count.read(role)?;
     let dirs = std::slice::from_ref(&dir.dir);
     let (rules, places) = source::load_with_locations(dirs, &dir.reading)?;
     let request = flags.request.request();
@@ -112,7 +118,7 @@ pub fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
         _ => None,
     });
     let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
-    read_store(store, &key_prefix_of(flags.store.values()), &mut entries)?;
+    read_store(store, &key_prefix_of(flags.count.store.values()), &mut entries)?;
     let shown = (rules.stores(), !leases.key_secret.is_empty());
     if flags.out.json {
         out.json(&json(&request, &explained, shown))?;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use parking_lot::Mutex;
 use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Style};
 use ratelease_cli::safe::Safe;
-use ratelease_cli::settings::{Faults, Flags, Key as KeySettings, Leases, Role, RulesDir, Store};
+use ratelease_cli::settings::Role;
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Charge, Resolved, resolve};
 use ratelease_engine::order::{BLOCK_MAX, Order, Ordered};
@@ -21,7 +21,7 @@ use ratelease_rules::request::Request;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::descriptor::RequestFlags;
+use crate::descriptor::{CountFlags, RequestFlags};
 use crate::explain::{pools, seconds, shown, standing};
 
 pub const NOTES: &str = "\
@@ -63,11 +63,7 @@ pub struct KeyFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    rules: Flags<RulesDir>,
-    #[command(flatten)]
-    store: Flags<Store>,
-    #[command(flatten)]
-    key: Flags<KeySettings>,
+    count: CountFlags,
 }
 
 /// What to do with a key.
@@ -95,12 +91,7 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
     if flags.lasts.is_some() && flags.action != Action::Block {
         return Err(CliError::new("--for: only block takes a time; leave it out"));
     }
-    let (dir, store, hasher) = Faults::none_in(|faults| {
-        let dir = RulesDir::read(role, flags.rules.values(), faults);
-        let store = Store::read(flags.store.values(), &dir.reading.options.stores, faults);
-        let hasher = Leases::read_checked(flags.key.values(), faults).hasher();
-        (dir, store, hasher)
-    })?;
+    let (dir, store, leases) = flags.count.read(role)?;
     if store == StoreSettings::Memory {
         let text =
             "counts in the memory of a pod cannot be reached; set REDIS_URL to that of the pods";
@@ -108,7 +99,7 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
     }
     let (rules, _) = source::load_with_locations(std::slice::from_ref(&dir.dir), &dir.reading)?;
     let request = flags.request.request();
-    let resolved = resolve(&rules, &request, &hasher);
+    let resolved = resolve(&rules, &request, &leases.hasher());
     let charges: Vec<Option<&Charge<'_>>> = resolved.iter().map(charged).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::client::{self, span_above_zero};
+use ratelease_cli::client::{self, Page, span_above_zero};
 use ratelease_cli::out::CliError;
+use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{DebugListener, Flags, HostPort, Listeners, call_at};
 use ratelease_rules::DEFAULT_STORE;
 use serde::Deserialize;
@@ -18,6 +19,7 @@ const PATH: &str = "/status";
 
 const HTTP_OK: u16 = 200;
 const HTTP_UNAUTHORIZED: u16 = 401;
+const HTTP_UNAVAILABLE: u16 = 503;
 
 /// Flags that say which pod.
 #[derive(Debug, Args)]
@@ -141,18 +143,30 @@ impl PodFlags {
         let server = self.server()?;
         let listeners = self.listener.read(Listeners::read)?;
         let page = client::get_with(&server, PATH, &listeners.debug_token, self.timeout)?;
-        if page.status == HTTP_UNAUTHORIZED {
-            let needs = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
-            return Err(CliError::new(format_args!("{server}: {needs}")));
-        }
-        let status: Option<Value> = serde_json::from_slice(&page.body).ok();
-        match status.filter(|status| page.status == HTTP_OK && status.is_object()) {
-            Some(status) => Ok(status),
-            None => Err(CliError::new(format_args!(
-                "{server}: answered {} without a status at {PATH}; is it the debug port?",
-                page.status
-            ))),
-        }
+        checked(&server, PATH, page)
+    }
+}
+
+/// Returns the object that a page of a pod's debug port is.
+///
+/// # Errors
+/// The pod requires a token, or the page is not one of a debug port.
+pub fn checked(server: &HostPort, path: &str, page: Page) -> Result<Value, CliError> {
+    if page.status == HTTP_UNAUTHORIZED {
+        let needs = "requires a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
+        return Err(CliError::new(format_args!("{server}: {needs}")));
+    }
+    if page.status == HTTP_UNAVAILABLE {
+        let why = String::from_utf8_lossy(&page.body);
+        return Err(CliError::new(format_args!("{server}: {}", Safe(why.trim_end()))));
+    }
+    let status: Option<Value> = serde_json::from_slice(&page.body).ok();
+    match status.filter(|status| page.status == HTTP_OK && status.is_object()) {
+        Some(status) => Ok(status),
+        None => Err(CliError::new(format_args!(
+            "{server}: answered {} without the page {path} of a pod; is it the debug port?",
+            page.status
+        ))),
     }
 }
 

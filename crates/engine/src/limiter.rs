@@ -11,6 +11,7 @@ mod maintenance;
 mod orders;
 mod pod_counts;
 mod resolve;
+mod view;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -44,6 +45,7 @@ use crate::verdict::{AppliedLimit, Code, Counted, DecisionSource, Modes, Status,
 use crate::{buffer, verdict};
 
 pub use self::resolve::{Charge, HeldBy, Resolved, resolve};
+pub use self::view::KeyView;
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]

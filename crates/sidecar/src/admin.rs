@@ -5,6 +5,7 @@
 //! `http` answers probes from [`Health`] and protects decisions by [`guard`]; `grpc` answers health
 //! checks; `app` binds the ports.
 
+pub mod explain;
 pub mod guard;
 pub mod history;
 pub mod live;
@@ -114,6 +115,7 @@ async fn index(State(status): State<Status>) -> impl IntoResponse {
 fn index_of(status: &Status) -> String {
     format!(
         "ratelease {}\n\n/          this page\n\
+         /explain   how the rules match a request, for ratectl explain --pod\n\
          /hotkeys   the keys requested and denied most, in total and by rule, as JSON\n\
          /live      the state of this pod, updated each second, for a browser\n\
          /metrics   for Prometheus\n\

@@ -10,6 +10,8 @@ use ratelease_rules::{Limit, Unit};
 use serde_json::{Value, json};
 
 use super::{files, root, run_in};
+use crate::support::http;
+use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
 fn taken(descriptor: &Value) -> Vec<&Value> {
@@ -116,6 +118,67 @@ fn what_cannot_be_explained_ends_with_2() {
     let args =
         ["explain", "--domain", "shop", "--redis-url", "redis:1", "--redis-type", "ring", "a=b"];
     assert!(run_in(root(), &args, &[]).ended(2).err.contains("REDIS_TYPE: expected"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_explains_by_its_own_rules_and_secret_and_says_what_it_holds() {
+    let text = "domain: shop\ndescriptors:\n  - {key: user, rate_limit: {unit: year, \
+                requests_per_unit: 2, failure_mode: deny}}\n  - {key: user, value: free, \
+                rate_limit: {unlimited: true}}\n";
+    let dir = files(&[("a.yaml", text)]);
+    // The machine may be compiling.
+    let env = [("KEY_SECRET", "sesame"), ("LEASE_MAX_WAIT", "5s")];
+    let pod = Ratelease::start(dir.path(), &[], &env).await;
+    let debug = pod.debug.to_string();
+    let explain = |entry: &str, env: &[(&str, &str)]| {
+        run_in(root(), &["explain", "--pod", &debug, "--domain", "shop", entry], env)
+    };
+    let before = explain("user=a", &[]).ended(0).out.clone();
+    assert!(before.contains("  rule        shop.user\n"), "{before}");
+    assert!(before.contains("  failure_mode deny\n"), "{before}");
+    assert!(before.contains("knows nothing of the key"), "{before}");
+    let parts = [("user", KeyPart::Value("a"))].into_iter();
+    let identity = Limit::fixed_window(2, Unit::Year).identity();
+    let key = KeyHasher::new("sesame").key("shop", identity, parts);
+    assert!(before.contains(&format!("  key         {key}\n")), "{before}");
+
+    let body =
+        r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "user", "value": "a"}]}]}"#;
+    let mut client = http::Client::connect(pod.http).await.unwrap();
+    for status in [200, 200, 429] {
+        assert_eq!(client.send("POST", "/json", &[], body).await.unwrap().status, status);
+    }
+    let after = explain("user=a", &[]).ended(0).out.clone();
+    assert!(after.contains("holds 0 tokens; 0 of 2 left in Redis when it last replied"), "{after}");
+    assert!(after.contains("; it denies until then"), "{after}");
+    assert!(explain("user=free", &[]).ended(0).out.contains("everything passes"));
+    let none = explain("nope=1", &[]);
+    assert!(none.ended(1).out.contains("whose keys here are: user; it passes"), "{}", none.out);
+
+    let args = ["explain", "--json", "--pod", &debug, "--domain", "shop", "user=a,b", "user=b"];
+    assert!(run_in(root(), &args, &[]).ended(2).err.contains("no '=' in \"b\""));
+    let args = ["explain", "--json", "--pod", &debug, "--domain", "shop", "user=%&?", "user=a"];
+    let report = run_in(root(), &args, &[]).ended(0).json();
+    assert_eq!(report["descriptors"][0]["count"]["held"], Value::Null);
+    assert_eq!(report["descriptors"][1]["count"]["held"]["left"], 0);
+    assert_eq!(report["version"], pod.status()["rules"]["version"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_cannot_explain_says_why() {
+    let dir = files(&[("a.yaml", "domain: shop\ndescriptors: []\n")]);
+    let pod = Ratelease::start(dir.path(), &[], &[("DEBUG_TOKEN", "hunter2")]).await;
+    let (debug, http) = (pod.debug.to_string(), pod.http.to_string());
+    let explain = |pod: &str, env: &[(&str, &str)]| {
+        run_in(root(), &["explain", "--pod", pod, "--domain", "shop", "user=a"], env)
+    };
+    assert!(explain(&debug, &[]).ended(2).err.contains("set DEBUG_TOKEN or DEBUG_TOKEN_FILE"));
+    let token = [("DEBUG_TOKEN", "hunter2")];
+    assert!(explain(&debug, &token).ended(1).out.contains("no rule of the pod matches"));
+    assert!(explain(&http, &[]).ended(2).err.contains("is it the debug port?"));
+    assert!(explain("127.0.0.1:1", &[]).ended(2).err.contains("cannot be reached"));
+    let answer = http::get(pod.debug, "/explain").await.unwrap();
+    assert_eq!(answer.status, 401);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ use crate::limiter::holds::Unspent;
 use crate::limiter::lease_policy::{LeasePolicy, MISSES_MAX, Scarcity, unwanted};
 use crate::limiter::pod_counts::PodCounts;
 use crate::limiter::resolve::{Charge, failure_mode_of};
+use crate::limiter::view::KeyView;
 use crate::rng::{fraction, mixed};
 use crate::store::{Ask, Deposit, Grant, Purpose, Return, StoreError};
 use crate::time::{CompactU64, Time};
@@ -299,6 +300,16 @@ impl KeyState {
         let lasts = lasts && self.buffer.is_sure();
         let known = lasts && is_short && limit == charge.applied.limit;
         known.then(|| self.quota(limit, now))
+    }
+
+    /// What is known of the key, for people.
+    pub(super) fn view(&self, now: Time) -> KeyView {
+        KeyView {
+            tokens: self.buffer.tokens(now),
+            left: self.buffer.left(now),
+            resets_after: self.buffer.reset_after(now),
+            denies: self.buffer.is_known_empty(now),
+        }
     }
 
     /// The domain of the key's rule; `None` for an override.

@@ -7,9 +7,11 @@
 //! The cost of a body is bounded by its length: reading a list stops at its bound, faulty values
 //! are not kept, and an error message has at most `FAULT_BYTES_MAX` (200) bytes.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{
     Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, SeqAccess, Visitor,
@@ -23,6 +25,19 @@ use crate::request;
 /// Maximum bytes of an error message, without the place in the body, so that a client that sends a
 /// long value does not get it back.
 const FAULT_BYTES_MAX: usize = 200;
+
+/// Parses a request that is the query of a URL: its JSON, percent-encoded.
+///
+/// # Errors
+/// Why it is no request, in at most some 200 bytes.
+pub fn parse_query(query: &str) -> Result<Request, String> {
+    parse(&Cow::from(percent_decode_str(query)))
+}
+
+/// Encodes the JSON of a request as the query of a URL.
+pub fn to_query(json: &str) -> String {
+    utf8_percent_encode(json, NON_ALPHANUMERIC).to_string()
+}
 
 /// A request that owns its text.
 #[derive(Debug, Default, serde::Deserialize)]

@@ -155,8 +155,9 @@ impl App {
         };
         let sources = process_stats.sources(stats, start.clone(), store.describe(), summary);
         let live = Live::new(sources.status.clone(), limiter.rounds());
+        let explain = admin::explain::routes(Arc::clone(&published), limiter.clone());
         Ok(Self {
-            admin: debug_pages(&listeners, &sources, &live),
+            admin: debug_pages(&listeners, &sources, &live, explain),
             push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
             statsd: counted.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
             decisions: bound.decisions.map(|bound| decision_ports(bound, &listeners, tls)),
@@ -252,8 +253,13 @@ fn decision_ports(
 }
 
 /// The pages of the debug port.
-fn debug_pages(listeners: &Listeners, sources: &MetricsSources, live: &Live) -> Router {
-    let pages = admin::routes(sources.status.clone()).merge(live.routes());
+fn debug_pages(
+    listeners: &Listeners,
+    sources: &MetricsSources,
+    live: &Live,
+    explain: Router,
+) -> Router {
+    let pages = admin::routes(sources.status.clone()).merge(live.routes()).merge(explain);
     protect(listeners, pages.merge(metrics::routes("/metrics", sources.clone())))
 }
 
