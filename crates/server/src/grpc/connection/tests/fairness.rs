@@ -201,8 +201,7 @@ async fn calls_for_tonic_leave_turns_to_other_connections() {
     let (near, mut far) = duplex(8 << 20);
     far.write_all(&calls).await.unwrap();
     let (_end, ended) = watch::channel(false);
-    let mut serving =
-        pin!(serve(ratelease_listener::Connection::standalone(near), context, ended));
+    let mut serving = pin!(serve(ratelease_listener::Connection::standalone(near), context, ended));
     let mut before = 0;
     while before < CALLS {
         let polled = poll_fn(|cx| Poll::Ready(serving.as_mut().poll(cx))).await;
