@@ -85,7 +85,9 @@ if value then
   else
     local elapsed = (window - of) % WINDOWS
     stored = math.min(tonumber(two or 0) + carried(tonumber(one), 1), COUNT_MAX)
-    if elapsed > 1 then stored = carried(stored, elapsed - 1) end
+    if elapsed > 1 then
+      stored = elapsed < windows_carried and carried(stored, elapsed - 1) or 0
+    end
   end
 end
 

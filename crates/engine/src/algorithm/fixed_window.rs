@@ -161,7 +161,8 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let count = match window - state.window {
         0 => return state,
         1 => next,
-        elapsed => carried(next, elapsed - 1, ask),
+        elapsed if elapsed < windows_carried(ask) => carried(next, elapsed - 1, ask),
+        _ => 0,
     };
     State { window, count, next: 0 }
 }

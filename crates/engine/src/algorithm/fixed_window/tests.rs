@@ -310,6 +310,20 @@ fn a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
     assert_eq!(state.ends_at(&ask), window + 3, "150 and 100 take three windows");
 }
 
+/// Then the store forgets it, whatever remains.
+#[test]
+fn a_debt_that_is_not_paid_in_a_century_is_forgotten_with_its_last_window() {
+    let limit = Limit {
+        unit_multiplier: 20_345_807.try_into().unwrap(),
+        ..Limit::fixed_window(1, Unit::Second)
+    };
+    let look = Ask { carry_debt: true, ..Ask::look(Key::for_test(0), limit) };
+    let (state, _) = step(None, NOON, &Ask { owed: 156, ..look });
+    let end = state.ends_at(&look) * 1_000_000;
+    let left = |at| step(Some(state), at, &look).1.left;
+    assert_eq!([left(end - 1), left(end)], [0, 1]);
+}
+
 #[test]
 fn a_reply_that_does_not_count_what_is_owed_is_refused() {
     let window = NOON / 1_000_000;
