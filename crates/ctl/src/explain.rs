@@ -255,7 +255,7 @@ fn read_store(
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
         let store = store::open(store);
         let replies = join_all(asks.iter().map(|ask| store.lend(ask))).await;
-        (replies, asks.iter().map(|ask| store.owner(ask)).collect())
+        (replies, asks.iter().map(|ask| store.server(store.shard(ask))).collect())
     });
     for ((entry, reply), server) in entries.iter_mut().zip(replies).zip(servers) {
         entry.now = Some(reply);

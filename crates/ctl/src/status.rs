@@ -64,14 +64,14 @@ fn table(pod: &PodStatus, painter: Painter) -> String {
         let style = if shard.is_open() { Style::Bad } else { Style::Good };
         let breaker = painter.paint(style, Safe(&shard.breaker));
         let name = Safe(format!("{:<5}", shard.name()));
-        let away = shard.round_trip_ms;
+        let away = shard.away();
         let opened = shard.opened;
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
         let failure = shard.last_failure.as_ref().filter(|_| !shard.is_open());
         let failure = failure.map(|why| format!("; last failure: {}", Safe(why)));
         let _ = writeln!(
             text,
-            "shard {name} breaker {breaker}, opened {opened} times, {away:.2} ms away{}{}",
+            "shard {name} breaker {breaker}, opened {opened} times, {away}{}{}",
             hot.unwrap_or_default(),
             failure.unwrap_or_default()
         );
@@ -158,7 +158,7 @@ mod tests {
             "rules": {"version": "00ab", "count": 7, "loads_ok": 2, "loads_failed": 1,
                 "last_fault": "shop.yaml:3:5: bad"},
             "shards": [
-                {"shard": 0, "breaker": "open", "opened": 3, "round_trip_ms": 0.5,
+                {"shard": 0, "server": "10.0.0.1:6379", "breaker": "open", "opened": 3, "round_trip_ms": 0.5,
                     "last_failure": "no answer"},
                 {"shard": 1, "breaker": "closed", "last_failure": "it refused"},
             ],
@@ -170,7 +170,7 @@ mod tests {
              problem: the breaker of shard 0 is open: no answer\n\
              ratelease   1.2.3, up for 61 s, store memory\n\
              rules       version 00ab, 7 rules, loads: 2 accepted, 1 refused\n\
-             shard 0     breaker open, opened 3 times, 0.50 ms away\n\
+             shard 0     breaker open, opened 3 times, 0.50 ms away at 10.0.0.1:6379\n\
              shard 1     breaker closed, opened 0 times, 0.00 ms away; last failure: it refused\n\
              counts\n             9  keys\n"
         );

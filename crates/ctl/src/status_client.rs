@@ -68,6 +68,8 @@ pub struct Shard {
     /// The name of its store; empty where the server does not say it.
     pub store: String,
     pub shard: u64,
+    /// The address of its server, if it is known.
+    pub server: Option<String>,
     /// `closed`, `open` or `probing`.
     pub breaker: String,
     /// How often the breaker opened.
@@ -225,6 +227,12 @@ impl Shard {
             "" | DEFAULT_STORE => self.shard.to_string(),
             store => format!("{} of {store}", self.shard),
         }
+    }
+
+    /// Returns how far its server is, and where that is if it is known.
+    pub fn away(&self) -> String {
+        let at = self.server.as_ref().map(|server| format!(" at {}", Safe(server)));
+        format!("{:.2} ms away{}", self.round_trip_ms, at.unwrap_or_default())
     }
 
     /// Returns whether the breaker is open or probing.

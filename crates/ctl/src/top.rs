@@ -536,9 +536,9 @@ fn draw_shards(pod: &PodStatus, colours: Colours, area: Rect, buffer: &mut Buffe
     let lines = pod.shards.iter().map(|shard| {
         let style = if shard.is_open() { colours.bad() } else { colours.good() };
         let opened = shard.opened;
-        let away = shard.round_trip_ms;
+        let away = shard.away();
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", status::key(hot)));
-        let rest = format!(", opened {opened} times, {away:.2} ms away{}", hot.unwrap_or_default());
+        let rest = format!(", opened {opened} times, {away}{}", hot.unwrap_or_default());
         Line::from(vec![
             Span::raw(safe::line(&format!("{:>4} ", shard.name()))),
             Span::styled(safe::line(&shard.breaker), style),

@@ -252,8 +252,10 @@ impl LeaseClient {
 
     /// The states of the shards that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardSnapshot> {
-        let now = self.shared.clock.now();
-        self.all_shards().iter().map(|shard| shard.snapshot(now)).collect()
+        let Shared { store, clock, .. } = &*self.shared;
+        let now = clock.now();
+        let snapshot = |shard: &Arc<Shard>| shard.snapshot(store.server(shard.number()), now);
+        self.all_shards().iter().map(snapshot).collect()
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.

@@ -123,9 +123,9 @@ pub trait Store: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The server that owns the count of `ask`, for display; `None` where that is not known at
-    /// present.
-    fn owner(&self, _ask: &Ask) -> Option<String> {
+    /// The address of the server that owns the counts of `shard`, for display; `None` where that is
+    /// not known at present.
+    fn server(&self, _shard: usize) -> Option<String> {
         None
     }
 

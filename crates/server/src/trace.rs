@@ -381,8 +381,8 @@ impl Store for Traced {
         self.inner.counts()
     }
 
-    fn owner(&self, ask: &Ask) -> Option<String> {
-        self.inner.owner(ask)
+    fn server(&self, shard: usize) -> Option<String> {
+        self.inner.server(shard)
     }
 
     fn store_name(&self, shard: usize) -> String {

@@ -49,7 +49,9 @@ fn desk(store: Arc<RedisStore>) -> (LeaseClient, mpsc::UnboundedReceiver<Reply>)
 
 /// A key of a slot that the node owns.
 fn owned(store: &dyn Store) -> ratelease_engine::store::Ask {
-    std::iter::repeat_with(|| ask(10, 1, 0)).find(|ask| store.owner(ask).is_some()).unwrap()
+    std::iter::repeat_with(|| ask(10, 1, 0))
+        .find(|ask| store.server(store.shard(ask)).is_some())
+        .unwrap()
 }
 
 /// The first ask waits a quarter of a second for the connection; no other ask is affected.
@@ -83,7 +85,7 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
 async fn slots_without_an_owner_open_no_masters_breaker() {
     let store = connected(half_a_cluster("none".into(), 1).await).await;
     let owned = owned(&*store);
-    let is_unowned = |ask: &_| store.owner(ask).is_none();
+    let is_unowned = |ask: &_| store.server(store.shard(ask)).is_none();
     let unowned = std::iter::repeat_with(|| ask(10, 1, 0)).find(is_unowned).unwrap();
     let (desk, mut replies) = desk(Arc::clone(&store));
     for _ in 0..10 {

@@ -35,6 +35,8 @@ pub struct ShardSnapshot {
     pub store: Arc<str>,
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
+    /// The address of its server, by [`crate::store::Store::server`].
+    pub server: Option<String>,
     /// The state of the shard's breaker.
     pub breaker: BreakerState,
     /// How often the breaker has opened.
@@ -106,7 +108,7 @@ impl Shard {
         self.admission.lock().breaker.state() == BreakerState::Closed
     }
 
-    pub(super) fn snapshot(&self, now: Time) -> ShardSnapshot {
+    pub(super) fn snapshot(&self, server: Option<String>, now: Time) -> ShardSnapshot {
         let (breaker, opened, last_failure) = {
             let Admission { breaker, last_failure, .. } = &*self.admission.lock();
             let shown = last_failure.as_ref().filter(|(at, _)| now.since(*at) <= FAILURE_SHOWN);
@@ -115,6 +117,7 @@ impl Shard {
         ShardSnapshot {
             store: Arc::clone(&self.store),
             shard: self.shard,
+            server,
             breaker,
             opened,
             round_trip: self.round_trip(),

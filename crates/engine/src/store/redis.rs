@@ -196,15 +196,12 @@ impl Store for RedisStore {
         Box::pin(self.follow(follow))
     }
 
-    fn owner(&self, ask: &Ask) -> Option<String> {
+    fn server(&self, shard: usize) -> Option<String> {
         match &self.servers {
             Servers::One(link) => {
                 link.connection().ok().map(|connection| connection.address.to_string())
             }
-            Servers::Cluster(cluster) => {
-                let key = ask.counter().in_store(&self.key_prefix);
-                cluster.master(slot_of(key.as_bytes())).map(|master| master.to_string())
-            }
+            Servers::Cluster(cluster) => cluster.master(shard).map(|master| master.to_string()),
         }
     }
 

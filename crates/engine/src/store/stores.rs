@@ -144,8 +144,8 @@ impl Store for Stores {
         counts
     }
 
-    fn owner(&self, ask: &Ask) -> Option<String> {
-        self.at(self.index(ask.limit)).owner(ask)
+    fn server(&self, shard: usize) -> Option<String> {
+        self.at(shard / SHARDS_MAX).server(shard % SHARDS_MAX)
     }
 
     fn store_name(&self, shard: usize) -> String {

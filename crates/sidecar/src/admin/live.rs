@@ -52,8 +52,8 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-hBLq/GvS1Hrj3xEcVV5DnGx9+074FW4lLpeuh8jY33c='; \
-     style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
+     script-src 'sha256-/UlzftEsPeg3jmUaL1hnXWXEOX/00FdvNmBhGnhXt5M='; \
+     style-src 'sha256-qn6FUBnNwXc6QuBxBMGOIFW05N1AXKvy44HfxtphStI='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
 

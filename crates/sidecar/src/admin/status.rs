@@ -142,13 +142,15 @@ impl Status {
             invariant::violations(),
         );
         for state in (self.shards)() {
-            let ShardSnapshot { store, shard, opened, round_trip, last_failure, .. } = state;
+            let ShardSnapshot { store, shard, server, opened, round_trip, last_failure, .. } =
+                state;
+            let server = server.map(|at| format!(" at {at}")).unwrap_or_default();
             let failure = last_failure.map(|why| format!("; last failure: {why}"));
             let breaker = breaker_name(state.breaker);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 lines,
-                "shard {shard} of {store}: breaker {breaker}, opened {opened} times; \
+                "shard {shard} of {store}{server}: breaker {breaker}, opened {opened} times; \
                  {round_trip:?} away{}",
                 failure.unwrap_or_default()
             );
@@ -182,6 +184,7 @@ fn shard(state: &ShardSnapshot) -> Value {
     json!({
         "store": &*state.store,
         "shard": state.shard,
+        "server": state.server,
         "breaker": breaker_name(state.breaker),
         "opened": state.opened,
         "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,

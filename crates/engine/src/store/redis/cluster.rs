@@ -118,10 +118,10 @@ impl Cluster {
         map.links.get(shard)?.as_ref()?.silence()
     }
 
-    /// The master that owns `slot`; `None` while that is unknown.
-    pub(super) fn master(&self, slot: usize) -> Option<Address> {
+    /// The master of `shard`; `None` while that is unknown.
+    pub(super) fn master(&self, shard: usize) -> Option<Address> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
-        map.slots.masters().get(map.slots.owner(slot)?)?.clone()
+        map.slots.masters().get(shard)?.clone()
     }
 
     /// The connection to the owner of `slot`.

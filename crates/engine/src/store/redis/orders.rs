@@ -115,7 +115,7 @@ impl RedisStore {
     fn connector_of(&self, slot: usize) -> Result<Connector, Fault> {
         match (&self.servers, &self.context.settings.kind) {
             (Servers::Cluster(cluster), _) => {
-                let owner = cluster.master(slot);
+                let owner = cluster.master(cluster.shard(slot));
                 let unknown = || Fault::new(Kind::NotSent, "its owner is not known");
                 owner.map(|owner| Connector::server(&self.context, owner)).ok_or_else(unknown)
             }

@@ -82,6 +82,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
             vec![ShardSnapshot {
                 store: "default".into(),
                 shard: 3,
+                server: Some("10.0.0.1:6379".to_owned()),
                 breaker,
                 opened: 4,
                 round_trip,
@@ -114,7 +115,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(json["store"], "memory");
     let shard = json!({
-        "store": "default", "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
+        "store": "default", "shard": 3, "server": "10.0.0.1:6379", "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
         "last_failure": "it broke",
         "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25, "relieved": 9},
     });
@@ -126,8 +127,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     let millis = status.json()["started_after_ms"].as_u64().unwrap();
     assert_eq!(u128::from(millis), after.as_millis());
     let lines = status.lines();
-    let shard =
-        "shard 3 of default: breaker open, opened 4 times; 2ms away; last failure: it broke";
+    let shard = "shard 3 of default at 10.0.0.1:6379: breaker open, opened 4 times; 2ms away; last failure: it broke";
     for line in [shard, "keys held: 3", "task restarts: 5", "rules version: none", "store: memory"]
     {
         assert!(lines.lines().any(|it| it == line), "{line} in {lines}");
