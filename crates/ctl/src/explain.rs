@@ -443,20 +443,19 @@ fn settings(rule: &Rule, stats: &str, stores: &StoreNames, out: &mut Out) -> Res
     field("stats key", stats, out)
 }
 
-/// Whether the store has lent nothing of the limit under this key, as far as it knows.
-fn is_unused(limit: Limit, grant: &Grant) -> bool {
-    grant.left >= limit.capacity() && !grant.overdrawn
-}
-
-/// What an unused limit may mean: pods may count under another key.
-fn unused(has_secret: bool) -> &'static str {
-    if has_secret {
+/// What it may mean that the store has lent nothing of the limit under this key, as far as it knows:
+/// pods may count under another key. `None` if it has lent something.
+pub fn unused(limit: Limit, grant: &Grant, has_secret: bool) -> Option<&'static str> {
+    if grant.left < limit.capacity() || grant.overdrawn {
+        return None;
+    }
+    Some(if has_secret {
         "nothing is counted under this key: it was not used lately, or the pods have another \
          KEY_SECRET, CACHE_KEY_PREFIX or other rules"
     } else {
         "nothing is counted under this key, and KEY_SECRET is not set: pods that have one count \
          under another key; set KEY_SECRET to theirs to see it"
-    }
+    })
 }
 
 fn count(
@@ -470,8 +469,8 @@ fn count(
         None => {}
         Some(Ok(grant)) => {
             field("now", &standing(*limit, grant), out)?;
-            if is_unused(*limit, grant) {
-                field("", unused(has_secret), out)?;
+            if let Some(note) = unused(*limit, grant, has_secret) {
+                field("", note, out)?;
             }
         }
         Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
@@ -602,9 +601,8 @@ fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
 
 fn count_json(Count { limit, own, pools }: &Count, has_secret: bool) -> Value {
     let content = |grant: &Grant| {
-        let note = is_unused(*limit, grant).then(|| unused(has_secret));
         json!({
-            "note": note,
+            "note": unused(*limit, grant, has_secret),
             "left": grant.left,
             "of": limit.capacity(),
             "overdrawn": grant.overdrawn,

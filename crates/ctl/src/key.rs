@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::descriptor::{CountFlags, RequestFlags};
-use crate::explain::{pools, seconds, shown, standing};
+use crate::explain::{pools, seconds, shown, standing, unused};
 
 pub const NOTES: &str = "\
 show     what is left, and whether the key is blocked
@@ -32,7 +32,8 @@ block    every charge of the key is denied for the time of --for, also where the
 unblock  ends a block
 
 Pods follow within 250 ms; one that is not connected to Redis follows when it is. Needs the REDIS_URL,
-KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods: with others another key is shown and changed.
+KEY_SECRET, CACHE_KEY_PREFIX and rules of the pods: with others another key is shown and changed, of
+which a line says that nothing is counted under it.
 All but show need a Redis user with the rights of orders (docs/operate.md), which pods lack. Each pod
 logs the key's hash. What was spent before a reset and after it may be twice the
 limit of a window. Nothing is recorded in a control plane.
@@ -81,6 +82,8 @@ struct Outcome {
     now: Result<Grant, StoreError>,
     /// How much longer it is blocked; `None` if it is not, or if that could not be read.
     blocked: Option<Duration>,
+    /// What it may mean that nothing is counted.
+    note: Option<&'static str>,
 }
 
 /// Longest time to wait for the blocks of the stores.
@@ -104,7 +107,12 @@ pub fn run(flags: &KeyFlags, role: Role, out: &mut Out) -> CliResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| CliError::new(format_args!("cannot ask Redis: {error}")))?;
-    let outcomes = runtime.block_on(act(flags, store, &charges))?;
+    let mut outcomes = runtime.block_on(act(flags, store, &charges))?;
+    // After a reset nothing is counted in any case.
+    for it in outcomes.iter_mut().flatten().filter(|_| flags.action != Action::Reset) {
+        let unused = |grant| unused(it.ask.limit, grant, !leases.key_secret.is_empty());
+        it.note = it.now.as_ref().ok().and_then(unused);
+    }
     report(flags, &request, &outcomes, out)?;
     for Outcome { ask, now, .. } in outcomes.iter().flatten() {
         if let (Action::Show, Err(error)) = (flags.action, now) {
@@ -145,7 +153,12 @@ async fn act(
         let ask = charge.look();
         let done = act_on(flags, &*store, charge, &ask).await;
         done.map_err(|error| CliError::new(format_args!("key {}: {error}", charge.own)))?;
-        outcomes.push(Some(Outcome { ask, now: store.lend(&ask).await, blocked: None }));
+        outcomes.push(Some(Outcome {
+            ask,
+            now: store.lend(&ask).await,
+            blocked: None,
+            note: None,
+        }));
     }
     let blocked = blocked(&*store, stores).await;
     for outcome in outcomes.iter_mut().flatten() {
@@ -219,7 +232,7 @@ fn report(
     for (descriptor, outcome) in request.descriptors.iter().zip(outcomes) {
         let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
         out.line(format_args!("{}", out.painter().paint(Style::Strong, Safe(heading))))?;
-        let Some(Outcome { ask, now, blocked }) = outcome else {
+        let Some(Outcome { ask, now, blocked, note }) = outcome else {
             out.line("  no rule limits it")?;
             continue;
         };
@@ -235,6 +248,9 @@ fn report(
             Err(error) => format!("unknown: {error}"),
         };
         out.line(format_args!("  now      {}", Safe(left)))?;
+        if let Some(note) = note {
+            out.line(format_args!("           {note}"))?;
+        }
         if let Some(lasts) = blocked {
             out.line(format_args!("  blocked  for {}", seconds(*lasts)))?;
         }
@@ -243,13 +259,14 @@ fn report(
 }
 
 fn object(outcome: &Outcome) -> Value {
-    let Outcome { ask, now, blocked } = outcome;
+    let Outcome { ask, now, blocked, note } = outcome;
     let left = now.as_ref().ok();
     json!({
         "hash": ask.key.to_string(),
         "left": left.map(|grant| grant.left),
         "of": ask.limit.capacity(),
         "overdrawn": left.map(|grant| grant.overdrawn),
+        "note": note,
         "error": now.as_ref().err().map(ToString::to_string),
         "blocked_seconds": blocked.map(|lasts| lasts.as_secs_f64()),
     })

@@ -126,7 +126,8 @@ impl Kind {
     }
 }
 
-const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
+const NO_RIGHT: &str = "NOPERM";
+const DENIALS: &[&str] = &["NOAUTH", NO_RIGHT, "WRONGPASS"];
 
 /// Redis's own code for a value of another type, and our scripts' code for a text that none of them
 /// writes.
@@ -196,6 +197,12 @@ impl Fault {
             Kind::Refused if is_unknown() => Some(HINT_SCRIPTS),
             _ => None,
         }
+    }
+
+    /// Whether the user of the connection may not do what it asked for.
+    pub(super) fn lacks_a_right(&self) -> bool {
+        let is_said = |code| self.text.contains(code);
+        self.kind == Kind::Denied && [NO_RIGHT, DENIED_IN_A_SCRIPT].into_iter().any(is_said)
     }
 
     /// Returns the fault with the name of its source before its text.

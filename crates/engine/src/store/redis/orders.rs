@@ -41,6 +41,9 @@ const PAGE: usize = 100;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(10);
 
+/// What a user that gives orders may do beside what a pod may.
+const RIGHTS: &str = "+xadd +xrange +xlen +xdel +del +pexpireat";
+
 /// The place of an entry in the stream: milliseconds, and a number within them.
 type Place = (u64, u64);
 
@@ -61,11 +64,30 @@ impl RedisStore {
         let words = key.words().map(u64::from);
         let arguments = [&words[..], &[kind, millis(lasts), ORDERS_MAX as u64]].concat();
         let call = Call::new(&ORDER, self.orders_key(), arguments);
-        Ok(Trip::new(&call).result(self, is_number).await?)
+        let given = Trip::new(&call).result(self, is_number).await;
+        given.map_err(|fault| self.with_rights(fault).into())
+    }
+
+    /// The fault of an order, with the rights of orders if the user lacks one.
+    fn with_rights(&self, fault: Fault) -> Fault {
+        if !fault.lacks_a_right() {
+            return fault;
+        }
+        let user = self.context.settings.username.as_deref().unwrap_or("default");
+        let (prefix, why) = (&self.key_prefix, fault.text);
+        let text = format!(
+            "the user {user} lacks a right; on each node: ACL SETUSER {user} {RIGHTS} \
+             ~{prefix}rl:*; {why}"
+        );
+        Fault::new(Kind::Denied, text)
     }
 
     /// Deletes the count that `ask` names, under each of its names.
     pub(super) async fn clear_count(&self, ask: &Ask) -> Result<(), StoreError> {
+        self.clear_names(ask).await.map_err(|fault| self.with_rights(fault).into())
+    }
+
+    async fn clear_names(&self, ask: &Ask) -> Result<(), Fault> {
         // So that the name before, if there is one, has a mark from now on.
         self.key_of(ask).await?;
         let mut next = Some(ask.previous.unwrap_or(ask.key));
