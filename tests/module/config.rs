@@ -38,6 +38,22 @@ fn every_fault_of_the_filter_is_told_with_its_place() {
 }
 
 #[test]
+fn a_misspelt_name_of_the_filter_or_the_extension_is_told() {
+    let (_rules, options) = options();
+    let files = TempDir::new().unwrap();
+    let bootstrap = options.bootstrap(files.path()).to_string();
+    for name in ["filter_name", "extension_name"] {
+        let written = |value: &str| format!("\"{name}\":\"{value}\"");
+        assert!(bootstrap.contains(&written("ratelease")), "{bootstrap}");
+        let misspelt = bootstrap.replace(&written("ratelease"), &written("ratelaese"));
+        let (is_valid, log) = validate(&misspelt, &[]);
+        assert!(!is_valid, "{log}");
+        let fault = format!("{name}: \"ratelaese\"; the module has no other than ratelease");
+        assert!(log.contains(&fault), "{log}");
+    }
+}
+
+#[test]
 fn faults_of_a_route_are_told_with_their_places() {
     let (_rules, mut options) = options();
     options.rate_limits = json!([{"actions": [{"source_cluster": {}}]}]);
@@ -47,8 +63,8 @@ fn faults_of_a_route_are_told_with_their_places() {
 #[test]
 fn settings_that_are_faulty_or_unknown_are_told() {
     let (_rules, options) = options();
-    refused(&options.clone().set("DRAIN_TIMEOUT", "soon"), &["DRAIN_TIMEOUT"]);
-    refused(&options.set("REDIS_URLS", "x"), &["REDIS_URLS: no setting has this name"]);
+    let faulty = options.set("DRAIN_TIMEOUT", "soon").set("REDIS_URLS", "x");
+    refused(&faulty, &["DRAIN_TIMEOUT: expected", "REDIS_URLS: no setting has this name"]);
 }
 
 #[test]

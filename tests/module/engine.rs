@@ -21,6 +21,11 @@ async fn the_pages_of_the_engine_are_on_envoys_admin_port_and_on_a_port_that_is_
         let first = |page: &str| page.lines().next().unwrap().chars().take(9).collect::<String>();
         assert_eq!(first(&within), first(&beside.body), "{page}");
     }
+    let index = envoy.admin("/ratelease").await;
+    let listed: Vec<_> = index.lines().filter(|line| line.starts_with('/')).collect();
+    let paths = listed.iter().map(|line| line.split(' ').next().unwrap());
+    let below = ["", "/hotkeys", "/metrics", "/rlconfig", "/status"];
+    assert_eq!(paths.collect::<Vec<_>>(), below.map(|page| format!("/ratelease{page}")));
     let counted = envoy.admin("/ratelease/metrics").await;
     assert!(counted.contains(r#"total_hits{domain="paged",key1="path"} 1"#), "{counted}");
     assert!(envoy.admin("/help").await.contains("/ratelease"));

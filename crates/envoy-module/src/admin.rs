@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Limited};
+use ratelease_sidecar::admin::Below;
 use ratelease_sidecar::app::Router;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -54,7 +55,8 @@ impl Pages {
         }
         // A host that the guard of the debug port lets through: Envoy's admin port guards itself.
         let request = http::Request::get(path).header("host", "localhost").body(String::new());
-        let Ok(request) = request else { return (400, b"no such page\n".to_vec()) };
+        let Ok(mut request) = request else { return (400, b"no such page\n".to_vec()) };
+        request.extensions_mut().insert(Below(PREFIX));
         let routes = self.routes.clone();
         let (sender, page) = std::sync::mpsc::sync_channel(1);
         self.runtime.spawn(async move {

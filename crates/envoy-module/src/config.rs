@@ -144,14 +144,20 @@ const EXPECTED: &str = "type.googleapis.com/envoy.extensions.filters.http.rateli
 // === impl FilterConfig ===
 
 impl FilterConfig {
-    /// Reads a serialized `RateLimit` message.
+    /// Reads a serialized `RateLimit` message for the filter of this name.
     ///
     /// # Errors
     ///
     /// All faults, or why the engine cannot start.
-    pub fn read(setup: &mut Setup<'_>, bytes: &[u8], validates: bool) -> Result<Self, Refused> {
+    pub fn read(
+        setup: &mut Setup<'_>,
+        name: &[u8],
+        bytes: &[u8],
+        validates: bool,
+    ) -> Result<Self, Refused> {
         let message: pb::RateLimit = decode(bytes, "filter_config", "RateLimit")?;
         let mut faults = Faults::default();
+        expect_own_name(name, "filter_name", &mut faults);
         let mut config = Self::compile(&message, &mut faults);
         if !faults.is_empty() {
             return Err(faults.to_string());
@@ -212,6 +218,16 @@ impl FilterConfig {
             counters: Counters::default(),
             engine: None,
         }
+    }
+}
+
+/// The name of the filter and of the extension, the only ones that the module has.
+const NAME: &str = "ratelease";
+
+fn expect_own_name(name: &[u8], place: &str, faults: &mut Faults) {
+    if !name.is_empty() && name != NAME.as_bytes() {
+        let name = String::from_utf8_lossy(name);
+        faults.add(place, format!("{name:?}; the module has no other than {NAME}"));
     }
 }
 
@@ -466,23 +482,34 @@ fn decode<M: Message + Default>(
 /// # Errors
 ///
 /// What is no object, or no name and value.
-pub fn overrides(bytes: &[u8]) -> Result<Overrides, Refused> {
+pub fn overrides(name: &[u8], bytes: &[u8]) -> Result<Overrides, Refused> {
     const EXPECTED: &str = "expected a google.protobuf.Struct of settings: names as in docs/settings-list.md, values \
          as text, numbers or true and false";
-    if bytes.trim_ascii().is_empty() {
-        return Ok(Overrides::new());
+    let mut faults = Faults::default();
+    expect_own_name(name, "extension_name", &mut faults);
+    let mut overrides = Overrides::new();
+    let read = match bytes.trim_ascii() {
+        b"" => Some(Value::Object(serde_json::Map::new())),
+        bytes => serde_json::from_slice(bytes).ok(),
+    };
+    if let Some(Value::Object(fields)) = read {
+        for (name, value) in fields {
+            let text = match value {
+                Value::String(text) => text,
+                Value::Bool(is) => is.to_string(),
+                Value::Number(number) => whole(&number),
+                _ => {
+                    let place = format!("extension_config.{name}");
+                    faults.add(place, format!("no text; {EXPECTED}"));
+                    continue;
+                }
+            };
+            overrides.insert(name, text);
+        }
+    } else {
+        faults.add("extension_config", EXPECTED);
     }
-    let read: Result<Value, _> = serde_json::from_slice(bytes);
-    let Ok(Value::Object(fields)) = read else {
-        return Err(format!("extension_config: {EXPECTED}"));
-    };
-    let text = |(name, value)| match value {
-        Value::String(text) => Ok((name, text)),
-        Value::Bool(is) => Ok((name, is.to_string())),
-        Value::Number(number) => Ok((name, whole(&number))),
-        _ => Err(format!("extension_config.{name}: no text; {EXPECTED}")),
-    };
-    fields.into_iter().map(text).collect()
+    if faults.is_empty() { Ok(overrides) } else { Err(faults.to_string()) }
 }
 
 /// A number as a setting has it: JSON of protobuf has doubles, `8080.0` stands for 8080.

@@ -4,7 +4,9 @@
 //! configuration. The bootstrap extension makes it, before Envoy listens, or else the first
 //! configuration of a filter does; it lives until the extension shuts it down, or with the process.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -12,7 +14,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_cli::commands::Task;
-use ratelease_cli::settings::{Section, Sections, Settings, process_env};
+use ratelease_cli::settings::{Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
 use ratelease_server::service::{DecisionService, Peer};
 use ratelease_sidecar::app::{self, App};
@@ -178,30 +180,52 @@ pub fn claim(overrides: Option<&Overrides>) -> Result<Overrides, String> {
     }
 }
 
+/// Variables that only those settings read which are in force.
+const READ_SOMETIMES: [&str; 3] = ["OTEL_", "DD_", "DOG_STATSD_MOGRIFIER_"];
+
 /// Reads the settings as `ratelease serve` does.
 ///
 /// # Errors
 ///
 /// Every fault, and names that are no settings.
 pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
-    let names: Vec<_> = Settings::SECTIONS.iter().flat_map(Section::rows).collect();
-    let unknown: Vec<_> = overrides
-        .keys()
-        .filter(|name| !names.iter().any(|row| row.name == name.as_str()))
-        .map(|name| format!("{name}: no setting has this name; docs/settings-list.md lists all"))
-        .collect();
-    if !unknown.is_empty() {
-        return Err(unknown.join("\n"));
-    }
-    let env = |name: &str| overrides.get(name).cloned().or_else(|| process_env(name));
+    let asked = RefCell::new(HashSet::new());
+    let env = |name: &str| {
+        asked.borrow_mut().insert(name.to_owned());
+        overrides.get(name).cloned().or_else(|| process_env(name))
+    };
+    let parse = |flags: Vec<OsString>| {
+        Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env)
+    };
     // Those without a variable are flags, such as `--rules`.
     let flags = overrides.iter().filter(|(name, _)| name.starts_with("--"));
-    let flags = flags.flat_map(|(name, value)| [name.into(), value.into()]);
-    match Task::parse("ratelease", ["serve".into()].into_iter().chain(flags), &env) {
-        Ok(Task::Serve(settings)) => Ok(*settings),
-        Ok(_) => Err("internal error: the settings are another command's".to_owned()),
-        Err(error) => Err(error.to_string()),
+    let flags = flags.map(|(name, value)| format!("{name}={value}").into());
+    let mut faults = Vec::new();
+    let mut task = parse(flags.collect());
+    if let Err(SettingsError::Usage(text)) = &task {
+        // The variables have not been read.
+        faults.push(text.lines().next().unwrap_or_default().to_owned());
+        task = parse(Vec::new());
     }
+    faults.extend(unknown(overrides, &asked.borrow()));
+    match task {
+        Ok(Task::Serve(settings)) if faults.is_empty() => return Ok(*settings),
+        Ok(Task::Serve(_)) => {}
+        Ok(_) => faults.push("internal error: the settings are another command's".to_owned()),
+        Err(error) => faults.push(error.to_string()),
+    }
+    Err(faults.join("\n"))
+}
+
+/// A fault for each name that nothing has asked for.
+fn unknown(overrides: &Overrides, asked: &HashSet<String>) -> Vec<String> {
+    let is_known = |name: &&String| {
+        let is_flag = name.starts_with("--");
+        is_flag || asked.contains(*name) || READ_SOMETIMES.iter().any(|it| name.starts_with(it))
+    };
+    let unknown = overrides.keys().filter(|name| !is_known(name));
+    let fault = |name| format!("{name}: no setting has this name; docs/settings-list.md lists all");
+    unknown.map(fault).collect()
 }
 
 #[cfg(test)]
@@ -218,9 +242,37 @@ mod tests {
         assert_eq!((read.listeners.port, read.leases.max_wait), (9, Duration::from_millis(7)));
         let read = given(&[("--rules", "/tmp/of/nobody")]).unwrap();
         assert_eq!(format!("{:?}", read.rules.dir).matches("/tmp/of/nobody").count(), 1);
-        let fault = given(&[("LEASE_MAX_WAITS", "7ms")]).unwrap_err();
-        assert!(fault.contains("LEASE_MAX_WAITS: no setting"), "{fault}");
-        let fault = given(&[("PORT", "x")]).unwrap_err();
-        assert!(fault.contains("PORT"), "{fault}");
+    }
+
+    #[test]
+    fn every_fault_of_the_settings_is_told_at_once() {
+        for (flag, more) in [("--rules", None), ("--rule", Some("unexpected argument '--rule'"))] {
+            let of = [(flag, "/r"), ("LEASE_MAX_WAITS", "7ms"), ("PORT", "x"), ("REDIS_URLS", "x")];
+            let pairs = of.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let faults = settings(&pairs.into_iter().collect()).unwrap_err();
+            let names = ["LEASE_MAX_WAITS: no setting", "REDIS_URLS: no setting", "PORT: expected"];
+            for fault in names.into_iter().chain(more) {
+                assert!(faults.contains(fault), "{flag}: {fault:?} in {faults}");
+            }
+        }
+    }
+
+    #[test]
+    fn settings_of_every_kind_are_known() {
+        let settings = settings(&Overrides::from(
+            [
+                ("KEY_SECRET_FILE", "/dev/null"),
+                ("REDIS_URL", "redis:6379"),
+                ("REDIS_STORES", "gold"),
+                ("REDIS_STORE_GOLD_URL", "redis:6380"),
+                ("REDIS_PERSECOND", "true"),
+                ("REDIS_PERSECOND_URL", "redis:6381"),
+                ("REDIS_POOL_SIZE", "10"),
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned())),
+        ));
+        let faults = settings.err().unwrap_or_default();
+        assert!(!faults.contains("no setting"), "{faults}");
     }
 }

@@ -71,16 +71,16 @@ impl Module for RateleaseModule {
     type RouteConfig = Arc<RouteConfig>;
     type Bootstrap = Extension;
 
-    fn config(setup: &mut Setup<'_>, _: &[u8], config: &[u8]) -> Option<FilterConfig> {
-        refuse(FilterConfig::read(setup, config, abi::is_validation_mode()))
+    fn config(setup: &mut Setup<'_>, name: &[u8], config: &[u8]) -> Option<FilterConfig> {
+        refuse(FilterConfig::read(setup, name, config, abi::is_validation_mode()))
     }
 
     fn route_config(_: &[u8], config: &[u8]) -> Option<Arc<RouteConfig>> {
         refuse(RouteConfig::read(config)).map(Arc::new)
     }
 
-    fn bootstrap(host: &BootstrapHost<'_>, _: &[u8], config: &[u8]) -> Option<Extension> {
-        let overrides = refuse(config::overrides(config))?;
+    fn bootstrap(host: &BootstrapHost<'_>, name: &[u8], config: &[u8]) -> Option<Extension> {
+        let overrides = refuse(config::overrides(name, config))?;
         if abi::is_validation_mode() {
             refuse(engine::claim(Some(&overrides)).and_then(|it| engine::settings(&it)))?;
             return Some(Extension { engine: None, _scheduler: None });

@@ -16,10 +16,10 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
+use axum::{Extension, Router};
 use http::header::CONTENT_TYPE;
 use http::{StatusCode, Uri};
 use ratelease_cli::settings::HealthyWith;
@@ -107,24 +107,41 @@ async fn absent(uri: Uri) -> impl IntoResponse {
     (StatusCode::NOT_FOUND, [(CONTENT_TYPE, PLAIN)], page)
 }
 
-async fn index(State(status): State<Status>) -> impl IntoResponse {
-    let page = render(move || index_of(&status)).await;
+/// Another server has the pages below this path, without those of the debug port only.
+#[derive(Debug, Clone, Copy)]
+pub struct Below(pub &'static str);
+
+async fn index(below: Option<Extension<Below>>, State(status): State<Status>) -> impl IntoResponse {
+    let below = below.map(|Extension(below)| below);
+    let page = render(move || index_of(&status, below)).await;
     page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 
-fn index_of(status: &Status) -> String {
-    format!(
-        "ratelease {}\n\n/          this page\n\
-         /explain   how the rules match a request, for ratectl explain --pod\n\
-         /hotkeys   the keys requested and denied most, in total and by rule, as JSON\n\
-         /live      the state of this pod, updated each second, for a browser\n\
-         /metrics   for Prometheus\n\
-         /rlconfig  the rules in force, one per line\n\
-         /status    what follows and more, as JSON\n\n{}",
-        env!("CARGO_PKG_VERSION"),
-        status.lines(),
-    )
+fn index_of(status: &Status, below: Option<Below>) -> String {
+    let mut page = format!("ratelease {}\n\n", env!("CARGO_PKG_VERSION"));
+    let is_there = |path| below.is_none() || !OF_PORT.contains(&path);
+    for (path, what) in PAGES.into_iter().filter(|(path, _)| is_there(*path)) {
+        let path = match below {
+            Some(Below(root)) => format!("{root}{}", path.trim_end_matches('/')),
+            None => path.to_owned(),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "{path:<10} {what}");
+    }
+    page + "\n" + &status.lines()
 }
+
+/// Pages of the debug port only.
+const OF_PORT: [&str; 2] = ["/explain", "/live"];
+const PAGES: [(&str, &str); 7] = [
+    ("/", "this page"),
+    ("/explain", "how the rules match a request, for ratectl explain --pod"),
+    ("/hotkeys", "the keys requested and denied most, in total and by rule, as JSON"),
+    ("/live", "the state of this pod, updated each second, for a browser"),
+    ("/metrics", "for Prometheus"),
+    ("/rlconfig", "the rules in force, one per line"),
+    ("/status", "what follows and more, as JSON"),
+];
 
 async fn status_json(State(status): State<Status>) -> impl IntoResponse {
     json(move || status.json()).await

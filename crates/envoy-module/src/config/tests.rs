@@ -149,13 +149,14 @@ fn bytes_of_another_kind_are_refused_with_what_was_expected() {
 
 #[test]
 fn settings_are_text_numbers_and_truth_values() {
-    let read = overrides(br#"{"PORT": 8080.0, "REDIS_URL": "a:1", "X": true}"#).unwrap();
+    let read =
+        overrides(b"ratelease", br#"{"PORT": 8080.0, "REDIS_URL": "a:1", "X": true}"#).unwrap();
     let expected = [("PORT", "8080"), ("REDIS_URL", "a:1"), ("X", "true")];
     let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert_eq!(read, expected.into());
-    assert!(overrides(b"").unwrap().is_empty());
+    assert!(overrides(b"", b"").unwrap().is_empty());
     for bad in [&b"[]"[..], b"{", br#"{"A": {}}"#, &[0xff]] {
-        assert!(overrides(bad).unwrap_err().starts_with("extension_config"), "{bad:?}");
+        assert!(overrides(b"", bad).unwrap_err().starts_with("extension_config"), "{bad:?}");
     }
 }
 
@@ -182,7 +183,7 @@ fn no_bytes_make_a_reader_panic() {
             FilterConfig::compile(&message, &mut Faults::default());
         }
         let _ = RouteConfig::read(&bytes);
-        let _ = overrides(&bytes);
+        let _ = overrides(b"", &bytes);
     }
 }
 
