@@ -94,7 +94,8 @@ impl Task {
             let text = format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}");
             return Err(SettingsError::Usage(text));
         }
-        let (Cli { command }, summary) = grammar::read(role, &args, env)?;
+        let read = grammar::read(role, &args, env);
+        let (Cli { command }, summary) = read.map_err(|error| with_tip(error, role, &args, env))?;
         match command {
             Command::Serve(flags) => {
                 let mut settings = Settings::read(role, flags.values(), env)?;
@@ -105,6 +106,28 @@ impl Task {
             Command::Health(flags) => Ok(Self::Health(flags)),
         }
     }
+}
+
+/// Adds how to name the directory of the rules to the error of `serve` with a path.
+fn with_tip(
+    error: SettingsError,
+    role: Role,
+    args: &[OsString],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> SettingsError {
+    let (SettingsError::Usage(text), Some("serve")) =
+        (&error, args.get(1).and_then(|it| it.to_str()))
+    else {
+        return error;
+    };
+    let (_, unknown) =
+        grammar::split_unknown::<Cli>("serve", role, args.get(2..).unwrap_or_default(), env);
+    let path = unknown.first().map(|arg| arg.to_string_lossy()).filter(|it| !it.starts_with('-'));
+    let Some(path) = path else { return error };
+    let text = text.trim_end();
+    SettingsError::Usage(format!(
+        "{text}\n\ntip: a directory of rules is named with --rules {path}, or by RUNTIME_ROOT\n"
+    ))
 }
 
 /// Returns the subcommand that `args` name, or ask help on, if it is now in `ratectl`.
@@ -198,6 +221,22 @@ pub fn waiting_notice(missing: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_serve_does_not_take_is_refused_with_the_flag_that_does() {
+        let usage = |args: &[&str]| {
+            let args = args.iter().map(OsString::from);
+            Task::parse("ratelease", args, &|_| None).unwrap_err().to_string()
+        };
+        let tip =
+            "tip: a directory of rules is named with --rules config/rules, or by RUNTIME_ROOT";
+        for args in [&["serve", "config/rules"][..], &["serve", "--port", "1", "config/rules"]] {
+            assert!(usage(args).contains(tip), "{args:?}: {}", usage(args));
+        }
+        for args in [&["serve", "--rulez", "config/rules"][..], &["health", "config/rules"]] {
+            assert!(!usage(args).contains("RUNTIME_ROOT"), "{args:?}: {}", usage(args));
+        }
+    }
 
     #[test]
     fn files_are_missing_until_they_exist() {

@@ -168,7 +168,9 @@ impl Settings {
             let statsd = Statsd::read(values, env, faults).filter(|_| !metrics.is_off);
             let mut warnings = reference::check(env, faults);
             let telemetry = Telemetry::read(values, env, faults, &mut warnings);
-            warnings.extend(unused_tls.into_iter().chain(Store::warning(role, values)));
+            let unpushed = Statsd::warning(values).filter(|_| metrics.is_off);
+            let others = [unused_tls, unpushed, Store::warning(role, values)];
+            warnings.extend(others.into_iter().flatten());
             let summary = Vec::new();
             let mut settings = Self {
                 listeners,

@@ -100,6 +100,20 @@ settings! {
 // === impl Statsd ===
 
 impl Statsd {
+    /// Warns of a push that is asked for while nothing is counted: as in the reference, there is
+    /// none.
+    pub(super) fn warning(values: Values<'_>) -> Option<String> {
+        let asked = Pushed::read(values, &mut Faults::default());
+        let name = match (asked.has_statsd, asked.has_dog_statsd) {
+            (true, _) => "USE_STATSD",
+            (false, true) => "USE_DOG_STATSD",
+            (false, false) => return None,
+        };
+        Some(format!(
+            "{name}: nothing is pushed, since DISABLE_STATS=true prevails; unset one of them"
+        ))
+    }
+
     /// Reads the settings; `None` if nothing is pushed. `env` has the variables without flags.
     pub(super) fn read(
         values: Values<'_>,

@@ -148,10 +148,9 @@ impl Store {
         let server = if tls.accepts_any_name { ServerCheck::AnyName } else { ServerCheck::Host };
         let identity = tls.certificate.zip(tls.key);
         let tls = ClientFiles { roots: tls.roots, identity, server };
-        let main = has_main.then(|| Redis::read_one(values, &tls, faults));
+        let main = Redis::read_one(values, &tls, faults);
         let named = named_stores(values, names, has_main, &tls, faults);
         let per_second = per_second(values, has_main, &tls, faults);
-        let main = main.flatten();
         let mut all = main.iter().chain(&per_second).chain(named.iter().map(|named| &named.redis));
         if all.any(|redis| redis.tls.is_some()) {
             FILES.check(&tls, faults);
@@ -271,7 +270,7 @@ pub(crate) fn with_named_stores(command: Command, names: &StoreNames) -> Command
 // === impl Redis ===
 
 impl Redis {
-    /// Reads one Redis whose URL is given; `None` if its nodes are not known.
+    /// Reads one Redis; `None` if it has no URL, or its nodes are not known.
     fn read_one(
         values: Values<'_>,
         tls: &ClientFiles,
@@ -279,7 +278,8 @@ impl Redis {
     ) -> Option<RedisSettings> {
         let given = Self::read(values, faults);
         let decisive = ["REDIS_URL", "REDIS_TYPE", "REDIS_SOCKET_TYPE"];
-        if decisive.into_iter().any(|row| faults.has(&values.name(row))) {
+        let is_faulty = decisive.into_iter().any(|row| faults.has(&values.name(row)));
+        if is_faulty || !values.has_secret("REDIS_URL") {
             return None;
         }
         let nodes = given.nodes(values, faults)?;

@@ -248,6 +248,10 @@ fn other_faulty_settings_of_redis_are_reported() {
     assert!(with_url("REDIS_TYPE", "ring").contains("single, cluster or sentinel"));
     assert!(with_url("REDIS_SOCKET_TYPE", "udp").contains("tcp, tls or unix"));
     assert!(with_url("REDIS_AUTH", "user:").contains("a password, or user:password"));
+    assert!(
+        faults("ratelimit", &[("REDIS_TYPE", "ring")]).concat().contains("cluster or sentinel"),
+        "without a URL too"
+    );
     for networks in ["redis", "10.0.0.0/33", "10.0.0.0/8,,", "10.0.0.0/8 10.1.0.0/16"] {
         let reported = with_url("REDIS_REDIRECT_NETWORKS", networks);
         assert!(reported.contains("networks, or addresses, separated by commas"), "{reported}");

@@ -212,6 +212,16 @@ fn nothing_is_pushed_to_statsd_unless_asked_for_and_counted() {
     let pushed = |env: Env<'_>| good("ratelease serve", env).statsd;
     assert_eq!(pushed(&[("STATSD_HOST", "statsd")]), None);
     assert_eq!(pushed(&[("USE_STATSD", "true"), ("DISABLE_STATS", "true")]), None);
+    for name in ["USE_STATSD", "USE_DOG_STATSD"] {
+        let warnings =
+            good("ratelease serve", &[(name, "true"), ("DISABLE_STATS", "true")]).warnings;
+        let expected = format!("{name}: nothing is pushed, since DISABLE_STATS=true prevails");
+        assert!(warnings.iter().any(|it| it.starts_with(&expected)), "{warnings:?}");
+    }
+    for env in [&[("USE_STATSD", "true")][..], &[("DISABLE_STATS", "true")]] {
+        let warnings = good("ratelease serve", env).warnings.concat();
+        assert!(!warnings.contains("nothing is pushed"), "{warnings}");
+    }
     let found = pushed(&[("USE_STATSD", "true"), ("DD_ENV", "prod")]).expect("a push");
     assert_eq!(
         (found.address, found.interval),
