@@ -37,6 +37,7 @@ mod rules;
 mod schema;
 mod small_map;
 mod store;
+mod syntax;
 mod takes;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use saphyr_parser::{Event, Input, Marker, Parser, ScalarStyle, ScanError, Tag};
 
 use crate::fault::{Place, excerpt};
 use crate::memory::Memory;
+use crate::syntax;
 
 /// The document of a file.
 #[derive(Debug)]
@@ -398,18 +399,14 @@ fn place_of(marker: Marker) -> Place {
     Place { line: number(marker.line()), column: number(marker.col()).saturating_add(1) }
 }
 
-/// Returns the parser's message, with a hint for the most common mistake: an unquoted `*` starts an
-/// alias.
+/// Returns the parser's message, with what is probably wrong.
 fn syntax_fault(error: &ScanError, text: &str) -> Refusal {
     let place = place_of(*error.marker());
-    let mut message = error.info().to_owned();
-    let line = text.lines().nth(place.line.saturating_sub(1) as usize).unwrap_or_default();
-    if line.split_once(": ").is_some_and(|(_, value)| value.trim_start().starts_with('*')) {
-        message.push_str("; a value that starts with '*' needs quotes, such as \"*.pdf\"");
-    } else if line.trim_start_matches(' ').starts_with('\t') {
-        message.push_str("; YAML is indented with spaces, not with tabs");
+    let message = error.info();
+    match syntax::hint(message, place, text) {
+        Some(hint) => (place, format!("{message}; {hint}")),
+        None => (place, message.to_owned()),
     }
-    (place, message)
 }
 
 // The meaning of an unquoted YAML scalar, as Go's yaml.v2 reads it (YAML 1.1 without base 60). The

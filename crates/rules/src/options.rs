@@ -19,7 +19,9 @@ use crate::limit::{
 };
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
-use crate::takes::{Field, Flag, Fraction, Metadata, Number, Span, Takes, Text, TimeOfDay, Word};
+use crate::takes::{
+    Field, Flag, Fraction, Metadata, Number, Span, Takes, Text, TimeOfDay, Word, limit_hint,
+};
 
 /// An option of rule files.
 #[derive(Debug)]
@@ -1013,12 +1015,14 @@ impl<'d> Reader<'d, '_> {
         }
         let at = || RateLimit { place: node.place, ..RateLimit::default() };
         let read = limit.get_or_insert_with(at);
-        let Some(entries) = self.map(node, "'rate_limit'") else {
-            // This has been reported; `Faulty` avoids further faults for the options that are
-            // missing.
+        let Kind::Map(pairs) = &node.kind else {
+            self.refuse_with(node, "'rate_limit'", "a map", Some(limit_hint(node)));
+            // Avoids further reports of the options that are missing.
             read.unit = Parsed::Faulty;
+            read.requests_per_unit = Parsed::Faulty;
             return;
         };
+        let entries = self.entries(pairs);
         for field in self.options(entries, MapKind::RateLimit) {
             read.read(self, field);
             read.options.read(self, field);

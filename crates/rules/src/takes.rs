@@ -223,18 +223,16 @@ impl<'d, T> Takes<'d> for Number<T> {
     type Kept = Parsed<T>;
 
     fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        let expected = || {
-            let least = self.range.start();
-            let most = self.range.end();
-            format!("a whole number from {least} to {most} without quotes")
+        // What is above the range, and no absurd number, `check` refuses with its reason.
+        let most = (*self.range.end()).max(u32::MAX.into());
+        let number = match &field.node.kind {
+            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
+            Kind::Scalar(_, Meaning::Int(number)) => match u64::try_from(*number) {
+                Ok(number) if number <= most => Parsed::As(field.node.place, number),
+                _ => refuse_number(reader, field, &self.range),
+            },
+            _ => refuse_number(reader, field, &self.range),
         };
-        let number = reader.scalar(field, expected, |_, meaning| match meaning {
-            // What is above the range, and no absurd number, `check` refuses with its reason.
-            Meaning::Int(number) => u64::try_from(number)
-                .ok()
-                .filter(|number| *number <= (*self.range.end()).max(u32::MAX.into())),
-            _ => None,
-        });
         *kept = number.checked(self.check);
     }
 
@@ -243,6 +241,69 @@ impl<'d, T> Takes<'d> for Number<T> {
         let most = self.range.end();
         json!({"type": ["integer", "null"], "minimum": least, "maximum": most})
     }
+}
+
+fn refuse_number<T>(
+    reader: &mut Reader<'_, '_>,
+    field: Field<'_>,
+    range: &RangeInclusive<u64>,
+) -> Parsed<T> {
+    let (least, most) = (range.start(), range.end());
+    let expected = format!("a whole number from {least} to {most} without quotes");
+    let hint = number_hint(field, range);
+    reader.refuse_with(field.node, &format!("'{}'", field.name), &expected, hint);
+    Parsed::Faulty
+}
+
+/// What to write in place of a value that is no whole number of the range.
+fn number_hint(field: Field<'_>, range: &RangeInclusive<u64>) -> Option<String> {
+    let Kind::Scalar(text, meaning) = &field.node.kind else { return None };
+    let requests = (field.name == "requests_per_unit").then_some(());
+    match *meaning {
+        Meaning::Text => match text.replace([',', '_', ' '], "").parse() {
+            Ok(number) if range.contains(&number) => Some(format!("write {number}")),
+            _ => rate(text).zip(requests).map(|((number, unit), ())| {
+                format!("write {number}, and beside it 'unit: {unit}'")
+            }),
+        },
+        #[allow(clippy::cast_precision_loss, reason = "compared roughly")]
+        Meaning::Float(number) if (0.0..*range.end() as f64).contains(&number) => {
+            if number.fract() == 0.0 {
+                return Some(format!("write {number:.0}"));
+            }
+            let (low, high) = (number.floor(), number.ceil());
+            let longer =
+                if requests.is_some() { "; 'unit_multiplier' makes the unit longer" } else { "" };
+            Some(format!("write {low:.0} or {high:.0}{longer}"))
+        }
+        Meaning::Int(_) | Meaning::Big(_) | Meaning::Float(_) => {
+            requests.map(|()| "for no limit write 'unlimited: true', without a unit".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// What to write in place of a limit that is no map, such as `5/minute`.
+pub(crate) fn limit_hint(node: &Node<'_>) -> String {
+    let rate = match &node.kind {
+        Kind::Scalar(text, _) if text.eq_ignore_ascii_case("unlimited") => {
+            return "write {unlimited: true}".to_owned();
+        }
+        Kind::Scalar(text, _) => rate(text).ok_or_else(|| text.parse().unwrap_or(5)),
+        _ => Err(5),
+    };
+    let (requests, unit) = rate.unwrap_or_else(|requests| (requests, "minute".to_owned()));
+    format!("write {{unit: {unit}, requests_per_unit: {requests}}}")
+}
+
+/// Reads `5/minute`, `5 per minute` or `5/min`.
+fn rate(text: &str) -> Option<(u64, String)> {
+    let (requests, given) = text.split_once('/').or_else(|| text.split_once(" per "))?;
+    let given = given.trim().to_ascii_lowercase();
+    let given = given.strip_suffix('s').filter(|one| !one.is_empty()).unwrap_or(&given);
+    let mut units = Unit::ALL.iter().map(|unit| unit.name().to_ascii_lowercase());
+    let unit = units.find(|unit| !given.is_empty() && unit.starts_with(given))?;
+    Some((requests.trim().parse().ok()?, unit))
 }
 
 // === impl Span ===
@@ -444,12 +505,24 @@ impl<'d> Reader<'d, '_> {
     }
 
     pub(crate) fn refuse_type(&mut self, node: &Node<'_>, what: &str, expected: &str) {
+        self.refuse_with(node, what, expected, None);
+    }
+
+    /// The same, with what to write instead.
+    pub(crate) fn refuse_with(
+        &mut self,
+        node: &Node<'_>,
+        what: &str,
+        expected: &str,
+        hint: Option<String>,
+    ) {
         let phrase = match node.kind {
             Kind::Scalar(_, Meaning::Float(_) | Meaning::Big(_)) => "error checking config",
             _ => "error loading config file",
         };
         let found = node.describe();
-        self.fault(node.place, format!("{phrase}: {what} must be {expected}, found {found}"));
+        let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        self.fault(node.place, format!("{phrase}: {what} must be {expected}, found {found}{hint}"));
     }
 
     pub(crate) fn refuse_item(&mut self, item: &Node<'_>, expected: &str) {

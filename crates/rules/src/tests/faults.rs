@@ -130,6 +130,48 @@ fn row_6_wrong_type() {
 }
 
 #[test]
+fn a_number_or_limit_of_another_form_is_refused_with_what_to_write() {
+    let requests =
+        "'requests_per_unit' must be a whole number from 0 to 9007199254740991 without quotes";
+    for (written, found) in [
+        ("1.5", "the number 1.5; write 1 or 2; 'unit_multiplier' makes the unit longer"),
+        ("1e3", "the number 1e3; write 1000"),
+        ("-1", "the number -1; for no limit write 'unlimited: true', without a unit"),
+        ("'100'", "the text '100'; write 100"),
+        ("1,000", "the text '1,000'; write 1000"),
+        ("5/min", "the text '5/min'; write 5, and beside it 'unit: minute'"),
+        ("9007199254740992", "the number 9007199254740992; for no limit write 'unlimited: true'"),
+        (".inf", "the number .inf; for no limit write 'unlimited: true'"),
+        ("some", "the text 'some'"),
+    ] {
+        let text = format!(
+            "domain: d\ndescriptors:\n- key: k\n  rate_limit:\n    unit: day\n    \
+             requests_per_unit: {written}\n"
+        );
+        let faults = refusal(&[source(&text)], NO_MERGE);
+        let expected = format!("{requests}, found {found}");
+        assert!(faults.len() == 1 && faults[0].contains(&expected), "{expected}\n{faults:#?}");
+    }
+    for (written, form) in [
+        ("5/minute", "{unit: minute, requests_per_unit: 5}"),
+        ("10 per hour", "{unit: hour, requests_per_unit: 10}"),
+        ("3/s", "{unit: second, requests_per_unit: 3}"),
+        ("unlimited", "{unlimited: true}"),
+        ("8", "{unit: minute, requests_per_unit: 8}"),
+        ("[7]", "{unit: minute, requests_per_unit: 5}"),
+    ] {
+        let text = format!("domain: d\ndescriptors:\n- key: k\n  rate_limit: {written}\n");
+        let refused = load(&[source(&text)], NO_MERGE).unwrap_err();
+        assert_eq!(refused.warnings(), [], "{written}");
+        let found = refused.to_string();
+        assert!(
+            found.contains(" must be a map, found ") && found.contains(&format!("; write {form}")),
+            "{found}"
+        );
+    }
+}
+
+#[test]
 fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
     let limit = "{unit: day, requests_per_unit: 1}";
     let text = format!(
@@ -140,7 +182,7 @@ fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
         refusal(&[source(&text)], NO_MERGE),
         [
             "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the \
-             number 5",
+             number 5; write {unit: minute, requests_per_unit: 5}",
             &format!(
                 "a.yaml:5:18: unknown key 'kye'; {}; did you mean 'key'?",
                 expected(MapKind::Descriptor)
