@@ -181,6 +181,9 @@ pub struct TlsFlags {
 /// Maximum bytes of a certificate or key file: a bundle of all roots has a few hundred thousand.
 const PEM_BYTES_MAX: u64 = 16 << 20;
 
+/// Maximum time of each page that says what a port is.
+const PROBE_MAX: Duration = Duration::from_secs(1);
+
 /// Names of the gRPC status codes, indexed by number.
 pub const GRPC_CODES: [&str; 17] = [
     "OK",
@@ -243,6 +246,19 @@ impl Target {
             Ok(connected) => connected.map_err(|error| failed(&error)),
             Err(_) => Err(self.late(within)),
         }
+    }
+
+    /// Returns which port of a pod the target is, if it answers HTTP in place of gRPC.
+    pub fn port_of_http(&self) -> Option<&'static str> {
+        let Self::Tcp(address) = self else { return None };
+        let server = host_port(address).ok()?;
+        let page = |path| get(&server, path, PROBE_MAX).ok();
+        let index = page("/")?;
+        if index.body.starts_with(b"ratelease ") {
+            return Some("the debug port, DEBUG_PORT");
+        }
+        let has_health = page("/healthcheck").is_some_and(|page| page.status != 404);
+        Some(if has_health { "the port of HTTP and JSON, PORT" } else { "a port of HTTP" })
     }
 
     /// Returns the error for a server that did not answer in time.

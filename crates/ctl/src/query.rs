@@ -85,7 +85,13 @@ async fn answer(
 ) -> Result<Reply, CliError> {
     let QueryFlags { target, timeout: within, .. } = flags;
     match timeout(*within, ask(channel, request)).await {
-        Ok(reply) => reply.map_err(|status| target.refused(&status)),
+        Ok(reply) => reply.map_err(|status| match target.port_of_http() {
+            Some(port) => CliError::new(format_args!(
+                "{target}: this is {port}, which does not speak gRPC; name the pod's GRPC_PORT, 8081 \
+                 by default"
+            )),
+            None => target.refused(&status),
+        }),
         Err(_) => Err(target.late(*within)),
     }
 }
@@ -442,8 +448,12 @@ fn status_line(status: &DescriptorReply, painter: Painter) -> String {
         };
     };
     let requests = limit.requests_per_unit;
-    let unit = limit.unit.to_lowercase();
-    let mut text = format!("{code}, {} of {requests} per {unit} left", status.remaining);
+    // The protocol has no word for a limit without windows.
+    let unit = match limit.unit.as_str() {
+        "UNKNOWN" => "at a time".to_owned(),
+        unit => format!("per {}", unit.to_lowercase()),
+    };
+    let mut text = format!("{code}, {} of {requests} {unit} left", status.remaining);
     if let Some(reset) = status.reset_seconds {
         let _ = write!(text, ", resets in {reset} s");
     }

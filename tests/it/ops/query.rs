@@ -25,6 +25,33 @@ async fn an_answer_is_shown_whole_and_a_denial_is_a_finding() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn another_port_of_the_pod_is_named_with_the_one_to_ask() {
+    let rules = rules(RULES);
+    let pod = pod(&rules).await;
+    for (address, port) in
+        [(pod.http, "the port of HTTP and JSON, PORT"), (pod.debug, "the debug port, DEBUG_PORT")]
+    {
+        let target = address.to_string();
+        let query = ["query", "--target", &target, "--domain", "shop", "user=x"];
+        let ran = run(&query).await.ended(2);
+        let expected =
+            format!("{target}: this is {port}, which does not speak gRPC; name the pod's");
+        assert!(ran.err.contains(&expected), "{ran:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_without_windows_is_one_of_requests_at_a_time() {
+    let limit = "{algorithm: concurrency, requests_per_unit: 3, hold: {for: 1m}}";
+    let rules = rules(&format!("domain: d\ndescriptors:\n- {{key: m, rate_limit: {limit}}}\n"));
+    let pod = pod(&rules).await;
+    let target = pod.grpc.to_string();
+    let query = ["query", "--target", &target, "--domain", "d", "m=a"];
+    let ran = run(&query).await.ended(0);
+    assert!(ran.out.contains(": OK, 2 of 3 at a time left"), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn calls_are_repeated_and_a_limit_may_come_with_them() {
     let rules = rules(RULES);
     let pod = pod(&rules).await;
