@@ -42,7 +42,7 @@ const fn key(name: &'static str, default: &'static str, meaning: &'static str) -
 }
 
 /// All of them. `docs/injection.md` lists the same.
-pub const KEYS: [Key; 23] = [
+pub const KEYS: [Key; 24] = [
     key("mode", "sidecar", "sidecar, or module: the engine inside Envoy"),
     key("rules", "", "ConfigMap with the rule files, or xds:HOST:PORT"),
     key("xds-tls", "", "Secret with tls.crt, tls.key and ca.crt, for TLS to the xDS server"),
@@ -51,6 +51,7 @@ pub const KEYS: [Key; 23] = [
     key("redis-type", "cluster", "cluster, single or sentinel"),
     key("redis-auth", "", "Secret and key, NAME/KEY, of the password, or of user:password"),
     key("key-secret", "", "Secret and key, NAME/KEY, of the secret that keys are hashed with"),
+    key("key-secret-previous", "", "The same of the secret that key-secret replaces, or none"),
     key("listen", "8081", "Port of gRPC on loopback, or uds for a Unix socket"),
     key("envoy-containers", "istio-proxy,envoy", "Containers that the socket is mounted into"),
     key("http-port", "6071", "Port of /json and of health on loopback"),
@@ -145,6 +146,9 @@ fn secret_fix(name: &str) -> Option<&'static str> {
         "REDIS_URL" => Some("set the default redis to secret:NAME/KEY"),
         "REDIS_AUTH" => Some("set the default redis-auth to NAME/KEY of a Secret"),
         "KEY_SECRET" => Some("set the default key-secret to NAME/KEY of a Secret"),
+        "KEY_SECRET_PREVIOUS" => {
+            Some("set the default key-secret-previous to NAME/KEY of a Secret")
+        }
         "DEBUG_TOKEN" | "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS" => Some("remove it"),
         _ => {
             let is_of_redis = name.starts_with("REDIS_")

@@ -9,7 +9,7 @@ use ratelease_cli::settings::SettingsError;
 
 use crate::annotation::Lookup;
 use crate::fault::Fault;
-use crate::settings::{Listen, Mode, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{Listen, Mode, Previous, Redis, RedisUrl, RuleSource, Settings};
 
 /// Where the ConfigMap with the rules is mounted.
 pub(crate) const RULES: &str = "/etc/ratelease/rules";
@@ -21,6 +21,7 @@ pub(crate) const SOCKETS: &str = "/run/ratelease";
 pub(crate) const URL_FILE: &str = "redis-url";
 pub(crate) const AUTH_FILE: &str = "redis-auth";
 pub(crate) const KEY_FILE: &str = "key-secret";
+pub(crate) const PREVIOUS_FILE: &str = "key-secret-previous";
 /// The files for TLS to the xDS server: the key in its Secret, the file in [`SECRETS`], and the
 /// variable that names it.
 pub(crate) const XDS_FILES: [(&str, &str, &str); 3] = [
@@ -42,7 +43,7 @@ const NODE_ID: &str = "CONFIG_GRPC_XDS_NODE_ID";
 const DEBUG_PORT: u16 = 6070;
 
 /// Variables that an annotation of their own sets.
-const MANAGED: [(&str, &str); 21] = [
+const MANAGED: [(&str, &str); 23] = [
     ("HOST", "http-port"),
     ("PORT", "http-port"),
     ("GRPC_HOST", "listen"),
@@ -58,6 +59,8 @@ const MANAGED: [(&str, &str); 21] = [
     ("REDIS_AUTH_FILE", "redis-auth"),
     ("KEY_SECRET", "key-secret"),
     ("KEY_SECRET_FILE", "key-secret"),
+    ("KEY_SECRET_PREVIOUS", "key-secret-previous"),
+    ("KEY_SECRET_PREVIOUS_FILE", "key-secret-previous"),
     ("LOG_LEVEL", "log-level"),
     ("RUNTIME_ROOT", "rules"),
     ("RUNTIME_SUBDIRECTORY", "rules"),
@@ -114,6 +117,13 @@ pub(crate) fn variables(settings: &Settings) -> Vec<(String, String)> {
     }
     if settings.key_secret.is_some() {
         set("KEY_SECRET_FILE", format!("{SECRETS}/{KEY_FILE}"));
+    }
+    match &settings.previous {
+        Some(Previous::None) => set("KEY_SECRET_PREVIOUS", "none".to_owned()),
+        Some(Previous::Secret(_)) => {
+            set("KEY_SECRET_PREVIOUS_FILE", format!("{SECRETS}/{PREVIOUS_FILE}"));
+        }
+        None => {}
     }
     // Without them, the sidecar would end, and a native one keep the pod from starting.
     let files = all.iter().map(|(_, value)| value);
@@ -222,6 +232,9 @@ fn value(variables: &[(String, String)], settings: &Settings, name: &str) -> Opt
     {
         let example = if kind == "sentinel" { "master,redis:26379" } else { "redis:6379" };
         return Some(example.to_owned());
+    }
+    if name == "KEY_SECRET" && settings.key_secret.is_some() {
+        return Some("a secret".to_owned());
     }
     let value = variables.iter().find(|(set, _)| set == name).map(|(_, value)| value.clone())?;
     let is_file = !value.is_empty() && FILE_SUFFIXES.iter().any(|suffix| name.ends_with(suffix));

@@ -20,6 +20,8 @@ pub(crate) struct Settings {
     pub(crate) redis: Redis,
     /// Secret of `KEY_SECRET`.
     pub(crate) key_secret: Option<SecretKey>,
+    /// The secret that it replaces.
+    pub(crate) previous: Option<Previous>,
     pub(crate) listen: Listen,
     /// Containers with an Envoy, which get the socket or the module.
     pub(crate) envoy_containers: Vec<String>,
@@ -71,6 +73,14 @@ pub(crate) enum RedisUrl {
     Secret(SecretKey),
 }
 
+/// What `KEY_SECRET` replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Previous {
+    /// No secret.
+    None,
+    Secret(SecretKey),
+}
+
 /// Where the sidecar answers Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listen {
@@ -118,6 +128,7 @@ impl Settings {
         let xds_tls = from.parse("xds-tls", faults, value::name);
         let redis = redis(from, faults);
         let key_secret = from.parse("key-secret", faults, value::secret_key);
+        let previous = from.parse("key-secret-previous", faults, previous);
         let listen = from.parse("listen", faults, listen);
         let envoy_containers = from.parse("envoy-containers", faults, value::containers);
         let http_port = from.parse("http-port", faults, value::port);
@@ -142,6 +153,7 @@ impl Settings {
             rules: rules?,
             redis: redis?,
             key_secret: key_secret?,
+            previous: previous?,
             listen: listen??,
             envoy_containers: envoy_containers??,
             http_port: http_port??,
@@ -219,6 +231,15 @@ fn redis_url(text: &str) -> Result<RedisUrl, String> {
     match text.strip_prefix("secret:") {
         Some(key) => value::secret_key(key).map(RedisUrl::Secret),
         None => Ok(RedisUrl::Plain(text.to_owned())),
+    }
+}
+
+fn previous(text: &str) -> Result<Previous, String> {
+    match text {
+        NONE => Ok(Previous::None),
+        text => value::secret_key(text)
+            .map(Previous::Secret)
+            .map_err(|expected| format!("{expected}, or {NONE} if there was no secret")),
     }
 }
 

@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::environment::{
-    self, AUTH_FILE, KEY_FILE, RULES, SECRETS, SOCKET, SOCKETS, URL_FILE, XDS_FILES,
+    self, AUTH_FILE, KEY_FILE, PREVIOUS_FILE, RULES, SECRETS, SOCKET, SOCKETS, URL_FILE, XDS_FILES,
 };
 use crate::quantity::Quantity;
-use crate::settings::{Listen, Mode, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{Listen, Mode, Previous, Redis, RedisUrl, RuleSource, Settings};
 use crate::value::SecretKey;
 
 /// The name of the container.
@@ -40,7 +40,7 @@ const MODULE_SIZE: &str = "64Mi";
 /// User and group of the process, as the image has them.
 const NOBODY: i64 = 65534;
 /// The process has a user of its own, and files of secrets belong to root. Only this container
-/// mounts them.
+/// mounts them, or with the module Envoy's, whose user is not known here.
 const SECRETS_MODE: i32 = 0o444;
 
 /// What the containers with an Envoy get.
@@ -259,6 +259,9 @@ fn secrets(settings: &Settings) -> Vec<VolumeProjection> {
         files.extend(auth.iter().map(|key| (key, AUTH_FILE)));
     }
     files.extend(settings.key_secret.iter().map(|key| (key, KEY_FILE)));
+    if let Some(Previous::Secret(key)) = &settings.previous {
+        files.push((key, PREVIOUS_FILE));
+    }
     let optional = settings.mode == Mode::Sidecar;
     let of_xds = XDS_FILES.map(|(key, file, _)| (key, file));
     let of_xds = settings.xds_tls.iter().map(|secret| projection(secret, of_xds, optional));

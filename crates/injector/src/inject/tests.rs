@@ -114,6 +114,7 @@ fn annotations_take_precedence_over_defaults() {
             ("redis-type", "single"),
             ("redis-auth", "redis/password"),
             ("key-secret", "keys/secret"),
+            ("key-secret-previous", "keys/old"),
             ("domain", "shop"),
             ("listen", "9081"),
             ("memory-limit", "128Mi"),
@@ -136,11 +137,12 @@ fn annotations_take_precedence_over_defaults() {
         ("REDIS_TYPE", Some("single")),
         ("REDIS_AUTH_FILE", Some("/etc/ratelease/secrets/redis-auth")),
         ("KEY_SECRET_FILE", Some("/etc/ratelease/secrets/key-secret")),
+        ("KEY_SECRET_PREVIOUS_FILE", Some("/etc/ratelease/secrets/key-secret-previous")),
         (
             "WAIT_FOR_FILES",
             Some(
                 "/etc/ratelease/secrets/redis-url,/etc/ratelease/secrets/redis-auth,\
-                 /etc/ratelease/secrets/key-secret",
+                 /etc/ratelease/secrets/key-secret,/etc/ratelease/secrets/key-secret-previous",
             ),
         ),
         ("GRPC_PORT", Some("9081")),
@@ -162,7 +164,19 @@ fn annotations_take_precedence_over_defaults() {
     assert!(secrets.iter().all(|secret| secret["optional"] == true), "the pod has to start");
     assert_eq!(secrets[0]["name"], "redis");
     assert_eq!(secrets[0]["items"], json!([{"key": "url", "path": "redis-url"}]));
-    assert_eq!(secrets.len(), 3);
+    assert_eq!(secrets.len(), 4);
+}
+
+#[test]
+fn a_first_secret_replaces_none_and_needs_one_that_does() {
+    let both = [("key-secret", "keys/secret"), ("key-secret-previous", "none")];
+    let made = inject(&pod(&both), &defaults(), NEW);
+    assert_eq!(faults(&made), [""; 0]);
+    let env = made.pod["spec"]["initContainers"][0]["env"].to_string();
+    assert!(env.contains(r#"{"name":"KEY_SECRET_PREVIOUS","value":"none"}"#), "{env}");
+    let alone = faults(&inject(&pod(&both[1..]), &defaults(), NEW));
+    let expected = "ratelease.io/key-secret-previous: KEY_SECRET_PREVIOUS: KEY_SECRET is the same";
+    assert!(alone.len() == 1 && alone[0].starts_with(expected), "{alone:?}");
 }
 
 #[test]

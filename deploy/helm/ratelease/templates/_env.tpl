@@ -52,6 +52,11 @@
   valueFrom:
     secretKeyRef: {name: {{ .Values.keySecret.secret | quote }}, key: {{ .Values.keySecret.key | quote }}}
 {{- end }}
+{{- if .Values.keySecretPrevious.secret }}
+- name: KEY_SECRET_PREVIOUS
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.keySecretPrevious.secret | quote }}, key: {{ .Values.keySecretPrevious.key | quote }}}
+{{- end }}
 {{- if .Values.tls.secret }}
 - {name: GRPC_SERVER_USE_TLS, value: "true"}
 - {name: GRPC_SERVER_TLS_CERT, value: /certs/tls.crt}

@@ -8,13 +8,14 @@ use proptest::sample::{select, subsequence};
 use super::*;
 
 /// Annotations, good and bad.
-const ANNOTATIONS: [(&str, &str); 19] = [
+const ANNOTATIONS: [(&str, &str); 20] = [
     ("ratelease.io/listen", "uds"),
     ("ratelease.io/rules", "xds:a:1"),
     ("ratelease.io/xds-tls", "fleet"),
     ("ratelease.io/redis", "secret:a/b"),
     ("ratelease.io/redis", "embedded"),
     ("ratelease.io/key-secret", "a/b"),
+    ("ratelease.io/key-secret-previous", "a/c"),
     ("ratelease.io/native-sidecar", "true"),
     ("ratelease.io/envoy-containers", "app,istio-proxy"),
     ("ratelease.io/env", "LOG_FORMAT=json"),
@@ -31,7 +32,7 @@ const ANNOTATIONS: [(&str, &str); 19] = [
 ];
 
 /// How many of these are good.
-const GOOD: usize = 9;
+const GOOD: usize = 10;
 
 fn annotations(from: &[(&'static str, &'static str)]) -> impl Strategy<Value = Value> + use<> {
     subsequence(from.to_vec(), 0..5).prop_map(|pairs| {
