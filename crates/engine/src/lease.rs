@@ -606,7 +606,9 @@ where
 fn is_reply(outcome: &Result<Grant, StoreError>) -> bool {
     match outcome {
         Ok(_) => true,
-        Err(StoreError::Unreachable(_) | StoreError::TimedOut) => false,
+        Err(StoreError::Unreachable(_) | StoreError::TimedOut | StoreError::Elsewhere { .. }) => {
+            false
+        }
         Err(_) => true,
     }
 }

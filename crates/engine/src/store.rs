@@ -211,6 +211,15 @@ pub enum StoreError {
     /// applied).
     #[error("the store holds another program's value under this key")]
     ForeignValue,
+    /// The count is, or was, under another name while a secret is being replaced, and the shard of
+    /// that name failed, or the name is not known. It says nothing about the shard that was asked.
+    #[error("the count has another name: {why}")]
+    Elsewhere {
+        /// What failed.
+        why: String,
+        /// Whether the ask was certainly not applied.
+        is_not_applied: bool,
+    },
     /// The store holds as many keys as it may, and serves only those (not applied).
     #[error("the store is full: {0}")]
     Full(String),
@@ -232,6 +241,7 @@ impl StoreError {
             Self::QueueFull | Self::NoRoom | Self::Closed | Self::Unavailable | Self::Shed => true,
             // The store said so.
             Self::Refused(_) | Self::ForeignValue | Self::Full(_) => true,
+            Self::Elsewhere { is_not_applied, .. } => *is_not_applied,
             _ => false,
         }
     }

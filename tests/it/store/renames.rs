@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ratelease_engine::counter::RedisFailure;
+use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{RedisSettings, RedisStore};
 use ratelease_engine::store::{Ask, Return, Slots, Store, StoreError};
 use ratelease_rules::key::Key;
@@ -191,11 +192,43 @@ async fn an_ask_of_a_pod_that_no_longer_knows_the_old_name_changes_nothing() {
     assert_eq!(granted(&*change.new, known).await.left, 5, "it has just asked");
     let unknown = Ask { key: fresh_key(), ..known };
     let refused = one(&*change.new, unknown).await.unwrap_err();
-    assert!(refused.is_not_applied() && refused.concerns_one_key(), "{refused:?}");
-    assert_eq!(refused, StoreError::ForeignValue);
+    assert!(matches!(refused, StoreError::Elsewhere { is_not_applied: true, .. }), "{refused:?}");
     let name = unknown.key.in_store("");
     assert_eq!(single.server.command::<i64>(&["EXISTS", &name]), 0);
     assert_eq!(granted(&*change.old, known).await.left, 4, "a pod with one secret asks");
+}
+
+/// A shard that refuses to move counts away is not the shard that the ask queues for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_at_the_shard_of_the_other_name_is_told_from_one_of_the_own_shard() {
+    let cluster = Cluster::start(3, 0);
+    let settings = patient(cluster.config());
+    let before = ask_by(ALGORITHMS[0], 1, 0);
+    let old = connected(settings.clone()).await;
+    granted(&*old, before).await;
+    let at = |key: Key| cluster.owner(&key.in_store("")).port();
+    let other = loop {
+        let key = fresh_key();
+        if at(key) != at(before.key) {
+            break key;
+        }
+    };
+    for server in &cluster.nodes {
+        let rights = if server.port() == at(before.key) { "-evalsha" } else { "+@all" };
+        let user = ["ACL", "SETUSER", "pods", "on", ">secret", "~*", "+@all", rights];
+        server.command::<String>(&user);
+    }
+    let (username, password) = (Some("pods".to_owned()), Some(Secret::from("secret")));
+    let settings = RedisSettings { username, password, ..settings };
+    let store = connected(settings.clone()).await;
+    let after = Ask { key: other, previous: Some(before.key), ..before };
+    let refused = one(&*store, after).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Elsewhere { is_not_applied: true, .. }), "{refused:?}");
+    assert!(refused.to_string().contains("NOPERM"), "{refused}");
+    let store = connected(settings).await;
+    let own = one(&*store, before).await.unwrap_err();
+    assert!(matches!(own, StoreError::Refused(_)), "{own:?}");
+    granted(&*store, Ask { key: other, ..before }).await;
 }
 
 /// No time passes between the two for a pod that asks at that moment.

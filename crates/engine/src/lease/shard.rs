@@ -171,6 +171,9 @@ impl Shard {
         let Admission { breaker, last_failure, .. } = &mut *self.admission.lock();
         let before = breaker.state();
         match outcome {
+            Err(StoreError::Elsewhere { .. }) => {
+                breaker.note_nothing(now, rng(ask.key.bits(), now))
+            }
             Err(error) if error.concerns_one_key() => breaker.note_key_error(),
             // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
@@ -352,6 +355,13 @@ impl Breaker {
     fn note_key_error(&mut self) {
         if self.state() != BreakerState::Closed {
             self.close();
+        }
+    }
+
+    /// Records an outcome that says nothing about the shard: a probe has to be sent again.
+    fn note_nothing(&mut self, now: Time, rng: u64) {
+        if self.state() == BreakerState::Probing {
+            self.open(now, rng);
         }
     }
 

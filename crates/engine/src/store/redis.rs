@@ -29,7 +29,7 @@ use crate::order::{Follow, Order};
 use crate::store::redis::cluster::Cluster;
 use crate::store::redis::connection::{Connection, Connector, Reconnecting};
 use crate::store::redis::context::{LEAST_MAX, StoreContext, count};
-use crate::store::redis::fault::{Fault, Kind, Next};
+use crate::store::redis::fault::{Elsewhere, Fault, Kind, Next};
 use crate::store::redis::renames::{HOPS_MAX, Renames};
 use crate::store::{
     Ask, Grant, GrantFuture, Heartbeat, OrderFuture, PODS_MAX, PodCountFuture, ReadyFuture, Store,
@@ -96,7 +96,9 @@ impl RedisStore {
                 Err(fault) if fault.kind == Kind::Renamed => {
                     key = self.followed(ask, key).await?.unwrap_or(ask.key);
                 }
-                outcome => return outcome,
+                outcome => {
+                    return outcome.map_err(|fault| self.at_name(ask, key, Elsewhere::Ask, fault));
+                }
             }
         }
         Err(Fault::new(Kind::Renamed, "the count moves back and forth between two names"))

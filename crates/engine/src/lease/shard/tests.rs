@@ -80,6 +80,19 @@ fn a_probe_that_is_lost_is_followed_by_another() {
 }
 
 #[test]
+fn an_outcome_of_another_shard_neither_opens_nor_closes_it_and_another_probe_follows() {
+    let mut breaker = Breaker::default();
+    (0..1_000).for_each(|_| breaker.note_nothing(START, 0));
+    assert_eq!(breaker.state(), BreakerState::Closed);
+    failed(5, &mut breaker, START);
+    let probed = START + WAIT_FIRST;
+    assert!(breaker.admits(probed));
+    breaker.note_nothing(probed, u64::MAX);
+    assert_eq!(breaker.state(), BreakerState::Open);
+    assert!(breaker.admits(probed + WAIT_LAST));
+}
+
+#[test]
 fn a_refusal_of_one_key_neither_opens_it_nor_hides_a_failure_and_ends_an_outage() {
     let mut breaker = Breaker::default();
     (0..1_000).for_each(|_| breaker.note_key_error());

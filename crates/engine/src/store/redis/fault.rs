@@ -21,6 +21,17 @@ pub struct Fault {
     pub(super) to: Option<Address>,
     /// The fault comes from a node other than the slot's owner, to which the owner redirected.
     pub(super) redirected: bool,
+    /// Where it happened on the way to another name of the count, on another shard.
+    pub(super) elsewhere: Option<Elsewhere>,
+}
+
+/// What failed at a shard other than that of an ask's key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// The move of the count, so that the ask was not sent.
+    Move,
+    /// The ask.
+    Ask,
 }
 
 /// What to do about a kind of failure.
@@ -173,7 +184,7 @@ impl Meaning {
 
 impl Fault {
     pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: shown(&text.into()), to: None, redirected: false }
+        Self { kind, text: shown(&text.into()), to: None, redirected: false, elsewhere: None }
     }
 
     pub(super) fn timed_out() -> Self {
@@ -266,7 +277,13 @@ fn shown(text: &str) -> String {
 const CUT_MARK: char = '…';
 
 impl From<Fault> for StoreError {
-    fn from(Fault { kind, text, to, redirected }: Fault) -> Self {
+    fn from(Fault { kind, text, to, redirected, elsewhere }: Fault) -> Self {
+        if let Some(at) = elsewhere.filter(|_| kind != Kind::ForeignValue) {
+            let is_unknown =
+                matches!(kind, Kind::Lost | Kind::MalformedReply | Kind::NotSent | Kind::TimedOut);
+            let is_not_applied = at == Elsewhere::Move || !is_unknown;
+            return StoreError::Elsewhere { why: text, is_not_applied };
+        }
         match (kind, to) {
             (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if redirected => {
                 StoreError::RedirectFailed(text)

@@ -20,10 +20,10 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit};
 use redis::Value;
 
-use super::fault::{Fault, Kind};
+use super::fault::{Elsewhere, Fault, Kind};
 use super::{Call, RedisStore, Trip, millis};
 use crate::algorithm::{Script, window_seconds};
-use crate::store::Ask;
+use crate::store::{Ask, Store};
 use crate::time::Time;
 
 static MOVE: Script = Script::new(include_str!("../move.lua"));
@@ -156,7 +156,8 @@ impl RedisStore {
             Next::Ask(key) => Ok(key),
             Next::Unknown => {
                 let text = "what its key was under the secret before is no longer known";
-                Err(Fault::new(Kind::Renamed, text))
+                let elsewhere = Some(Elsewhere::Move);
+                Err(Fault { elsewhere, ..Fault::new(Kind::Renamed, text) })
             }
             Next::Move { from } => {
                 let until = self.settled_until(ask.limit);
@@ -171,7 +172,7 @@ impl RedisStore {
     /// before, by pods with another new secret.
     async fn move_here(&self, mut from: Key, ask: &Ask) -> Result<(), Fault> {
         for _ in 0..HOPS_MAX {
-            match self.moved(from, Some(ask.key), ask.limit).await? {
+            match self.moved(ask, from, Some(ask.key)).await? {
                 Some(to) if to != ask.key => from = to,
                 _ => return Ok(()),
             }
@@ -182,7 +183,7 @@ impl RedisStore {
     /// Follows the count of `ask`, which is not at `key`; `None` if there is no mark any more.
     pub(super) async fn followed(&self, ask: &Ask, key: Key) -> Result<Option<Key>, Fault> {
         let until = self.settled_until(ask.limit);
-        let Some(to) = self.moved(key, None, ask.limit).await? else { return Ok(None) };
+        let Some(to) = self.moved(ask, key, None).await? else { return Ok(None) };
         if ask.previous.is_none() {
             self.renames.note(ask.key, Way::To(to), until);
         }
@@ -190,21 +191,28 @@ impl RedisStore {
     }
 
     /// Moves the count of the key `from`, or only follows it, and begins it under its new name.
-    async fn moved(&self, from: Key, to: Option<Key>, limit: Limit) -> Result<Option<Key>, Fault> {
+    async fn moved(&self, ask: &Ask, from: Key, to: Option<Key>) -> Result<Option<Key>, Fault> {
         let words = to.into_iter().flat_map(|to| to.words().map(u64::from));
-        let arguments = [millis(lasts(limit).saturating_mul(3))].into_iter().chain(words).collect();
+        let arguments =
+            [millis(lasts(ask.limit).saturating_mul(3))].into_iter().chain(words).collect();
         let name = from.in_store(&self.key_prefix);
         let call = Call { is_long: true, ..Call::new(&MOVE, name, arguments) };
-        let Some(Moved { to, value, lasts_ms }) = Trip::new(&call).result(self, moved).await?
-        else {
-            return Ok(None);
-        };
+        let at = |key| move |fault| self.at_name(ask, key, Elsewhere::Move, fault);
+        let left = Trip::new(&call).result(self, moved).await.map_err(at(from))?;
+        let Some(Moved { to, value, lasts_ms }) = left else { return Ok(None) };
         if !value.is_empty() {
             let name = to.in_store(&self.key_prefix);
             let call = Call { text: Some(value), ..Call::new(&BEGIN, name, vec![lasts_ms]) };
-            Trip::new(&call).result(self, super::is_number).await?;
+            Trip::new(&call).result(self, super::is_number).await.map_err(at(to))?;
         }
         Ok(Some(to))
+    }
+
+    /// The fault of a call at the name of `key`, told from one of the shard of `ask`: the lease client
+    /// would take it for that shard's.
+    pub(super) fn at_name(&self, ask: &Ask, key: Key, at: Elsewhere, fault: Fault) -> Fault {
+        let is_elsewhere = key != ask.key && self.shard(&Ask { key, ..*ask }) != self.shard(ask);
+        Fault { elsewhere: is_elsewhere.then_some(at).or(fault.elsewhere), ..fault }
     }
 
     fn settled_until(&self, limit: Limit) -> Time {
