@@ -230,6 +230,12 @@ impl Settings {
     }
 }
 
+/// Whether `name` begins like a variable that is read only if other settings ask for it: of
+/// collectors and of `DogStatsD`.
+pub fn is_read_sometimes(name: &str) -> bool {
+    ["OTEL_", "DD_", "DOG_STATSD_MOGRIFIER_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
 /// Returns the default of the variable `name` under the name `ratelimit`, if it differs.
 pub(crate) fn reference_default(name: &str) -> Option<&'static str> {
     let mut rows = Settings::SECTIONS.iter().flat_map(Section::rows);

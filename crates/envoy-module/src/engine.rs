@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_cli::commands::Task;
-use ratelease_cli::settings::{Settings, SettingsError, process_env};
+use ratelease_cli::settings::{Settings, SettingsError, is_read_sometimes, process_env};
 use ratelease_engine::time::Clock;
 use ratelease_server::service::{DecisionService, Peer};
 use ratelease_sidecar::app::{self, App};
@@ -180,9 +180,6 @@ pub fn claim(overrides: Option<&Overrides>) -> Result<Overrides, String> {
     }
 }
 
-/// Variables that only those settings read which are in force.
-const READ_SOMETIMES: [&str; 3] = ["OTEL_", "DD_", "DOG_STATSD_MOGRIFIER_"];
-
 /// Reads the settings as `ratelease serve` does.
 ///
 /// # Errors
@@ -219,10 +216,8 @@ pub fn settings(overrides: &Overrides) -> Result<Settings, String> {
 
 /// A fault for each name that nothing has asked for.
 fn unknown(overrides: &Overrides, asked: &HashSet<String>) -> Vec<String> {
-    let is_known = |name: &&String| {
-        let is_flag = name.starts_with("--");
-        is_flag || asked.contains(*name) || READ_SOMETIMES.iter().any(|it| name.starts_with(it))
-    };
+    let is_known =
+        |name: &&String| name.starts_with("--") || asked.contains(*name) || is_read_sometimes(name);
     let unknown = overrides.keys().filter(|name| !is_known(name));
     let fault = |name| format!("{name}: no setting has this name; docs/settings-list.md lists all");
     unknown.map(fault).collect()

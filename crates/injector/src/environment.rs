@@ -1,11 +1,12 @@
 //! The variables of the sidecar, checked by the parser that it starts with: what it would refuse is
 //! a fault of the pod's annotations, found before the pod exists.
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ffi::OsString;
 
 use ratelease_cli::commands::{Task, WAIT_FOR_FILES};
-use ratelease_cli::settings::SettingsError;
+use ratelease_cli::settings::{SettingsError, is_read_sometimes};
 
 use crate::annotation::Lookup;
 use crate::fault::Fault;
@@ -197,8 +198,16 @@ pub(crate) fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fau
     }
     let arguments = arguments(settings).into_iter().map(OsString::from);
     let variables = variables(settings);
-    let lookup = |name: &str| value(&variables, settings, name);
-    match Task::parse("ratelease", arguments, &lookup) {
+    let asked = RefCell::new(HashSet::new());
+    let lookup = |name: &str| {
+        asked.borrow_mut().insert(name.to_owned());
+        value(&variables, settings, name)
+    };
+    let parsed = Task::parse("ratelease", arguments, &lookup);
+    if settings.mode == Mode::Module {
+        faults.extend(of_envoy(settings, &asked.borrow(), from));
+    }
+    match parsed {
         Ok(_) | Err(SettingsError::Help(_)) => {}
         Err(SettingsError::Usage(text)) => {
             let line = text.lines().next().unwrap_or_default().to_owned();
@@ -215,6 +224,19 @@ pub(crate) fn check(settings: &Settings, from: &Lookup<'_>, faults: &mut Vec<Fau
             }));
         }
     }
+}
+
+/// A fault for each further variable that no setting has asked for: with the module, Envoy would get
+/// it, which has variables of its own.
+fn of_envoy(settings: &Settings, asked: &HashSet<String>, from: &Lookup<'_>) -> Vec<Fault> {
+    let names = settings.env.iter().map(|(name, _)| name);
+    let unknown = names.filter(|name| !asked.contains(*name) && !is_read_sometimes(name));
+    let fault = |name| {
+        let problem = format!("{name} is no setting, and Envoy would get it");
+        let fix = "correct or remove it; docs/settings-list.md lists all";
+        Fault::new(from.place("env"), problem, fix)
+    };
+    unknown.map(fault).collect()
 }
 
 /// How the names of settings end that name a file.

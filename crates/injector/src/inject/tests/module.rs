@@ -98,10 +98,22 @@ fn a_job_may_have_the_module_in_any_cluster_and_only_its_own_ports_have_to_be_fr
 fn what_does_not_go_with_the_module_is_reported() {
     for (name, value, expected) in [
         ("mode", "both", "ratelease.io/mode: expected sidecar or module, found \"both\""),
+        (
+            "env",
+            "LEASE_MAX_WAITS=7ms",
+            "ratelease.io/env: LEASE_MAX_WAITS is no setting, and Envoy",
+        ),
+        ("env", "LD_PRELOAD=/tmp/x", "ratelease.io/env: LD_PRELOAD is no setting, and Envoy would"),
         ("module-image", "a b", "ratelease.io/module-image: expected the name of an image"),
     ] {
         let found = faults(&inject(&pod(&[MODULE, (name, value)]), &defaults(), NEW));
         assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
+    }
+    for good in ["DEBUG_PORT=6079", "REDIS_POOL_SIZE=5", "DEBUG_TOKEN_FILE=/x", "OTEL_X=1"] {
+        assert_eq!(
+            faults(&inject(&self::pod(&[MODULE, ("env", good)]), &defaults(), NEW)),
+            [""; 0]
+        );
     }
     let mut pod = pod(&[MODULE]);
     let mount = json!([{"name": "data", "mountPath": "/opt/ratelease"}]);
