@@ -3,11 +3,15 @@
 mod keyboard;
 mod look;
 mod problems;
+mod rollouts;
 
 use serde_json::{Value, json};
 
 use crate::support::chromium::{Browser, View};
 use crate::support::control::Control;
+use crate::support::files::dir_of;
+use crate::support::http::Client;
+use crate::support::ratelease::Ratelease;
 
 const WIDE: u32 = 1200;
 
@@ -31,6 +35,28 @@ fn contains(selector: &str, part: &str) -> String {
 fn rule(domain: &str, key: &str, value: &str, requests: u32) -> Value {
     let limit = json!({"unit": "hour", "requests_per_unit": requests});
     json!({"domain": domain, "entries": [{"key": key, "value": value}], "rate_limit": limit})
+}
+
+/// A pod that follows the control plane, and counts by itself.
+fn pod(control: &Control, id: &str, env: &[(&str, &str)]) -> (Ratelease, tempfile::TempDir) {
+    let none = dir_of(&[]);
+    let server = control.pods.to_string();
+    let own = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", &*server),
+        ("CONFIG_GRPC_XDS_RATELEASE", "true"),
+        ("CONFIG_GRPC_XDS_NODE_ID", id),
+        ("LEASE_MAX_WAIT", "5s"),
+    ];
+    (Ratelease::spawn(none.path(), &[], &[&own, env].concat()), none)
+}
+
+/// The HTTP status of a request for one user.
+async fn ask(pod: &Ratelease) -> u16 {
+    let entries = json!([{"key": "user_id", "value": "7"}]);
+    let body = json!({"domain": "shop", "descriptors": [{"entries": entries}]}).to_string();
+    let mut client = Client::connect(pod.http).await.unwrap();
+    client.send("POST", "/json", &[], body).await.unwrap().status
 }
 
 /// A page that a token has signed in to.

@@ -22,7 +22,7 @@ const STYLE: &str = include_str!("page/style.css");
 
 /// The parts of the script, which is one module: the order is that of their use. Before them stand
 /// the JSON Schemas of the maps of a rule file.
-const SCRIPT: [&str; 14] = [
+const SCRIPT: [&str; 16] = [
     include_str!("page/elements.js"),
     include_str!("page/words.js"),
     include_str!("page/api.js"),
@@ -34,7 +34,9 @@ const SCRIPT: [&str; 14] = [
     include_str!("page/differences.js"),
     include_str!("page/changes.js"),
     include_str!("page/dry_run.js"),
+    include_str!("page/rollouts.js"),
     include_str!("page/versions.js"),
+    include_str!("page/files.js"),
     include_str!("page/pods.js"),
     include_str!("page/main.js"),
 ];

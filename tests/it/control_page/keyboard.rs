@@ -2,11 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{HEADING, click, contains, go, opened, put, rule, text_of};
+use super::{HEADING, ask, click, contains, go, opened, pod, put, rule, text_of};
 use crate::support::chromium::Browser;
 use crate::support::control::Control;
-use crate::support::files::dir_of;
-use crate::support::http::Client;
 use crate::support::ratelease::Ratelease;
 
 const FAULT: &str = "[data-faults=\"rate_limit.requests_per_unit\"]";
@@ -27,31 +25,6 @@ async fn fill(browser: &mut Browser, selector: &str, text: &str) {
     browser.tab_to(selector).await;
     browser.evaluate("document.activeElement.select?.()").await;
     browser.enter(text).await;
-}
-
-/// A pod that follows the control plane.
-fn pod(control: &Control) -> (Ratelease, tempfile::TempDir) {
-    let none = dir_of(&[]);
-    let server = control.pods.to_string();
-    let env = [
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
-        ("CONFIG_GRPC_XDS_SERVER_URL", &*server),
-        ("CONFIG_GRPC_XDS_RATELEASE", "true"),
-        ("CONFIG_GRPC_XDS_NODE_ID", "edge-1"),
-        ("LEASE_MAX_WAIT", "5s"),
-        ("DECISION_SAMPLE_RATE", "1"),
-        ("LOG_FORMAT", "json"),
-        ("LOG_VALUES", "true"),
-    ];
-    (Ratelease::spawn(none.path(), &[], &env), none)
-}
-
-/// The HTTP status of a request for one user.
-async fn ask(pod: &Ratelease) -> u16 {
-    let entries = json!([{"key": "user_id", "value": "7"}]);
-    let body = json!({"domain": "shop", "descriptors": [{"entries": entries}]}).to_string();
-    let mut client = Client::connect(pod.http).await.unwrap();
-    client.send("POST", "/json", &[], body).await.unwrap().status
 }
 
 /// Three requests of one user within a second.
@@ -113,7 +86,8 @@ async fn roll_back(browser: &mut Browser) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rule_is_typed_mended_tried_published_and_rolled_back() {
     let control = Control::start().await;
-    let (pod, _dir) = pod(&control);
+    let samples = [("DECISION_SAMPLE_RATE", "1"), ("LOG_FORMAT", "json"), ("LOG_VALUES", "true")];
+    let (pod, _dir) = pod(&control, "edge-1", &samples);
     let mut browser = opened(&control).await;
     browser.until(&contains("#list", "There are no rules yet"), &true.into()).await;
     browser.tab_to("#add").await;

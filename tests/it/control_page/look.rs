@@ -72,6 +72,14 @@ async fn each_part_is_readable_in_light_in_dark_on_a_phone_and_zoomed() {
     go(&mut browser, "#/versions/1", "Version 1").await;
     browser.until("document.getElementById('roll-back') !== null", &true.into()).await;
     is_readable(&mut browser, "version").await;
+    go(&mut browser, "#/files", "Rule files").await;
+    is_readable(&mut browser, "files").await;
+    control.call("POST", "/v1/rollouts?reason=fewer", &json!({"pods": {"percent": 50}})).await;
+    go(&mut browser, "#/rollouts/1", "Rollout 1").await;
+    browser.until(&contains("#warnings", "no chosen pod is connected"), &true.into()).await;
+    is_readable(&mut browser, "rollout").await;
+    go(&mut browser, "#/rollouts", "Rollouts").await;
+    is_readable(&mut browser, "rollouts").await;
     go(&mut browser, "#/pods", "Pods").await;
     browser.until(&contains("#pods-summary", "No pod is connected"), &true.into()).await;
     is_readable(&mut browser, "pods").await;

@@ -4,7 +4,8 @@
 const session = {token: sessionStorage.getItem("token") || "", caller: null};
 
 const TRIES_MAX = 8, WAIT_MAX = 5000, ANSWER_MAX = 15000, LONG_ANSWER_MAX = 75000;
-const LONG = ["/v1/check", "/v1/publish", "/v1/rollback", "/v1/replay", "/v1/differences"];
+const LONG = ["/v1/check", "/v1/publish", "/v1/rollback", "/v1/replay", "/v1/differences",
+  "/v1/rollouts", "/v1/import", "/v1/export"];
 
 // A refusal of the API, or a connection that was lost.
 class Problem extends Error {
@@ -76,7 +77,7 @@ async function send(url, request, signal) {
     const isJson = (answer.headers.get("content-type") || "").includes("json");
     const {ok, status, headers} = answer;
     if (!isTransient(answer)) connected();
-    return {ok, status, headers, etag: headers.get("etag"),
+    return {ok, status, headers, etag: headers.get("etag"), text,
       body: isJson ? JSON.parse(text) : {detail: text}};
   } catch {
     return null;

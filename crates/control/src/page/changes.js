@@ -23,9 +23,10 @@ async function changesView(main, {signal}) {
 // Compiles the draft; then it can be published, or its faults are listed.
 async function checkDraft(main, place, changed, signal) {
   try {
-    const checked = (await call("POST", "/v1/check", {body: {domains: changed}, signal})).body;
-    fill(place);
+    const [{body: checked}, rollout] = await Promise.all([
+      call("POST", "/v1/check", {body: {domains: changed}, signal}), lastRollout(signal)]);
     place.replaceWith(warningsBox(checked.warnings), dryRunSection(),
+      isOpen(rollout) ? underWay(rollout) : beginSection(changed, checked),
       publishSection(changed, checked));
   } catch (problem) {
     showProblem(place, problem, () => show());

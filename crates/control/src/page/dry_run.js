@@ -18,7 +18,8 @@ function dryRunSection() {
       field("descriptors", "Descriptor", mapping, "of access logs; spaces separate several")),
     h("div", {class: "actions"}, h("button", {type: "submit", id: "dry-run"}, "Dry run")),
     result);
-  const read = async () => file.files[0] ? textOf(file.files[0]) : log.value;
+  const read = async () => file.files[0]
+    ? textOf(file.files[0], "Use a part of it, or ratectl replay.") : log.value;
   const input = async () => ({log: await read(),
     descriptors: mapping.value.split(/\s+/).filter((it) => it),
     ...(domain.value.trim() && {domain: domain.value.trim()})});
@@ -30,10 +31,10 @@ function dryRunSection() {
   return h("section", {id: "trying"}, h("h3", {}, "Dry run"), form);
 }
 
-async function textOf(file) {
+async function textOf(file, advice) {
   if (file.size <= LOG_BYTES_MAX) return file.text();
   throw new Problem(413, {detail: `the file has ${tenth.format(file.size / (1 << 20))} MiB; at `
-    + `most ${LOG_BYTES_MAX >> 20} MiB are taken. Use a part of it, or ratectl replay.`});
+    + `most ${LOG_BYTES_MAX >> 20} MiB are taken. ${advice}`});
 }
 
 function acceptDrops(form, take) {

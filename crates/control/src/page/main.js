@@ -2,7 +2,8 @@
 
 const REFRESH_MS = 10000;
 const VIEWS = {rules: [rulesView, ruleView], changes: [changesView],
-  versions: [versionsView, versionView], pods: [podsView]};
+  rollouts: [rolloutsView, rolloutView], versions: [versionsView, versionView],
+  files: [filesView], pods: [podsView]};
 
 let shown = new AbortController(), notice = null, last_hash = "";
 
@@ -153,7 +154,8 @@ let came_from = false;
 addEventListener("hashchange", (event) => {
   const [before, after] = [event.oldURL, event.newURL].map((it) => new URL(it).hash.split("?")[0]);
   last_hash = new URL(event.oldURL).hash;
-  came_from = ["", "#/rules", "#/versions", "#/changes"].includes(before) && after !== "";
+  came_from = after !== ""
+    && ["", "#/rules", "#/versions", "#/changes", "#/rollouts"].includes(before);
   show();
 });
 addEventListener("keydown", onKey);

@@ -1,6 +1,6 @@
 // === Pods: who runs which version ===
 
-const PODS_MS = 1000;
+const PODS_MS = 1000, PODS_LISTED = 200;
 
 async function podsView(main, {signal}) {
   const summary = h("p", {id: "pods-summary", role: "status"}), list = h("div", {id: "pods"});
@@ -9,12 +9,25 @@ async function podsView(main, {signal}) {
   arrive(main);
   let last = "";
   while (!signal.aborted) {
-    const found = await get("/v1/pods", null, signal);
+    const found = await allPods(signal), rollout = await lastRollout(signal);
     // Drawn only if something changed, so that a selection stays.
-    if (JSON.stringify(found) !== last) showPods(summary, list, found);
-    last = JSON.stringify(found);
-    await sleep(PODS_MS, signal);
+    const text = JSON.stringify([found, rollout]);
+    if (text !== last) showPods(summary, list, found, rollout);
+    last = text;
+    // A large fleet is read less often.
+    await sleep(PODS_MS * Math.max(1, found.pods.length / PODS_LISTED), signal);
   }
+}
+
+// The pods of all pages.
+async function allPods(signal) {
+  const found = await get("/v1/pods", null, signal);
+  for (let {next} = found; next;) {
+    const page = await get("/v1/pods", {after: next}, signal);
+    found.pods.push(...page.pods);
+    next = page.next;
+  }
+  return found;
 }
 
 // Streams of one pod for both types are one line if they say the same.
@@ -29,7 +42,7 @@ function folded(pods) {
   return [...lines.values()];
 }
 
-function showPods(summary, list, {version, pods}) {
+function showPods(summary, list, {version, pods}, rollout) {
   const lines = folded(pods);
   const running = lines.filter((it) => !it.refused && it.accepted === version).length;
   const refused = lines.filter((it) => it.refused).length;
@@ -38,9 +51,38 @@ function showPods(summary, list, {version, pods}) {
     + `${refused ? `; ${refused} refused it` : ""}` : "No pod is connected.";
   summary.className = refused ? "bad" : running === lines.length && running ? "good" : "warn";
   if (!lines.length) return fill(list);
-  fill(list, table("What each is sent and runs", [["node", "name"], ["state"], ["runs", "n"],
-    ["sent", "n"], ["program"], ["types"], ["address"], ["connected"]],
-  lines.map((it) => podRow(it, version))));
+  const rank = (it) => it.refused ? 0 : it.accepted === version ? 2 : 1;
+  const first = lines.sort((a, b) => rank(a) - rank(b)).slice(0, PODS_LISTED);
+  const rest = lines.length - first.length;
+  fill(list, isOpen(rollout) && hitsBox(rollout), versionsTable(lines, version),
+    table("What each is sent and runs", [["node", "name"], ["state"], ["runs", "n"],
+      ["sent", "n"], ["program"], ["types"], ["address"], ["connected"]],
+    first.map((it) => podRow(it, version))),
+    rest > 0 && h("p", {class: "soft"}, `and ${plural(rest, "more pod")}`));
+}
+
+// The fleet by what its pods run.
+function versionsTable(lines, version) {
+  const groups = new Map();
+  for (const {accepted, rollout} of lines) {
+    const key = JSON.stringify([accepted, rollout || 0]);
+    groups.set(key, (groups.get(key) || 0) + 1);
+  }
+  const rows = [...groups].map(([key, n]) => [...JSON.parse(key), n])
+    .sort(([a, , n], [b, , m]) => b - a || m - n);
+  return table("The fleet by version", [["version", "name"], ["pods", "n"], ["share", "n"]],
+    rows.map(([accepted, rollout, n]) => [[accepted ? `Version ${accepted}` : "none",
+      accepted === version && tag("newest", "good"), rollout > 0 && tag(`rollout ${rollout}`)],
+    count(n), share(n, lines.length)]));
+}
+
+// What all pods deny of each domain of a rollout: they report hits while one is under way.
+function hitsBox(rollout) {
+  const {rollout: id, domains} = rollout;
+  return [underWay(rollout), table(`Hits since the stage of rollout ${id} began`,
+    [["domain", "name"], ["hits", "n"], ["denied", "n"]], domains.map(({domain, chosen, others}) =>
+      [domain, count(chosen.hits + others.hits),
+        share(chosen.denied + others.denied, chosen.hits + others.hits)]))];
 }
 
 function podRow(pod, version) {

@@ -95,7 +95,7 @@ function focusLink(shown, hash) {
 
 function emptyWords(filter) {
   if (Object.keys(filter).length) return "No rule matches this search.";
-  return mayWrite() ? "There are no rules yet: add one, or import rule files with POST /v1/import."
+  return mayWrite() ? "There are no rules yet: add one, or import rule files (Files, above)."
     : "There are no rules yet.";
 }
 

@@ -2,17 +2,18 @@
 
 async function versionsView(main, {signal}) {
   const list = h("div", {"data-list": true});
-  fill(main, h("section", {},
-    h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Versions")), list));
+  const tools = h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Versions"));
+  fill(main, h("section", {}, tools, list));
   const headings = [["version", "name"], ["published"], ["by"], ["why"], ["state"],
     ...(mayWrite() ? [["way back"]] : [])];
   const load = (before) => get("/v1/versions", {limit: PAGE, ...(before && {before})}, signal);
   let {versions} = await load();
   if (!versions.length) return fill(list, h("p", {class: "soft"}, "Nothing is published yet."));
   const newest = versions[0].version;
+  if (mayWrite()) tools.append(...[wayBack(versions)].filter((it) => it));
   const row = (it) => [h("a", {href: `#/versions/${it.version}`}, `Version ${it.version}`),
     time(it.at), author(it.author), it.reason, [it.version === newest && tag("in force", "good"),
-      it.restores && tag(`brings back ${it.restores}`)],
+      it.restores && tag(`brings back ${it.restores}`), it.rollout && tag(`rollout ${it.rollout}`)],
     ...(mayWrite() ? [it.version !== newest && h("a", {href: `#/versions/${it.version}`,
       "aria-label": `Roll back to version ${it.version}`}, "Roll back …")] : [])];
   const shown = table("The latest first", headings, versions.map(row));
@@ -24,6 +25,13 @@ async function versionsView(main, {signal}) {
   });
   more.hidden = versions.length < PAGE;
   fill(list, shown, more);
+}
+
+// The way to the version before; before the rollout, if the last one is a step of it.
+function wayBack([newest, ...earlier]) {
+  const before = earlier.find((it) => !it.rollout || it.rollout !== newest.rollout);
+  return before && h("a", {href: `#/versions/${before.version}`, class: "button", id: "way-back"},
+    `Roll back to version ${before.version} …`);
 }
 
 async function versionView(main, {id, signal}) {
