@@ -384,10 +384,20 @@ impl Shared {
             return;
         }
         let is_asked = |state: &mut KeyState| state.awaits_reply(now);
-        if self.table.with_existing(charge.key(), is_asked) != Some(true) {
-            // Dropped at once, the place gives back tokens that have just arrived.
-            drop(PlaceInQueue::new(self, charge, self.enqueue(charge, now)));
+        if self.table.with_existing(charge.key(), is_asked) == Some(true) {
+            return;
         }
+        self.note_active(charge.domain(), now);
+        let place = self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
+            let reply = state.enqueue(charge, context, asks);
+            // The shard's budget is for requests that somebody waits for.
+            let asks = asks.iter_mut().filter(|ask| ask.purpose == Purpose::Request);
+            asks.for_each(|ask| ask.purpose = Purpose::Ahead);
+            reply
+        });
+        // Dropped at once, the place gives back tokens that have just arrived.
+        let reply = place.unwrap_or(Err(StoreError::NoRoom));
+        drop(PlaceInQueue::new(self, charge, reply));
     }
 
     /// Runs `visit` on the key of `charge`, then sends the asks that it adds, after the lock is

@@ -48,6 +48,8 @@ struct Distant {
     asks: AtomicUsize,
     /// The number of asks for pools among them.
     pool_asks: AtomicUsize,
+    /// Asks that a request waits for.
+    awaited_asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
     fails_for_days: AtomicBool,
@@ -67,6 +69,8 @@ impl Store for Distant {
         Box::pin(async move {
             self.asks.fetch_add(1, Ordering::Relaxed);
             self.pool_asks.fetch_add(usize::from(ask.pool.is_some()), Ordering::Relaxed);
+            let is_awaited = ask.purpose == Purpose::Request;
+            self.awaited_asks.fetch_add(usize::from(is_awaited), Ordering::Relaxed);
             let one_way = *self.round_trip.lock() / 2;
             tokio::time::sleep(one_way).await;
             let is_daily = ask.limit.unit == Unit::Day;
@@ -127,6 +131,7 @@ impl Rig {
             days_late: Mutex::default(),
             asks: AtomicUsize::new(0),
             pool_asks: AtomicUsize::new(0),
+            awaited_asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),
             fails_for_days: AtomicBool::new(false),

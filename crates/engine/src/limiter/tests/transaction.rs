@@ -167,6 +167,8 @@ async fn what_is_decided_aside_asks_for_later_requests_and_counts_each_verdict_o
         }
         let [ok, over] = [Code::Ok, Code::OverLimit];
         assert_eq!(verdicts, [ok, ok, ok, over, over], "{round_trip:?}");
+        let awaited = rig.store.awaited_asks.load(Ordering::Relaxed);
+        assert_eq!(awaited, 0, "they are the first that a shard under load sheds");
     }
 }
 
