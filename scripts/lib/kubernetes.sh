@@ -216,7 +216,7 @@ start_cluster() {
 # keep_logs DIRECTORY copies the logs that there are.
 keep_logs() {
     local log
-    for log in "$work"/*.log "$work"/logs/*.log; do
+    for log in "$work"/*.log "$work"/logs/*.log "$work"/rules/logs/*.log; do
         if [[ -f $log ]]; then cp "$log" "$1"; fi
     done
 }

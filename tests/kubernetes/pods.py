@@ -288,7 +288,8 @@ class Pod:
         `livenessProbe`, with the time-out that it has."""
         probe = self.spec[name]
         get = probe["httpGet"]
-        url = f"http://{self.address}:{get['port']}{get['path']}"
+        named = {it.get("name"): it["containerPort"] for it in self.spec.get("ports", [])}
+        url = f"http://{self.address}:{named.get(get['port'], get['port'])}{get['path']}"
         try:
             with urllib.request.urlopen(url, timeout=probe.get("timeoutSeconds", 1)) as reply:
                 return 200 <= reply.status < 400

@@ -11,7 +11,7 @@ mod dialects;
 mod files;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
 mod observe;
-mod publish;
+pub(crate) mod publish;
 mod replay;
 mod rollouts;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]
@@ -40,6 +40,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{RefOr, Required};
 
 use crate::auth::{Access, Caller};
+use crate::objects::ObjectCounts;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::store::Store;
@@ -94,6 +95,8 @@ pub struct App {
     pub streams: Streams,
     /// What pods report of a rollout.
     pub counts: RolloutCounts,
+    /// The objects of Kubernetes that are followed.
+    pub objects: ObjectCounts,
 }
 
 // === impl App ===
@@ -127,7 +130,7 @@ impl App {
 
     /// Waits until this request alone publishes, of all replicas. It does so until it is answered,
     /// and its work has ended.
-    async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
+    pub(crate) async fn take_publisher_turn(&self, caller: &Caller) -> Result<(), Problem> {
         let place = self.rates.publishers.take(&caller.name).await;
         // The lock of the process comes first: those that wait for it hold no connection.
         let own = Arc::clone(&self.publishers).lock_owned().await;
@@ -138,7 +141,7 @@ impl App {
     }
 
     /// Wakes the task that follows the versions, so that one that was just committed is pushed.
-    fn wake_follower(&self) {
+    pub(crate) fn wake_follower(&self) {
         self.follower.notify_one();
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use kube::Client;
 use ratelease_listener::tls::CertificateFiles;
 use ratelease_tls::FileFaults;
 use thiserror::Error;
@@ -16,10 +17,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::rustls::crypto::ring;
 use tracing::warn;
 
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
+use crate::objects::{self, ObjectCounts};
 use crate::push::{self, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
@@ -45,6 +48,12 @@ pub enum StartError {
     /// The file of the token cannot be used.
     #[error("{path}: {1}", path = .0.display())]
     TokenFile(PathBuf, String),
+    /// The API server of the cluster is not known.
+    #[error(
+        "CONTROL_KUBERNETES_RULES: no API server is known: {0}; run it in a pod whose service \
+         account has a token, or set KUBECONFIG"
+    )]
+    Kubernetes(String),
     /// The system refuses what a start needs.
     #[error("a listener failed: {0}")]
     Serve(String),
@@ -64,6 +73,7 @@ pub struct Control {
     pods_listener: TcpListener,
     probes_listener: Option<TcpListener>,
     pods_tls: Option<CertificateFiles>,
+    cluster: Option<Client>,
     settings: Settings,
     store: Store,
 }
@@ -85,6 +95,10 @@ impl Control {
                 Some(loaded.map_err(StartError::Tls)?)
             }
         };
+        let cluster = match settings.kubernetes_rules {
+            Some(_) => Some(cluster().await?),
+            None => None,
+        };
         let (http_listener, http) = bind(settings.http_listen).await?;
         let (pods_listener, pods) = bind(settings.pods_listen).await?;
         let probes = match settings.probe_listen {
@@ -92,7 +106,7 @@ impl Control {
             None => None,
         };
         let (probes_listener, probes) = probes.unzip();
-        let store = open(&settings.database).await?;
+        let store = open(&settings.database).await?.following_objects(cluster.is_some());
         let first_token = first_token(&store, settings.token_file.as_deref()).await?;
         Ok(Self {
             http,
@@ -103,6 +117,7 @@ impl Control {
             pods_listener,
             probes_listener,
             pods_tls,
+            cluster,
             settings,
             store,
         })
@@ -113,7 +128,7 @@ impl Control {
     /// # Errors
     /// Fails without random numbers.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<(), StartError> {
-        let Self { settings, store, http_listener, pods_listener, pods_tls, .. } = self;
+        let Self { settings, store, http_listener, pods_listener, pods_tls, cluster, .. } = self;
         let probes_listener = self.probes_listener;
         let (sender, published) = watch::channel(Arc::new(PublishedSet::default()));
         let (polls, polled) = watch::channel(0);
@@ -123,7 +138,7 @@ impl Control {
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
         let counts = RolloutCounts::default();
-        let tasks = Tasks(vec![
+        let mut tasks = Tasks(vec![
             tokio::spawn(push::watch_rollout(
                 store.clone(),
                 counts.clone(),
@@ -149,7 +164,11 @@ impl Control {
             published: published.clone(),
             streams: streams.clone(),
             counts: counts.clone(),
+            objects: ObjectCounts::default(),
         });
+        if let (Some(client), Some(any_domain)) = (cluster, settings.kubernetes_rules) {
+            tasks.0.push(tokio::spawn(objects::follow(client, Arc::clone(&app), any_domain)));
+        }
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
         let server = PodServer::new((published, polled), streams, settings.selection, counts);
@@ -179,6 +198,13 @@ impl Drop for Tasks {
     fn drop(&mut self) {
         self.0.iter().for_each(JoinHandle::abort);
     }
+}
+
+/// The API server of the cluster that this runs in, or that KUBECONFIG names. It is not called yet.
+async fn cluster() -> Result<Client, StartError> {
+    // kube asks for it by name; an error means that it is set already.
+    let _ = ring::default_provider().install_default();
+    Client::try_default().await.map_err(|error| StartError::Kubernetes(error.to_string()))
 }
 
 async fn bind(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {

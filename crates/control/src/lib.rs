@@ -2,8 +2,8 @@
 //! push of each published version to every pod.
 //!
 //! ```text
-//! api ─▶ store: draft, versions ─▶ push ─▶ pods
-//!  └──── document: records ⇄ rule files ────┘
+//! api, objects ─▶ store: draft, versions ─▶ push ─▶ pods
+//!  └────────── document: records ⇄ rule files ──────┘
 //! ```
 //! It uses the compiler of `ratelease-rules`, and the engine to bound the rate of its own callers.
 //! It decides no requests, but for a dry run, which `ratelease-replay` does: what a pod does with
@@ -13,7 +13,7 @@
 //!
 //! [`document`] is pure, `permits` bounds what is handled at a time; [`store`] holds all SQL,
 //! `work` keeps the permits of requests until their work ends, [`auth`] knows tokens, and [`rates`]
-//! counts requests. [`push`] serves pods, [`metrics`], `page` and [`api`] serve people;
+//! counts requests. `objects` follows the rules of a Kubernetes cluster. [`push`] serves pods, [`metrics`], `page` and [`api`] serve people;
 //! [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ pub mod app;
 pub mod auth;
 pub mod document;
 pub mod metrics;
+pub mod objects;
 mod page;
 mod permits;
 pub mod push;

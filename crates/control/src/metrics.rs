@@ -1,9 +1,11 @@
 //! **Metrics** of the control plane, in Prometheus' text format.
 
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 
 use jiff::Timestamp;
 
+use crate::objects::ObjectCounts;
 use crate::push::{LAG_BOUNDS, Lag, PublishedSet, RolloutCounts, StreamStates, Streams};
 use crate::store::Stage;
 
@@ -89,6 +91,19 @@ pub fn render_rollout(
     let name = "ratelease_control_rollbacks_total";
     family(text, name, "counter", "Rollouts that this process rolled back by their bound.");
     sample(text, name, "", counts.rollbacks());
+}
+
+/// Adds the metrics of objects of Kubernetes to the page.
+pub fn render_objects(text: &mut String, counts: &ObjectCounts) {
+    let name = "ratelease_control_objects_connected";
+    let help = "1 in the replica that follows objects of Kubernetes, while the API server answers.";
+    family(text, name, "gauge", help);
+    sample(text, name, "", u64::from(counts.is_connected.load(Ordering::Relaxed)));
+    let name = "ratelease_control_objects";
+    family(text, name, "gauge", "Objects that this replica follows, by whether it accepts them.");
+    for (state, count) in [("accepted", &counts.accepted), ("refused", &counts.refused)] {
+        sample(text, name, &format!("{{state=\"{state}\"}}"), count.load(Ordering::Relaxed));
+    }
 }
 
 fn family(text: &mut String, name: &str, kind: &str, help: &str) {

@@ -29,7 +29,7 @@ pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;
 pub use published::follow;
 pub(crate) use published::listen;
-pub use published::{PublishedRollout, PublishedSet};
+pub use published::{PublishedDomain, PublishedRollout, PublishedSet};
 pub use selection::Selection;
 pub use server::PodServer;
 pub(crate) use service::TLS_PORT;

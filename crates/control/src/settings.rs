@@ -1,6 +1,6 @@
 //! The command line, and the settings of `serve`, in the table that all servers of ratelease share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -120,6 +120,12 @@ settings! {
         /// have all
         "CONTROL_NODE_DOMAINS" => node_domains: BTreeMap<String, Vec<String>> =
             optional("NODE=DOMAINS", node_domains).repeated();
+        /// Follow the RateLimitRules of the Kubernetes cluster, by the service account of the pod
+        /// or KUBECONFIG: each object defines a domain of its namespace
+        "CONTROL_KUBERNETES_RULES" => kubernetes_rules: bool = switch(false);
+        /// Namespaces whose objects may define any domain; may be given again for another one
+        "CONTROL_KUBERNETES_ANY_DOMAIN" => kubernetes_any_domain: BTreeSet<String> =
+            optional("NAMESPACE", namespaces).repeated();
         /// Maximum bytes of all published rules together, which is what a pod accepts in one
         /// message
         "CONTROL_PUSH_BYTES_MAX" => push_bytes_max: usize =
@@ -162,6 +168,8 @@ pub struct Settings {
     pub token_file: Option<PathBuf>,
     /// Which node gets what.
     pub selection: Selection,
+    /// The namespaces whose objects may define any domain, if objects of Kubernetes are followed.
+    pub kubernetes_rules: Option<BTreeSet<String>>,
     /// Maximum bytes of all published rules together.
     pub push_bytes_max: usize,
     /// Maximum bytes of the published rules of one domain.
@@ -236,6 +244,7 @@ impl Settings {
             pods_tls,
             token_file: given.token_file,
             selection: Selection(given.node_domains),
+            kubernetes_rules: given.kubernetes_rules.then_some(given.kubernetes_any_domain),
             push_bytes_max: given.push_bytes_max,
             domain_bytes_max: given.domain_bytes_max.unwrap_or(given.push_bytes_max / 4),
             pod_memory: given.pod_memory,
@@ -280,6 +289,11 @@ impl Given {
             let fault = Fault::new("CONTROL_PODS_LISTEN", problem, fix);
             faults.add(fault.with_found(&self.pods_listen.to_string()));
         }
+        if !self.kubernetes_any_domain.is_empty() && !self.kubernetes_rules {
+            let problem = "has no effect without CONTROL_KUBERNETES_RULES";
+            let fix = "give --kubernetes-rules, or remove it";
+            faults.add(Fault::new("CONTROL_KUBERNETES_ANY_DOMAIN", problem, fix));
+        }
         for (name, _) in files.iter().filter(|(_, file)| has_tls && file.is_none()) {
             let problem = "a certificate, its key and the CA of pods go together, and this one is \
                            missing";
@@ -307,6 +321,17 @@ fn memory(text: &str) -> Result<usize, Expected> {
     let bytes =
         parts.and_then(|(number, bits)| number.parse::<usize>().ok()?.checked_mul(1 << bits));
     bytes.ok_or_else(|| Expected::new("bytes, as in 64Mi"))
+}
+
+/// Reads names of namespaces, which `;` separates.
+fn namespaces(text: &str) -> Result<BTreeSet<String>, Expected> {
+    let is_name = |name: &str| {
+        let of_name = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-';
+        (1..=63).contains(&name.len()) && name.bytes().all(of_name)
+    };
+    let all: BTreeSet<_> = text.split(';').map(str::trim).map(str::to_owned).collect();
+    let expected = || Expected::new("names of namespaces").example("platform");
+    all.iter().all(|name| is_name(name)).then_some(all).ok_or_else(expected)
 }
 
 /// Reads the domains of nodes, which `;` separates.
@@ -420,6 +445,21 @@ mod tests {
         assert_eq!(resolve_in(&[], &env).unwrap().selection, Selection(found));
         assert!(resolve(&["--node-domains", "edge"]).is_err());
         assert!(resolve(&["--node-domains", "edge=,"]).is_err());
+    }
+
+    #[test]
+    fn objects_are_followed_if_that_is_asked_for() {
+        assert_eq!(resolve(&[]).unwrap().kubernetes_rules, None);
+        let follow = ["--kubernetes-rules"];
+        assert_eq!(resolve(&follow).unwrap().kubernetes_rules, Some(BTreeSet::new()));
+        let any = ["--kubernetes-any-domain", "platform", "--kubernetes-any-domain", "edge-1"];
+        let found = resolve(&[&follow[..], &any].concat()).unwrap().kubernetes_rules.unwrap();
+        assert_eq!(found, BTreeSet::from(["edge-1".to_owned(), "platform".to_owned()]));
+        let alone = resolve(&any).unwrap_err();
+        assert!(alone.contains("no effect without CONTROL_KUBERNETES_RULES"), "{alone}");
+        for bad in ["*", "a,b", "Platform", "a/b"] {
+            assert!(resolve(&["--kubernetes-rules", "--kubernetes-any-domain", bad]).is_err());
+        }
     }
 
     #[test]

@@ -45,7 +45,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AnyConnection, AnyPool, Connection, Error, Executor, SqlSafeStr};
 use thiserror::Error as ThisError;
 pub use tokens::{Answer, AnswerKey, Earlier, NewToken, TokenRow};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 pub use versions::{AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
 pub use write::{Author, PublisherLock, Write};
@@ -98,6 +98,30 @@ pub enum Database {
     Sqlite(PathBuf),
 }
 
+/// The key of PostgreSQL's advisory lock that the process has that follows objects: "ratelob" in
+/// ASCII; and the pause before another one tries to get it.
+const LEADER_KEY: i64 = 0x0072_6174_656C_6F62;
+const LEADER_PAUSE: Duration = Duration::from_secs(1);
+
+/// While this is held, and its connection lives, no other process follows objects. SQLite has one
+/// process only.
+pub(crate) struct Lead(Option<AnyConnection>);
+
+// === impl Lead ===
+
+impl Lead {
+    /// Checks that the lock is still held.
+    ///
+    /// # Errors
+    /// Fails if its connection was lost, and the lock with it.
+    pub(crate) async fn check(&mut self) -> StoreResult<()> {
+        if let Some(connection) = &mut self.0 {
+            connection.ping().await?;
+        }
+        Ok(())
+    }
+}
+
 /// A database whose schema is the present one.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -107,6 +131,8 @@ pub struct Store {
     reserved: AnyPool,
     turns: WriteTurns,
     backend: Backend,
+    /// Whether the domains that objects define are theirs alone.
+    follows_objects: bool,
 }
 
 impl Database {
@@ -164,7 +190,32 @@ impl Store {
         migrate(&pool, backend).await?;
         let lists = options(LIST_CONNECTIONS_MAX, LIST_STATEMENT_SECONDS).connect_lazy(&url)?;
         let reserved = options(RESERVED_MAX, STATEMENT_SECONDS).connect_lazy(&url)?;
-        Ok(Self { pool, lists, reserved, turns: WriteTurns::default(), backend })
+        let turns = WriteTurns::default();
+        Ok(Self { pool, lists, reserved, turns, backend, follows_objects: false })
+    }
+
+    /// The same database, of which the domains that objects of Kubernetes define are theirs alone.
+    pub fn following_objects(self, follows_objects: bool) -> Self {
+        Self { follows_objects, ..self }
+    }
+
+    /// Waits until this process is the one of those that share the database that follows objects.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn lead(&self) -> StoreResult<Lead> {
+        if self.backend == Backend::Sqlite {
+            return Ok(Lead(None));
+        }
+        let mut connection = self.reserved.acquire().await?.detach();
+        loop {
+            let query = sqlx::query_as("SELECT pg_try_advisory_lock($1)").bind(LEADER_KEY);
+            let (is_leader,): (bool,) = query.fetch_one(&mut connection).await?;
+            if is_leader {
+                return Ok(Lead(Some(connection)));
+            }
+            sleep(LEADER_PAUSE).await;
+        }
     }
 
     /// Which database it is.
@@ -286,6 +337,14 @@ pub enum StoreError {
     /// The draft changed between the check and the write.
     #[error("the draft of {0} changed meanwhile")]
     Moved(String),
+    /// An object of Kubernetes defines the domain.
+    #[error("the domain {domain} is defined by the object {owner}")]
+    Owned {
+        /// The domain.
+        domain: String,
+        /// The object, as NAMESPACE/NAME.
+        owner: String,
+    },
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
@@ -345,7 +404,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 8] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 9] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -376,6 +435,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 8] = [
     (6, "draft sizes known", shared(include_str!("../migrations/0006_draft_sizes_known.sql"))),
     (7, "token bytes", shared(include_str!("../migrations/0007_token_bytes.sql"))),
     (8, "answer locations", shared(include_str!("../migrations/0008_answer_locations.sql"))),
+    (9, "owners", shared(include_str!("../migrations/0009_owners.sql"))),
 ];
 
 /// The same SQL for both databases.

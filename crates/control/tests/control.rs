@@ -17,6 +17,8 @@ mod hostile;
 mod kills;
 #[path = "control/limits.rs"]
 mod limits;
+#[path = "control/objects.rs"]
+mod objects;
 #[path = "control/outages.rs"]
 mod outages;
 #[path = "control/pods.rs"]

@@ -805,7 +805,7 @@ impl Problem {
     }
 
     /// A publication that was repeated too often, because others published meanwhile.
-    pub(super) fn raced() -> Self {
+    pub(crate) fn raced() -> Self {
         let detail = "others published again and again meanwhile; nothing was written. Try again";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
     }
@@ -870,6 +870,14 @@ impl From<StoreError> for Problem {
                     _ => "the database is not available; nothing was written. Try again",
                 };
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", detail)
+            }
+            StoreError::Owned { domain, owner } => {
+                let domain = ratelease_rules::excerpt(&domain);
+                let detail = format!(
+                    "the domain '{domain}' is defined by the RateLimitRules {owner} of Kubernetes; \
+                     change that object, or delete it first. Nothing was written"
+                );
+                Self::conflict("defined-by-object", detail)
             }
             StoreError::TooLarge(why) => {
                 let detail = format!("{why}. Nothing was written; remove rules first");

@@ -1,6 +1,7 @@
 //! Rule files, in and out; and what two states of the rules differ in: a version, or the draft.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -130,7 +131,7 @@ async fn import(
     for _ in 0..ATTEMPTS_MAX {
         let replacements = replacements(&app, &documents).await?;
         let approved = match call.publishes {
-            true => Some(approve(&app, &call.caller, &texts).await),
+            true => Some(approve(&app, from_ref(&call.caller), &texts).await),
             false => None,
         };
         let mut write = call.begin(&app).await?;

@@ -228,6 +228,7 @@ fn metrics_text(app: &App, has_database: bool) -> String {
     let lag = app.streams.lag();
     let mut text = metrics::render(&set, states, &lag, has_database);
     metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);
+    metrics::render_objects(&mut text, &app.objects);
     text
 }
 

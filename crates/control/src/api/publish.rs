@@ -3,7 +3,8 @@
 //! Nothing is compiled in a transaction: it would hold up all other writes. [`approve`] compiles,
 //! and [`publish_texts`] commits only if nothing was published since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -33,7 +34,7 @@ use crate::work::heavy;
 
 /// Attempts to publish. Publishers wait for each other, so that a further one is needed only where
 /// a lock was lost, or a draft changed between two reads.
-pub(super) const ATTEMPTS_MAX: usize = 5;
+pub(crate) const ATTEMPTS_MAX: usize = 5;
 
 /// Which domains to check or publish.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -62,7 +63,8 @@ struct CheckReport {
 struct RollbackInput {
     /// The version whose rules are published again, as a new version.
     version: i64,
-    /// Only these domains; by default all that differ and that the token may use.
+    /// Only these domains; by default all that differ, that the token may use, and that no object
+    /// of Kubernetes defines.
     domains: Option<Vec<String>>,
     /// Whether changes of the draft that are not published may be lost.
     #[serde(default)]
@@ -124,7 +126,7 @@ async fn publish(State(app): State<Arc<App>>, call: WriteCall) -> Result<Respons
     app.take_publisher_turn(&call.caller).await?;
     let checked = check_drafts(&app, &call.caller, selection).await?;
     for _ in 0..ATTEMPTS_MAX {
-        let approved = approve(&app, &call.caller, &checked.texts).await;
+        let approved = approve(&app, from_ref(&call.caller), &checked.texts).await;
         let mut write = call.begin(&app).await?;
         call.need_draft(&checked.etag())?;
         let published = publish_texts(&mut write, &checked.texts, None, approved?).await?;
@@ -154,7 +156,7 @@ async fn rollback(State(app): State<Arc<App>>, call: WriteCall) -> Result<Respon
         let texts: Vec<_> = former.iter().map(|(it, yaml)| text_of(it, yaml.clone())).collect();
         let documents = Arc::new(former.into_iter().map(|(document, _)| document).collect());
         let replacements = replacements(&app, &documents).await?;
-        let approved = approve(&app, &call.caller, &texts).await;
+        let approved = approve(&app, from_ref(&call.caller), &texts).await;
         let mut write = call.begin(&app).await?;
         let restored = restore(&mut write, &replacements, texts, discard_draft).await?;
         let Some(texts) = restored else { continue };
@@ -306,12 +308,14 @@ async fn former_documents(
 ) -> Result<Vec<(Document, Option<String>)>, Problem> {
     let mut then = published_hashes(app, version).await?;
     let now = app.store.state_at(i64::MAX).await?;
+    let known = app.store.domains().await?.into_iter();
+    let owned: BTreeSet<_> = known.filter(|it| it.owner.is_some()).map(|it| it.name).collect();
     let mut documents = Vec::new();
     for present in now {
         let domain = present.domain;
         let is_wanted = match &domains {
             Some(domains) => domains.contains(&domain),
-            None => caller.may_use(&domain),
+            None => caller.may_use(&domain) && !owned.contains(&domain),
         };
         let hash = then.remove(&domain);
         if !is_wanted || hash == present.hash {
@@ -335,7 +339,7 @@ async fn former_documents(
 
 /// What was published.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Published {
+pub(crate) struct Published {
     /// The version in force: a new one, unless nothing differed.
     version: i64,
     /// The domains that it changes.
@@ -344,7 +348,7 @@ pub(super) struct Published {
 
 /// Texts that pods accept together with all others that are published.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Approved {
+pub(crate) struct Approved {
     /// The version that the others are of.
     version: i64,
 }
@@ -382,13 +386,13 @@ pub(super) async fn compile_all(
 }
 
 /// The part of a pod's memory for rules that one domain may need, or all domains of a token.
-fn domain_memory(app: &App) -> usize {
+pub(crate) fn domain_memory(app: &App) -> usize {
     let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
     memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
 }
 
 /// What makes the drafts of their domains these documents. Compared before the transaction.
-pub(super) async fn replacements(
+pub(crate) async fn replacements(
     app: &App,
     documents: &Arc<Vec<Document>>,
 ) -> Result<Vec<Replacement>, Problem> {
@@ -419,9 +423,9 @@ pub(super) async fn read_text(text: String) -> Result<Document, Problem> {
 ///
 /// # Errors
 /// Refuses what pods would refuse, and domains of a rollout that is under way.
-pub(super) async fn approve(
+pub(crate) async fn approve(
     app: &App,
-    caller: &Caller,
+    callers: &[Caller],
     texts: &[PublishedText],
 ) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
@@ -438,13 +442,13 @@ pub(super) async fn approve(
     if next == published {
         return Ok(approved);
     }
-    check_share(app, caller, &published, &next).await?;
+    check_shares(app, callers, &published, &next).await?;
     let before = bytes(&published);
     let after = bytes(&next);
     let max = app.push_bytes_max;
     if after <= max {
         if let Some(open) = &rollout {
-            check_rollout(app, caller, &next, open).await?;
+            check_rollout(app, callers, &next, open).await?;
         }
         check_set(app, next, Some(published)).await?;
     } else if after >= before {
@@ -457,7 +461,7 @@ pub(super) async fn approve(
 /// Publishes texts that were approved, and notes that in the audit log. `None` if another version
 /// was published since: then the set of all domains is not the one that was compiled. Each step of
 /// a rollout is a version too.
-pub(super) async fn publish_texts(
+pub(crate) async fn publish_texts(
     write: &mut Write,
     texts: &[PublishedText],
     restores: Option<i64>,
@@ -524,13 +528,13 @@ async fn overlay_texts(
 /// Refuses what chosen pods would refuse: what is published, with these texts instead.
 async fn check_overlay(
     app: &App,
-    caller: &Caller,
+    callers: &[Caller],
     published: &BTreeMap<String, String>,
     overlay: Vec<(String, Option<String>)>,
 ) -> Result<(), Problem> {
     let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
     let texts = laid_over(published, overlay);
-    check_share(app, caller, published, &texts).await?;
+    check_shares(app, callers, published, &texts).await?;
     let bytes: usize = texts.values().map(String::len).sum();
     if bytes > app.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
@@ -552,7 +556,7 @@ pub(super) async fn approve_rollout(
     for stage in [shadows, drafts] {
         check_domain_bytes(app, &stage)?;
         let overlay = stage.into_iter().map(|it| (it.domain, it.yaml)).collect();
-        check_overlay(app, caller, &published, overlay).await?;
+        check_overlay(app, from_ref(caller), &published, overlay).await?;
     }
     Ok(Approved { version })
 }
@@ -568,21 +572,21 @@ pub(super) async fn approve_end(
 ) -> Result<Approved, Problem> {
     let (version, published) = app.store.published().await?;
     let overlay = overlay_texts(app, rollout, Stage::All).await?;
-    check_overlay(app, caller, &published, overlay).await?;
+    check_overlay(app, from_ref(caller), &published, overlay).await?;
     Ok(Approved { version })
 }
 
 /// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
 async fn check_rollout(
     app: &App,
-    caller: &Caller,
+    callers: &[Caller],
     next: &BTreeMap<String, String>,
     open: &Rollout,
 ) -> Result<(), Problem> {
     let present = open.last().map(|step| step.stage);
     for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
         let overlay = overlay_texts(app, open, stage).await?;
-        check_overlay(app, caller, next, overlay).await?;
+        check_overlay(app, callers, next, overlay).await?;
     }
     Ok(())
 }
@@ -613,6 +617,19 @@ pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
     Problem::conflict("rollout-under-way", detail).with("rollout", json!(id))
 }
 
+/// Refuses what would leave other tenants no room, for each of these callers.
+async fn check_shares(
+    app: &App,
+    callers: &[Caller],
+    published: &BTreeMap<String, String>,
+    next: &BTreeMap<String, String>,
+) -> Result<(), Problem> {
+    for caller in callers {
+        check_share(app, caller, published, next).await?;
+    }
+    Ok(())
+}
+
 /// Refuses what would leave other tenants no room: all domains of a token that is for some have
 /// together what one domain may, in bytes and in a pod's memory. A share that is too large may
 /// become smaller.
@@ -637,21 +654,23 @@ async fn check_share(
     let max = app.domain_bytes_max;
     if bytes(&after) > max && bytes(&after) > bytes(&before) {
         let detail = format!(
-            "the published rules of the token's domains together would be {} bytes; expected at \
-             most {max} (--domain-bytes-max). Remove some, or have a token of all domains publish \
-             them",
-            bytes(&after)
+            "the published rules of the {} domains together would be {} bytes; expected at most \
+             {max} (--domain-bytes-max). Remove some, or {}",
+            caller.whose(),
+            bytes(&after),
+            caller.who_has_no_share()
         );
         return Err(Problem::conflict("too-many-rules", detail));
     }
     let max = domain_memory(app);
     let Some(needed) = excess(after, Some(before), max).await? else { return Ok(()) };
     let detail = format!(
-        "a pod would need {} of memory while it replaces the rules of the token's domains \
-         together; expected at most {}, by --pod-memory and --domain-bytes-max. Remove some, or \
-         have a token of all domains publish them",
+        "a pod would need {} of memory while it replaces the rules of the {} domains together; \
+         expected at most {}, by --pod-memory and --domain-bytes-max. Remove some, or {}",
         mib(needed),
-        mib(max)
+        caller.whose(),
+        mib(max),
+        caller.who_has_no_share()
     );
     Err(Problem::conflict("too-many-rules", detail))
 }

@@ -1,6 +1,7 @@
 //! Rules of the draft: read, added, changed, removed; published at once if the call asks for it;
 //! and what changed in each.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -359,7 +360,7 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
     }
     let defaults = app.store.defaults(domain).await?;
     let document = Document { domain: domain.to_owned(), defaults, records: vec![record.clone()] };
-    let mut findings = match document::compile(std::slice::from_ref(&document), usize::MAX) {
+    let mut findings = match document::compile(from_ref(&document), usize::MAX) {
         Ok(_) => return Ok(()),
         Err(findings) => findings,
     };
@@ -551,7 +552,7 @@ async fn prepare(
     let mut document = draft.document;
     edit.apply_to(&mut document);
     let checked = compile_all(app, vec![document], vec![changed]).await?;
-    let approved = approve(app, &call.caller, &checked.texts).await?;
+    let approved = approve(app, from_ref(&call.caller), &checked.texts).await?;
     let text = checked.texts.into_iter().next();
     Ok(text.map(|text| Prepared { changed, text, approved }))
 }

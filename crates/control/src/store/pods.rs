@@ -107,6 +107,32 @@ impl Store {
         rows.iter().map(PodRow::read).collect()
     }
 
+    /// All streams that are open: the version that each runs, and the domains that it is limited
+    /// to.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn pod_versions(&self) -> StoreResult<Vec<PodRow>> {
+        let (from, cells) = open_streams(None);
+        let sql = format!("SELECT replica, node, peer, accepted, domains FROM {from}");
+        let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
+        let read = |row: &AnyRow| {
+            let domains: String = row.try_get(4)?;
+            // Each of some domains is after a line break.
+            let some = domains.starts_with('\n');
+            let domains = some.then(|| domains.lines().skip(1).map(str::to_owned).collect());
+            Ok(PodRow {
+                replica: row.try_get(0)?,
+                node: row.try_get(1)?,
+                peer: row.try_get(2)?,
+                accepted: row.try_get(3)?,
+                domains,
+                ..PodRow::default()
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+
     /// Makes what `replica` reports exactly these streams, and forgets those of replicas that are
     /// gone.
     ///

@@ -10,7 +10,7 @@ use sqlx::{Any, AssertSqlSafe, Executor, Row};
 use utoipa::ToSchema;
 
 use super::versions::{of_domains, places};
-use super::write::{Cell, PageQuery, bound};
+use super::write::{Cell, PageQuery, Writer, bound};
 use super::{Store, StoreError, StoreResult, Write, as_time};
 use crate::document::{Document, Entry, Record, RuleChange, RuleId, difference};
 
@@ -353,6 +353,12 @@ pub struct DraftDomain {
     pub rules: i64,
     /// Whether the draft has changes that are not published.
     pub is_changed: bool,
+    /// The object of Kubernetes that defines it, as NAMESPACE/NAME; absent if the database does.
+    #[serde(rename = "object", skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The hash of the text that is published, if any is.
+    #[serde(skip)]
+    pub hash: Option<String>,
 }
 
 /// The draft of a domain.
@@ -386,17 +392,32 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let sql =
-            format!("SELECT name, changed, published, {DRAFT_RULES} FROM domains ORDER BY name");
+        let sql = format!(
+            "SELECT name, changed, published, {DRAFT_RULES}, owner, hash FROM domains ORDER BY name"
+        );
         let query = sqlx::query_as(AssertSqlSafe(sql));
-        let rows: Vec<(String, i64, i64, i64)> = query.fetch_all(&self.pool).await?;
-        let domain = |(name, changed, published, rules)| DraftDomain {
+        type Row = (String, i64, i64, i64, String, Option<String>);
+        let rows: Vec<Row> = query.fetch_all(&self.pool).await?;
+        let follows_objects = self.follows_objects;
+        let domain = |(name, changed, published, rules, owner, hash): Row| DraftDomain {
             name,
             changed,
             is_changed: changed != published,
             rules,
+            owner: (follows_objects && !owner.is_empty()).then_some(owner),
+            hash,
         };
         Ok(rows.into_iter().map(domain).collect())
+    }
+
+    /// The number of the last change of anything.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn last_change(&self) -> StoreResult<i64> {
+        let query = sqlx::query_as("SELECT change FROM counters WHERE id = 1");
+        let (change,): (i64,) = query.fetch_one(&self.pool).await?;
+        Ok(change)
     }
 
     /// The draft of a domain; an empty one if there is none.
@@ -443,16 +464,33 @@ impl Store {
 
 impl Write {
     /// Notes that the draft of a domain changes, and makes the domain if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::Owned`] if an object defines the domain, and this is not the write of objects.
     async fn touch_domain(&mut self, domain: &str) -> StoreResult<()> {
         let sql = "INSERT INTO domains (name, defaults, changed, published, sized) \
                    VALUES ($1, '{}', $2, 0, $2) \
                    ON CONFLICT (name) DO UPDATE SET changed = excluded.changed, sized = \
                    CASE WHEN domains.sized = domains.changed THEN excluded.changed \
-                   ELSE domains.sized END";
-        let query = sqlx::query(sql).bind(domain.to_owned()).bind(self.number());
-        query.execute(&mut *self.tx).await?;
+                   ELSE domains.sized END RETURNING owner";
+        let query = sqlx::query_as(sql).bind(domain.to_owned()).bind(self.number());
+        let (owner,): (String,) = query.fetch_one(&mut *self.tx).await?;
+        if !owner.is_empty() && self.writer == Writer::Guarded {
+            return Err(StoreError::Owned { domain: domain.to_owned(), owner });
+        }
+        if !owner.is_empty() && self.writer == Writer::Unguarded {
+            self.set_owner(domain, None).await?;
+        }
         // A domain keeps its row. One that has it already is counted as well, for so few bytes.
         self.note_kept(domain.len());
+        Ok(())
+    }
+
+    /// Notes which object defines a domain; `None` for the database.
+    pub(crate) async fn set_owner(&mut self, domain: &str, owner: Option<&str>) -> StoreResult<()> {
+        let query = sqlx::query("UPDATE domains SET owner = $1 WHERE name = $2");
+        let query = query.bind(owner.unwrap_or_default().to_owned()).bind(domain.to_owned());
+        query.execute(&mut *self.tx).await?;
         Ok(())
     }
 
@@ -890,6 +928,15 @@ impl Write {
             within(own, "rules", row.try_get(1)?, DOMAIN_RULES_MAX)?;
             within(own, "bytes", row.try_get(2)?, DOMAIN_BYTES_MAX)?;
         }
+        // Objects change many domains in one write, which looks at the sum once.
+        if self.writer == Writer::Objects { Ok(()) } else { self.check_all_drafts().await }
+    }
+
+    /// Refuses drafts that are too large together.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`] if they are.
+    pub(crate) async fn check_all_drafts(&mut self) -> StoreResult<()> {
         let row = sqlx::query(AssertSqlSafe(sizes(""))).fetch_one(&mut *self.tx).await?;
         let all = "all drafts together";
         within(all, "domains", row.try_get(0)?, DOMAINS_MAX)?;

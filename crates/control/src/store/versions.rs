@@ -338,7 +338,7 @@ impl Write {
 
 impl PublishedText {
     /// The hash by which the text is stored.
-    pub(super) fn hash(&self) -> Option<String> {
+    pub(crate) fn hash(&self) -> Option<String> {
         self.yaml.as_ref().map(|it| blake3::hash(it.as_bytes()).to_hex().to_string())
     }
 }

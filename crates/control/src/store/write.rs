@@ -56,9 +56,21 @@ pub struct Write {
     /// The number of its last change.
     number: i64,
     backend: Backend,
+    pub(super) writer: Writer,
     pub(super) kept: Kept,
     /// Held until it ends.
     _turn: WriteTurn,
+}
+
+/// Which domains a write may change: some are defined by objects of Kubernetes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// Those that no object defines: others follow the objects.
+    Guarded,
+    /// All: nothing follows the objects, and a domain that changes is the database's again.
+    Unguarded,
+    /// All, as objects say.
+    Objects,
 }
 
 /// What a write adds to what is kept, and for which token.
@@ -166,6 +178,7 @@ impl Store {
             at: Timestamp::now().as_millisecond(),
             number: 0,
             backend: self.backend,
+            writer: if self.follows_objects { Writer::Guarded } else { Writer::Unguarded },
             kept: Kept::default(),
             _turn: turn,
         };
@@ -198,6 +211,11 @@ impl Store {
 // === impl Write ===
 
 impl Write {
+    /// Lets the write change what objects define.
+    pub(crate) fn of_objects(&mut self) {
+        self.writer = Writer::Objects;
+    }
+
     /// The number of its last change, greater than that of each earlier write.
     pub fn number(&self) -> i64 {
         self.number

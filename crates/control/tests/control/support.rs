@@ -1,5 +1,8 @@
 //! A control plane on a database of its own, and calls of it.
 
+#[allow(dead_code)] // of the tests of objects only
+#[path = "support/cluster.rs"]
+pub(crate) mod cluster;
 // Those of `tests/it`, of which these tests use a part.
 #[allow(dead_code)]
 #[path = "../../../../tests/it/support/ports.rs"]
@@ -165,6 +168,7 @@ impl Place {
             pods_tls: None,
             token_file: Some(self.token_file()),
             selection: Selection::default(),
+            kubernetes_rules: None,
             push_bytes_max: 15 << 20,
             pod_memory: 64 << 20,
             domain_bytes_max: 4 << 20,

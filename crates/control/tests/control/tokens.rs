@@ -109,6 +109,7 @@ async fn the_first_token_is_shown_once_and_a_file_keeps_its_own() {
             pods_tls: None,
             token_file: file,
             selection: ratelease_control::push::Selection::default(),
+            kubernetes_rules: None,
             push_bytes_max: 1 << 20,
             pod_memory: 64 << 20,
             domain_bytes_max: 1 << 20,

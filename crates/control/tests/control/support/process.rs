@@ -16,11 +16,16 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(place: &Place, flags: &[&str]) -> Self {
+        Self::start_with(place, flags, &[])
+    }
+
+    /// Starts one with these variables too.
+    pub(crate) fn start_with(place: &Place, flags: &[&str], env: &[(&str, String)]) -> Self {
         let binary = std::env::var_os("RATELEASE_CONTROL_BIN");
         let binary = binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_ratelease-control").into());
         let mut command = Command::new(binary);
         command.arg("serve").args(["--http-listen", "127.0.0.1:0", "--pods-listen", "127.0.0.1:0"]);
-        command.args(flags);
+        command.args(flags).envs(env.iter().map(|(name, value)| (name, value)));
         command.arg("--token-file").arg(place.token_file()).env_remove("DATABASE_URL");
         match &place.postgres {
             Some(postgres) => command.env("DATABASE_URL", postgres.url()),

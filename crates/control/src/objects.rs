@@ -1,0 +1,788 @@
+//! **Rules as objects of Kubernetes**: follows the `RateLimitRules` of a cluster, publishes what they
+//! say as the rules of their domains, and writes to each what became of it.
+//!
+//! ```text
+//! API server ─ list, watch ─▶ object ─▶ plan ─▶ draft and version ─▶ pods
+//!        ▲                               └─▶ status ─┐    (the database: store, push)
+//!        └──────────── at most 50 a second ──────────┘
+//! ```
+//! The database stays the one place where domains come together: an object's rules are the draft
+//! and the published text of its domain, whose row names the object, and which the API does not
+//! change meanwhile. So what is in force outlives this process and the API server, and versions,
+//! pods and rollouts know no objects. One replica follows them: the one that has the lock.
+//!
+//! [`object`] reads an object, [`plan`] says what is to be done, [`status`] what is to be said; they
+//! are pure.
+
+#[cfg(test)]
+mod crd;
+mod object;
+mod plan;
+mod status;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::ready;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use http::StatusCode;
+use jiff::Timestamp;
+use kube::api::{
+    ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams,
+};
+use kube::{Api, Client};
+use ratelease_rules::Source;
+use serde_json::json;
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tracing::{info, warn};
+
+use self::object::{Faults, Key, Object};
+use self::plan::{Change, Plan, Verdict, namespace_of, plan};
+use self::status::{Pods, Status, View};
+use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
+use crate::api::{App, Problem};
+use crate::auth::Caller;
+use crate::document::{Document, read};
+use crate::store::{Author, DraftDomain, PublishedText, Replacement, StoreError, Write};
+use crate::work::{self, heavy};
+
+/// Maximum number of objects, of which half may be published, and of the bytes of their rules; and
+/// those of one namespace, so that it leaves room to others. Further ones are not followed.
+const OBJECTS_MAX: usize = 20_000;
+const OBJECTS_OF_NAMESPACE_MAX: usize = OBJECTS_MAX / 4;
+const BYTES_MAX: usize = 64 << 20;
+const BYTES_OF_NAMESPACE_MAX: usize = BYTES_MAX / 4;
+
+/// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
+const PAGE: u32 = 25;
+const EVENTS_MAX: usize = 16;
+
+/// Maximum time of a call of the API server, and of a watch, which it then ends.
+const CALL_MAX: Duration = Duration::from_secs(20);
+const WATCH_SECONDS: u32 = 60;
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(75);
+
+/// Pause until the API server, or the database, is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(16);
+
+/// Interval at which statuses are compared, and a plan that failed is tried again.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Pause between two writes of statuses, those that wait, and the ticks for which one is not
+/// repeated. Of those in which only numbers of pods differ, so many are written in a tick.
+const STATUS_PAUSE: Duration = Duration::from_millis(20);
+const STATUSES_MAX: usize = 50;
+const STATUS_TICKS: u64 = 30;
+const NUMBERS_MAX: usize = 10;
+
+/// Domains of one version; versions that are refused until others are looked at again, and the
+/// ticks until one that was refused is tried again.
+const BATCH_MAX: usize = 500;
+const REFUSALS_MAX: usize = 8;
+const RETRY_TICKS: u64 = 30;
+
+/// What the objects of a namespace may publish at once, and in a tick after that, in bytes: all of it
+/// is kept for good, as every version is. A change costs a little more than its text.
+const KEPT_MAX: usize = 64 << 20;
+const KEPT_OF_TICK: usize = 4 << 10;
+const KEPT_OF_CHANGE: usize = 1 << 10;
+
+/// What `/metrics` shows.
+#[derive(Debug, Default)]
+pub struct ObjectCounts {
+    /// Whether this process follows the objects, and the API server answers.
+    pub is_connected: AtomicBool,
+    /// Objects that are accepted.
+    pub accepted: AtomicU64,
+    /// Objects that are not.
+    pub refused: AtomicU64,
+}
+
+// === impl ObjectCounts ===
+
+impl ObjectCounts {
+    /// Notes that this process follows no objects.
+    fn reset(&self) {
+        self.is_connected.store(false, Ordering::Relaxed);
+        self.accepted.store(0, Ordering::Relaxed);
+        self.refused.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Why the API server cannot be followed at the moment.
+#[derive(Debug, Error)]
+enum Lost {
+    #[error("{0}")]
+    Client(kube::Error),
+    #[error("it is silent")]
+    Silent,
+    /// What was asked for is too old: all has to be listed again.
+    #[error("its history has moved on")]
+    Gone,
+}
+
+impl From<kube::Error> for Lost {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if status.code == StatusCode::GONE.as_u16() => Self::Gone,
+            error => Self::Client(error),
+        }
+    }
+}
+
+/// What the API server says.
+enum Event {
+    /// A list begins, of all objects.
+    Begun,
+    /// An object of the list.
+    Listed(Box<DynamicObject>),
+    /// The list is complete.
+    Complete,
+    Changed(Box<DynamicObject>),
+    Removed(Key),
+    /// The API server is away.
+    Lost,
+}
+
+/// A task that ends with this.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Follows the objects of a cluster, and publishes what they say. Namespaces of `any_domain` may
+/// define any domain. It does not return.
+pub(crate) async fn follow(client: Client, app: Arc<App>, any_domain: BTreeSet<String>) {
+    loop {
+        let why = match lead(&client, &app, &any_domain).await {
+            Ok(()) => "the watch has ended".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        app.objects.reset();
+        warn!("objects are not followed: {why}; rules stay as they are");
+        sleep(PAUSE).await;
+    }
+}
+
+/// Follows the objects while no other replica does.
+async fn lead(
+    client: &Client,
+    app: &Arc<App>,
+    any_domain: &BTreeSet<String>,
+) -> Result<(), StoreError> {
+    let mut lead = app.store.lead().await?;
+    info!("following the RateLimitRules of the cluster");
+    let (sender, mut events) = mpsc::channel(EVENTS_MAX);
+    let _watch = Task(tokio::spawn(watch(client.clone(), sender)));
+    let (statuses, waiting) = mpsc::channel(STATUSES_MAX);
+    let _writer = Task(tokio::spawn(write_statuses(client.clone(), waiting)));
+    let mut follower = Follower::new(Arc::clone(app), any_domain.clone());
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let mut done = Ok(());
+        tokio::select! {
+            biased;
+            _ = tick.tick() => {
+                lead.check().await?;
+                done = follower.tick(&statuses).await;
+                // However long that took, events have their turn.
+                tick.reset();
+            }
+            event = events.recv() => {
+                let Some(event) = event else { return Ok(()) };
+                follower.take(event).await;
+                // What comes together is published together.
+                for _ in 1..BATCH_MAX {
+                    let Ok(event) = events.try_recv() else { break };
+                    follower.take(event).await;
+                }
+            }
+            () = ready(()), if follower.is_due() => {}
+        }
+        if done.is_ok() && follower.is_due() {
+            done = follower.publish_due().await;
+        }
+        follower.note(done);
+    }
+}
+
+/// Objects, and how many there are.
+#[derive(Default)]
+struct Objects {
+    by_key: BTreeMap<Key, Object>,
+    size: Size,
+    by_namespace: HashMap<String, Size>,
+    /// Whether there was no room for some: then one that is not known may still be there.
+    lacks_some: bool,
+}
+
+/// A number of objects, and the bytes of their rules.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    objects: usize,
+    bytes: usize,
+}
+
+// === impl Objects ===
+
+impl Objects {
+    fn insert(&mut self, object: Object) {
+        self.remove(&object.key);
+        let bytes = object.bytes();
+        let of_namespace = self.by_namespace.entry(object.key.namespace.clone()).or_default();
+        for size in [&mut self.size, of_namespace] {
+            size.objects += 1;
+            size.bytes += bytes;
+        }
+        self.by_key.insert(object.key.clone(), object);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        let Some(object) = self.by_key.remove(key) else { return };
+        let of_namespace = self.by_namespace.entry(key.namespace.clone()).or_default();
+        for size in [&mut self.size, of_namespace] {
+            size.objects -= 1;
+            size.bytes -= object.bytes();
+        }
+        if of_namespace.objects == 0 {
+            self.by_namespace.remove(&key.namespace);
+        }
+    }
+
+    fn of_namespace(&self, namespace: &str) -> Size {
+        self.by_namespace.get(namespace).copied().unwrap_or_default()
+    }
+
+    /// Whether there is room for one more object of a namespace.
+    fn has_room(&self, namespace: &str) -> bool {
+        self.size.objects < OBJECTS_MAX
+            && self.of_namespace(namespace).objects < OBJECTS_OF_NAMESPACE_MAX
+    }
+
+    /// Whether there is room for so many bytes of a namespace.
+    fn has_room_for(&self, namespace: &str, bytes: usize) -> bool {
+        self.size.bytes + bytes <= BYTES_MAX
+            && self.of_namespace(namespace).bytes + bytes <= BYTES_OF_NAMESPACE_MAX
+    }
+}
+
+/// What is known of the cluster, and what was done about it.
+struct Follower {
+    app: Arc<App>,
+    any_domain: BTreeSet<String>,
+    objects: Objects,
+    /// Those of a list that is under way.
+    listed: Option<Objects>,
+    /// Whether all objects were listed once.
+    is_complete: bool,
+    /// Whether the plan may have changed.
+    is_due: bool,
+    /// Whether the database refused the last attempt.
+    is_failing: bool,
+    /// The version that was published when the plan was made.
+    planned: i64,
+    /// The domains of the database, and the number of its last change when they were read.
+    domains: (i64, Arc<Vec<DraftDomain>>),
+    verdicts: BTreeMap<Key, Verdict>,
+    /// What all statuses say already; `None` if some do not.
+    told: Option<(i64, Pods)>,
+    /// Domains whose publication was refused, why, and at which tick.
+    refusals: BTreeMap<String, (String, u64)>,
+    /// Bytes that namespaces have published, of those that they may at the moment.
+    kept: BTreeMap<String, usize>,
+    /// Statuses that were handed to the writer, and at which tick.
+    sent: BTreeMap<Key, (Status, u64)>,
+    ticks: u64,
+}
+
+// === impl Follower ===
+
+impl Follower {
+    fn new(app: Arc<App>, any_domain: BTreeSet<String>) -> Self {
+        Self {
+            app,
+            any_domain,
+            objects: Objects::default(),
+            listed: None,
+            is_complete: false,
+            is_due: false,
+            is_failing: false,
+            planned: 0,
+            domains: (-1, Arc::default()),
+            verdicts: BTreeMap::new(),
+            told: None,
+            refusals: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            ticks: 0,
+        }
+    }
+
+    /// Whether there may be something to publish.
+    fn is_due(&self) -> bool {
+        self.is_complete && self.is_due
+    }
+
+    async fn take(&mut self, event: Event) {
+        match event {
+            Event::Begun => self.listed = Some(Objects::default()),
+            Event::Listed(object) => {
+                let object = self.read(*object).await;
+                let Some(listed) = &mut self.listed else { return };
+                match object {
+                    Some(object) => listed.insert(object),
+                    None => listed.lacks_some = true,
+                }
+            }
+            Event::Complete => {
+                self.objects = self.listed.take().unwrap_or_default();
+                self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
+                self.is_complete = true;
+                self.is_due = true;
+                self.app.objects.is_connected.store(true, Ordering::Relaxed);
+                info!(objects = self.objects.by_key.len(), "all objects are listed");
+            }
+            Event::Changed(object) => {
+                let Some(object) = self.read(*object).await else {
+                    self.objects.lacks_some = true;
+                    return;
+                };
+                let former = self.objects.by_key.get(&object.key);
+                if former.is_none_or(|it| !object.has_spec_of(it)) {
+                    self.is_due = true;
+                    self.refusals.remove(&object.domain);
+                }
+                self.objects.insert(object);
+            }
+            Event::Removed(key) => {
+                self.objects.remove(&key);
+                self.sent.remove(&key);
+                self.is_due = true;
+            }
+            Event::Lost => self.app.objects.is_connected.store(false, Ordering::Relaxed),
+        }
+    }
+
+    /// Reads an object; `None` if there is no room for it. Most events are of a status alone.
+    async fn read(&self, object: DynamicObject) -> Option<Object> {
+        let key = Key::of(&object)?;
+        let former = self.objects.by_key.get(&key);
+        if let Some(former) = former.filter(|it| it.is_of(&object)) {
+            return Some(Object { status: Status::of_object(&object), ..former.clone() });
+        }
+        let known = self.listed.as_ref().unwrap_or(&self.objects);
+        if former.is_none() && !known.has_room(&key.namespace) {
+            warn!("there are too many objects: {key} is not followed");
+            return None;
+        }
+        let memory = domain_memory(&self.app);
+        let read = heavy(move |_| Object::read(key, &object, memory)).await;
+        let mut object = read.inspect_err(|error| warn!("an object is not read: {error}")).ok()?;
+        if !known.has_room_for(&object.key.namespace, object.bytes()) {
+            let why = "the objects of the namespace, or of all, are too large together";
+            object.rules = Err(Faults::one("spec", why));
+        }
+        Some(object)
+    }
+
+    /// Notes whether what is due was done. If it was not, the next tick does it.
+    fn note(&mut self, done: Result<(), StoreError>) {
+        match done {
+            Ok(()) => self.is_failing = false,
+            Err(error) => {
+                self.is_due = false;
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    warn!("{error}: objects are not published; rules stay as they are");
+                }
+            }
+        }
+    }
+
+    /// Publishes what the objects say and the database does not have yet: a part of it, if it is
+    /// much.
+    async fn publish_due(&mut self) -> Result<(), StoreError> {
+        // Read first, so that what is written meanwhile is seen the next time.
+        let change = self.app.store.last_change().await?;
+        if change != self.domains.0 {
+            self.domains = (change, Arc::new(self.app.store.domains().await?));
+        }
+        let domains = Arc::clone(&self.domains.1);
+        let Plan { mut changes, verdicts } = plan(&self.objects.by_key, &domains, &self.any_domain);
+        self.verdicts = verdicts;
+        self.told = None;
+        changes.retain(|it| it.by.is_some() || !self.objects.lacks_some);
+        for change in &changes {
+            self.refuse_too_many(change);
+        }
+        let (refused, mut due): (Vec<_>, Vec<_>) =
+            changes.into_iter().partition(|it| self.refusals.contains_key(&it.domain));
+        // Namespaces of which nothing was refused come first, so that none holds up the others.
+        let refused: BTreeSet<_> = refused.iter().map(|it| it.namespace.as_str()).collect();
+        due.sort_by_key(|it| refused.contains(&*it.namespace));
+        due.truncate(BATCH_MAX);
+        self.is_due = !due.is_empty();
+        let mut batches = vec![&due[..]];
+        let mut refusals = 0;
+        while let Some(batch) = batches.pop().filter(|it| !it.is_empty()) {
+            let Err(problem) = self.publish(batch, &domains).await else {
+                for change in batch {
+                    *self.kept.entry(change.namespace.clone()).or_default() += self.cost(change);
+                }
+                continue;
+            };
+            if problem.status >= StatusCode::INTERNAL_SERVER_ERROR.as_u16() {
+                return Err(StoreError::Unavailable(problem.detail));
+            }
+            match batch {
+                [one] => {
+                    self.refusals.insert(one.domain.clone(), (why(problem), self.ticks));
+                    refusals += 1;
+                    if refusals >= REFUSALS_MAX {
+                        break;
+                    }
+                }
+                // One of them is refused: which?
+                many => {
+                    let (first, second) = many.split_at(many.len() / 2);
+                    batches.extend([second, first]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a change whose namespace has published too much lately.
+    fn refuse_too_many(&mut self, change: &Change) {
+        let kept = self.kept.get(&change.namespace).copied().unwrap_or_default();
+        let is_free = change.by.is_none() || self.any_domain.contains(&change.namespace);
+        if is_free || kept + self.cost(change) <= KEPT_MAX {
+            return;
+        }
+        let why = format!(
+            "the objects of the namespace have published {} MiB lately, which are kept for good; \
+             this change follows later, {} KiB a minute",
+            kept >> 20,
+            60 * KEPT_OF_TICK >> 10
+        );
+        self.refusals.entry(change.domain.clone()).or_insert((why, self.ticks));
+    }
+
+    /// Bytes that a change adds to what is kept.
+    fn cost(&self, change: &Change) -> usize {
+        let object = change.by.as_ref().and_then(|key| self.objects.by_key.get(key));
+        KEPT_OF_CHANGE + object.map_or(0, Object::bytes)
+    }
+
+    /// Publishes changes as one version.
+    async fn publish(&self, batch: &[Change], domains: &[DraftDomain]) -> Result<(), Problem> {
+        let rules = batch.iter().map(|it| {
+            let object = it.by.as_ref().and_then(|key| self.objects.by_key.get(key));
+            let rules = object.and_then(|object| object.rules.as_ref().ok());
+            let yaml = rules.filter(|it| it.hash.is_some()).map(|it| it.text.clone());
+            let rules = rules.map_or(0, |it| it.count);
+            PublishedText { domain: it.domain.clone(), changed: 0, yaml, rules }
+        });
+        let texts: Vec<_> = rules.collect();
+        let callers = self.callers(batch, domains);
+        let app = &self.app;
+        let author = Author { name: Caller::of_objects(None).name, reason: reason(batch) };
+        // The turn is given back when this ends.
+        work::of_request(async {
+            app.take_publisher_turn(&Caller::of_objects(None)).await?;
+            let documents = Arc::new(documents(&texts).await?);
+            for _ in 0..ATTEMPTS_MAX {
+                let replacements = replacements(app, &documents).await?;
+                let approved = approve(app, &callers, &texts).await?;
+                let mut write = app.store.begin_of_token(&author).await?;
+                write.of_objects();
+                let Some(texts) = replace(&mut write, batch, &replacements, &texts).await? else {
+                    continue;
+                };
+                if publish_texts(&mut write, &texts, None, approved).await?.is_some() {
+                    write.commit().await?;
+                    app.wake_follower();
+                    return Ok(());
+                }
+            }
+            Err(Problem::raced())
+        })
+        .await
+    }
+
+    /// Who publishes these changes: each namespace with all of its domains, which have a share of
+    /// the memory of pods together. Those that may define any domain have no such bound.
+    fn callers(&self, batch: &[Change], domains: &[DraftDomain]) -> Vec<Caller> {
+        let mut shares: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for change in batch.iter().filter(|it| !self.any_domain.contains(&it.namespace)) {
+            shares.entry(&change.namespace).or_default().insert(&change.domain);
+        }
+        for domain in domains {
+            let namespace = domain.owner.as_deref().map(namespace_of);
+            if let Some(share) = namespace.and_then(|it| shares.get_mut(it)) {
+                share.insert(&domain.name);
+            }
+        }
+        let owned = |share: BTreeSet<&str>| share.into_iter().map(str::to_owned).collect();
+        shares.into_values().map(|share| Caller::of_objects(Some(owned(share)))).collect()
+    }
+
+    /// Does what the time asks for, and hands statuses that differ to the writer.
+    async fn tick(&mut self, writer: &mpsc::Sender<(Key, Status)>) -> Result<(), StoreError> {
+        self.ticks += 1;
+        if !self.is_complete {
+            return Ok(());
+        }
+        let set = Arc::clone(&self.app.published.borrow());
+        self.age(set.version);
+        let pods = Pods::new(&self.app.store.reserved().pod_versions().await?);
+        if self.told.as_ref().is_some_and(|it| (it.0, &it.1) == (set.version, &pods)) {
+            return Ok(());
+        }
+        let view = View { set: &set, pods: &pods, now: Timestamp::now() };
+        let statuses = self.statuses(view);
+        self.told = statuses.is_empty().then_some((set.version, pods));
+        for (key, status) in statuses {
+            if writer.try_send((key.clone(), status.clone())).is_err() {
+                break;
+            }
+            self.sent.insert(key, (status, self.ticks));
+        }
+        Ok(())
+    }
+
+    /// Forgets refusals and what was kept, as time passes. Others may have changed what the
+    /// database has: then there is a new `version`.
+    fn age(&mut self, version: i64) {
+        let ticks = self.ticks;
+        self.kept.values_mut().for_each(|kept| *kept = kept.saturating_sub(KEPT_OF_TICK));
+        self.kept.retain(|_, kept| *kept > 0);
+        let refusals = self.refusals.len();
+        self.refusals.retain(|_, (_, at)| *at + RETRY_TICKS > ticks);
+        // A plan looks at all statuses again too.
+        self.is_due |= self.is_failing
+            || refusals != self.refusals.len()
+            || ticks.is_multiple_of(RETRY_TICKS)
+            || version != self.planned;
+        self.planned = version;
+    }
+
+    /// The statuses that are to be written, those first that mean something new.
+    fn statuses(&self, view: View<'_>) -> Vec<(Key, Status)> {
+        let (mut meaningful, mut numbers) = (Vec::new(), Vec::new());
+        let mut accepted = 0;
+        for (key, verdict) in &self.verdicts {
+            let Some(object) = self.objects.by_key.get(key) else { continue };
+            let sent = self.sent.get(key);
+            let former = sent.map_or(&object.status, |(status, _)| status);
+            let refused = self.refusals.get(&object.domain).map(|(why, _)| why.as_str());
+            let status = Status::new(object, verdict, refused, former, view);
+            let is_accepted = matches!(verdict, Verdict::Published | Verdict::Due);
+            accepted += u64::from(is_accepted && refused.is_none());
+            let is_waiting = sent.is_some_and(|(_, at)| *at + STATUS_TICKS > self.ticks);
+            if status == object.status || is_waiting && status == *former {
+                continue;
+            }
+            match status.differs_in_numbers_alone(former) {
+                true if is_waiting => {}
+                true => numbers.push((key.clone(), status)),
+                false => meaningful.push((key.clone(), status)),
+            }
+        }
+        let all = u64::try_from(self.verdicts.len()).unwrap_or(u64::MAX);
+        self.app.objects.accepted.store(accepted, Ordering::Relaxed);
+        self.app.objects.refused.store(all.saturating_sub(accepted), Ordering::Relaxed);
+        numbers.truncate(NUMBERS_MAX);
+        meaningful.append(&mut numbers);
+        meaningful
+    }
+}
+
+/// The documents of texts; without rules if there is no text.
+async fn documents(texts: &[PublishedText]) -> Result<Vec<Document>, Problem> {
+    let texts = texts.to_vec();
+    let all = heavy(move |_| {
+        let document = |text: PublishedText| {
+            let PublishedText { domain, yaml, .. } = text;
+            let Some(yaml) = yaml else { return Ok(Document { domain, ..Document::default() }) };
+            let source = Source { name: domain, text: yaml.into_bytes() };
+            read(&[source]).map(|mut documents| documents.pop().unwrap_or_default())
+        };
+        texts.into_iter().map(document).collect::<Result<Vec<_>, _>>()
+    });
+    Ok(all.await??)
+}
+
+/// Makes the drafts of domains what objects say, and notes which object defines each. Returns the
+/// texts with the number of the last change of each draft; `None` if one changed since it was
+/// compared.
+async fn replace(
+    write: &mut Write,
+    batch: &[Change],
+    replacements: &[Replacement],
+    texts: &[PublishedText],
+) -> Result<Option<Vec<PublishedText>>, Problem> {
+    let mut replaced = Vec::new();
+    for ((change, replacement), text) in batch.iter().zip(replacements).zip(texts) {
+        match write.replace(replacement).await {
+            Err(StoreError::Moved(_)) => return Ok(None),
+            done => done?,
+        };
+        let owner = change.by.as_ref().map(Key::to_string);
+        write.set_owner(&change.domain, owner.as_deref()).await?;
+        let (_, changed) = write.draft_state(&change.domain).await?;
+        replaced.push(PublishedText { changed, ..text.clone() });
+    }
+    write.check_all_drafts().await?;
+    Ok(Some(replaced))
+}
+
+/// Why a publication was refused, in one text.
+fn why(problem: Problem) -> String {
+    let first = problem.errors.into_iter().next();
+    let first = first.map(|it| format!(": {}: {}", it.field, it.message)).unwrap_or_default();
+    format!("{}{first}", problem.detail)
+}
+
+/// What history says of a version of these changes.
+fn reason(batch: &[Change]) -> String {
+    let first = batch.first().map(|it| match &it.by {
+        Some(key) => format!("RateLimitRules {key}"),
+        None => {
+            format!("the object of the domain '{}' is gone", ratelease_rules::excerpt(&it.domain))
+        }
+    });
+    match batch.len().saturating_sub(1) {
+        0 => first.unwrap_or_default(),
+        more => format!("{}, and {more} more", first.unwrap_or_default()),
+    }
+}
+
+// The API server: list and watch, and the writer of statuses.
+
+/// The kind of the objects.
+fn resource() -> ApiResource {
+    ApiResource {
+        group: "ratelease.io".to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: "ratelease.io/v1alpha1".to_owned(),
+        kind: "RateLimitRules".to_owned(),
+        plural: "ratelimitrules".to_owned(),
+    }
+}
+
+/// Sends what the API server says, until nobody takes it. One that is away is asked again.
+async fn watch(client: Client, events: mpsc::Sender<Event>) {
+    let api: Api<DynamicObject> = Api::all_with(client, &resource());
+    let mut version = None;
+    let mut pause = PAUSE;
+    while !events.is_closed() {
+        let lost = match &mut version {
+            None => match list(&api, &events).await {
+                Ok(listed) => {
+                    version = Some(listed);
+                    pause = PAUSE;
+                    continue;
+                }
+                Err(lost) => lost,
+            },
+            Some(version) => match watch_from(&api, version, &events).await {
+                Ok(()) => {
+                    pause = PAUSE;
+                    continue;
+                }
+                Err(lost) => lost,
+            },
+        };
+        if matches!(lost, Lost::Gone) {
+            version = None;
+        } else {
+            warn!("the API server: {lost}; rules stay as they are. Asking again in {pause:?}");
+            let _ = events.send(Event::Lost).await;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Lists all objects, page by page. Returns the version from which to watch.
+async fn list(api: &Api<DynamicObject>, events: &mpsc::Sender<Event>) -> Result<String, Lost> {
+    let _ = events.send(Event::Begun).await;
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = timeout(CALL_MAX, api.list(&params)).await.map_err(|_| Lost::Silent)??;
+        for mut object in page.items {
+            object.metadata.managed_fields = None;
+            let _ = events.send(Event::Listed(Box::new(object))).await;
+        }
+        params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
+        if params.continue_token.is_none() {
+            let _ = events.send(Event::Complete).await;
+            return Ok(page.metadata.resource_version.unwrap_or_default());
+        }
+    }
+}
+
+/// Watches from a version on, which follows what is seen, until the API server ends the watch.
+async fn watch_from(
+    api: &Api<DynamicObject>,
+    version: &mut String,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), Lost> {
+    let params = WatchParams::default().timeout(WATCH_SECONDS);
+    let stream =
+        timeout(CALL_MAX, api.watch(&params, version)).await.map_err(|_| Lost::Silent)??;
+    let mut stream = pin!(stream);
+    loop {
+        let next = timeout(WATCH_SILENCE_MAX, stream.next()).await.map_err(|_| Lost::Silent)?;
+        let Some(event) = next else { return Ok(()) };
+        let (seen, event) = match event? {
+            WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
+                object.metadata.managed_fields = None;
+                let seen = object.metadata.resource_version.clone();
+                (seen, Some(Event::Changed(Box::new(object))))
+            }
+            WatchEvent::Deleted(object) => {
+                let seen = object.metadata.resource_version.clone();
+                (seen, Key::of(&object).map(Event::Removed))
+            }
+            WatchEvent::Bookmark(mark) => (Some(mark.metadata.resource_version), None),
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
+        };
+        if let Some(event) = event {
+            let _ = events.send(event).await;
+        }
+        *version = seen.unwrap_or_default();
+    }
+}
+
+/// Writes statuses one after the other, with a pause between two. One that fails is written again
+/// when it is compared again.
+async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
+    let mut pause = interval(STATUS_PAUSE);
+    pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while let Some((key, status)) = waiting.recv().await {
+        pause.tick().await;
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(client.clone(), &key.namespace, &resource());
+        let patch = Patch::Merge(json!({"status": status}));
+        let params = PatchParams::default();
+        match timeout(CALL_MAX, api.patch_status(&key.name, &params, &patch)).await {
+            // Its object may have been deleted.
+            Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::NOT_FOUND.as_u16() => {}
+            Ok(Err(error)) => warn!("the status of {key} is not written: {error}"),
+            Err(_) => warn!("the status of {key} is not written: the API server is silent"),
+            Ok(Ok(_)) => {}
+        }
+    }
+}

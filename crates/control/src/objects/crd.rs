@@ -1,0 +1,228 @@
+//! The definition of the objects for API servers, which is written from the schema of rule files,
+//! and so from the table of options.
+//!
+//! API servers take no recursive schema: descriptors have one down to [`LEVELS`], and below any
+//! field. Unknown fields are kept at every level, and are faults in the status: an API server would
+//! drop them, and a misspelt `shadow_mode` with them. So does one whose definition is of an earlier
+//! release.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::resource;
+
+/// Levels of descriptors that the definition describes.
+const LEVELS: usize = 4;
+
+/// Set to write the file instead of comparing it.
+const UPDATE: &str = "UPDATE_DOCS";
+
+const FILE: &str = "../../deploy/helm/ratelease/crds/ratelimitrules.yaml";
+
+const HEAD: &str = "\
+# The rules of a domain as an object (docs/control-plane.md).
+# UPDATE_DOCS=1 cargo test --workspace --lib -- objects::crd writes this file from the table of options.
+";
+
+const ANY_FIELD: &str = "x-kubernetes-preserve-unknown-fields";
+
+/// A schema that API servers take, of one in the dialect of rule files.
+fn structural(schema: &Value, definitions: &Value, level: usize) -> Value {
+    let mut found = match alternatives(schema).as_slice() {
+        [one] => one_of(one, definitions, level),
+        // Words, in whatever case, of which the definition has those in lower case.
+        [words, _] if words.get("enum").is_some() => {
+            json!({"type": "string", "enum": words["enum"]})
+        }
+        _ => json!({ANY_FIELD: true}),
+    };
+    let types = schema["type"].as_array().or_else(|| schema["anyOf"].as_array());
+    let is_null = |it: &Value| *it == "null" || it["type"] == "null";
+    if types.is_some_and(|it| it.iter().any(is_null)) && found.get("enum").is_none() {
+        found["nullable"] = true.into();
+    }
+    if let Some(meaning) = schema.get("description") {
+        found["description"] = meaning.clone();
+    }
+    found
+}
+
+/// What a value may be, but for null.
+fn alternatives(schema: &Value) -> Vec<&Value> {
+    let any = schema["anyOf"].as_array().map_or_else(|| vec![schema], |any| any.iter().collect());
+    any.into_iter().filter(|it| it["type"] != "null").collect()
+}
+
+fn one_of(schema: &Value, definitions: &Value, level: usize) -> Value {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let name = reference.trim_start_matches("#/definitions/");
+        let level = level + usize::from(name == "descriptor");
+        return match level > LEVELS {
+            true => json!({"type": "object", ANY_FIELD: true}),
+            false => object(&definitions[name], definitions, level),
+        };
+    }
+    let types: Vec<_> = match &schema["type"] {
+        Value::Array(types) => types.iter().filter_map(Value::as_str).collect(),
+        one => one.as_str().into_iter().collect(),
+    };
+    match types.iter().copied().filter(|it| *it != "null").collect::<Vec<_>>()[..] {
+        ["array"] => {
+            json!({"type": "array", "items": structural(&schema["items"], definitions, level)})
+        }
+        ["object"] => json!({"type": "object", ANY_FIELD: true}),
+        [one] => {
+            let mut found = json!({"type": one});
+            for name in ["pattern", "minimum", "maximum", "minLength"] {
+                if let Some(bound) = schema.get(name) {
+                    found[name] = bound.clone();
+                }
+            }
+            if let Some(bound) = schema.get("exclusiveMinimum") {
+                found["minimum"] = bound.clone();
+                found["exclusiveMinimum"] = true.into();
+            }
+            if one == "integer" {
+                found["format"] = "int64".into();
+            }
+            found
+        }
+        // A text that looks like a number is one without quotes too.
+        _ => json!({"x-kubernetes-int-or-string": true}),
+    }
+}
+
+fn object(map: &Value, definitions: &Value, level: usize) -> Value {
+    let properties = map["properties"].as_object().into_iter().flatten();
+    let properties: Map<_, _> = properties
+        .map(|(name, schema)| (name.clone(), structural(schema, definitions, level)))
+        .collect();
+    let mut found = json!({"type": "object", "properties": properties, ANY_FIELD: true});
+    if let Some(required) = map.get("required") {
+        found["required"] = required.clone();
+    }
+    found
+}
+
+/// The schema of a spec.
+fn spec() -> Value {
+    let schema = ratelease_rules::schema();
+    let mut spec = object(&schema, &schema["definitions"], 0);
+    spec["description"] = "A rule file (docs/rules.md).".into();
+    let domain = &mut spec["properties"]["domain"];
+    domain["type"] = "string".into();
+    domain["minLength"] = 1.into();
+    domain["maxLength"] = 1024.into();
+    domain["x-kubernetes-validations"] = json!([{
+        "rule": "self == oldSelf",
+        "message": "the domain of an object never changes; make another object",
+    }]);
+    if let Value::Object(domain) = domain {
+        domain.remove("x-kubernetes-int-or-string");
+    }
+    spec
+}
+
+/// The schema of a status.
+fn status() -> Value {
+    let integer = json!({"type": "integer", "format": "int64"});
+    let text = json!({"type": "string"});
+    let pods = json!({"current": integer, "connected": integer});
+    json!({"type": "object", "properties": {
+        "observedGeneration": integer,
+        "version": integer,
+        "pods": {"type": "object", "properties": pods},
+        "faults": {"type": "array", "items": {
+            "type": "object", "properties": {"field": text, "message": text},
+        }},
+        "conditions": {"type": "array", "items": {
+            "type": "object",
+            "required": ["type", "status", "reason", "message", "lastTransitionTime"],
+            "properties": {
+                "type": text, "status": text, "reason": text, "message": text,
+                "observedGeneration": integer,
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+            },
+        }},
+    }})
+}
+
+fn definition() -> Value {
+    let kind = resource();
+    let column =
+        |name: &str, of: &str, path: &str| json!({"name": name, "type": of, "jsonPath": path});
+    let condition = |name: &str| format!(".status.conditions[?(@.type==\"{name}\")].status");
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{}.{}", kind.plural, kind.group)},
+        "spec": {
+            "group": kind.group,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind.kind,
+                "listKind": format!("{}List", kind.kind),
+                "plural": kind.plural,
+                "singular": kind.plural,
+            },
+            "versions": [{
+                "name": kind.version,
+                "served": true,
+                "storage": true,
+                "subresources": {"status": {}},
+                "additionalPrinterColumns": [
+                    column("Domain", "string", ".spec.domain"),
+                    column("Accepted", "string", &condition("Accepted")),
+                    column("Programmed", "string", &condition("Programmed")),
+                    column("Pods", "integer", ".status.pods.current"),
+                    column("Age", "date", ".metadata.creationTimestamp"),
+                ],
+                "schema": {"openAPIV3Schema": {
+                    "type": "object",
+                    "description": "The rules of one domain, which ratelease-control follows.",
+                    "required": ["spec"],
+                    "properties": {"spec": spec(), "status": status()},
+                }},
+            }],
+        },
+    })
+}
+
+#[test]
+fn the_definition_is_up_to_date() {
+    let yaml = serde_saphyr::to_string(&definition()).expect("JSON is YAML");
+    let text = format!("{HEAD}{yaml}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, &text).expect("the file can be written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == text, "{} is not up to date: run this test with {UPDATE}=1", path.display());
+    // What kubectl keeps of an object that it applies is bounded.
+    assert!(text.len() < 200 << 10, "{} bytes", text.len());
+}
+
+#[test]
+fn every_field_has_a_shape_that_api_servers_take() {
+    fn check(schema: &Value, path: &str) {
+        for name in ["anyOf", "if", "allOf", "$ref", "additionalProperties"] {
+            assert!(schema.get(name).is_none(), "{path} has {name}");
+        }
+        let is_any = schema.get(ANY_FIELD).is_some();
+        let is_either = schema.get("x-kubernetes-int-or-string").is_some();
+        assert!(schema["type"].is_string() || is_any || is_either, "{path}: {schema}");
+        for (name, below) in schema["properties"].as_object().into_iter().flatten() {
+            check(below, &format!("{path}.{name}"));
+        }
+        if let Some(items) = schema.get("items") {
+            check(items, &format!("{path}[]"));
+        }
+    }
+    check(&spec(), "spec");
+    let deepest =
+        (0..LEVELS).fold(spec(), |it, _| it["properties"]["descriptors"]["items"].clone());
+    assert_eq!(deepest["properties"]["rate_limit"]["properties"]["unit"]["enum"][0], "second");
+    let below = &deepest["properties"]["descriptors"]["items"];
+    assert_eq!(*below, json!({"type": "object", ANY_FIELD: true}));
+}

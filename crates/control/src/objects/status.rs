@@ -1,0 +1,376 @@
+//! What an object's status says: whether it is accepted, its faults, and how many pods have its
+//! rules. The words are those of the Gateway API. Pure.
+
+use std::collections::HashMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::DynamicObject;
+use serde::{Deserialize, Serialize};
+
+use super::object::{Object, PlacedFault};
+use super::plan::Verdict;
+use crate::push::PublishedSet;
+use crate::store::PodRow;
+
+/// A status.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Status {
+    /// The generation of the object that this is about.
+    pub(super) observed_generation: i64,
+    /// The version of the control plane that has the rules of the domain; 0 for none.
+    pub(super) version: i64,
+    /// The pods that get the domain.
+    pub(super) pods: PodCount,
+    /// `Accepted`: whether the rules are published. `Programmed`: whether all pods have them.
+    pub(super) conditions: Vec<Condition>,
+    /// The faults of the rules, at most 20.
+    pub(super) faults: Vec<PlacedFault>,
+}
+
+/// Streams of pods that get a domain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct PodCount {
+    /// Those that run the version, or a later one.
+    pub(super) current: usize,
+    /// All.
+    pub(super) connected: usize,
+}
+
+/// The versions that pods run, by the domains that they get.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Pods {
+    /// Of pods that get all domains, in order.
+    all: Vec<i64>,
+    /// Of those that are limited to some.
+    limited: HashMap<String, Vec<i64>>,
+}
+
+/// What a status follows from, besides its object.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View<'v> {
+    pub(super) set: &'v PublishedSet,
+    pub(super) pods: &'v Pods,
+    pub(super) now: Timestamp,
+}
+
+/// A condition: its status, its reason, and a message for people.
+struct Said(bool, &'static str, String);
+
+// === impl Pods ===
+
+impl Pods {
+    /// Counts the streams that carry rules. A pod may have two, of one type each, of which one is
+    /// empty: those of one node and address count once, by the later version.
+    pub(super) fn new(rows: &[PodRow]) -> Self {
+        let mut pods: HashMap<(&str, &str, &str), &PodRow> = HashMap::new();
+        for row in rows {
+            let one = pods.entry((&row.replica, &row.node, &row.peer)).or_insert(row);
+            if row.accepted > one.accepted {
+                *one = row;
+            }
+        }
+        let mut this = Self::default();
+        for row in pods.into_values() {
+            match &row.domains {
+                None => this.all.push(row.accepted),
+                Some(domains) => domains.iter().for_each(|domain| {
+                    this.limited.entry(domain.clone()).or_default().push(row.accepted);
+                }),
+            }
+        }
+        this.all.sort_unstable();
+        this.limited.values_mut().for_each(|versions| versions.sort_unstable());
+        this
+    }
+
+    /// How many pods get the domain, and how many of them run this version.
+    fn count(&self, domain: &str, version: i64) -> PodCount {
+        let current = self.all.len() - self.all.partition_point(|it| *it < version);
+        let limited = self.limited.get(domain).map_or(&[][..], Vec::as_slice);
+        let limited_current = limited.iter().filter(|it| **it >= version).count();
+        PodCount { current: current + limited_current, connected: self.all.len() + limited.len() }
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    /// The status that an object has; an empty one if it has none that can be read.
+    pub(super) fn of_object(object: &DynamicObject) -> Self {
+        object.data.get("status").and_then(|it| Self::deserialize(it).ok()).unwrap_or_default()
+    }
+
+    /// What is to be said of an object, whose publication was `refused` for a reason. Conditions
+    /// that say what they said in `former` keep the time of that.
+    pub(super) fn new(
+        object: &Object,
+        verdict: &Verdict,
+        refused: Option<&str>,
+        former: &Self,
+        view: View<'_>,
+    ) -> Self {
+        let accepted = accepted(object, verdict, refused);
+        let published = view.set.domains.get(&object.domain);
+        // Of one that does not define the domain, nothing is in force.
+        let defines = matches!(verdict, Verdict::Published | Verdict::Due | Verdict::Invalid);
+        let version = match published.filter(|_| defines) {
+            Some(_) => view.set.changed.get(&object.domain).copied().unwrap_or_default(),
+            None => 0,
+        };
+        let pods = if version > 0 {
+            view.pods.count(&object.domain, version)
+        } else {
+            PodCount::default()
+        };
+        let hash = object.rules.as_ref().ok().and_then(|rules| rules.hash.as_deref());
+        let is_pushed = published.map(|it| &*it.hash) == hash;
+        let programmed = match &accepted {
+            Said(true, ..) if *verdict == Verdict::Published && is_pushed => {
+                programmed(pods, version)
+            }
+            Said(true, ..) => Said(false, "Pending", "the rules are about to be published".into()),
+            Said(false, reason, _) if version > 0 => {
+                let message = format!("the rules of version {version} stay in force");
+                Said(false, reason, message)
+            }
+            Said(false, reason, _) => Said(false, reason, "nothing of it is in force".into()),
+        };
+        let faults = match (verdict, &object.rules) {
+            (Verdict::Invalid, Err(faults)) => faults.shown.clone(),
+            _ => Vec::new(),
+        };
+        let condition = |name: &str, Said(is_true, reason, message): Said| {
+            let status = if is_true { "True" } else { "False" }.to_owned();
+            let before =
+                former.conditions.iter().find(|it| it.type_ == name && it.status == status);
+            Condition {
+                type_: name.to_owned(),
+                status,
+                reason: reason.to_owned(),
+                message,
+                observed_generation: Some(object.generation),
+                last_transition_time: before
+                    .map_or_else(|| Time(seconds(view.now)), |it| it.last_transition_time.clone()),
+            }
+        };
+        Self {
+            observed_generation: object.generation,
+            version,
+            pods,
+            conditions: vec![condition("Accepted", accepted), condition("Programmed", programmed)],
+            faults,
+        }
+    }
+
+    /// Whether only numbers of pods and texts differ, and what they mean for the object does not.
+    pub(super) fn differs_in_numbers_alone(&self, other: &Self) -> bool {
+        let meaning = |of: &Self| -> Vec<_> {
+            let conditions = of.conditions.iter();
+            conditions.map(|it| (it.status.clone(), it.reason.clone())).collect()
+        };
+        self.observed_generation == other.observed_generation
+            && self.faults == other.faults
+            && meaning(self) == meaning(other)
+    }
+}
+
+/// A time without its fraction, as the API server keeps it.
+fn seconds(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
+fn accepted(object: &Object, verdict: &Verdict, refused: Option<&str>) -> Said {
+    let Object { domain, key, rules, .. } = object;
+    let domain = ratelease_rules::excerpt(domain);
+    let namespace = &key.namespace;
+    match verdict {
+        Verdict::Invalid => {
+            let faults = rules.as_ref().err().map_or(1, |faults| faults.count);
+            let message = format!("{faults} faults; status.faults has the first of them");
+            Said(false, "Invalid", message)
+        }
+        Verdict::NotAllowed => Said(
+            false,
+            "DomainNotAllowed",
+            format!(
+                "objects of the namespace {namespace} define the domain '{namespace}' and domains \
+                 that begin with '{namespace}.' or '{namespace}/'; name one of these in \
+                 spec.domain, or list the namespace in CONTROL_KUBERNETES_ANY_DOMAIN"
+            ),
+        ),
+        Verdict::OlderObject(older) => Said(
+            false,
+            "Conflicted",
+            format!(
+                "the older object {older} defines the domain '{domain}'; delete one of the two"
+            ),
+        ),
+        Verdict::Database => Said(
+            false,
+            "Conflicted",
+            format!(
+                "the database has other rules for the domain '{domain}'; remove them there, or \
+                 make spec what GET /v1/export has of it: then the object takes the domain over"
+            ),
+        ),
+        Verdict::Due if refused.is_some() => {
+            Said(false, "Refused", refused.unwrap_or_default().to_owned())
+        }
+        Verdict::Due | Verdict::Published => {
+            let count = rules.as_ref().map_or(0, |rules| rules.count);
+            Said(true, "Accepted", format!("{count} rules"))
+        }
+    }
+}
+
+fn programmed(pods: PodCount, version: i64) -> Said {
+    let PodCount { current, connected } = pods;
+    match connected {
+        // A domain without rules is one that pods do not get.
+        _ if version == 0 => Said(true, "Programmed", "there are no rules to enforce".into()),
+        0 => Said(false, "Pending", "no pod that gets the domain is connected".into()),
+        _ if current < connected => {
+            Said(false, "Pending", format!("{current} of {connected} pods have the rules"))
+        }
+        _ => Said(true, "Programmed", format!("all {connected} pods have the rules")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::objects::object::{Faults, Key, Rules};
+    use crate::push::PublishedDomain;
+
+    fn object(rules: Result<&str, Faults>) -> Object {
+        let rules = rules.map(|hash| {
+            let hash = Some(hash.to_owned());
+            Rules { text: String::new(), hash, count: 3 }
+        });
+        Object {
+            key: Key { namespace: "shop".into(), name: "limits".into() },
+            uid: String::new(),
+            created: 0,
+            generation: 7,
+            domain: "shop".into(),
+            rules,
+            status: Status::default(),
+        }
+    }
+
+    fn set(hash: &str, version: i64) -> PublishedSet {
+        let domain = PublishedDomain::new("shop", hash.to_owned(), String::new());
+        PublishedSet {
+            version,
+            domains: BTreeMap::from([("shop".to_owned(), Arc::new(domain))]),
+            changed: BTreeMap::from([("shop".to_owned(), version)]),
+            ..PublishedSet::default()
+        }
+    }
+
+    fn pod(node: &str, accepted: i64, domains: Option<&[&str]>) -> PodRow {
+        let domains = domains.map(|it| it.iter().map(|it| (*it).to_owned()).collect());
+        PodRow { node: node.to_owned(), accepted, domains, ..PodRow::default() }
+    }
+
+    fn said(
+        object: &Object,
+        verdict: &Verdict,
+        set: &PublishedSet,
+        rows: &[PodRow],
+    ) -> Vec<String> {
+        let pods = Pods::new(rows);
+        let view = View { set, pods: &pods, now: Timestamp::UNIX_EPOCH };
+        let status = Status::new(object, verdict, None, &Status::default(), view);
+        let conditions = status.conditions.iter();
+        conditions.map(|it| format!("{} {} {}", it.status, it.reason, it.message)).collect()
+    }
+
+    #[tokio::test]
+    async fn programmed_means_that_every_pod_that_gets_the_domain_has_its_rules() {
+        let (it, set) = (object(Ok("a")), set("a", 4));
+        let programmed = |rows: &[PodRow]| said(&it, &Verdict::Published, &set, rows).remove(1);
+        assert_eq!(programmed(&[]), "False Pending no pod that gets the domain is connected");
+        let rows = [pod("a", 4, None), pod("b", 3, None), pod("c", 2, Some(&["bank"]))];
+        assert_eq!(programmed(&rows), "False Pending 1 of 2 pods have the rules");
+        let rows = [pod("a", 4, None), pod("b", 9, None), pod("c", 5, Some(&["bank", "shop"]))];
+        assert_eq!(programmed(&rows), "True Programmed all 3 pods have the rules");
+        // The stream of the type that a pod of ratelease does not use is empty.
+        let rows = [pod("a", 0, None), pod("a", 4, None)];
+        assert_eq!(programmed(&rows), "True Programmed all 1 pods have the rules");
+    }
+
+    #[tokio::test]
+    async fn what_is_not_pushed_yet_is_pending() {
+        let rows = [pod("a", 4, None)];
+        for (verdict, hash) in [(Verdict::Due, "b"), (Verdict::Published, "b")] {
+            let said = said(&object(Ok(hash)), &verdict, &set("a", 4), &rows);
+            assert_eq!(said[0], "True Accepted 3 rules");
+            assert_eq!(said[1], "False Pending the rules are about to be published");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_faulty_object_says_its_faults_and_what_stays_in_force() {
+        let faulty = object(Err(Faults::one("spec.descriptors[0].key", "an empty key")));
+        let pods = Pods::default();
+        let set = set("before", 4);
+        let view = View { set: &set, pods: &pods, now: Timestamp::UNIX_EPOCH };
+        let status = Status::new(&faulty, &Verdict::Invalid, None, &Status::default(), view);
+        let found = json!(status);
+        assert_eq!(found["faults"][0]["field"], "spec.descriptors[0].key");
+        assert_eq!((&found["observedGeneration"], &found["version"]), (&json!(7), &json!(4)));
+        assert_eq!(found["conditions"][0]["reason"], "Invalid");
+        assert_eq!(found["conditions"][1]["message"], "the rules of version 4 stay in force");
+        // It is read again as it was written.
+        assert_eq!(Status::deserialize(&found).unwrap(), status);
+    }
+
+    #[tokio::test]
+    async fn an_object_that_does_not_define_its_domain_has_nothing_in_force() {
+        let verdicts = [
+            (Verdict::NotAllowed, "DomainNotAllowed", "CONTROL_KUBERNETES_ANY_DOMAIN"),
+            (Verdict::Database, "Conflicted", "the database has other rules"),
+            (
+                Verdict::OlderObject(Key { namespace: "shop".into(), name: "first".into() }),
+                "Conflicted",
+                "shop/first",
+            ),
+        ];
+        for (verdict, reason, text) in verdicts {
+            let said = said(&object(Ok("a")), &verdict, &set("a", 4), &[pod("a", 4, None)]);
+            assert!(said[0].starts_with(&format!("False {reason} ")), "{said:?}");
+            assert!(said[0].contains(text), "{said:?}");
+            assert_eq!(said[1], format!("False {reason} nothing of it is in force"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_condition_keeps_its_time_until_it_changes() {
+        let (it, set) = (object(Ok("a")), set("a", 4));
+        let at = |rows: &[PodRow], former: &Status, second: i64| {
+            let pods = Pods::new(rows);
+            let now = Timestamp::from_second(second).unwrap();
+            let view = View { set: &set, pods: &pods, now };
+            Status::new(&it, &Verdict::Published, None, former, view)
+        };
+        let first = at(&[pod("a", 4, None)], &Status::default(), 1);
+        let more = [pod("a", 4, None), pod("b", 4, None)];
+        let second = at(&more, &first, 2);
+        assert_eq!(second.conditions[1].last_transition_time.0.as_second(), 1);
+        assert!(second != first && second.differs_in_numbers_alone(&first));
+        let third = at(&[pod("a", 3, None)], &second, 3);
+        let times: Vec<_> =
+            third.conditions.iter().map(|it| it.last_transition_time.0.as_second()).collect();
+        assert_eq!(times, [1, 3]);
+        assert!(!third.differs_in_numbers_alone(&second));
+    }
+}

@@ -1,0 +1,224 @@
+//! Rules that are objects of Kubernetes: what the API, other replicas and an API server that fails
+//! do with them. scripts/test-kubernetes has those of a real API server, and their pods.
+
+use serde_json::{Value, json};
+
+use super::support::cluster::Cluster;
+use super::support::{Call, Place, Process, Server, hourly, rule, wait_for};
+
+fn spec(domain: &str, requests: u32) -> Value {
+    json!({"domain": domain, "descriptors": [{"key": "user", "rate_limit": hourly(requests)}]})
+}
+
+/// A control plane that follows a cluster.
+struct Scene {
+    cluster: Cluster,
+    place: Place,
+    process: Process,
+    token: String,
+}
+
+// === impl Scene ===
+
+impl Scene {
+    async fn begin(place: Place) -> Self {
+        let cluster = Cluster::start(place.dir.path()).await;
+        let process = Process::start_with(&place, &[], &cluster.env());
+        let token = std::fs::read_to_string(place.token_file()).unwrap();
+        Self { cluster, place, process, token }
+    }
+
+    async fn call(&self, call: Call<'_>) -> (u16, String) {
+        let answer = call.token(&self.token).to(self.process.http).await.unwrap();
+        (answer.status, answer.text)
+    }
+
+    /// The limit that is published for a domain, which has one rule; `None` without one.
+    async fn published(&self, domain: &str) -> Option<u64> {
+        let (_, versions) = self.call(Call::new("GET", "/v1/versions?limit=1")).await;
+        let versions: Value = serde_json::from_str(&versions).unwrap();
+        let version = versions["versions"][0]["version"].as_i64()?;
+        let path = format!("/v1/export?domain={domain}&version={version}");
+        let (status, text) = self.call(Call::new("GET", &path)).await;
+        let line = text.lines().find_map(|it| it.trim().strip_prefix("requests_per_unit: "));
+        line.filter(|_| status == 200)?.parse().ok()
+    }
+
+    async fn await_published(&self, domain: &str, limit: Option<u64>) {
+        let is_there = async || (self.published(domain).await == limit).then_some(());
+        wait_for(&format!("{limit:?} for {domain}"), is_there).await;
+    }
+
+    async fn restart(&mut self) {
+        self.process.kill();
+        self.process = Process::start_with(&self.place, &[], &self.cluster.env());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_is_the_draft_and_the_published_rules_of_its_domain() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    scene.cluster.await_accepted("shop/limits", "Accepted").await;
+    let (_, domains) = scene.call(Call::new("GET", "/v1/domains")).await;
+    let domains: Value = serde_json::from_str(&domains).unwrap();
+    let expected =
+        json!([{"domain": "shop", "rules": 1, "is_changed": false, "object": "shop/limits"}]);
+    assert_eq!(domains["domains"], expected);
+    let (_, versions) = scene.call(Call::new("GET", "/v1/versions")).await;
+    assert!(versions.contains("\"reason\":\"RateLimitRules shop/limits\""), "{versions}");
+    scene.cluster.delete("shop/limits");
+    scene.await_published("shop", None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_changes_no_domain_of_an_object_until_objects_are_not_followed() {
+    let mut scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let calls = || {
+        let file = b"domain: shop\ndescriptors: [{key: a, rate_limit: {unlimited: true}}]\n";
+        [
+            Call::new("POST", "/v1/rules").json(&rule("shop", "user", "x", 9)),
+            Call::new("POST", "/v1/import").body("application/yaml", file),
+        ]
+    };
+    for call in calls() {
+        let (status, text) = scene.call(call).await;
+        assert_eq!(status, 409, "{text}");
+        assert!(text.contains("RateLimitRules shop/limits"), "{text}");
+    }
+    // A roll back of all leaves it alone, and one that names it is refused.
+    let bank = rule("bank", "user", "x", 9);
+    let (status, text) = scene.call(Call::new("POST", "/v1/rules?publish=true").json(&bank)).await;
+    assert_eq!(status, 201, "{text}");
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    scene.await_published("shop", Some(6)).await;
+    let back = |body: Value| Call::new("POST", "/v1/rollback").json(&body);
+    let (status, text) = scene.call(back(json!({"version": 1, "domains": ["shop"]}))).await;
+    assert_eq!(status, 409, "{text}");
+    let (status, text) = scene.call(back(json!({"version": 1}))).await;
+    assert!(status == 200 && text.contains("[\"bank\"]"), "{text}");
+    assert_eq!(scene.published("shop").await, Some(6));
+    // Without the setting the domain is the database's again with its first change.
+    scene.process.kill();
+    scene.process = Process::start(&scene.place, &[]);
+    for call in calls() {
+        let (status, text) = scene.call(call).await;
+        assert!(status < 300, "{text}");
+    }
+    scene.restart().await;
+    scene.cluster.await_accepted("shop/limits", "Conflicted").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_server_that_fails_or_forgets_changes_nothing_until_all_is_listed() {
+    let mut scene = Scene::begin(Place::sqlite()).await;
+    let key = |at: usize| format!("shop/limits-{at}");
+    for at in 0..60 {
+        scene.cluster.apply(&key(at), &spec(&format!("shop.{at}"), 5));
+    }
+    for at in 0..60 {
+        scene.cluster.await_accepted(&key(at), "Accepted").await;
+    }
+    // The second page of the next list fails, and all that follows.
+    scene.cluster.content().pages_left = Some(1);
+    scene.cluster.delete(&key(0));
+    scene.await_published("shop.0", None).await;
+    scene.cluster.forget();
+    scene.restart().await;
+    wait_for("a list", async || (scene.cluster.content().pages_left == Some(0)).then_some(()))
+        .await;
+    scene.cluster.delete(&key(1));
+    scene.cluster.apply(&key(2), &spec("shop.2", 6));
+    for at in 1..60 {
+        assert_eq!(scene.published(&format!("shop.{at}")).await, Some(5), "{at}");
+    }
+    // The list is complete: what happened meanwhile is done.
+    scene.cluster.content().pages_left = None;
+    scene.await_published("shop.1", None).await;
+    scene.await_published("shop.2", Some(6)).await;
+    // A watch that is too old ends in a list too.
+    let lists = scene.cluster.content().lists;
+    scene.cluster.forget();
+    wait_for("a list", async || (scene.cluster.content().lists > lists).then_some(())).await;
+    scene.cluster.apply(&key(3), &spec("shop.3", 7));
+    scene.await_published("shop.3", Some(7)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn statuses_that_are_refused_hold_up_no_rules() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.content().refuses_statuses = true;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    wait_for("a status", async || (scene.cluster.content().statuses > 0).then_some(())).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    scene.await_published("shop", Some(6)).await;
+    scene.cluster.content().refuses_statuses = false;
+    scene.cluster.apply("shop/limits", &json!({"domain": "shop", "descriptors": [{}]}));
+    scene.cluster.await_accepted("shop/limits", "Invalid").await;
+    assert_eq!(scene.published("shop").await, Some(6));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_replica_follows_the_objects_and_another_one_takes_over() {
+    let mut scene = Scene::begin(Place::postgres().await).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let second = Process::start_with(&scene.place, &[], &scene.cluster.env());
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    scene.await_published("shop", Some(6)).await;
+    assert_eq!(scene.cluster.content().lists, 1, "the second one does not follow them");
+    scene.process.kill();
+    scene.process = second;
+    wait_for("a list", async || (scene.cluster.content().lists == 2).then_some(())).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 7));
+    scene.await_published("shop", Some(7)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_has_used_its_share_is_refused_and_others_are_not() {
+    let place = Place::sqlite();
+    let cluster = Cluster::start(place.dir.path()).await;
+    let flags = ["--domain-bytes-max", "4000"];
+    let process = Process::start_with(&place, &flags, &cluster.env());
+    let token = std::fs::read_to_string(place.token_file()).unwrap();
+    let scene = Scene { cluster, place, process, token };
+    let large = |domain: &str, count: usize| {
+        let rule = |at| json!({"key": format!("{at:050}"), "rate_limit": hourly(5)});
+        json!({"domain": domain, "descriptors": (0..count).map(rule).collect::<Vec<_>>()})
+    };
+    scene.cluster.apply("shop/first", &large("shop.1", 20));
+    scene.cluster.await_accepted("shop/first", "Accepted").await;
+    scene.cluster.apply("shop/second", &large("shop.2", 20));
+    scene.cluster.apply("bank/limits", &spec("bank", 5));
+    scene.cluster.await_accepted("shop/second", "Refused").await;
+    scene.await_published("bank", Some(5)).await;
+    scene.cluster.await_accepted("bank/limits", "Accepted").await;
+    // It fits once it is smaller.
+    scene.cluster.apply("shop/second", &large("shop.2", 2));
+    scene.cluster.await_accepted("shop/second", "Accepted").await;
+}
+
+/// A [`Server`] has no objects to follow, and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_say_which_replica_follows_objects() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.cluster.apply("shop/other", &spec("bank", 5));
+    let lines = [
+        "ratelease_control_objects_connected 1",
+        "ratelease_control_objects{state=\"accepted\"} 1",
+        "ratelease_control_objects{state=\"refused\"} 1",
+    ];
+    wait_for("the metrics", async || {
+        let (_, text) = scene.call(Call::new("GET", "/metrics")).await;
+        lines.iter().all(|line| text.lines().any(|it| it == *line)).then_some(())
+    })
+    .await;
+    let server: Server = Place::sqlite().serve().await;
+    let text = server.get("/metrics").await.text;
+    assert!(text.contains("ratelease_control_objects_connected 0"), "{text}");
+}
