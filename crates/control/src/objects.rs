@@ -473,7 +473,7 @@ impl Follower {
             "the objects of the namespace have published {} MiB lately, which are kept for good; \
              this change follows later, {} KiB a minute",
             kept >> 20,
-            60 * KEPT_OF_TICK >> 10
+            (60 * KEPT_OF_TICK) >> 10
         );
         self.refusals.entry(change.domain.clone()).or_insert((why, self.ticks));
     }
