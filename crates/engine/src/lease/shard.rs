@@ -172,7 +172,7 @@ impl Shard {
         let before = breaker.state();
         match outcome {
             Err(StoreError::Elsewhere { .. }) => {
-                breaker.note_nothing(now, rng(ask.key.bits(), now))
+                breaker.note_nothing(now, rng(ask.key.bits(), now));
             }
             Err(error) if error.concerns_one_key() => breaker.note_key_error(),
             // The reply was late, behind others that are being answered.

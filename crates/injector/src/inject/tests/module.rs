@@ -110,10 +110,7 @@ fn what_does_not_go_with_the_module_is_reported() {
         assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
     }
     for good in ["DEBUG_PORT=6079", "REDIS_POOL_SIZE=5", "DEBUG_TOKEN_FILE=/x", "OTEL_X=1"] {
-        assert_eq!(
-            faults(&inject(&self::pod(&[MODULE, ("env", good)]), &defaults(), NEW)),
-            [""; 0]
-        );
+        assert_eq!(faults(&inject(&pod(&[MODULE, ("env", good)]), &defaults(), NEW)), [""; 0]);
     }
     let mut pod = pod(&[MODULE]);
     let mount = json!([{"name": "data", "mountPath": "/opt/ratelease"}]);
