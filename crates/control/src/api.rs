@@ -27,6 +27,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+pub(crate) use call::check_new_domain;
 pub use call::{FieldFault, Problem};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;

@@ -33,16 +33,20 @@ use jiff::Timestamp;
 use kube::api::{
     ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams,
 };
-use kube::{Api, Client};
+use kube::core::Request;
+use kube::{Client, Resource};
 use ratelease_rules::Source;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::json;
+use serde_json::value::RawValue;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
-use self::object::{Faults, Key, Object};
+use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
 use self::status::{Pods, Status, View};
 use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
@@ -142,10 +146,12 @@ enum Event {
     /// A list begins, of all objects.
     Begun,
     /// An object of the list.
-    Listed(Box<DynamicObject>),
+    Listed(Box<ApiObject>),
     /// The list is complete.
     Complete,
-    Changed(Box<DynamicObject>),
+    /// A watch has begun.
+    Watching,
+    Changed(Box<ApiObject>),
     Removed(Key),
     /// The API server is away.
     Lost,
@@ -223,8 +229,9 @@ struct Objects {
     by_key: BTreeMap<Key, Object>,
     size: Size,
     by_namespace: HashMap<String, Size>,
-    /// Whether there was no room for some: then one that is not known may still be there.
-    lacks_some: bool,
+    /// Namespaces of which some were not read, or had no room: one that is not known may still be
+    /// there.
+    incomplete: BTreeSet<String>,
 }
 
 /// A number of objects, and the bytes of their rules.
@@ -258,6 +265,11 @@ impl Objects {
         if of_namespace.objects == 0 {
             self.by_namespace.remove(&key.namespace);
         }
+    }
+
+    /// Whether there may be objects of a namespace that are not known.
+    fn lacks_some_of(&self, namespace: &str) -> bool {
+        self.incomplete.contains(namespace)
     }
 
     fn of_namespace(&self, namespace: &str) -> Size {
@@ -338,11 +350,14 @@ impl Follower {
         match event {
             Event::Begun => self.listed = Some(Objects::default()),
             Event::Listed(object) => {
+                let namespace = Key::of(&object).namespace;
                 let object = self.read(*object).await;
                 let Some(listed) = &mut self.listed else { return };
                 match object {
                     Some(object) => listed.insert(object),
-                    None => listed.lacks_some = true,
+                    None => {
+                        listed.incomplete.insert(namespace);
+                    }
                 }
             }
             Event::Complete => {
@@ -354,8 +369,9 @@ impl Follower {
                 info!(objects = self.objects.by_key.len(), "all objects are listed");
             }
             Event::Changed(object) => {
+                let namespace = Key::of(&object).namespace;
                 let Some(object) = self.read(*object).await else {
-                    self.objects.lacks_some = true;
+                    self.objects.incomplete.insert(namespace);
                     return;
                 };
                 let former = self.objects.by_key.get(&object.key);
@@ -370,28 +386,36 @@ impl Follower {
                 self.sent.remove(&key);
                 self.is_due = true;
             }
+            Event::Watching => {
+                self.app.objects.is_connected.store(self.is_complete, Ordering::Relaxed);
+            }
             Event::Lost => self.app.objects.is_connected.store(false, Ordering::Relaxed),
         }
     }
 
     /// Reads an object; `None` if there is no room for it. Most events are of a status alone.
-    async fn read(&self, object: DynamicObject) -> Option<Object> {
-        let key = Key::of(&object)?;
+    async fn read(&self, object: ApiObject) -> Option<Object> {
+        let key = Key::of(&object);
         let former = self.objects.by_key.get(&key);
-        if let Some(former) = former.filter(|it| it.is_of(&object)) {
-            return Some(Object { status: Status::of_object(&object), ..former.clone() });
-        }
         let known = self.listed.as_ref().unwrap_or(&self.objects);
         if former.is_none() && !known.has_room(&key.namespace) {
             warn!("there are too many objects: {key} is not followed");
             return None;
         }
-        let memory = domain_memory(&self.app);
-        let read = heavy(move |_| Object::read(key, &object, memory)).await;
-        let mut object = read.inspect_err(|error| warn!("an object is not read: {error}")).ok()?;
-        if !known.has_room_for(&object.key.namespace, object.bytes()) {
+        let mut object = match former.filter(|it| it.is_of(&object)) {
+            Some(former) => Object { status: Status::of_object(&object), ..former.clone() },
+            None => {
+                let memory = domain_memory(&self.app);
+                let read = heavy(move |_| Object::read(&object, memory)).await;
+                read.inspect_err(|error| warn!("the object {key} is not read: {error}")).ok()?
+            }
+        };
+        // It takes the place of the one of its name.
+        let freed = known.by_key.get(&object.key).map_or(0, Object::bytes);
+        if !known.has_room_for(&object.key.namespace, object.bytes().saturating_sub(freed)) {
             let why = "the objects of the namespace, or of all, are too large together";
             object.rules = Err(Faults::one("spec", why));
+            object.status = Status::default();
         }
         Some(object)
     }
@@ -421,7 +445,7 @@ impl Follower {
         let Plan { mut changes, verdicts } = plan(&self.objects.by_key, &domains, &self.any_domain);
         self.verdicts = verdicts;
         self.told = None;
-        changes.retain(|it| it.by.is_some() || !self.objects.lacks_some);
+        changes.retain(|it| it.by.is_some() || !self.objects.lacks_some_of(&it.namespace));
         for change in &changes {
             self.refuse_too_many(change);
         }
@@ -481,7 +505,7 @@ impl Follower {
     /// Bytes that a change adds to what is kept.
     fn cost(&self, change: &Change) -> usize {
         let object = change.by.as_ref().and_then(|key| self.objects.by_key.get(key));
-        KEPT_OF_CHANGE + object.map_or(0, Object::bytes)
+        KEPT_OF_CHANGE + object.map_or(0, Object::bytes_of_rules)
     }
 
     /// Publishes changes as one version.
@@ -681,14 +705,33 @@ fn resource() -> ApiResource {
     }
 }
 
+/// The path of the objects of a namespace, or of all.
+fn path(namespace: Option<&str>) -> String {
+    DynamicObject::url_path(&resource(), namespace)
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMeta,
+    items: Vec<ApiObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PageMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: String,
+}
+
 /// Sends what the API server says, until nobody takes it. One that is away is asked again.
 async fn watch(client: Client, events: mpsc::Sender<Event>) {
-    let api: Api<DynamicObject> = Api::all_with(client, &resource());
     let mut version = None;
     let mut pause = PAUSE;
     while !events.is_closed() {
         let lost = match &mut version {
-            None => match list(&api, &events).await {
+            None => match list(&client, &events).await {
                 Ok(listed) => {
                     version = Some(listed);
                     pause = PAUSE;
@@ -696,7 +739,7 @@ async fn watch(client: Client, events: mpsc::Sender<Event>) {
                 }
                 Err(lost) => lost,
             },
-            Some(version) => match watch_from(&api, version, &events).await {
+            Some(version) => match watch_from(&client, version, &events).await {
                 Ok(()) => {
                     pause = PAUSE;
                     continue;
@@ -716,53 +759,83 @@ async fn watch(client: Client, events: mpsc::Sender<Event>) {
 }
 
 /// Lists all objects, page by page. Returns the version from which to watch.
-async fn list(api: &Api<DynamicObject>, events: &mpsc::Sender<Event>) -> Result<String, Lost> {
+async fn list(client: &Client, events: &mpsc::Sender<Event>) -> Result<String, Lost> {
     let _ = events.send(Event::Begun).await;
     let mut params = ListParams::default().limit(PAGE);
     loop {
-        let page = timeout(CALL_MAX, api.list(&params)).await.map_err(|_| Lost::Silent)??;
-        for mut object in page.items {
-            object.metadata.managed_fields = None;
+        let request = Request::new(path(None)).list(&params).map_err(kube::Error::BuildRequest)?;
+        let page = timeout(CALL_MAX, client.request::<Page>(request)).await;
+        let Page { metadata, items } = page.map_err(|_| Lost::Silent)??;
+        for object in items {
             let _ = events.send(Event::Listed(Box::new(object))).await;
         }
-        params.continue_token = page.metadata.continue_.filter(|it| !it.is_empty());
-        if params.continue_token.is_none() {
+        if metadata.next.is_empty() {
             let _ = events.send(Event::Complete).await;
-            return Ok(page.metadata.resource_version.unwrap_or_default());
+            return Ok(metadata.resource_version);
         }
+        params.continue_token = Some(metadata.next);
     }
 }
 
 /// Watches from a version on, which follows what is seen, until the API server ends the watch.
+/// Events that cannot be read are skipped, and all is listed again after the watch.
 async fn watch_from(
-    api: &Api<DynamicObject>,
+    client: &Client,
     version: &mut String,
     events: &mpsc::Sender<Event>,
 ) -> Result<(), Lost> {
     let params = WatchParams::default().timeout(WATCH_SECONDS);
-    let stream =
-        timeout(CALL_MAX, api.watch(&params, version)).await.map_err(|_| Lost::Silent)??;
-    let mut stream = pin!(stream);
+    let request = Request::new(path(None));
+    let request = request.watch(&params, version).map_err(kube::Error::BuildRequest)?;
+    let stream = timeout(CALL_MAX, client.request_events::<Box<RawValue>>(request)).await;
+    let mut stream = pin!(stream.map_err(|_| Lost::Silent)??);
+    let _ = events.send(Event::Watching).await;
+    let mut skipped = 0_u64;
     loop {
         let next = timeout(WATCH_SILENCE_MAX, stream.next()).await.map_err(|_| Lost::Silent)?;
-        let Some(event) = next else { return Ok(()) };
-        let (seen, event) = match event? {
-            WatchEvent::Added(mut object) | WatchEvent::Modified(mut object) => {
-                object.metadata.managed_fields = None;
-                let seen = object.metadata.resource_version.clone();
-                (seen, Some(Event::Changed(Box::new(object))))
+        let (seen, event) = match next.map(|event| event.and_then(read_event)) {
+            None if skipped > 0 => return Err(Lost::Gone),
+            None => return Ok(()),
+            Some(Err(error)) if is_unreadable(&error) => {
+                skipped += 1;
+                warn!(skipped, "an event of the API server is skipped: {error}");
+                continue;
             }
-            WatchEvent::Deleted(object) => {
-                let seen = object.metadata.resource_version.clone();
-                (seen, Key::of(&object).map(Event::Removed))
-            }
-            WatchEvent::Bookmark(mark) => (Some(mark.metadata.resource_version), None),
-            WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
+            Some(event) => event?,
         };
         if let Some(event) = event {
             let _ = events.send(event).await;
         }
-        *version = seen.unwrap_or_default();
+        *version = seen;
+    }
+}
+
+/// The version of an event, and what is to be done about it.
+fn read_event(event: WatchEvent<Box<RawValue>>) -> kube::Result<(String, Option<Event>)> {
+    let decode = |object: Box<RawValue>| {
+        serde_json::from_str::<ApiObject>(object.get()).map_err(kube::Error::SerdeError)
+    };
+    Ok(match event {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+            let object = decode(object)?;
+            (object.metadata.resource_version.clone(), Some(Event::Changed(Box::new(object))))
+        }
+        WatchEvent::Deleted(object) => {
+            let object = decode(object)?;
+            let key = Key::of(&object);
+            (object.metadata.resource_version, Some(Event::Removed(key)))
+        }
+        WatchEvent::Bookmark(mark) => (mark.metadata.resource_version, None),
+        WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+    })
+}
+
+/// Whether an event cannot be read: the client takes one for a failure without a code.
+fn is_unreadable(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::SerdeError(_) => true,
+        kube::Error::Api(status) => status.code == 0,
+        _ => false,
     }
 }
 
@@ -773,16 +846,21 @@ async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status
     pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while let Some((key, status)) = waiting.recv().await {
         pause.tick().await;
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(client.clone(), &key.namespace, &resource());
-        let patch = Patch::Merge(json!({"status": status}));
-        let params = PatchParams::default();
-        match timeout(CALL_MAX, api.patch_status(&key.name, &params, &patch)).await {
+        let done = timeout(CALL_MAX, write_status(&client, &key, &status)).await;
+        match done {
             // Its object may have been deleted.
             Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::NOT_FOUND.as_u16() => {}
             Ok(Err(error)) => warn!("the status of {key} is not written: {error}"),
             Err(_) => warn!("the status of {key} is not written: the API server is silent"),
-            Ok(Ok(_)) => {}
+            Ok(Ok(())) => {}
         }
     }
+}
+
+async fn write_status(client: &Client, key: &Key, status: &Status) -> kube::Result<()> {
+    let patch = Patch::Merge(json!({"status": status}));
+    let request = Request::new(path(Some(&key.namespace)))
+        .patch_subresource("status", &key.name, &PatchParams::default(), &patch)
+        .map_err(kube::Error::BuildRequest)?;
+    client.request::<IgnoredAny>(request).await.map(drop)
 }

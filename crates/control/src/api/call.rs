@@ -388,7 +388,7 @@ pub(super) fn check_domain(domain: &str) -> Result<(), Problem> {
 }
 
 /// Refuses names that no domain that is written can have: the control plane names candidate rules.
-pub(super) fn check_new_domain(domain: &str) -> Result<(), Problem> {
+pub(crate) fn check_new_domain(domain: &str) -> Result<(), Problem> {
     check_domain(domain)?;
     if domain.ends_with(CANDIDATE_SUFFIX) {
         let message = format!(

@@ -3,12 +3,14 @@
 
 use std::fmt;
 
-use kube::api::DynamicObject;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use ratelease_rules::{Source, excerpt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::status::Status;
+use crate::api::check_new_domain;
 use crate::document::{ReadFaults, compile, read};
 use crate::store::PublishedText;
 
@@ -17,8 +19,36 @@ const FAULTS_MAX: usize = 20;
 const PLACE_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Maximum bytes of a domain's name.
-const DOMAIN_BYTES_MAX: usize = 1024;
+/// Maximum bytes of a spec. As values it may take some 100 times as much, one object at a time.
+const SPEC_BYTES_MAX: usize = 512 << 10;
+
+/// An object as the API server has it. What is in it is read for each object alone, so that one
+/// that cannot be read is its own fault; what is not named is skipped, however deep it is.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct ApiObject {
+    pub(super) metadata: Meta,
+    spec: Option<Box<RawValue>>,
+    pub(super) status: Option<Box<RawValue>>,
+}
+
+/// What is needed of its metadata.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Meta {
+    namespace: String,
+    name: String,
+    uid: String,
+    pub(super) resource_version: String,
+    generation: i64,
+    creation_timestamp: Option<Time>,
+}
+
+/// The domain of a spec, of which the rest may be wrong.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Named {
+    domain: String,
+}
 
 /// The name of an object: `NAMESPACE/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,9 +112,9 @@ impl fmt::Display for Key {
 // === impl Key ===
 
 impl Key {
-    pub(super) fn of(object: &DynamicObject) -> Option<Self> {
-        let namespace = object.metadata.namespace.clone()?;
-        Some(Self { namespace, name: object.metadata.name.clone()? })
+    pub(super) fn of(object: &ApiObject) -> Self {
+        let Meta { namespace, name, .. } = object.metadata.clone();
+        Self { namespace, name }
     }
 }
 
@@ -93,24 +123,28 @@ impl Key {
 impl Object {
     /// Reads an object. Its rules may need up to `memory` bytes of a pod. Takes some 100 ms for the
     /// largest ones.
-    pub(super) fn read(key: Key, object: &DynamicObject, memory: usize) -> Self {
-        let spec = &object.data["spec"];
+    pub(super) fn read(object: &ApiObject, memory: usize) -> Self {
+        let spec = object.spec.as_deref().map_or("{}", RawValue::get);
         let meta = &object.metadata;
+        let domain = domain(spec);
         Self {
-            key,
-            uid: meta.uid.clone().unwrap_or_default(),
+            key: Key::of(object),
+            uid: meta.uid.clone(),
             created: meta.creation_timestamp.as_ref().map_or(i64::MAX, |it| it.0.as_second()),
-            generation: meta.generation.unwrap_or_default(),
-            domain: spec["domain"].as_str().unwrap_or_default().to_owned(),
-            rules: rules(spec, memory),
+            generation: meta.generation,
+            rules: domain.as_ref().map_err(Clone::clone).and_then(|_| {
+                let spec = decode(spec)?;
+                rules(&spec, memory)
+            }),
+            domain: domain.unwrap_or_default(),
             status: Status::of_object(object),
         }
     }
 
     /// Whether it has the spec of this object of the API server: then only the status may differ.
-    pub(super) fn is_of(&self, object: &DynamicObject) -> bool {
+    pub(super) fn is_of(&self, object: &ApiObject) -> bool {
         let meta = &object.metadata;
-        meta.uid.as_ref() == Some(&self.uid) && meta.generation == Some(self.generation)
+        meta.uid == self.uid && meta.generation == self.generation
     }
 
     /// Whether it has the spec that this one has.
@@ -118,56 +152,92 @@ impl Object {
         (&self.uid, self.generation) == (&other.uid, other.generation)
     }
 
-    /// Bytes that it keeps in memory, but for those of its status.
-    pub(super) fn bytes(&self) -> usize {
+    /// Bytes of what it publishes.
+    pub(super) fn bytes_of_rules(&self) -> usize {
         let rules = self.rules.as_ref().map_or(0, |rules| rules.text.len());
         self.domain.len() + rules
+    }
+
+    /// Bytes that it keeps in memory, but for a fixed number.
+    pub(super) fn bytes(&self) -> usize {
+        let faults = self.rules.as_ref().err().map_or(0, |it| bytes_of_faults(&it.shown));
+        self.bytes_of_rules() + faults + self.status.bytes()
     }
 }
 
 // === impl Faults ===
 
 impl Faults {
-    pub(super) fn new(faults: impl Iterator<Item = PlacedFault>) -> Self {
-        let mut shown = Vec::new();
-        let mut count = 0;
-        for mut fault in faults {
-            count += 1;
-            if shown.len() < FAULTS_MAX {
-                cut(&mut fault.field, PLACE_BYTES_MAX);
-                cut(&mut fault.message, MESSAGE_BYTES_MAX);
-                shown.push(fault);
-            }
-        }
-        Self { shown, count }
+    /// So many faults, of which the first ones are kept, and no further ones are made.
+    pub(super) fn new(count: usize, faults: impl Iterator<Item = PlacedFault>) -> Self {
+        let shown = faults.take(FAULTS_MAX).map(|mut fault| {
+            cut(&mut fault.field, PLACE_BYTES_MAX);
+            cut(&mut fault.message, MESSAGE_BYTES_MAX);
+            fault
+        });
+        Self { shown: shown.collect(), count }
     }
 
     pub(super) fn one(field: &str, message: impl Into<String>) -> Self {
         let fault = PlacedFault { field: field.to_owned(), message: message.into() };
-        Self::new([fault].into_iter())
+        Self::new(1, [fault].into_iter())
     }
+}
+
+/// Bytes that faults keep in memory.
+pub(super) fn bytes_of_faults(faults: &[PlacedFault]) -> usize {
+    let texts: usize = faults.iter().map(|it| it.field.len() + it.message.len()).sum();
+    texts + size_of_val(faults)
 }
 
 fn cut(text: &mut String, bytes_max: usize) {
     text.truncate(text.floor_char_boundary(bytes_max));
 }
 
+/// The domain of a spec, which may have faults elsewhere: what is in force of it stays.
+fn domain(spec: &str) -> Result<String, Faults> {
+    let Named { domain } = serde_json::from_str(spec).unwrap_or_default();
+    let checked = check_new_domain(&domain);
+    checked.map(|()| domain).map_err(|problem| {
+        let message = problem.errors.into_iter().next().map_or(problem.detail, |it| it.message);
+        Faults::one("spec.domain", message)
+    })
+}
+
+/// The values of a spec.
+fn decode(spec: &str) -> Result<Value, Faults> {
+    if spec.len() > SPEC_BYTES_MAX {
+        let message = format!(
+            "{} bytes; expected at most {SPEC_BYTES_MAX}: divide the rules among several domains",
+            spec.len()
+        );
+        return Err(Faults::one("spec", message));
+    }
+    serde_json::from_str(spec).map_err(|error| {
+        let message = match error.to_string() {
+            why if why.starts_with("recursion limit") => {
+                "nested too deep; expected at most 126 levels of objects and lists".to_owned()
+            }
+            why => why,
+        };
+        Faults::one("spec", message)
+    })
+}
+
 /// The rules of a spec, which is a rule file in JSON.
 fn rules(spec: &Value, memory: usize) -> Result<Rules, Faults> {
-    let domain = spec["domain"].as_str().unwrap_or_default();
-    if domain.is_empty() || domain.len() > DOMAIN_BYTES_MAX || domain.contains('\0') {
-        let message = "expected a name of 1 to 1024 bytes, without NUL characters";
-        return Err(Faults::one("spec.domain", message));
-    }
     // Each value has a line of its own, by which the compiler's faults are found again.
     let text = serde_json::to_string_pretty(spec).unwrap_or_default();
     let source = Source { name: "spec".to_owned(), text: text.into_bytes() };
     let mut documents = read(&[source]).map_err(|faults| placed(spec, faults))?;
     let texts = compile(&documents, memory).map_err(|findings| {
-        Faults::new(findings.into_iter().map(|it| {
-            let field = format!("spec.{}", it.field);
-            PlacedFault { field, message: it.message }
-        }))
+        Faults::new(
+            findings.len(),
+            findings.into_iter().map(|it| {
+                let field = format!("spec.{}", it.field);
+                PlacedFault { field, message: it.message }
+            }),
+        )
     })?;
     let document = documents.pop().unwrap_or_default();
     let text = texts.1.into_iter().next().unwrap_or_default();
@@ -180,11 +250,14 @@ fn rules(spec: &Value, memory: usize) -> Result<Rules, Faults> {
 fn placed(spec: &Value, faults: ReadFaults) -> Faults {
     match faults {
         ReadFaults::Document(_, message) => Faults::one("spec", message),
-        ReadFaults::Compiler(faults) => Faults::new(faults.iter().map(|fault| {
-            let place = place(spec, "spec", &mut fault.line.saturating_sub(1));
-            let field = place.unwrap_or_else(|| "spec".to_owned());
-            PlacedFault { field, message: fault.message.clone() }
-        })),
+        ReadFaults::Compiler(faults) => {
+            let placed = faults.iter().map(|fault| {
+                let place = place(spec, "spec", &mut fault.line.saturating_sub(1));
+                let field = place.unwrap_or_else(|| "spec".to_owned());
+                PlacedFault { field, message: fault.message.clone() }
+            });
+            Faults::new(faults.count(), placed)
+        }
     }
 }
 
@@ -305,6 +378,58 @@ mod tests {
         assert_eq!(documents[0].records[1].entries[0].key, "é\n\"");
         let empty = rules(&json!({"domain": "shop"}), usize::MAX).unwrap();
         assert_eq!((empty.hash, empty.count), (None, 0));
+    }
+
+    fn read_text(spec: &str) -> Object {
+        let object = format!("{{\"metadata\": {{\"name\": \"a\"}}, \"spec\": {spec}}}");
+        Object::read(&serde_json::from_str(&object).unwrap(), usize::MAX)
+    }
+
+    #[test]
+    fn a_spec_that_cannot_be_decoded_is_a_fault_and_keeps_its_domain() {
+        let of = |field: &str| format!("{{\"domain\": \"shop\", \"descriptors\": {field}}}");
+        let deep = |levels| of(&format!("{}{}", "[".repeat(levels), "]".repeat(levels)));
+        let maps = of(&format!("{}1{}", "{\"a\":".repeat(9000), "}".repeat(9000)));
+        let large = of(&format!("\"{}\"", "x".repeat(SPEC_BYTES_MAX)));
+        let cases = [
+            (deep(200), "nested too deep"),
+            (deep(9000), "nested too deep"),
+            (maps, "nested too deep"),
+            (of("1e999"), "number out of range"),
+            (large, "expected at most 524288"),
+        ];
+        for (spec, expected) in cases {
+            let object = read_text(&spec);
+            let faults = object.rules.unwrap_err();
+            assert_eq!((&*object.domain, &*faults.shown[0].field), ("shop", "spec"));
+            assert!(faults.shown[0].message.contains(expected), "{faults:?}");
+        }
+    }
+
+    #[test]
+    fn an_object_defines_no_domain_that_is_no_name_or_that_of_candidates() {
+        for domain in ["", "shop.x@candidate", "a\\u0000b", &"x".repeat(1025)] {
+            let object = read_text(&format!("{{\"domain\": \"{domain}\"}}"));
+            let faults = object.rules.unwrap_err();
+            assert_eq!((&*object.domain, &*faults.shown[0].field), ("", "spec.domain"));
+        }
+        for spec in ["{}", "null", "7", "{\"domain\": 7}"] {
+            assert_eq!(read_text(spec).rules.unwrap_err().shown[0].field, "spec.domain");
+        }
+    }
+
+    #[test]
+    fn faults_that_are_not_shown_are_counted_and_not_made() {
+        let made = std::cell::Cell::new(0);
+        let faults = Faults::new(
+            9000,
+            (0..9000).map(|_| {
+                made.set(made.get() + 1);
+                PlacedFault { field: String::new(), message: "x".repeat(9000) }
+            }),
+        );
+        assert_eq!((faults.shown.len(), faults.count, made.get()), (20, 9000, 20));
+        assert!(bytes_of_faults(&faults.shown) < 30_000);
     }
 
     #[test]

@@ -5,13 +5,15 @@ use std::collections::HashMap;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::api::DynamicObject;
 use serde::{Deserialize, Serialize};
 
-use super::object::{Object, PlacedFault};
+use super::object::{ApiObject, Object, PlacedFault, bytes_of_faults};
 use super::plan::Verdict;
 use crate::push::PublishedSet;
 use crate::store::PodRow;
+
+/// Maximum bytes of a status that is read: more than any that is written here.
+const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// A status.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -99,8 +101,19 @@ impl Pods {
 
 impl Status {
     /// The status that an object has; an empty one if it has none that can be read.
-    pub(super) fn of_object(object: &DynamicObject) -> Self {
-        object.data.get("status").and_then(|it| Self::deserialize(it).ok()).unwrap_or_default()
+    pub(super) fn of_object(object: &ApiObject) -> Self {
+        let text = object.status.as_ref().map(|it| it.get());
+        let text = text.filter(|it| it.len() <= STATUS_BYTES_MAX);
+        text.and_then(|it| serde_json::from_str(it).ok()).unwrap_or_default()
+    }
+
+    /// Bytes that it keeps in memory, but for a fixed number.
+    pub(super) fn bytes(&self) -> usize {
+        let texts =
+            |it: &Condition| it.type_.len() + it.status.len() + it.reason.len() + it.message.len();
+        self.conditions.iter().map(texts).sum::<usize>()
+            + size_of_val(&*self.conditions)
+            + bytes_of_faults(&self.faults)
     }
 
     /// What is to be said of an object, whose publication was `refused` for a reason. Conditions

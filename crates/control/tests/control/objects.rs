@@ -202,6 +202,40 @@ async fn a_namespace_that_has_used_its_share_is_refused_and_others_are_not() {
     scene.cluster.await_accepted("shop/second", "Accepted").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_nested_too_deep_stops_no_list_and_no_watch() {
+    let mut scene = Scene::begin(Place::sqlite()).await;
+    let deep = |levels: usize| json!({"domain": "shop", "descriptors": [{"key": format!("{levels} levels")}]});
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    // In a watch.
+    for (at, levels) in [200, 9000].into_iter().enumerate() {
+        scene.cluster.apply("shop/limits", &deep(levels));
+        scene.cluster.await_accepted("shop/limits", "Invalid").await;
+        let limit = 6 + at as u32;
+        scene.cluster.apply("bank/limits", &spec("bank", limit));
+        scene.await_published("bank", Some(limit.into())).await;
+    }
+    // In a list.
+    scene.restart().await;
+    scene.cluster.apply("bank/limits", &spec("bank", 8));
+    scene.await_published("bank", Some(8)).await;
+    assert_eq!(scene.published("shop").await, Some(5), "what is in force stays");
+    scene.cluster.apply("shop/limits", &spec("shop", 9));
+    scene.await_published("shop", Some(9)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_goes_on_after_an_event_that_cannot_be_read() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    scene.cluster.send_unreadable();
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    scene.await_published("shop", Some(6)).await;
+    assert_eq!(scene.cluster.content().watches, 1);
+}
+
 /// A [`Server`] has no objects to follow, and says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_metrics_say_which_replica_follows_objects() {

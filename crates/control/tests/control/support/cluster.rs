@@ -14,6 +14,7 @@ use axum::routing::{get, patch};
 use axum::{Json, Router};
 use futures_util::stream;
 use http::StatusCode;
+use http::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -100,6 +101,7 @@ impl Cluster {
             }})
         });
         object["spec"] = spec.clone();
+        object["metadata"]["managedFields"] = json!([{"manager": "test", "fieldsV1": spec}]);
         let generation = object["metadata"]["generation"].as_i64().unwrap();
         object["metadata"]["generation"] = (generation + 1).into();
         self.shared.put(&mut content, key, object);
@@ -109,6 +111,11 @@ impl Cluster {
         let mut content = self.content();
         let object = content.objects.remove(key).unwrap();
         self.shared.note(&mut content, "DELETED", object);
+    }
+
+    /// Sends a line that is no event that can be read.
+    pub(crate) fn send_unreadable(&self) {
+        self.shared.send(&mut self.content(), "{\"type\":\"ADDED\",\"object\":{\"metadata\":7}}");
     }
 
     /// Forgets all events: watches end, and must begin with a list.
@@ -153,9 +160,22 @@ impl Shared {
     fn note(&self, content: &mut Content, kind: &str, mut object: Value) {
         let version = content.events.len() + 1;
         object["metadata"]["resourceVersion"] = version.to_string().into();
-        content.events.push(format!("{}\n", json!({"type": kind, "object": object})));
-        self.changed.send_replace(version);
+        self.send(content, &format!("{{\"type\":\"{kind}\",\"object\":{}}}", text(&object)));
     }
+
+    fn send(&self, content: &mut Content, line: &str) {
+        content.events.push(format!("{line}\n"));
+        self.changed.send_replace(content.events.len());
+    }
+}
+
+/// The text of a value, in which `LEVELS levels` is that many lists: no value can be as deep.
+fn text(value: &Value) -> String {
+    let text = value.to_string();
+    [200, 9000].into_iter().fold(text, |text, levels| {
+        let lists = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        text.replace(&format!("\"{levels} levels\""), &lists)
+    })
 }
 
 fn config(address: SocketAddr) -> Value {
@@ -202,8 +222,8 @@ async fn list(
     }
     let kind = "RateLimitRulesList";
     let version = "ratelease.io/v1alpha1";
-    Json(json!({"apiVersion": version, "kind": kind, "metadata": metadata, "items": items}))
-        .into_response()
+    let list = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "items": items});
+    ([(CONTENT_TYPE, "application/json")], text(&list)).into_response()
 }
 
 /// The events after a version, until they are forgotten.
@@ -259,5 +279,5 @@ async fn write_status(
     };
     object["status"] = patch["status"].clone();
     shared.put(&mut content, &key, object.clone());
-    Json(object).into_response()
+    ([(CONTENT_TYPE, "application/json")], text(&object)).into_response()
 }
