@@ -76,6 +76,12 @@ const WATCH_SILENCE_MAX: Duration = Duration::from_secs(75);
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(16);
 
+/// Maximum time of the check of the lock, of a tick, and of a publication in all its parts. Another
+/// replica follows the objects where one takes longer.
+const CHECK_MAX: Duration = Duration::from_secs(10);
+const TICK_MAX: Duration = Duration::from_secs(30);
+const PUBLISH_MAX: Duration = Duration::from_secs(300);
+
 /// Interval at which statuses are compared, and a plan that failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -87,10 +93,11 @@ const STATUS_TICKS: u64 = 30;
 const NUMBERS_MAX: usize = 10;
 
 /// Domains of one version; versions that are refused until others are looked at again, and the
-/// ticks until one that was refused is tried again.
+/// ticks until those of a namespace that was refused are tried again, which double each time.
 const BATCH_MAX: usize = 500;
 const REFUSALS_MAX: usize = 8;
 const RETRY_TICKS: u64 = 30;
+const RETRY_TICKS_MAX: u64 = 600;
 
 /// What the objects of a namespace may publish at once, and in a tick after that, in bytes: all of it
 /// is kept for good, as every version is. A change costs a little more than its text.
@@ -200,8 +207,11 @@ async fn lead(
         tokio::select! {
             biased;
             _ = tick.tick() => {
-                lead.check().await?;
-                done = follower.tick(&statuses).await;
+                within(CHECK_MAX, "the lock", lead.check()).await??;
+                done = within(TICK_MAX, "a tick", follower.tick(&statuses)).await?;
+                if statuses.is_closed() {
+                    return Ok(());
+                }
                 // However long that took, events have their turn.
                 tick.reset();
             }
@@ -217,10 +227,20 @@ async fn lead(
             () = ready(()), if follower.is_due() => {}
         }
         if done.is_ok() && follower.is_due() {
-            done = follower.publish_due().await;
+            done = within(PUBLISH_MAX, "a publication", follower.publish_due()).await?;
         }
         follower.note(done);
     }
+}
+
+/// Waits for what the database is asked for, but not for ever.
+async fn within<T>(
+    max: Duration,
+    what: &str,
+    done: impl Future<Output = T>,
+) -> Result<T, StoreError> {
+    let silent = |_| StoreError::Unavailable(format!("{what} has taken more than {max:?}"));
+    timeout(max, done).await.map_err(silent)
 }
 
 /// Objects, and how many there are.
@@ -309,13 +329,47 @@ struct Follower {
     verdicts: BTreeMap<Key, Verdict>,
     /// What all statuses say already; `None` if some do not.
     told: Option<(i64, Pods)>,
-    /// Domains whose publication was refused, why, and at which tick.
+    /// Domains whose publication was refused, why, and at which tick they are tried again.
     refusals: BTreeMap<String, (String, u64)>,
+    /// Namespaces that were refused lately, and how long they wait. Others come first.
+    waits: Waits,
     /// Bytes that namespaces have published, of those that they may at the moment.
     kept: BTreeMap<String, usize>,
     /// Statuses that were handed to the writer, and at which tick.
     sent: BTreeMap<Key, (Status, u64)>,
+    /// The object whose status was handed over last: the next ones come first.
+    last_sent: Option<Key>,
     ticks: u64,
+}
+
+/// For how many ticks namespaces wait that were refused, and until which one.
+#[derive(Default)]
+struct Waits(BTreeMap<String, (u64, u64)>);
+
+// === impl Waits ===
+
+impl Waits {
+    /// Notes that a namespace is refused at this tick. Returns that at which it is tried again. What
+    /// is refused while it waits is tried with the rest.
+    fn refuse(&mut self, namespace: &str, tick: u64) -> u64 {
+        let first = (RETRY_TICKS, tick + RETRY_TICKS);
+        let (wait, until) = self.0.entry(namespace.to_owned()).or_insert(first);
+        if *until <= tick {
+            *wait = (*wait * 2).min(RETRY_TICKS_MAX);
+            *until = tick + *wait;
+        }
+        *until
+    }
+
+    /// How long a namespace waits; 0 if it was not refused lately.
+    fn of(&self, namespace: &str) -> u64 {
+        self.0.get(namespace).map_or(0, |it| it.0)
+    }
+
+    /// Forgets those that were not refused for as long as they have waited.
+    fn age(&mut self, tick: u64) {
+        self.0.retain(|_, (wait, until)| *until + *wait > tick);
+    }
 }
 
 // === impl Follower ===
@@ -335,8 +389,10 @@ impl Follower {
             verdicts: BTreeMap::new(),
             told: None,
             refusals: BTreeMap::new(),
+            waits: Waits::default(),
             kept: BTreeMap::new(),
             sent: BTreeMap::new(),
+            last_sent: None,
             ticks: 0,
         }
     }
@@ -453,7 +509,7 @@ impl Follower {
             changes.into_iter().partition(|it| self.refusals.contains_key(&it.domain));
         // Namespaces of which nothing was refused come first, so that none holds up the others.
         let refused: BTreeSet<_> = refused.iter().map(|it| it.namespace.as_str()).collect();
-        due.sort_by_key(|it| refused.contains(&*it.namespace));
+        due.sort_by_key(|it| (self.waits.of(&it.namespace), refused.contains(&*it.namespace)));
         due.truncate(BATCH_MAX);
         self.is_due = !due.is_empty();
         let mut batches = vec![&due[..]];
@@ -465,12 +521,14 @@ impl Follower {
                 }
                 continue;
             };
-            if problem.status >= StatusCode::INTERNAL_SERVER_ERROR.as_u16() {
+            // Any other problem is that of some of these changes, which the others do not wait for.
+            if problem.status == StatusCode::SERVICE_UNAVAILABLE.as_u16() {
                 return Err(StoreError::Unavailable(problem.detail));
             }
             match batch {
                 [one] => {
-                    self.refusals.insert(one.domain.clone(), (why(problem), self.ticks));
+                    let until = self.waits.refuse(&one.namespace, self.ticks);
+                    self.refusals.insert(one.domain.clone(), (why(problem), until));
                     refusals += 1;
                     if refusals >= REFUSALS_MAX {
                         break;
@@ -499,7 +557,7 @@ impl Follower {
             kept >> 20,
             (60 * KEPT_OF_TICK) >> 10
         );
-        self.refusals.entry(change.domain.clone()).or_insert((why, self.ticks));
+        self.refusals.entry(change.domain.clone()).or_insert((why, self.ticks + RETRY_TICKS));
     }
 
     /// Bytes that a change adds to what is kept.
@@ -580,7 +638,8 @@ impl Follower {
             if writer.try_send((key.clone(), status.clone())).is_err() {
                 break;
             }
-            self.sent.insert(key, (status, self.ticks));
+            self.sent.insert(key.clone(), (status, self.ticks));
+            self.last_sent = Some(key);
         }
         Ok(())
     }
@@ -592,7 +651,8 @@ impl Follower {
         self.kept.values_mut().for_each(|kept| *kept = kept.saturating_sub(KEPT_OF_TICK));
         self.kept.retain(|_, kept| *kept > 0);
         let refusals = self.refusals.len();
-        self.refusals.retain(|_, (_, at)| *at + RETRY_TICKS > ticks);
+        self.refusals.retain(|_, (_, until)| *until > ticks);
+        self.waits.age(ticks);
         // A plan looks at all statuses again too.
         self.is_due |= self.is_failing
             || refusals != self.refusals.len()
@@ -601,7 +661,8 @@ impl Follower {
         self.planned = version;
     }
 
-    /// The statuses that are to be written, those first that mean something new.
+    /// The statuses that are to be written, those first that mean something new, and of those the
+    /// ones after the last that was handed over.
     fn statuses(&self, view: View<'_>) -> Vec<(Key, Status)> {
         let (mut meaningful, mut numbers) = (Vec::new(), Vec::new());
         let mut accepted = 0;
@@ -626,6 +687,10 @@ impl Follower {
         let all = u64::try_from(self.verdicts.len()).unwrap_or(u64::MAX);
         self.app.objects.accepted.store(accepted, Ordering::Relaxed);
         self.app.objects.refused.store(all.saturating_sub(accepted), Ordering::Relaxed);
+        for found in [&mut meaningful, &mut numbers] {
+            let first = found.partition_point(|(key, _)| Some(key) <= self.last_sent.as_ref());
+            found.rotate_left(first);
+        }
         numbers.truncate(NUMBERS_MAX);
         meaningful.append(&mut numbers);
         meaningful
@@ -863,4 +928,42 @@ async fn write_status(client: &Client, key: &Key, status: &Status) -> kube::Resu
         .patch_subresource("status", &key.name, &PatchParams::default(), &patch)
         .map_err(kube::Error::BuildRequest)?;
     client.request::<IgnoredAny>(request).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_that_is_refused_again_waits_twice_as_long_up_to_ten_minutes() {
+        let mut waits = Waits::default();
+        let mut tick = 0;
+        let mut waited = Vec::new();
+        for _ in 0..7 {
+            let until = waits.refuse("shop", tick);
+            // What is refused meanwhile waits no longer.
+            assert_eq!(waits.refuse("shop", until - 1), until);
+            waited.push(until - tick);
+            tick = until;
+            waits.age(tick);
+        }
+        assert_eq!(waited, [30, 60, 120, 240, 480, 600, 600]);
+        assert_eq!((waits.of("shop"), waits.of("bank")), (600, 0));
+        waits.age(tick + 600);
+        assert_eq!(waits.of("shop"), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_database_does_not_answer_ends() {
+        let found = within(CHECK_MAX, "the lock", std::future::pending::<()>()).await;
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("the lock has taken more than 10s"), "{error}");
+    }
+
+    #[test]
+    fn only_a_namespace_that_lacks_some_may_have_more() {
+        let mut objects = Objects::default();
+        objects.incomplete.insert("shop".to_owned());
+        assert!(objects.lacks_some_of("shop") && !objects.lacks_some_of("bank"));
+    }
 }

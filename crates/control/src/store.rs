@@ -103,6 +103,12 @@ pub enum Database {
 const LEADER_KEY: i64 = 0x0072_6174_656C_6F62;
 const LEADER_PAUSE: Duration = Duration::from_secs(1);
 
+/// Maximum time of an attempt to get it. PostgreSQL gives it back if its session's client is silent
+/// for some 25 seconds.
+const LEADER_MAX: Duration = Duration::from_secs(10);
+const LEADER_KEEPALIVES: &str = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; \
+     SET tcp_keepalives_count = 3";
+
 /// While this is held, and its connection lives, no other process follows objects. SQLite has one
 /// process only.
 pub(crate) struct Lead(Option<AnyConnection>);
@@ -207,10 +213,14 @@ impl Store {
         if self.backend == Backend::Sqlite {
             return Ok(Lead(None));
         }
+        let silent = |_| StoreError::Unavailable(format!("no answer within {LEADER_MAX:?}"));
         let mut connection = self.reserved.acquire().await?.detach();
+        let set = connection.execute(sqlx::raw_sql(LEADER_KEEPALIVES));
+        timeout(LEADER_MAX, set).await.map_err(silent)??;
         loop {
             let query = sqlx::query_as("SELECT pg_try_advisory_lock($1)").bind(LEADER_KEY);
-            let (is_leader,): (bool,) = query.fetch_one(&mut connection).await?;
+            let found = query.fetch_one(&mut connection);
+            let (is_leader,): (bool,) = timeout(LEADER_MAX, found).await.map_err(silent)??;
             if is_leader {
                 return Ok(Lead(Some(connection)));
             }
@@ -348,6 +358,9 @@ pub enum StoreError {
     /// A draft would exceed a ceiling.
     #[error("{0}")]
     TooLarge(String),
+    /// A value is too long for an index of the database.
+    #[error("a value is too long for the database: {0}")]
+    TooLong(String),
     /// The token was revoked, or has expired, while the request waited.
     #[error("the token is expired or revoked")]
     TokenEnded,
@@ -375,9 +388,12 @@ impl From<Error> for StoreError {
             Error::Database(fault) if fault.is_unique_violation() => Self::Duplicate,
             Error::Database(fault) => {
                 let code = fault.code().unwrap_or_default().into_owned();
-                match is_passing(&code) {
-                    true => Self::Unavailable(fault.message().to_owned()),
-                    false => Self::Internal(fault.message().to_owned()),
+                let why = fault.message().to_owned();
+                match &*code {
+                    code if is_passing(code) => Self::Unavailable(why),
+                    // The class of exceeded limits of PostgreSQL.
+                    code if code.len() == 5 && code.starts_with("54") => Self::TooLong(why),
+                    _ => Self::Internal(why),
                 }
             }
             _ => Self::Internal(error.to_string()),

@@ -883,6 +883,13 @@ impl From<StoreError> for Problem {
                 let detail = format!("{why}. Nothing was written; remove rules first");
                 Self::conflict("draft-too-large", detail)
             }
+            StoreError::TooLong(why) => {
+                let detail = format!(
+                    "a key, a value or a name is too long for an index of the database, which holds \
+                     about 2700 bytes: {why}. Nothing was written; make it shorter"
+                );
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, "too-long", detail)
+            }
             StoreError::QuotaUsed { written, max } => {
                 let detail = format!(
                     "the writes of this token have kept {written} bytes of history, versions and \

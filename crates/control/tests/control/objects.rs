@@ -209,12 +209,11 @@ async fn an_object_that_is_nested_too_deep_stops_no_list_and_no_watch() {
     scene.cluster.apply("shop/limits", &spec("shop", 5));
     scene.await_published("shop", Some(5)).await;
     // In a watch.
-    for (at, levels) in [200, 9000].into_iter().enumerate() {
+    for (levels, limit) in [(200, 6), (9000, 7)] {
         scene.cluster.apply("shop/limits", &deep(levels));
         scene.cluster.await_accepted("shop/limits", "Invalid").await;
-        let limit = 6 + at as u32;
         scene.cluster.apply("bank/limits", &spec("bank", limit));
-        scene.await_published("bank", Some(limit.into())).await;
+        scene.await_published("bank", Some(u64::from(limit))).await;
     }
     // In a list.
     scene.restart().await;
@@ -234,6 +233,53 @@ async fn a_watch_goes_on_after_an_event_that_cannot_be_read() {
     scene.cluster.apply("shop/limits", &spec("shop", 6));
     scene.await_published("shop", Some(6)).await;
     assert_eq!(scene.cluster.content().watches, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_is_too_long_for_an_index_is_refused_and_holds_up_no_others() {
+    let scene = Scene::begin(Place::postgres().await).await;
+    // Text that is hard to compress.
+    let mut state = 1_u64;
+    let long: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        format!("{:08x}", state >> 32)
+    })
+    .take(1000)
+    .collect();
+    let descriptor = json!({"key": "user", "value": long, "rate_limit": hourly(5)});
+    scene.cluster.apply("shop/limits", &json!({"domain": "shop", "descriptors": [descriptor]}));
+    scene.cluster.apply("bank/limits", &spec("bank", 5));
+    scene.await_published("bank", Some(5)).await;
+    scene.cluster.await_accepted("shop/limits", "Refused").await;
+    let call = Call::new("POST", "/v1/rules").json(&rule("of the database", "user", &long, 5));
+    let (status, text) = scene.call(call).await;
+    assert_eq!(status, 422, "{text}");
+    assert!(text.contains("too long for an index") && text.contains("2700 bytes"), "{text}");
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    scene.await_published("shop", Some(6)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_opens_again_counts_as_connected_without_a_list() {
+    let scene = Scene::begin(Place::sqlite()).await;
+    scene.cluster.apply("shop/limits", &spec("shop", 5));
+    scene.await_published("shop", Some(5)).await;
+    let await_connected = async |is_connected: u8| {
+        let line = format!("ratelease_control_objects_connected {is_connected}");
+        wait_for(&line, async || {
+            let (_, text) = scene.call(Call::new("GET", "/metrics")).await;
+            text.lines().any(|it| it == line).then_some(())
+        })
+        .await;
+    };
+    await_connected(1).await;
+    scene.cluster.content().pages_left = Some(0);
+    scene.cluster.apply("shop/limits", &spec("shop", 6));
+    await_connected(0).await;
+    scene.cluster.content().pages_left = None;
+    await_connected(1).await;
+    scene.await_published("shop", Some(6)).await;
+    assert_eq!(scene.cluster.content().lists, 1);
 }
 
 /// A [`Server`] has no objects to follow, and says so.

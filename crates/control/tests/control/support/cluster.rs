@@ -50,7 +50,7 @@ pub(crate) struct Content {
     /// Lists and watches that began.
     pub(crate) lists: usize,
     pub(crate) watches: usize,
-    /// Pages of lists that are answered before all further calls fail.
+    /// Pages of lists that are answered before all further calls fail, and watches end.
     pub(crate) pages_left: Option<usize>,
     /// Writes of statuses, and whether they fail.
     pub(crate) statuses: usize,
@@ -242,6 +242,9 @@ fn follow(shared: &Arc<Shared>, query: &BTreeMap<String, String>) -> Response {
             changed.borrow_and_update();
             let event = {
                 let content = shared.state.lock().unwrap();
+                if content.pages_left == Some(0) {
+                    return None;
+                }
                 if after < content.oldest {
                     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
                         "status": "Failure", "reason": "Expired", "message": "too old",
