@@ -11,7 +11,7 @@
 //! change meanwhile. So what is in force outlives this process and the API server, and versions,
 //! pods and rollouts know no objects. One replica follows them: the one that has the lock.
 //!
-//! [`object`] reads an object, [`plan`] says what is to be done, [`status`] what is to be said; they
+//! `object` reads an object, `plan` says what is to be done, `status` what is to be said; they
 //! are pure.
 
 #[cfg(test)]
