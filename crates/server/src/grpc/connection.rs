@@ -49,7 +49,7 @@ const OTHERS_MAX: usize = 16;
 
 /// Maximum number of calls that tonic answers for one connection before other connections of its
 /// thread get their turn. Each takes as long as some ten plain calls.
-const TONIC_CALLS_A_TURN: usize = 8;
+const TONIC_CALLS_A_TURN: usize = 32;
 
 /// Maximum number of streams that a client resets before they are handled; above it the connection
 /// is closed (CVE-2023-44487). Envoy resets a stream whenever its timeout expires, so a stall must
@@ -169,7 +169,7 @@ struct Calls {
     waiting: JoinSet<()>,
     /// Other calls that take longer.
     others: JoinSet<()>,
-    /// How many calls tonic has answered in this turn.
+    /// How many calls this turn has given to tonic as they were accepted.
     tonic_calls: usize,
 }
 
@@ -218,7 +218,7 @@ impl Calls {
         // are sent.
         let mut is_answered = false;
         loop {
-            if self.tonic_calls >= TONIC_CALLS_A_TURN {
+            if !is_answered && self.tonic_calls >= TONIC_CALLS_A_TURN {
                 // The task is woken after its thread has looked for I/O events.
                 let _ = pin!(yield_now()).poll(cx);
                 return Poll::Pending;
@@ -265,7 +265,10 @@ impl Calls {
             Kind::Unknown(call) => {
                 self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
-            known => self.answer(known),
+            known => {
+                self.tonic_calls += usize::from(matches!(known, Kind::Fallback(_)));
+                self.answer(known);
+            }
         }
     }
 
@@ -277,9 +280,6 @@ impl Calls {
         }
         let now = self.context.service.now();
         for _ in 0..self.awaiting_message.len() {
-            if self.tonic_calls >= TONIC_CALLS_A_TURN {
-                return; // the next turn looks at all of them again
-            }
             let Some(call) = self.awaiting_message.pop_front() else { return };
             match call.read(&self.context, h2) {
                 Kind::Unknown(call) if call.waited(now) >= MESSAGE_WAIT => {
@@ -307,7 +307,6 @@ impl Calls {
 
     /// Has tonic answer `call`. Drops it if there are too many others.
     fn answer_by_tonic(&mut self, call: FallbackCall) {
-        self.tonic_calls += 1;
         let is_for_verdict = call.is_for_verdict();
         let mut served = Box::pin(call.answer(&self.handle, self.routes.clone()));
         if served.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
