@@ -15,7 +15,7 @@ use ratelease_tls::FileFaults;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, Notify, oneshot, watch};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::rustls::crypto::ring;
 use tracing::warn;
@@ -138,17 +138,16 @@ impl Control {
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
         let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
         let counts = RolloutCounts::default();
-        let mut tasks = Tasks(vec![
-            tokio::spawn(push::watch_rollout(
-                store.clone(),
-                counts.clone(),
-                published.clone(),
-                Arc::clone(&wake),
-            )),
-            tokio::spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls)),
-            tokio::spawn(push::listen(settings.database, Arc::clone(&wake))),
-            tokio::spawn(push::report(store.clone(), streams.clone(), replica)),
-        ]);
+        let mut tasks = JoinSet::new(); // which end with it
+        tasks.spawn(push::watch_rollout(
+            store.clone(),
+            counts.clone(),
+            published.clone(),
+            Arc::clone(&wake),
+        ));
+        tasks.spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls));
+        tasks.spawn(push::listen(settings.database, Arc::clone(&wake)));
+        tasks.spawn(push::report(store.clone(), streams.clone(), replica));
         let app = Arc::new(App {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
@@ -167,7 +166,7 @@ impl Control {
             objects: ObjectCounts::default(),
         });
         if let (Some(client), Some(any_domain)) = (cluster, settings.kubernetes_rules) {
-            tasks.0.push(tokio::spawn(objects::follow(client, Arc::clone(&app), any_domain)));
+            tasks.spawn(objects::follow(client, Arc::clone(&app), any_domain));
         }
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
@@ -188,15 +187,6 @@ impl Control {
         drop(tasks);
         store.close().await;
         Ok(())
-    }
-}
-
-/// Tasks that end with this.
-struct Tasks(Vec<JoinHandle<()>>);
-
-impl Drop for Tasks {
-    fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
     }
 }
 

@@ -42,7 +42,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 use thiserror::Error;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
@@ -164,15 +164,6 @@ enum Event {
     Lost,
 }
 
-/// A task that ends with this.
-struct Task(JoinHandle<()>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Follows the objects of a cluster, and publishes what they say. Namespaces of `any_domain` may
 /// define any domain. It does not return.
 pub(crate) async fn follow(client: Client, app: Arc<App>, any_domain: BTreeSet<String>) {
@@ -196,9 +187,10 @@ async fn lead(
     let mut lead = app.store.lead().await?;
     info!("following the RateLimitRules of the cluster");
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
-    let _watch = Task(tokio::spawn(watch(client.clone(), sender)));
     let (statuses, waiting) = mpsc::channel(STATUSES_MAX);
-    let _writer = Task(tokio::spawn(write_statuses(client.clone(), waiting)));
+    let mut tasks = JoinSet::new(); // which end with it
+    tasks.spawn(watch(client.clone(), sender));
+    tasks.spawn(write_statuses(client.clone(), waiting));
     let mut follower = Follower::new(Arc::clone(app), any_domain.clone());
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -233,7 +225,7 @@ async fn lead(
     }
 }
 
-/// Waits for what the database is asked for, but not for ever.
+/// Waits at most `max` for `done`, which asks the database. `what` names it in the error.
 async fn within<T>(
     max: Duration,
     what: &str,
@@ -790,7 +782,8 @@ struct PageMeta {
     next: String,
 }
 
-/// Sends what the API server says, until nobody takes it. One that is away is asked again.
+/// Lists and watches the objects, and sends an event for each change until the receiver is gone.
+/// While the API server is away, it is asked again at intervals.
 async fn watch(client: Client, events: mpsc::Sender<Event>) {
     let mut version = None;
     let mut pause = PAUSE;

@@ -196,7 +196,7 @@ impl Limiter {
         Some(transaction.conclude(request, now))
     }
 
-    /// Decides `request` at `now` for the sake of its counts alone: nobody waits for the verdict.
+    /// Decides `request` at `now` by rules whose verdict no answer waits for, such as candidates.
     ///
     /// `None` if the store has to be asked first: an ask for what is missing is on its way then, for
     /// requests to come, and this one is not charged. A settlement is applied in any case. A slot of
@@ -374,9 +374,9 @@ impl Shared {
         .map_err(|TableFull| StoreError::NoRoom)?
     }
 
-    /// Asks for the tokens that `charge` lacks, unless an ask for its key is out: those that come are
-    /// for later charges. One ask at a time, so that charges that nobody waits for fill no queue;
-    /// none where nothing is leased, since the tokens could serve no later charge.
+    /// Asks for the tokens that `charge` lacks, for later charges of its key. Sends one ask at a time
+    /// for a key, so that the queue of its shard does not fill, and none where nothing is leased, since
+    /// the tokens could serve no later charge.
     fn ask_aside(&self, charge: &Charge<'_>, now: Time) {
         let AppliedLimit { limit, rule } = charge.applied;
         let policy = LeasePolicy::of(limit, rule.map(AsRef::as_ref), self.options.wait_min);
@@ -390,7 +390,7 @@ impl Shared {
         self.note_active(charge.domain(), now);
         let place = self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
             let reply = state.enqueue(charge, context, asks);
-            // The shard's budget is for requests that somebody waits for.
+            // No request waits for it, so a shard under load sheds it before those of requests.
             let asks = asks.iter_mut().filter(|ask| ask.purpose == Purpose::Request);
             asks.for_each(|ask| ask.purpose = Purpose::Ahead);
             reply

@@ -45,6 +45,21 @@ function table(caption, headings, rows, name) {
     h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map(cell))))));
 }
 
+// A table of what `load` finds, the latest first, and a button for earlier ones: `load` takes the last
+// item shown. `first` are those that it found without one.
+function pagedTable(headings, row, first, load) {
+  const shown = table("The latest first", headings, first.map(row));
+  let last = first;
+  const more = button("Show more", async () => {
+    last = await load(last.at(-1));
+    const added = table("", headings, last.map(row));
+    shown.querySelector("tbody").append(...added.querySelectorAll("tbody tr"));
+    more.hidden = last.length < PAGE;
+  });
+  more.hidden = first.length < PAGE;
+  return [shown, more];
+}
+
 // A list of terms: [term, value].
 function facts(items) {
   return h("dl", {class: "facts"}, items.map(([term, value]) =>

@@ -22,25 +22,18 @@ const choiceWords = ({percent, label}) =>
 const domainsOf = ({domains}) => domains.map((it) => it.domain).join(", ");
 
 async function rolloutsView(main, {signal}) {
-  const load = (before) => get("/v1/rollouts", {limit: PAGE, ...(before && {before})}, signal);
-  let {rollouts} = await load();
+  const load = async (after) => (await get("/v1/rollouts",
+    {limit: PAGE, ...(after && {before: after.rollout})}, signal)).rollouts;
+  const rollouts = await load();
   const headings = [["rollout", "name"], ["stage"], ["pods"], ["domains"], ["begun"], ["by"],
     ["why"]];
   const row = (it) => [h("a", {href: `#/rollouts/${it.rollout}`}, `Rollout ${it.rollout}`),
     stageTag(it.stage), choiceWords(it.choice), domainsOf(it), time(it.steps[0].at),
     author(it.steps[0].author), it.steps[0].reason];
-  const shown = table("The latest first", headings, rollouts.map(row));
-  const more = button("Show more", async () => {
-    ({rollouts} = await load(rollouts.at(-1).rollout));
-    shown.querySelector("tbody").append(
-      ...table("", headings, rollouts.map(row)).querySelectorAll("tbody tr"));
-    more.hidden = rollouts.length < PAGE;
-  });
-  more.hidden = rollouts.length < PAGE;
   fill(main, h("section", {}, h("div", {class: "tools"}, h("h2", {tabindex: -1}, "Rollouts")),
     h("p", {class: "soft"}, "Some pods run a draft before the others. A rollout begins in ",
       h("a", {href: "#/changes"}, "Changes"), "."),
-    rollouts.length ? h("div", {"data-list": true}, shown, more)
+    rollouts.length ? h("div", {"data-list": true}, pagedTable(headings, row, rollouts, load))
       : h("p", {class: "soft"}, "There was none yet.")));
 }
 

@@ -6,8 +6,9 @@ async function versionsView(main, {signal}) {
   fill(main, h("section", {}, tools, list));
   const headings = [["version", "name"], ["published"], ["by"], ["why"], ["state"],
     ...(mayWrite() ? [["way back"]] : [])];
-  const load = (before) => get("/v1/versions", {limit: PAGE, ...(before && {before})}, signal);
-  let {versions} = await load();
+  const load = async (after) => (await get("/v1/versions",
+    {limit: PAGE, ...(after && {before: after.version})}, signal)).versions;
+  const versions = await load();
   if (!versions.length) return fill(list, h("p", {class: "soft"}, "Nothing is published yet."));
   const newest = versions[0].version;
   if (mayWrite()) tools.append(...[wayBack(versions)].filter((it) => it));
@@ -16,15 +17,7 @@ async function versionsView(main, {signal}) {
       it.restores && tag(`brings back ${it.restores}`), it.rollout && tag(`rollout ${it.rollout}`)],
     ...(mayWrite() ? [it.version !== newest && h("a", {href: `#/versions/${it.version}`,
       "aria-label": `Roll back to version ${it.version}`}, "Roll back …")] : [])];
-  const shown = table("The latest first", headings, versions.map(row));
-  const more = button("Show more", async () => {
-    ({versions} = await load(versions.at(-1).version));
-    shown.querySelector("tbody").append(
-      ...table("", headings, versions.map(row)).querySelectorAll("tbody tr"));
-    more.hidden = versions.length < PAGE;
-  });
-  more.hidden = versions.length < PAGE;
-  fill(list, shown, more);
+  fill(list, pagedTable(headings, row, versions, load));
 }
 
 // The way to the version before; before the rollout, if the last one is a step of it.

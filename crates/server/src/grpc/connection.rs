@@ -169,8 +169,6 @@ struct Calls {
     waiting: JoinSet<()>,
     /// Other calls that take longer.
     others: JoinSet<()>,
-    /// How many calls this turn has given to tonic as they were accepted.
-    tonic_calls: usize,
 }
 
 // === impl Calls ===
@@ -192,7 +190,6 @@ impl Calls {
             awaiting_message: VecDeque::new(),
             waiting: JoinSet::new(),
             others: JoinSet::new(),
-            tonic_calls: 0,
         }
     }
 
@@ -213,12 +210,12 @@ impl Calls {
         let waker = self.waker.waker();
         let h2 = &mut Context::from_waker(&waker);
         self.waker.detach();
-        self.tonic_calls = 0;
         // Whether all calls that were read are answered, as far as they can be: then the answers
         // are sent.
         let mut is_answered = false;
+        let mut tonic_calls = 0;
         loop {
-            if !is_answered && self.tonic_calls >= TONIC_CALLS_A_TURN {
+            if !is_answered && tonic_calls >= TONIC_CALLS_A_TURN {
                 // The task is woken after its thread has looked for I/O events.
                 let _ = pin!(yield_now()).poll(cx);
                 return Poll::Pending;
@@ -249,27 +246,29 @@ impl Calls {
                 return Poll::Ready(());
             };
             let is_last = u32::from(respond.stream_id()) == self.context.turn.newest_stream();
-            self.begin(request, respond, h2);
+            tonic_calls += usize::from(self.begin(request, respond, h2));
             is_answered = is_last && self.awaiting_message.is_empty();
         }
     }
 
-    /// Begins a call that has just been accepted.
+    /// Begins a call that has just been accepted. Returns whether tonic answers it.
     fn begin(
         &mut self,
         request: Request<RecvStream>,
         respond: SendResponse<Bytes>,
         h2: &mut Context<'_>,
-    ) {
+    ) -> bool {
         match Call::new(request, respond).read(&self.context, h2) {
             Kind::Unknown(call) => {
                 self.awaiting_message.push_back(call.into_waiting(self.context.service.now()));
             }
             known => {
-                self.tonic_calls += usize::from(matches!(known, Kind::Fallback(_)));
+                let is_for_tonic = matches!(known, Kind::Fallback(_));
                 self.answer(known);
+                return is_for_tonic;
             }
         }
+        false
     }
 
     /// Looks again at the calls whose messages had not arrived. A call goes to tonic if its

@@ -1,5 +1,5 @@
-//! An API server of Kubernetes that knows one kind, and fails when it is told to. What a real one
-//! does with these calls, scripts/test-kubernetes checks.
+//! A stand-in for a Kubernetes API server that serves one kind of object, and fails on request.
+//! scripts/test-kubernetes makes the same calls of a real one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
