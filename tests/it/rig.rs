@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -83,6 +84,23 @@ fn a_port_is_handed_out_once() {
     ports.sort_unstable();
     ports.dedup();
     assert_eq!(ports.len(), 100);
+}
+
+/// A child inherits every socket from its start until it executes its program.
+#[test]
+fn a_port_stays_free_while_another_thread_starts_children() {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                leashed("true").status().unwrap();
+            }
+        });
+        let listen = |_| std::net::TcpListener::bind(("127.0.0.1", free_port()));
+        let failed = (0..500).map(listen).filter(Result::is_err).count();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0);
+    });
 }
 
 /// Answers each request on each connection with the next of `answers`, then closes the connection.

@@ -5,10 +5,12 @@
 //! divide them in blocks: a process owns a block while it holds a socket with an abstract name,
 //! which the kernel frees when the process ends, however it ends.
 
-use std::net::TcpListener;
+use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
+
+use tokio::net::TcpSocket;
 
 const FIRST_PORT: u16 = 20_000;
 const BLOCK_PORTS: u16 = 100;
@@ -39,8 +41,17 @@ pub(crate) fn free_port() -> u16 {
     let tries = 2 * BLOCKS * BLOCK_PORTS;
     (0..tries)
         .map(|_| ports.next())
-        .find(|&port| TcpListener::bind(("0.0.0.0", port)).is_ok())
+        .find(|&port| bind(port).is_ok())
         .expect("a free port between 20000 and 31999")
+}
+
+/// Fails if a socket listens on the port. Binds without listening: a child that another thread
+/// starts at this moment inherits the socket until it executes its program, and a socket that
+/// listened would keep the port from the caller for as long.
+fn bind(port: u16) -> io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(std::net::SocketAddr::from(([0, 0, 0, 0], port)))
 }
 
 // === impl Ports ===
