@@ -39,12 +39,12 @@ require_go() {
         die "needs Go $needed to build ${1##*/}, and $(command -v go) is ${found#go}"
 }
 
-# build_go_programs NAME DIRECTORY MODULE PACKAGES [PATH...] builds packages, separated by spaces, of a
-# module that the go.mod and go.sum of a directory pin, and links each program to target/tools/bin.
+# build_go_programs NAME DIRECTORY MODULE PACKAGES [PATH...] builds packages, separated by white space,
+# of a module that the go.mod and go.sum of a directory pin, and links each program to target/tools/bin.
 # Further paths within the module are copied to target/tools/NAME-VERSION.
 build_go_programs() {
     local name=$1 directory=$2 module=$3 packages version home package
-    read -ra packages <<<"$4"
+    read -rd '' -a packages <<<"$4" || true # it ends with no NUL
     version=$(module_version "$directory" "$module")
     [[ -n $version ]] || die "$directory/go.mod requires no $module"
     home=$tools/$name-$version

@@ -12,13 +12,14 @@ import json
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 
 import injection
 import objects
 from api import Api, Failed, until
 from injection import require
-from load import Client
+from load import Client, Load
 from pods import BRIDGE, Node, Pod, run
 
 SYSTEM = "istio-system"
@@ -95,6 +96,13 @@ class Mesh:
         for it in objects.ready("istiod", SYSTEM, [ISTIOD], PORTS):
             self.api.apply(it)
 
+    def restart_istiod(self, meanwhile):
+        """Ends istiod, and starts it again after `meanwhile`."""
+        self.istiod.stop()
+        meanwhile()
+        self.istiod.start()
+        self.istiod.await_probe("readinessProbe")
+
     # === What is applied ===
 
     def namespace(self, name, **labels):
@@ -113,8 +121,8 @@ class Mesh:
             text = text.replace("timeout: 0.1s", f"timeout: {self.given.timeout}")
         return text
 
-    def apply_file(self, recipe, name):
-        require(self.api.apply_yaml(self.file(recipe, name)), f"{name} has no object")
+    def apply_file(self, recipe, name, change=lambda text: text):
+        require(self.api.apply_yaml(change(self.file(recipe, name))), f"{name} has no object")
 
     def apply_rules(self, recipe, name):
         """The ConfigMap with the rules of a recipe."""
@@ -165,7 +173,12 @@ class Workload:
         self.containers["istio-proxy"].await_probe("readinessProbe")
         if "ratelease" in self.containers:
             until(f"ratelease in {self.name}", self.is_healthy)
+            # It serves without Redis while Envoy, which may carry its connections, is starting.
+            until(f"Redis from {self.name}", self.reaches_redis)
         return self
+
+    def reaches_redis(self):
+        return f" addr={self.address}:" in self.mesh.redis("client", "list")
 
     def is_healthy(self):
         """What the liveness probe of the injector asks."""
@@ -277,3 +290,21 @@ class Door:
 
     def statuses(self, count, source, path="/"):
         return [self.get(source, path)[0] for _ in range(count)]
+
+
+class Strangers(Load):
+    """A load of clients who have sent nothing yet, each with a connection of its own."""
+
+    def __init__(self, door):
+        self.door, self.at = door, door.at
+        super().__init__(door.at, door.host, {}, 200)
+
+    def fault_of(self, _):
+        source = self.door.mesh.client()
+        try:
+            status, headers = self.door.get(source)
+            if status == self.expected:
+                return None
+            return f"{time.strftime('%T')} {self.at} {source}: {status} {dict(headers)}"
+        except (OSError, http.client.HTTPException) as error:
+            return repr(error)

@@ -8,9 +8,11 @@ import injection
 import objects
 from api import until
 from injection import PATIENT, is_injected, require, sidecars
-from mesh import APP, REDIS, Door, Workload
+from load import Load
+from mesh import APP, REDIS, Door, Strangers, Workload
 
 ENFORCED_MAX = 1000  # milliseconds from a change in the API server until it is enforced
+LOAD = 2  # seconds of load before and after a change
 FILTER = "networking.istio.io/v1alpha3", "EnvoyFilter", "shop"
 HOST = "shop.example.com"
 SERVICE = "shop.shop.svc.cluster.local"
@@ -64,9 +66,9 @@ class Part:
 
     # === What recipes have in common ===
 
-    def applied(self, recipe, name="envoyfilter.yaml"):
+    def applied(self, recipe, name="envoyfilter.yaml", change=lambda text: text):
         """Applies an EnvoyFilter; how long it took until all Envoys enforced it."""
-        return self.until_limit(4, lambda: self.mesh.apply_file(recipe, name))
+        return self.until_limit(4, lambda: self.mesh.apply_file(recipe, name, change))
 
     def added(self, recipe):
         """The same where there was none. The cluster of ratelease and the filter come in different
@@ -84,14 +86,15 @@ class Part:
         self.missed += self.errors() - before
         return seen
 
-    def until_limit(self, limit, act):
-        """The time from a change until the answers of all Envoys show a limit, or none."""
+    def until_limit(self, limit, act, most=ENFORCED_MAX):
+        """The time from a change until the answers of all Envoys show a limit, or none; `most` is
+        how long it may be, in milliseconds."""
         since = time.monotonic()
         act()
         for at, door in enumerate(self.doors):
             until(f"the limit {limit} at Envoy {at}", lambda: door.limit() == limit, 30, 0.005)
         taken = round((time.monotonic() - since) * 1000)
-        require(taken <= ENFORCED_MAX, f"enforced after {taken} ms")
+        require(taken <= most, f"enforced after {taken} ms")
         return f"after {taken} ms"
 
     def limited(self):
@@ -153,6 +156,8 @@ class Loopback(Part):
             ("requests of one client", self.limited),
             ("one limit for both pods", self.shared),
             ("an address that the client claims", self.believed),
+            ("changed under load", self.changed),
+            ("istiod restarted under load", self.restarted_istiod),
             ("removed", self.removed),
             ("applied again", lambda: self.added(RECIPE)),
             ("ratelease restarted", self.restarted),
@@ -181,6 +186,44 @@ class Loopback(Part):
         shared = [claim(name, self.mesh.client()) for _ in range(6)]
         require(alone == [200] * 6 and shared == [200] * 4 + [429] * 2, f"{alone} {shared}")
         return "x-forwarded-for is the address: 6 of 6 pass with six, 4 of 6 with one"
+
+    def under_load(self, act):
+        """Does something while clients send requests: those who have sent nothing yet, who must
+        pass, and one at each pod who is over the limit, who must not."""
+        loads = []
+        for door in self.doors:
+            client = self.mesh.client()
+            door.statuses(4, client)
+            loads += [Strangers(door), Load(door.at, door.host, {}, 429, source=client)]
+        errors = self.errors()
+        time.sleep(LOAD)
+        seen = act()
+        time.sleep(LOAD)
+        for load in loads:
+            load.stop()
+        errors = self.errors() - errors
+        faults = [fault for load in loads for fault in load.failures]
+        require(not faults, f"{seen}: {len(faults)} wrong answers: {faults[:5]}; {errors} errors")
+        require(all(load.sent > 20 for load in loads), "too few requests")
+        return f"{seen}; {sum(load.sent for load in loads)} answers, none wrong"
+
+    def changed(self):
+        def change():
+            return f"headers off {self.headers_off()}, on {self.applied(RECIPE)}"
+        return self.under_load(change)
+
+    def headers_off(self, most=ENFORCED_MAX):
+        off = lambda text: text.replace("DRAFT_VERSION_03", "\"OFF\"")
+        return self.until_limit(0, lambda: self.mesh.apply_file(
+            RECIPE, "envoyfilter.yaml", off), most)
+
+    def restarted_istiod(self):
+        def change():
+            self.mesh.restart_istiod(lambda: time.sleep(LOAD))
+            # pilot-agent connects again after a time that it draws.
+            taken = self.headers_off(30_000)
+            return f"Envoy takes a change {taken} of it, and another {self.applied(RECIPE)}"
+        return self.under_load(change)
 
 
 class Pipe(Part):
@@ -245,6 +288,7 @@ class Gateway(Part):
             ("requests of one client", self.limited),
             ("an address that the client claims", self.claimed),
             ("strict mTLS", self.strict),
+            ("a limit at the application, over mTLS", self.over_mtls),
             ("calls that failed", self.counted),
         ]
 
@@ -319,6 +363,22 @@ class Gateway(Part):
             "curl", "--silent", "--output", "/dev/null", "--write-out", "%{http_code}",
             "--max-time", "5", "--resolve", f"{SERVICE}:{APP}:{service}",
             f"http://{SERVICE}:{APP}/"))
+
+    def over_mtls(self):
+        self.removed("ratelease-gateway")
+        self.added(RECIPE)
+        client = self.mesh.client()
+        self.passes_four("a client in the mesh", self.call)
+        self.passes_four("a client of the gateway", lambda: self.doors[0].get(client)[0])
+        return "4 calls pass, of a client in the mesh, and of one behind the gateway"
+
+    def passes_four(self, name, call):
+        """A client who has called nothing yet: ratelease lets four calls pass. Connections from
+        before the filter carry further ones past it until Envoy has drained them."""
+        passed = lambda: self.pods[1].stat("ratelimit.ok") or 0
+        before = passed()
+        until(f"a refusal of {name}", lambda: call() == 429, 20)
+        require(passed() - before == 4, f"{name}: {passed() - before} calls passed ratelease")
 
 
 class Injection(Part):
