@@ -54,3 +54,6 @@ mod tarpit;
 /// Limits by user, plan and organisation.
 #[path = "recipes/users.rs"]
 mod users;
+/// The recipes with the engine within Envoy.
+#[path = "recipes/within_envoy.rs"]
+mod within_envoy;

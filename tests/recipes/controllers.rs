@@ -7,7 +7,10 @@ use crate::recipe::{Recipe, assert_quota};
 
 #[tokio::test]
 async fn contour() {
-    let recipe = Recipe::start("contour", "ingress_http").await;
+    limits_as_contour(Recipe::start("contour", "ingress_http").await).await;
+}
+
+pub async fn limits_as_contour(recipe: Recipe) {
     let proxy = &documents(&recipe.file("httpproxy.yaml"))[0]["spec"];
     let bootstrap = recipe.bootstrap();
     let host = only(&bootstrap, "virtual_hosts");
@@ -42,7 +45,10 @@ async fn contour() {
 
 #[tokio::test]
 async fn emissary() {
-    let recipe = Recipe::start("emissary", "emissary").await;
+    limits_as_emissary(Recipe::start("emissary", "emissary").await).await;
+}
+
+pub async fn limits_as_emissary(recipe: Recipe) {
     let objects = documents(&recipe.file("ratelimitservice.yaml"));
     let (service, mapping) = (&objects[0]["spec"], &objects[1]["spec"]);
     let bootstrap = recipe.bootstrap();
@@ -68,7 +74,10 @@ async fn emissary() {
 
 #[tokio::test]
 async fn kgateway() {
-    let recipe = Recipe::start("kgateway", "listener~80").await;
+    limits_as_kgateway(Recipe::start("kgateway", "listener~80").await).await;
+}
+
+pub async fn limits_as_kgateway(recipe: Recipe) {
     let objects = documents(&recipe.file("trafficpolicy.yaml"));
     let (extension, policy) = (&objects[0], &objects[1]["spec"]["rateLimit"]["global"]);
     let bootstrap = recipe.bootstrap();

@@ -18,10 +18,13 @@ async fn istio_pipe() {
     limits_each_client(Recipe::start("istio-pipe", "virtualInbound").await).await;
 }
 
-/// At a gateway a client cannot choose its address.
 #[tokio::test]
 async fn istio_gateway() {
-    let recipe = Recipe::start("istio-gateway", "0.0.0.0_80").await;
+    limits_at_a_gateway(Recipe::start("istio-gateway", "0.0.0.0_80").await).await;
+}
+
+/// At a gateway a client cannot choose its address.
+pub async fn limits_at_a_gateway(recipe: Recipe) {
     patches_are_in_the_bootstrap(&recipe);
     let shop = ("host", "shop.example.com");
     let (of_client, of_both) = ("4, 4;w=3600", "2, 4;w=3600, 2;w=3600");
@@ -36,7 +39,7 @@ async fn istio_gateway() {
 }
 
 /// Both recipes of sidecars have the same rules: 4 requests an hour of each client, 2 of them for `/export`.
-async fn limits_each_client(recipe: Recipe) {
+pub async fn limits_each_client(recipe: Recipe) {
     patches_are_in_the_bootstrap(&recipe);
     let (of_client, of_both) = ("4, 4;w=3600", "2, 4;w=3600, 2;w=3600");
     for (status, left) in [(200, 1), (200, 0), (429, 0)] {

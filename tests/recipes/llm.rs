@@ -192,7 +192,7 @@ impl Rig {
         let entries = [entry("user", user), entry("budget", "month"), entry("request_id", "look")];
         let look = json!({"domain": "llm-budgets",
             "descriptors": [{"entries": entries, "hitsAddend": "0"}]});
-        let mut client = Client::connect(self.recipe.pod.http).await.unwrap();
+        let mut client = Client::connect(self.recipe.pod().http).await.unwrap();
         let answer = client.send("POST", "/json", &[], look.to_string()).await.unwrap();
         let answer: Value = serde_json::from_str(&answer.body).unwrap();
         answer["statuses"][0]["limitRemaining"].as_u64().expect("a number")

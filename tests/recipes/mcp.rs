@@ -6,7 +6,10 @@ use crate::recipe::{Recipe, assert_quota};
 
 #[tokio::test]
 async fn mcp_tools() {
-    let recipe = Recipe::start("mcp-tools", "ingress").await;
+    limits_tools(Recipe::start("mcp-tools", "ingress").await).await;
+}
+
+pub async fn limits_tools(recipe: Recipe) {
     let send = async |user: &str, body: &str| {
         recipe.send_body("POST", "/mcp", &[("x-user-id", user)], body).await
     };

@@ -15,7 +15,7 @@ async fn plain_uds() {
 }
 
 /// Both recipes have the same rules: 5 requests an hour of each client, 3 of them for `/search`.
-async fn limits_each_client(recipe: Recipe) {
+pub async fn limits_each_client(recipe: Recipe) {
     let other = Ipv4Addr::new(127, 0, 0, 2);
     let (of_client, of_both) = ("5, 5;w=3600", "3, 5;w=3600, 3;w=3600");
     for left in [2, 1, 0] {

@@ -11,6 +11,7 @@ use tokio::process::Command;
 
 use crate::objects;
 use crate::support::envoy::{Envoy, Verdicts};
+use crate::support::files::put;
 use crate::support::http::{Answer, Client};
 use crate::support::ratectl::ratectl;
 use crate::support::ratelease::Ratelease;
@@ -18,12 +19,12 @@ use crate::support::redis_cluster::Cluster;
 use crate::support::windows::early_in_a_window;
 use crate::upstream;
 
-/// A recipe that runs: a pod and an Envoy.
+/// A recipe that runs: a pod and an Envoy, or an Envoy with the module.
 pub struct Recipe {
     dir: PathBuf,
     pub envoy: Envoy,
-    pub pod: Ratelease,
-    /// Has the socket of a pod that serves on one.
+    pub pod: Option<Ratelease>,
+    /// Has the socket of a pod that serves on one, or what the module was made of.
     _files: TempDir,
 }
 
@@ -56,25 +57,52 @@ impl Recipe {
 
     /// As [`Recipe::start`], with this application behind Envoy.
     pub async fn start_before(name: &str, listener: &str, app: SocketAddr) -> Self {
-        early_in_a_window(WINDOW, TEST_MAX).await;
-        let files = TempDir::new().expect("a temporary directory");
+        let (dir, files) = (prepared(name).await, TempDir::new().expect("a temporary directory"));
         let socket = files.path().join("rls.sock").display().to_string();
-        let dir = directory(name);
-        require_rules_for_all(&dir).await;
-
-        let mut env = settings(&dir, &socket);
-        // Counts of its own, also beside another start of the recipe.
-        let secret = format!("{name} {}", STARTED.fetch_add(1, Ordering::Relaxed));
-        env.push(("KEY_SECRET".to_owned(), secret));
-        env.extend(PATIENT.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let env = settings(&dir, name, &socket);
         let env: Vec<_> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
         let pod = Ratelease::start(&dir.join("rules"), &cluster().places(), &env).await;
 
-        let bootstrap = std::fs::read_to_string(dir.join("envoy.yaml")).expect("a bootstrap");
-        let bootstrap = placed(&bootstrap, pod.grpc, app).replace(SOCKET, &socket);
+        let bootstrap = placed(&bootstrap(&dir), pod.grpc, app).replace(SOCKET, &socket);
         let of_envoy = TempDir::new().expect("a temporary directory");
         let envoy = Envoy::run(of_envoy, &bootstrap, 1, listener).await;
-        Self { dir, envoy, pod, _files: files }
+        Self { dir, envoy, pod: Some(pod), _files: files }
+    }
+
+    /// As [`Recipe::start`], with the engine within Envoy: a user has moved to the module as
+    /// `ratectl migrate --to-module` says.
+    pub async fn start_within_envoy(name: &str, listener: &str) -> Self {
+        let (dir, files) = (prepared(name).await, TempDir::new().expect("a temporary directory"));
+        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
+        let before = files.path().join("envoy.yaml");
+        put(before.clone(), placed(&bootstrap(&dir), nobody, upstream::address()));
+        let bootstrap = migrated(&before).await;
+
+        std::os::unix::fs::symlink(dir.join("rules"), files.path().join("config")).expect("a link");
+        let test = std::env::current_exe().expect("the path of the test");
+        let library = test.parent().expect("a directory").display().to_string();
+        let redis: Vec<_> = cluster().places().iter().map(ToString::to_string).collect();
+        let mut env = settings(&dir, name, "");
+        env.retain(|(name, _)| !name.starts_with("GRPC_"));
+        env.extend(
+            [
+                ("ENVOY_DYNAMIC_MODULES_SEARCH_PATH", library),
+                ("RUNTIME_ROOT", files.path().display().to_string()),
+                ("REDIS_TYPE", "cluster".to_owned()),
+                ("REDIS_URL", redis.join(",")),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        );
+        let env: Vec<_> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let of_envoy = TempDir::new().expect("a temporary directory");
+        let envoy = Envoy::run_in(of_envoy, &bootstrap, 1, listener, &env).await;
+        Self { dir, envoy, pod: None, _files: files }
+    }
+
+    /// The pod, of a recipe that has one.
+    #[track_caller]
+    pub fn pod(&self) -> &Ratelease {
+        self.pod.as_ref().expect("a pod")
     }
 
     /// A file of the recipe.
@@ -129,7 +157,9 @@ impl Recipe {
             let expected = Verdicts { ok, over_limit, ..Verdicts::default() };
             assert_eq!(self.envoy.verdicts().await, expected, "at {caller}");
             self.envoy.stop().await;
-            assert_eq!(self.pod.stop().await, 0, "at {caller}");
+            if let Some(pod) = self.pod {
+                assert_eq!(pod.stop().await, 0, "at {caller}");
+            }
         }
     }
 }
@@ -163,12 +193,40 @@ fn cluster() -> &'static Cluster {
     SHARED.get_or_init(|| Cluster::start(3, 0))
 }
 
-/// The settings of `ratelease.env`, if there is one.
-fn settings(dir: &Path, socket: &str) -> Vec<(String, String)> {
+/// The directory of a recipe that can be started, early in a window.
+async fn prepared(name: &str) -> PathBuf {
+    early_in_a_window(WINDOW, TEST_MAX).await;
+    let dir = directory(name);
+    require_rules_for_all(&dir).await;
+    dir
+}
+
+fn bootstrap(dir: &Path) -> String {
+    std::fs::read_to_string(dir.join("envoy.yaml")).expect("a bootstrap")
+}
+
+/// The settings of `ratelease.env`, if there is one, and those of a test.
+fn settings(dir: &Path, name: &str, socket: &str) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(dir.join("ratelease.env")).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     let pairs = lines.map(|line| line.split_once('=').expect("NAME=VALUE"));
-    pairs.map(|(name, value)| (name.to_owned(), value.replace(SOCKET, socket))).collect()
+    let mut env: Vec<_> =
+        pairs.map(|(name, value)| (name.to_owned(), value.replace(SOCKET, socket))).collect();
+    // Counts of its own, also beside another start of the recipe.
+    let secret = format!("{name} {}", STARTED.fetch_add(1, Ordering::Relaxed));
+    env.push(("KEY_SECRET".to_owned(), secret));
+    env.extend(PATIENT.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    env
+}
+
+/// The bootstrap that `ratectl migrate --to-module` makes of a file.
+async fn migrated(bootstrap: &Path) -> String {
+    let mut command = Command::new(ratectl());
+    let output = command.args(["migrate", "--to-module"]).arg(bootstrap).output().await;
+    let output = output.expect("ratectl runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", bootstrap.display());
+    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 /// The bootstrap with the addresses and the time-out of a test. Each address of a file has the form

@@ -5,7 +5,10 @@ use crate::upstream;
 
 #[tokio::test]
 async fn retry_after() {
-    let recipe = Recipe::start("retry-after", "ingress").await;
+    says_when_to_retry(Recipe::start("retry-after", "ingress").await).await;
+}
+
+pub async fn says_when_to_retry(recipe: Recipe) {
     for (status, left) in [(200, 1), (200, 0), (429, 0), (429, 0)] {
         let answer = recipe.get("/", &[]).await;
         assert_quota(&answer, status, "2, 2;w=3600", left);
@@ -17,7 +20,10 @@ async fn retry_after() {
 
 #[tokio::test]
 async fn status_by_rule() {
-    let recipe = Recipe::start("status-by-rule", "ingress").await;
+    denies_as_the_rule_says(Recipe::start("status-by-rule", "ingress").await).await;
+}
+
+pub async fn denies_as_the_rule_says(recipe: Recipe) {
     let answers = async |plan: &str, user: &str, expected: &[(u16, &str)]| {
         for (status, body) in expected {
             let request = [("x-plan", plan), ("x-user-id", user)];

@@ -16,7 +16,10 @@ const REQUESTS: usize = 12;
 
 #[tokio::test]
 async fn tarpit() {
-    let recipe = Recipe::start("tarpit", "ingress").await;
+    holds_requests(Recipe::start("tarpit", "ingress").await).await;
+}
+
+pub async fn holds_requests(recipe: Recipe) {
     let mut clients = Vec::new();
     for _ in 0..REQUESTS {
         clients.push(Client::connect(recipe.envoy.ingress).await.unwrap());

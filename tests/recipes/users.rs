@@ -6,7 +6,10 @@ use crate::recipe::{Recipe, assert_quota};
 
 #[tokio::test]
 async fn user_or_address() {
-    let recipe = Recipe::start("user-or-address", "ingress").await;
+    limits_users_or_addresses(Recipe::start("user-or-address", "ingress").await).await;
+}
+
+pub async fn limits_users_or_addresses(recipe: Recipe) {
     let (of_user, of_address) = ("4, 4;w=3600", "2, 2;w=3600");
     for user in ["alice", "bob"] {
         let user = [("x-user-id", user)];
@@ -25,7 +28,10 @@ async fn user_or_address() {
 
 #[tokio::test]
 async fn tiers() {
-    let recipe = Recipe::start("tiers", "ingress").await;
+    limits_by_plan(Recipe::start("tiers", "ingress").await).await;
+}
+
+pub async fn limits_by_plan(recipe: Recipe) {
     for (plan, limit, passes) in [
         ("gold", "4, 4;w=3600;name=\"gold\"", 4),
         ("free", "2, 2;w=3600;name=\"free\"", 2),
@@ -48,7 +54,10 @@ async fn tiers() {
 
 #[tokio::test]
 async fn api_key_organisation() {
-    let recipe = Recipe::start("api-key-organisation", "ingress").await;
+    limits_keys_and_organisations(Recipe::start("api-key-organisation", "ingress").await).await;
+}
+
+pub async fn limits_keys_and_organisations(recipe: Recipe) {
     // Envoy names first the limit of which the fewest requests are left.
     let limit = "3, 3;w=3600;name=\"key\", 5;w=3600;name=\"organisation\"";
     let key = async |organisation: &str, key: &str, status: u16, left: u64| {

@@ -126,15 +126,17 @@ impl Envoy {
         load.start(self.ingress)
     }
 
-    /// Envoy's own counts of ratelease's answers, of all its rate limit filters.
+    /// Envoy's own counts of ratelease's answers, of all its rate limit filters and modules.
     pub(crate) async fn verdicts(&self) -> Verdicts {
         // Envoy creates each counter when it first counts: `cluster.NAME.ratelimit.COUNT`, under
-        // the cluster that the request was for, or `ratelimit.PREFIX.COUNT` of a network filter.
+        // the cluster that the request was for, `ratelimit.PREFIX.COUNT` of a network filter, or
+        // `ratelease.COUNT` of the module.
         let page = self.admin("/stats").await;
         let count = |count: &str| {
             let values = page.lines().filter_map(|line| {
                 let (name, value) = line.split_once(": ")?;
-                let (_, of) = name.rsplit_once("ratelimit.")?;
+                let module = || name.strip_prefix("ratelease.");
+                let of = name.rsplit_once("ratelimit.").map(|(_, of)| of).or_else(module)?;
                 (of.rsplit('.').next() == Some(count)).then_some(value)?.parse::<u64>().ok()
             });
             values.sum()

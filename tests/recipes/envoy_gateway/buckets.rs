@@ -27,7 +27,7 @@ pub async fn usage(gateway: &mut Gateway) {
             gateway.send(request.with(&none)).await.header(header) == Some(&*expected)
         };
         let what = format!("counting {left} tokens as left");
-        gateway.recipe.pod.process.until(&what, CHARGED_MAX, is_charged).await;
+        gateway.recipe.pod().process.until(&what, CHARGED_MAX, is_charged).await;
         assert_quota(&gateway.send(request.with(&ten)).await, 200, "21, 21;w=3600", left);
         passed += 1 + asked.get();
     }

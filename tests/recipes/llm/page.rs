@@ -43,5 +43,5 @@ async fn the_commands_of_the_page_print_what_it_shows() {
     let ran = shell.output().await.unwrap();
     assert_eq!(String::from_utf8_lossy(&ran.stdout), shown, "{ran:?}");
     rig.recipe.envoy.stop().await;
-    assert_eq!(rig.recipe.pod.stop().await, 0);
+    assert_eq!(rig.recipe.pod.expect("a pod").stop().await, 0);
 }
