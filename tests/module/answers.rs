@@ -12,6 +12,9 @@ use crate::support::load::{Load, Tally};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
+/// Leases that nobody spends are returned within some seconds.
+const USED_UP_MAX: Duration = Duration::from_secs(20);
+
 #[tokio::test]
 async fn a_limit_of_the_memory_store_is_exact_and_denials_are_as_envoys_own_filter_gives_them() {
     let rules = Rules::new(&file("first", &[rule("path", 3, "")]));
@@ -222,23 +225,42 @@ async fn a_header_of_a_mebibyte_is_counted_like_any_other() {
 }
 
 #[tokio::test]
-async fn an_envoy_with_the_module_and_one_with_a_sidecar_share_one_limit() {
-    const L: u64 = 1_000;
+async fn four_envoys_with_modules_and_four_with_sidecars_share_one_limit_exactly() {
+    const L: u64 = 4_000;
     let rules = Rules::new(&file("both", &[rule("path", L, "")]));
     let places = Cluster::shared().places();
     let env = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
-    let pod = Ratelease::start(rules.path(), &places, &env).await;
-    let timeout = Duration::from_secs(8);
-    let calling =
-        Envoy::start(EnvoyOptions { timeout, ..EnvoyOptions::new("both", &[pod.grpc]) }).await;
-    let within = Options::new("both", &rules).on_cluster(&places).start().await;
-    let loads = [&calling, &within].map(|envoy| envoy.load(Load::new("/a", 4, L)));
+    let (mut pods, mut envoys) = (Vec::new(), Vec::new());
+    for _ in 0..4 {
+        let pod = Ratelease::start(rules.path(), &places, &env).await;
+        let timeout = Duration::from_secs(8);
+        let asks = EnvoyOptions { timeout, ..EnvoyOptions::new("both", &[pod.grpc]) };
+        pods.push(pod);
+        envoys.push(Envoy::start(asks).await);
+        envoys.push(Options::new("both", &rules).on_cluster(&places).start().await);
+    }
+    let loads: Vec<_> = envoys.iter().map(|envoy| envoy.load(Load::new("/a", 4, L / 4))).collect();
     let mut all = Tally::default();
     for load in loads {
         all.add(load.finish().await);
     }
     assert_eq!((all.faults(), all.passed() + all.limited()), (0, 2 * L), "{all:?}");
-    // What the one still holds while the other asks for the last tokens stays unused.
-    assert!(all.passed() <= L && all.passed() >= L * 9 / 10, "{all:?}");
-    end(within).await;
+    println!("{} of {L} passed at once", all.passed());
+    // What one still holds, while another is denied, it spends on the next request or returns.
+    let rest = async {
+        while all.passed() < L {
+            for envoy in &envoys {
+                all.add(envoy.load(Load::new("/a", 1, 1)).finish().await);
+            }
+        }
+    };
+    tokio::time::timeout(USED_UP_MAX, rest).await.expect("the whole limit is used");
+    for envoy in &envoys {
+        all.add(envoy.load(Load::new("/a", 1, 20)).finish().await);
+    }
+    assert_eq!((all.faults(), all.passed()), (0, L), "{all:?}");
+    for (at, envoy) in envoys.into_iter().enumerate() {
+        if at % 2 == 1 { end(envoy).await } else { envoy.stop().await }
+    }
+    assert_eq!(Ratelease::stop_all(&pods).await, [0; 4]);
 }
