@@ -53,8 +53,8 @@ class Report:
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ["work", "ratelease", "injector", "envoy", "chart", "recipes", "istioctl",
-                 "pilot-discovery", "pilot-agent", "bootstrap"]:
+    for name in ["work", "ratelease", "injector", "envoy", "chart", "recipes", "module",
+                 "install-module", "istioctl", "pilot-discovery", "pilot-agent", "bootstrap"]:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--timeout", default="", help="of Envoy's calls; by default the recipe's")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; by default all")

@@ -206,7 +206,8 @@ class Workload:
         program, entry, mounts = {
             "istio-proxy": (given.pilot_agent, "/bin/pilot-agent", proxy_files(self.mesh)),
             "ratelease": (given.ratelease, "/bin/ratelimit", ()),
-        }[name]
+            "module": (given.install_module, "/bin/install-module", module_files(self.mesh)),
+        }["module" if self.is_module(name) else name]
         beside = next(iter(self.containers.values()), None)
         pod = Pod(self.mesh.node, self.name if not beside else f"{self.name}-{name}", self.address,
                   shape, name, program, beside, entrypoint=[entry], mounts=mounts)
@@ -228,6 +229,15 @@ class Workload:
                 path = f"/proc/sys/{it['name'].replace('.', '/')}"
                 run(*within, "sh", "-c", 'echo "$2" > "$1"', "sh", path, it["value"])
             self.containers[name].start()
+            if self.is_module(name):
+                status = self.containers.pop(name).await_end()
+                require(status == 0, f"{name} of {self.name} ended with {status}")
+
+    def is_module(self, name):
+        """Whether a container is the one that brings the library of the module."""
+        init = self.stored["spec"].get("initContainers", [])
+        return name == "ratelease" and any(
+            it["name"] == name and "restartPolicy" not in it for it in init)
 
     def within(self, *words):
         return next(iter(self.containers.values())).within(*words)
@@ -264,6 +274,15 @@ def proxy_files(mesh):
                     at / "envoy/envoy_bootstrap_tmpl.json")
     return [(at / "bin", "/usr/local/bin"), (Path(mesh.given.envoy).parent, "/opt/envoy"),
             (at / "envoy", "/var/lib/istio/envoy")]
+
+
+def module_files(mesh):
+    """What the image of the module has beside its program: the library."""
+    at = mesh.work / "module"
+    if not at.exists():
+        at.mkdir()
+        shutil.copy(mesh.given.module, at / "libratelease.so")
+    return [(at, "/opt")]
 
 
 class Door:

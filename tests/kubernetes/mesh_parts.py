@@ -19,7 +19,7 @@ SERVICE = "shop.shop.svc.cluster.local"
 RECIPE = "istio-loopback"  # of the sidecar of a pod
 ISTIO_WEBHOOKS = "istio-sidecar-injector"
 # So that Envoy shows its counters of rate limits, which Istio hides.
-COUNTERS = {"sidecar.istio.io/statsInclusionRegexps": ".*ratelimit.*"}
+COUNTERS = {"sidecar.istio.io/statsInclusionRegexps": ".*(ratelimit|ratelease).*"}
 REDIS_DIRECTLY = {"traffic.sidecar.istio.io/excludeOutboundPorts": "6379"}
 APPLICATION = {"name": "app", "image": "app", "ports": [{"containerPort": APP}]}
 SHOP = {"app": "shop"}
@@ -42,6 +42,7 @@ def pod(name, annotations, labels=None, namespace="shop", containers=None):
 
 class Part:
     name = ""
+    counters = "ratelimit"  # what Envoy counts answers under
 
     def __init__(self, mesh, report):
         self.mesh, self.report, self.pods, self.doors = mesh, report, [], []
@@ -131,12 +132,12 @@ class Part:
 
     def errors(self):
         """Calls to ratelease that failed, in all Envoys."""
-        return sum(it.stat("ratelimit.error") or 0 for it in self.pods)
+        return sum(it.stat(f"{self.counters}.error") or 0 for it in self.pods)
 
     def counted(self):
         errors = self.errors()
         require(errors == self.missed, f"{errors} calls failed, {self.missed} of them may")
-        passed = sum(it.stat("ratelimit.ok") or 0 for it in self.pods)
+        passed = sum(it.stat(f"{self.counters}.ok") or 0 for it in self.pods)
         require(passed > 0, "Envoy counted no call")
         missed = f", but for {self.missed} of the steps in which they may" if self.missed else ""
         return f"{passed} calls passed; 0 failed{missed}"
@@ -381,6 +382,39 @@ class Gateway(Part):
         require(passed() - before == 4, f"{name}: {passed() - before} calls passed ratelease")
 
 
+class Module(Part):
+    """The engine inside Envoy, which the injector brings into two pods."""
+
+    name = "module"
+    counters = "ratelease"
+
+    def steps(self):
+        return [
+            ("two pods start", self.started),
+            ("EnvoyFilter applied", self.added),
+            ("requests of one client", self.limited),
+            ("one limit for both pods", self.shared),
+            ("removed", self.removed),
+            ("applied again", self.added),
+            ("requests of another client", self.limited),
+            ("calls that failed", self.counted),
+        ]
+
+    def started(self):
+        self.mesh.apply_rules(RECIPE, "module-rules")
+        for at in range(2):
+            of = pod(f"module-{at + 1}", sidecar("module-rules", mode="module"))
+            self.pods.append(Workload(self.mesh, f"10.77.0.{50 + at}", of))
+        self.mesh.service("shop", APP, self.pods)
+        for it in self.pods:
+            it.start()
+            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
+        return "; ".join(it.order() for it in self.pods)
+
+    def added(self):
+        return self.applied(RECIPE, "envoyfilter-module.yaml")
+
+
 class Injection(Part):
     """Pods that both injectors change, called in one order and in the other."""
 
@@ -436,4 +470,4 @@ class Injection(Part):
 
 
 # The last one changes the order of webhooks.
-PARTS = {it.name: it for it in [Loopback, Pipe, Gateway, Injection]}
+PARTS = {it.name: it for it in [Loopback, Pipe, Gateway, Module, Injection]}

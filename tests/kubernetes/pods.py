@@ -279,6 +279,11 @@ class Pod:
     def stop(self):
         return self.node.stop(self.child)
 
+    def await_end(self):
+        """Waits until the program of an init container has ended; its status."""
+        self.node.children = [it for it in self.node.children if it[1] is not self.child]
+        return self.child.wait(STOP_MAX)
+
     def within(self, *words):
         """Runs a command in the pod's network, as a port-forward reaches it."""
         return run("nsenter", f"--net=/run/netns/{self.netns}", *words)
