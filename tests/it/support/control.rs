@@ -16,7 +16,7 @@ use super::ratelease::inherited;
 use super::tls_files::{TlsFiles, text};
 
 static BINARY: LazyLock<PathBuf> =
-    LazyLock::new(|| built("ratelease-control", &["--package", "ratelease-control", "--bins"]));
+    LazyLock::new(|| built("ratelease-control", &["--workspace", "--bin", "ratelease-control"]));
 
 /// Maximum time until it serves, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(20);

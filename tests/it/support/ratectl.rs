@@ -1,6 +1,6 @@
 //! The binary `ratectl`, and the load generator of the benches. They are not binaries of this
-//! package,
-//! so that cargo does not provide their paths: they lie beside the sidecar's binary, and below it.
+//! package, so that cargo does not provide their paths: they lie beside the sidecar's binary, and
+//! below it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const OF_SIDECAR: [&str; 3] = ["serve", "check", "health"];
 
 /// The path of the binary.
 static RATECTL: LazyLock<PathBuf> =
-    LazyLock::new(|| built("ratectl", &["--package", "ratelease-ctl", "--bin", "ratectl"]));
+    LazyLock::new(|| built("ratectl", &["--workspace", "--bin", "ratectl"]));
 
 /// The path of the load generator, `benches/load.rs`. Its build has the features of the tests.
 static LOAD: LazyLock<PathBuf> =
@@ -23,7 +23,8 @@ static LOAD: LazyLock<PathBuf> =
 
 /// The path of the program at `program` in the directory of the sidecar's binary, after a build of
 /// `target` if needed. `cargo test` builds the binaries and examples of each package whose tests it
-/// runs; where only some tests run, it may be missing, or older than its source.
+/// runs; where only some tests run, it may be missing, or older than its source. A build of the whole
+/// workspace has the features that the tests have, so that what they depend on is not built again.
 pub(super) fn built(program: &str, target: &[&str]) -> PathBuf {
     let path = Path::new(BINARY).with_file_name(program);
     if fs::metadata(&path).and_then(|built| built.modified()).is_ok_and(|built| built >= source()) {
