@@ -63,9 +63,9 @@ def sections():
         if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
             pages = []
             found.append((heading.group(1), pages))
-        elif pages is not None and line.startswith("| ["):
-            cell = line.split("|")[1]
-            pages.extend(page for page in targets(INDEX, cell) if page not in AROUND)
+        elif pages is not None and line.startswith("- ["):
+            links = line.split("): ")[0] + ")"
+            pages.extend(page for page in targets(INDEX, links) if page not in AROUND)
     return found
 
 

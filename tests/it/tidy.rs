@@ -1,4 +1,5 @@
-//! What no compiler and no lint checks: the graph of crates, and names that a module may not use.
+//! What no compiler and no lint checks: the graph of crates, names that a module may not use, and
+//! how long the documentation is.
 //! clippy.toml and `[workspace.lints]` have the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -369,4 +370,28 @@ fn each_name_beyond_a_border_is_found_and_nothing_else() {
         let found = faults.first().map(|fault| &fault[..fault.find(": ").unwrap() + 2]);
         assert_eq!((found, faults.len()), (expected.as_deref(), line.iter().count()), "{text}");
     }
+}
+
+/// Pages for users, and decisions, may have so many words, as `wc -w` counts them.
+const WORDS_MAX: [(&[&str], usize); 2] =
+    [(&["README.md", "CONTRIBUTING.md", "docs"], 40_000), (&["docs/decisions"], 7_000)];
+
+#[test]
+fn the_documentation_is_no_longer_than_contributing_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (of, max) in WORDS_MAX {
+        let words: usize = of.iter().map(|of| words(&root.join(of))).sum();
+        assert!(words > max / 2, "{words} words were counted in {of:?}");
+        assert!(words <= max, "{of:?} have {words} words, of at most {max}: say less");
+    }
+}
+
+/// The words of a page, or of all pages of a directory without those of directories in it.
+fn words(path: &Path) -> usize {
+    if !path.is_dir() {
+        return fs::read_to_string(path).unwrap().split_whitespace().count();
+    }
+    let paths = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let pages = paths.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    pages.map(|page| words(&page)).sum()
 }

@@ -62,8 +62,17 @@ fn the_page_of_all_keys_is_up_to_date() {
             "" => &schema,
             name => &schema["definitions"][name],
         };
-        let _ = write!(page, "\n## {heading}\n\n| key | takes | meaning |\n|---|---|---|\n");
-        for (key, value) in map["properties"].as_object().expect("properties") {
+        let properties = map["properties"].as_object().expect("properties");
+        let _ = write!(page, "\n## {heading}\n\n");
+        if definition == "defaults" {
+            let options = &schema["definitions"]["rate_limit"]["properties"];
+            assert!(properties.iter().all(|(key, value)| &options[key] == value));
+            let keys: Vec<_> = properties.keys().map(|key| format!("`{key}`")).collect();
+            let _ = writeln!(page, "As in `rate_limit`: {}.", keys.join(", "));
+            continue;
+        }
+        page.push_str("| key | takes | meaning |\n|---|---|---|\n");
+        for (key, value) in properties {
             let is_required =
                 map["required"].as_array().is_some_and(|it| it.contains(&key.as_str().into()));
             let required = if is_required { "; required" } else { "" };
