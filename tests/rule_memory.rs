@@ -37,7 +37,7 @@ fn measured(sources: &[Arc<Source>]) -> Option<(MemoryUse, MemoryUse)> {
     let loaded = rules::load(sources, Options::default());
     let heap = dhat::HeapStats::get();
     let had = MemoryUse { peak: heap.max_bytes, held: heap.curr_bytes };
-    let counted = loaded.as_ref().map(|it| it.memory).ok();
+    let counted = loaded.as_ref().map(|it| it.weight.memory).ok();
     drop(profiler);
     counted.map(|counted| (counted, had))
 }

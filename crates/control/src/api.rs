@@ -44,7 +44,7 @@ use crate::auth::{Access, Caller};
 use crate::objects::ObjectCounts;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::{page, work};
 
 const MIB: usize = 1 << 20;
@@ -57,6 +57,9 @@ const LONG_REQUEST_MAX: Duration = Duration::from_secs(60);
 
 /// Maximum time until the database answers a ping.
 const PING_MAX: Duration = Duration::from_secs(1);
+
+/// Maximum time until this process knows the last version of the database, which it reads meanwhile.
+const LAST_VERSION_MAX: Duration = Duration::from_secs(5);
 
 /// Minimum time between two pings.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
@@ -139,6 +142,31 @@ impl App {
         // The connection first, so that the next publisher of this process finds it free.
         work::hold((all, own, place));
         Ok(())
+    }
+
+    /// What is published: all domains of the last version that the database has.
+    pub(crate) async fn last_published(&self) -> Result<Arc<PublishedSet>, Problem> {
+        let mut published = self.published.clone();
+        let known = async {
+            loop {
+                let last = self.store.last_version_at().await?;
+                let set = Arc::clone(&published.borrow_and_update());
+                // A database that was restored may have another version of this number.
+                if (set.version, set.at) == last {
+                    return Ok(set);
+                }
+                self.wake_follower();
+                if published.changed().await.is_err() {
+                    let why = "this process is about to end".to_owned();
+                    return Err(StoreError::Unavailable(why));
+                }
+            }
+        };
+        let silent = |_| {
+            let why = format!("the last version is not read within {LAST_VERSION_MAX:?}");
+            Err(StoreError::Unavailable(why))
+        };
+        Ok(timeout(LAST_VERSION_MAX, known).await.unwrap_or_else(silent)?)
     }
 
     /// Wakes the task that follows the versions, so that one that was just committed is pushed.

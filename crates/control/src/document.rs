@@ -22,7 +22,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 pub use address::{Entry, EntryFault, RuleId, check_entries};
-pub use check::{Finding, check_together, check_weights, compile, memory_for_rules, mib};
+pub use check::{
+    Finding, check_together, check_weights, compile, memory_for_rules, mib, need_at_most, weigh,
+};
 pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
 pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};

@@ -13,7 +13,7 @@ use foldhash::fast::RandomState;
 use serde_json::Map;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
-use crate::memory::{ARC, Memory, MemoryUse, boxed, table_bytes};
+use crate::memory::{ARC, Memory, boxed, table_bytes};
 use crate::node::{self, Document, decode};
 use crate::options::{Descriptor, File, LimitOptions, RateLimit, read_file};
 use crate::reader::{Parsed, Reader};
@@ -22,6 +22,7 @@ use crate::rules::{Branch, DomainRules, Node, Rules, composite, domain_of_candid
 use crate::small_map::{SmallMap, TextMap};
 use crate::store::{DomainStores, StoreId, StoreNames};
 use crate::takes::metadata_bytes;
+use crate::weight::Weight;
 use crate::wildcard::{NESTED_MAX, SEARCHED_MAX};
 use limit::CompiledLimit;
 
@@ -47,18 +48,18 @@ pub struct Loaded {
     /// Things that load but may not do what their author meant, in order of file and place; at most
     /// 10 000.
     pub warnings: Vec<Fault>,
-    /// What the load took at most: an upper bound, up to twice what the allocator has.
-    pub memory: MemoryUse,
+    /// What the load took at most: its memory is an upper bound, up to twice what the allocator has.
+    pub weight: Weight,
 }
 
 /// Maximum number of descriptors in one load, over all files.
-const DESCRIPTORS_MAX: usize = 4_000_000;
+pub(crate) const DESCRIPTORS_MAX: usize = 4_000_000;
 
 /// Maximum bytes of the name of a domain: each of its dots may begin another domain's path.
 const DOMAIN_BYTES_MAX: usize = 1024;
 /// Maximum size, in bytes, of all paths and patterns of the rules of one load. Each rule holds the
 /// text of all its levels, so a long key above many children is copied for each of them.
-const PATH_BYTES_MAX: usize = 256 << 20;
+pub(crate) const PATH_BYTES_MAX: usize = 256 << 20;
 
 /// Compiles `sources`, in order of their names. A single fault refuses the whole load.
 ///
@@ -108,11 +109,12 @@ fn compile<S: Borrow<Source>>(
         compiler.source(source);
     }
     let places = compiler.places.take().unwrap_or_default();
+    let weight = compiler.weight();
     let domains = compiler.finish();
-    let memory = findings.memory.used();
+    let weight = Weight { memory: findings.memory.used(), ..weight };
     let warnings = findings.finish()?;
     let rules = Rules::new(version, domains, stores, calendar_months);
-    Ok((Loaded { rules, warnings, memory }, places))
+    Ok((Loaded { rules, warnings, weight }, places))
 }
 
 /// Hashes everything that determines the rules. `sources` are in order of their names.
@@ -234,6 +236,18 @@ impl<'f> Compiler<'f> {
             Err((place, why)) => {
                 self.findings.fault(place, format!("error loading config file: {why}"));
             }
+        }
+    }
+
+    /// What all sources took, which are read, but for what [`finish`](Self::finish) takes.
+    fn weight(&self) -> Weight {
+        Weight {
+            read: self.findings.memory.held().saturating_sub(self.paths.bytes()),
+            descriptors: self.descriptors,
+            rules: self.paths.taken.len(),
+            path_bytes: self.path_bytes,
+            wanted: self.paths.wanted.len(),
+            ..Weight::default()
         }
     }
 
@@ -483,7 +497,7 @@ struct RulePath {
 
 /// The set of paths that are taken.
 #[derive(Default)]
-struct Paths {
+pub(crate) struct Paths {
     taken: HashSet<ByPath, RandomState>,
     /// For each path that more than one rule wanted: how many rules wanted it.
     wanted: TextMap<u32>,
@@ -556,6 +570,13 @@ impl Paths {
             memory.take_box(path.len())?;
         }
         Some(())
+    }
+
+    /// What the tables of so many paths, and of so many that several rules wanted, take at most
+    /// while they grow: one is freed when the next is filled.
+    pub(crate) fn growth(taken: usize, wanted: usize) -> [usize; 2] {
+        let tables = [(taken, size_of::<ByPath>()), (wanted, size_of::<(Box<str>, u32)>())];
+        tables.map(|(len, entry)| 2 * table_bytes(len, entry))
     }
 
     /// What it took besides the paths of rules.

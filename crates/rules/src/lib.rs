@@ -14,8 +14,8 @@
 //!
 //! # Modules
 //!
-//! `memory` counts what a load allocates. `options` is the table of everything that a rule file may
-//! say, and reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a
+//! `memory` counts what a load allocates, and `weight` sums up what several would. `options` is the
+//! table of everything that a rule file may say, and reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a
 //! `rule`; [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and
 //! `reader` read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`]
 //! describes them. [`yaml`] reads other YAML files with the same parser.
@@ -41,6 +41,7 @@ mod syntax;
 mod takes;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod wildcard;
 pub mod yaml;
 
@@ -65,3 +66,4 @@ pub use store::{
     DEFAULT_STORE, DomainStores, STORE_NAME_BYTES_MAX, STORES_MAX, StoreId, StoreNames,
 };
 pub use takes::parse_duration;
+pub use weight::Weight;

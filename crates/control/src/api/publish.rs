@@ -26,9 +26,9 @@ use super::call::{
 use crate::auth::Caller;
 use crate::document::{
     Difference, Document, Finding, check_together, compile, difference, domain_of_shadow,
-    memory_for_rules, mib, read,
+    memory_for_rules, mib, need_at_most, read,
 };
-use crate::push::ROLLBACK_AUTHOR;
+use crate::push::{PublishedDomain, ROLLBACK_AUTHOR};
 use crate::store::{PublishedText, Replacement, Rollout, Stage, StoreError, VersionRow, Write};
 use crate::work::heavy;
 
@@ -429,22 +429,23 @@ pub(crate) async fn approve(
     texts: &[PublishedText],
 ) -> Result<Approved, Problem> {
     check_domain_bytes(app, texts)?;
-    let (version, published) = app.store.published().await?;
-    let approved = Approved { version };
+    let published = app.last_published().await?;
+    let approved = Approved { version: published.version };
+    let published = &published.domains;
     // Read after the version: a step of it meanwhile is a version, and ends this attempt.
     let rollout = app.store.open_rollout().await?;
     if let Some(open) = &rollout {
         refuse_rolled_out(open, texts)?;
     }
-    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
-    let overlay = texts.iter().map(|text| (text.domain.clone(), text.yaml.clone())).collect();
-    let next = laid_over(&published, overlay);
-    if next == published {
+    let overlay = overlay_of(texts);
+    if overlay.iter().all(|(domain, text)| hash_of(published.get(domain)) == hash_of(text.as_ref()))
+    {
         return Ok(approved);
     }
-    check_shares(app, callers, &published, &next).await?;
-    let before = bytes(&published);
-    let after = bytes(&next);
+    let next = laid_over(published, overlay);
+    check_shares(app, callers, published, &next).await?;
+    let before = bytes_of_all(published);
+    let after = bytes_of_all(&next);
     let max = app.push_bytes_max;
     if after <= max {
         if let Some(open) = &rollout {
@@ -488,58 +489,85 @@ fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {
     Problem::conflict("too-many-rules", detail)
 }
 
-/// The texts of all domains that pods have, with others for some; one without text leaves.
-fn laid_over(
-    published: &BTreeMap<String, String>,
-    overlay: Vec<(String, Option<String>)>,
-) -> BTreeMap<String, String> {
-    let mut texts = published.clone();
-    for (domain, text) in overlay {
-        match text {
-            Some(text) => texts.insert(domain, text),
-            None => texts.remove(&domain),
-        };
-    }
-    texts
+/// The domains that pods have, by their names.
+type Domains = BTreeMap<String, Arc<PublishedDomain>>;
+
+/// Domains that take the place of others; `None` for one that leaves.
+type Overlay = Vec<(String, Option<Arc<PublishedDomain>>)>;
+
+fn overlay_of(texts: &[PublishedText]) -> Overlay {
+    let published = |text: &PublishedText| {
+        let (hash, yaml) = text.hash().zip(text.yaml.clone())?;
+        Some(Arc::new(PublishedDomain::new(&text.domain, hash, yaml)))
+    };
+    texts.iter().map(|text| (text.domain.clone(), published(text))).collect()
 }
 
-/// The texts that chosen pods have in `stage` of a rollout, instead of published ones or beside them.
-async fn overlay_texts(
+/// The domains that pods have, with others for some.
+fn laid_over(published: &Domains, overlay: Overlay) -> Domains {
+    let mut domains = published.clone();
+    for (name, domain) in overlay {
+        match domain {
+            Some(domain) => domains.insert(name, domain),
+            None => domains.remove(&name),
+        };
+    }
+    domains
+}
+
+/// The name of a domain, and the hash of its text.
+fn named<'d>((name, domain): (&'d String, &'d Arc<PublishedDomain>)) -> (&'d str, &'d str) {
+    (name, &domain.hash)
+}
+
+fn hash_of(domain: Option<&Arc<PublishedDomain>>) -> Option<&str> {
+    domain.map(|it| &*it.hash)
+}
+
+fn bytes_of_all(domains: &Domains) -> usize {
+    domains.values().map(|it| it.text().len()).sum()
+}
+
+/// What chosen pods have in `stage` of a rollout, instead of published domains or beside them.
+async fn overlay_of_rollout(
     app: &App,
     rollout: &Rollout,
     stage: Stage,
-) -> Result<Vec<(String, Option<String>)>, Problem> {
-    let mut texts = Vec::new();
+) -> Result<Overlay, Problem> {
+    let mut overlay = Vec::new();
     for (domain, hash) in rollout.hashes(stage) {
-        let text = match hash {
-            Some(hash) => Some(app.store.text(hash).await?),
-            None => None,
+        let Some(hash) = hash else {
+            if stage != Stage::Shadow {
+                overlay.push((domain.to_owned(), None));
+            }
+            continue;
         };
-        let name = match (stage, &text) {
-            (Stage::Shadow, Some(text)) => domain_of_shadow(domain, text),
-            (Stage::Shadow, None) => continue,
+        let text = app.store.text(hash).await?;
+        let name = match stage {
+            Stage::Shadow => domain_of_shadow(domain, &text),
             _ => domain.to_owned(),
         };
-        texts.push((name, text));
+        let domain = PublishedDomain::new(&name, hash.to_owned(), text);
+        overlay.push((name, Some(Arc::new(domain))));
     }
-    Ok(texts)
+    Ok(overlay)
 }
 
 /// Refuses what chosen pods would refuse: what is published, with these texts instead.
 async fn check_overlay(
     app: &App,
     callers: &[Caller],
-    published: &BTreeMap<String, String>,
-    overlay: Vec<(String, Option<String>)>,
+    published: &Domains,
+    overlay: Overlay,
 ) -> Result<(), Problem> {
-    let own = overlay.iter().map(|(_, text)| text.as_ref().map_or(0, String::len)).sum();
-    let texts = laid_over(published, overlay);
-    check_shares(app, callers, published, &texts).await?;
-    let bytes: usize = texts.values().map(String::len).sum();
+    let own = overlay.iter().map(|(_, it)| it.as_ref().map_or(0, |it| it.text().len())).sum();
+    let domains = laid_over(published, overlay);
+    check_shares(app, callers, published, &domains).await?;
+    let bytes = bytes_of_all(&domains);
     if bytes > app.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
     }
-    check_set(app, texts, None).await
+    check_set(app, domains, None).await
 }
 
 /// Compiles what chosen pods would have in each stage, given the texts of both stages.
@@ -551,14 +579,13 @@ pub(super) async fn approve_rollout(
     caller: &Caller,
     texts: &[(PublishedText, PublishedText)],
 ) -> Result<Approved, Problem> {
-    let (version, published) = app.store.published().await?;
+    let published = app.last_published().await?;
     let (shadows, drafts): (Vec<_>, Vec<_>) = texts.iter().cloned().unzip();
     for stage in [shadows, drafts] {
         check_domain_bytes(app, &stage)?;
-        let overlay = stage.into_iter().map(|it| (it.domain, it.yaml)).collect();
-        check_overlay(app, from_ref(caller), &published, overlay).await?;
+        check_overlay(app, from_ref(caller), &published.domains, overlay_of(&stage)).await?;
     }
-    Ok(Approved { version })
+    Ok(Approved { version: published.version })
 }
 
 /// Compiles what all pods would have after the last step of a rollout.
@@ -570,22 +597,22 @@ pub(super) async fn approve_end(
     caller: &Caller,
     rollout: &Rollout,
 ) -> Result<Approved, Problem> {
-    let (version, published) = app.store.published().await?;
-    let overlay = overlay_texts(app, rollout, Stage::All).await?;
-    check_overlay(app, from_ref(caller), &published, overlay).await?;
-    Ok(Approved { version })
+    let published = app.last_published().await?;
+    let overlay = overlay_of_rollout(app, rollout, Stage::All).await?;
+    check_overlay(app, from_ref(caller), &published.domains, overlay).await?;
+    Ok(Approved { version: published.version })
 }
 
 /// Refuses to publish what the chosen pods of a rollout would refuse, now or at its next stage.
 async fn check_rollout(
     app: &App,
     callers: &[Caller],
-    next: &BTreeMap<String, String>,
+    next: &Domains,
     open: &Rollout,
 ) -> Result<(), Problem> {
     let present = open.last().map(|step| step.stage);
     for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
-        let overlay = overlay_texts(app, open, stage).await?;
+        let overlay = overlay_of_rollout(app, open, stage).await?;
         check_overlay(app, callers, next, overlay).await?;
     }
     Ok(())
@@ -621,8 +648,8 @@ pub(super) fn under_way(open: &Rollout, what: &str) -> Problem {
 async fn check_shares(
     app: &App,
     callers: &[Caller],
-    published: &BTreeMap<String, String>,
-    next: &BTreeMap<String, String>,
+    published: &Domains,
+    next: &Domains,
 ) -> Result<(), Problem> {
     for caller in callers {
         check_share(app, caller, published, next).await?;
@@ -636,34 +663,32 @@ async fn check_shares(
 async fn check_share(
     app: &App,
     caller: &Caller,
-    published: &BTreeMap<String, String>,
-    next: &BTreeMap<String, String>,
+    published: &Domains,
+    next: &Domains,
 ) -> Result<(), Problem> {
     let Some(own) = caller.domains() else { return Ok(()) };
-    let share = |texts: &BTreeMap<String, String>| -> BTreeMap<String, String> {
-        let text = |domain: String| texts.get(&domain).map(|text| (domain.clone(), text.clone()));
+    let share = |all: &Domains| -> Domains {
         let names = own.iter().flat_map(|it| [it.clone(), candidate_of(it)]);
-        names.filter_map(text).collect()
+        names.filter_map(|name| Some((name.clone(), Arc::clone(all.get(&name)?)))).collect()
     };
     let before = share(published);
     let after = share(next);
-    if before == after {
+    if before.iter().map(named).eq(after.iter().map(named)) {
         return Ok(());
     }
-    let bytes = |texts: &BTreeMap<String, String>| texts.values().map(String::len).sum::<usize>();
+    let (former, bytes) = (bytes_of_all(&before), bytes_of_all(&after));
     let max = app.domain_bytes_max;
-    if bytes(&after) > max && bytes(&after) > bytes(&before) {
+    if bytes > max && bytes > former {
         let detail = format!(
-            "the published rules of the {} domains together would be {} bytes; expected at most \
-             {max} (--domain-bytes-max). Remove some, or {}",
+            "the published rules of the {} domains together would be {bytes} bytes; expected at \
+             most {max} (--domain-bytes-max). Remove some, or {}",
             caller.whose(),
-            bytes(&after),
             caller.who_has_no_share()
         );
         return Err(Problem::conflict("too-many-rules", detail));
     }
     let max = domain_memory(app);
-    let Some(needed) = excess(after, Some(before), max).await? else { return Ok(()) };
+    let Some(needed) = excess(after, Some(&before), max).await? else { return Ok(()) };
     let detail = format!(
         "a pod would need {} of memory while it replaces the rules of the {} domains together; \
          expected at most {}, by --pod-memory and --domain-bytes-max. Remove some, or {}",
@@ -701,13 +726,9 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
 
 /// Compiles all that would be published, as a pod does, and refuses what needs more memory than
 /// pods have.
-async fn check_set(
-    app: &App,
-    texts: BTreeMap<String, String>,
-    former: Option<BTreeMap<String, String>>,
-) -> Result<(), Problem> {
+async fn check_set(app: &App, domains: Domains, former: Option<&Domains>) -> Result<(), Problem> {
     let max = memory_for_rules(app.pod_memory);
-    let Some(needed) = excess(texts, former, max).await? else { return Ok(()) };
+    let Some(needed) = excess(domains, former, max).await? else { return Ok(()) };
     let detail = format!(
         "a pod would need {} of memory while it replaces all published rules, and has {} for that; \
          remove some, or give pods more memory and raise --pod-memory",
@@ -717,28 +738,47 @@ async fn check_set(
     Err(Problem::conflict("too-many-rules", detail))
 }
 
-/// The memory that a pod needs for these rules together, if it is more than `max`. `None` too if
+/// The memory that a pod needs for these domains together, if it is more than `max`. `None` too if
 /// they take the place of `former` ones that need no less.
 async fn excess(
-    texts: BTreeMap<String, String>,
-    former: Option<BTreeMap<String, String>>,
+    domains: Domains,
+    former: Option<&Domains>,
     max: usize,
 ) -> Result<Option<usize>, Problem> {
-    let needed = memory_of(texts).await?;
+    let domains = Arc::new(domains);
+    let all = Arc::clone(&domains);
+    // What each weighs is known of most, and tells it without a load of all; but near the ceiling.
+    if heavy(move |_| memory_at_most(&all)).await?.is_some_and(|it| it <= max) {
+        return Ok(None);
+    }
+    let needed = memory_of(domains).await?;
     if needed <= max {
         return Ok(None);
     }
     let is_less = match former {
-        Some(former) => memory_of(former).await.is_ok_and(|former| former >= needed),
+        Some(former) => {
+            let former = memory_of(Arc::new(former.clone())).await;
+            former.is_ok_and(|former| former >= needed)
+        }
         None => false,
     };
     Ok((!is_less).then_some(needed))
 }
 
-/// The memory that a pod needs for these rules together, which compile.
-async fn memory_of(texts: BTreeMap<String, String>) -> Result<usize, Problem> {
-    let texts = texts.into_iter().collect();
-    let checked = heavy(move |_| check_together(texts)).await?;
+/// An upper bound of the memory that a pod needs for these domains together, if it is known.
+/// Compiles those that were not weighed yet, one by one.
+fn memory_at_most(domains: &Domains) -> Option<usize> {
+    let weights = domains.iter().map(|(name, it)| Some((&**name, it.weight(name)?)));
+    let weights: Vec<_> = weights.collect::<Option<_>>()?;
+    need_at_most(bytes_of_all(domains), weights.into_iter())
+}
+
+/// The memory that a pod needs for these domains together, which compile.
+async fn memory_of(domains: Arc<Domains>) -> Result<usize, Problem> {
+    let text = |(name, it): (&String, &Arc<PublishedDomain>)| {
+        (name.clone(), String::from_utf8_lossy(it.text()).into_owned())
+    };
+    let checked = heavy(move |_| check_together(domains.iter().map(text).collect())).await?;
     checked.map_err(|(domain, message)| {
         // The domain may be one that the caller may not use, so that only the log has it.
         let domain = ratelease_rules::excerpt(&domain);

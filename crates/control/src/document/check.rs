@@ -1,6 +1,6 @@
 //! Compiles documents as a pod will, and names the field of each fault.
 
-use ratelease_rules::{Fault, MemoryUse, Options, Source, load};
+use ratelease_rules::{Fault, MemoryUse, Options, Source, Weight, load};
 use ratelease_xds::memory_left;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -51,7 +51,7 @@ pub fn compile(
         match load(&[source], Options::default()) {
             Ok(loaded) => {
                 warnings.extend(loaded.warnings.iter().map(found));
-                let needed = need(rendered.text.len(), loaded.memory);
+                let needed = need(rendered.text.len(), loaded.weight.memory);
                 if needed > memory {
                     faults.push(too_large(document, needed, memory));
                 }
@@ -141,6 +141,24 @@ pub fn check_weights(documents: &[Document]) -> Result<(), Vec<Finding>> {
     if faults.is_empty() { Ok(()) } else { Err(faults) }
 }
 
+/// What the rules of a domain weigh in a pod; `None` if one would refuse them, or if they are of
+/// another domain.
+pub fn weigh(domain: &str, text: &[u8]) -> Option<Weight> {
+    let source = Source { name: domain.to_owned(), text: text.to_vec() };
+    let loaded = load(&[source], Options::default()).ok()?;
+    loaded.rules.domains().eq([domain]).then_some(loaded.weight)
+}
+
+/// An upper bound of the memory that a pod needs for domains together, which have so many bytes of
+/// text, without a load of them: by the weight of each, in the order of their names. `None` if
+/// only [`check_together`] can tell whether pods load them.
+pub fn need_at_most<'w>(
+    bytes: usize,
+    weights: impl Iterator<Item = (&'w str, Weight)>,
+) -> Option<usize> {
+    Weight::together(weights).map(|memory| need(bytes, memory))
+}
+
 /// Compiles the texts of all domains in one load, as a pod does: domains that are good alone may
 /// exceed its ceilings together. Returns the memory that a pod needs for that.
 ///
@@ -151,7 +169,7 @@ pub fn check_together(texts: Vec<(String, String)>) -> Result<usize, (String, St
     let source = |(name, text): (String, String)| Source { name, text: text.into_bytes() };
     let sources: Vec<_> = texts.into_iter().map(source).collect();
     let faults = match load(&sources, Options::default()) {
-        Ok(loaded) => return Ok(need(bytes, loaded.memory)),
+        Ok(loaded) => return Ok(need(bytes, loaded.weight.memory)),
         Err(faults) => faults,
     };
     let first = faults.iter().next().map(|it| (it.file.to_string(), it.message.clone()));
@@ -203,6 +221,14 @@ mod tests {
         let faults = check_weights(&[small, large]).unwrap_err();
         assert_eq!(faults.len(), 1, "{faults:?}");
         assert_eq!((&*faults[0].domain, &*faults[0].field), ("a", "descriptors"));
+    }
+
+    #[test]
+    fn rules_of_another_domain_have_no_weight_of_this_one() {
+        let text = file("a", 10, 1);
+        assert!(weigh("a", text.as_bytes()).is_some());
+        assert_eq!(weigh("b", text.as_bytes()), None);
+        assert_eq!(weigh("a", b"domain: a\ndescriptors: 7\n"), None);
     }
 
     #[test]

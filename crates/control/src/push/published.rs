@@ -12,7 +12,7 @@ use envoy_types::pb::google::protobuf::Any;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use prost::Message;
-use ratelease_rules::{Source, candidate_of, domain_of_candidate};
+use ratelease_rules::{Source, Weight, candidate_of, domain_of_candidate};
 use ratelease_xds::config::config_of;
 use ratelease_xds::{CONFIG_TYPE, RULES_TYPE, RulesResource};
 use sqlx::postgres::PgListener;
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::selection::NodeInfo;
-use crate::document::domain_of_shadow;
+use crate::document::{domain_of_shadow, weigh};
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
     VersionChange,
@@ -91,9 +91,12 @@ pub struct PublishedRollout {
 pub struct PublishedDomain {
     /// The hash of the text.
     pub hash: String,
+    /// The text of the rule file: the end of `rules`.
+    text: Bytes,
     rules: Bytes,
     config: SharedConfig,
-    bytes: usize,
+    /// What the rules weigh in a pod, once it was asked for.
+    weight: OnceLock<Option<Weight>>,
 }
 
 /// The resource for pods that do not take rule files, or what its type cannot say. It is made once,
@@ -181,7 +184,7 @@ impl PublishedSet {
             for part in [name, &domain.hash] {
                 hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
             }
-            bytes += domain.bytes;
+            bytes += domain.text.len();
             domains.push(Arc::clone(domain));
             present.push(name.to_owned());
         }
@@ -202,13 +205,27 @@ impl PublishedDomain {
     /// The rules of `domain`, as the text of a rule file.
     pub fn new(domain: &str, hash: String, yaml: String) -> Self {
         let bytes = yaml.len();
-        let text = Bytes::from(yaml);
-        let rules = any(RULES_TYPE, &RulesResource { name: domain.to_owned(), yaml: text.clone() });
+        let resource = RulesResource { name: domain.to_owned(), yaml: yaml.into() };
+        let rules = any(RULES_TYPE, &resource);
+        let text = rules.slice(rules.len() - bytes..);
+        let made_of = text.clone();
         let config = async move {
-            let made = spawn_blocking(move || config(&text)).await;
+            let made = spawn_blocking(move || config(&made_of)).await;
             made.unwrap_or_else(|error| Err(error.to_string().into()))
         };
-        Self { hash, rules, config: config.boxed().shared(), bytes }
+        let weight = OnceLock::new();
+        Self { hash, text, rules, config: config.boxed().shared(), weight }
+    }
+
+    /// The text of the rule file.
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// What the rules of `domain`, which these are, weigh in a pod; `None` if one would refuse
+    /// them. The first call compiles them.
+    pub(crate) fn weight(&self, domain: &str) -> Option<Weight> {
+        *self.weight.get_or_init(|| weigh(domain, &self.text))
     }
 
     /// The resource for pods that take rule files.
@@ -518,6 +535,16 @@ mod tests {
         let (few, many) = (chosen(1, 10), chosen(1, 50));
         assert!(few.iter().zip(&many).all(|(few, many)| many | !few));
         assert_ne!(chosen(2, 50), many);
+    }
+
+    #[test]
+    fn the_text_of_a_domain_is_the_one_in_its_resource() {
+        for yaml in ["", "domain: shop\n", &"#".repeat(300)] {
+            let domain = PublishedDomain::new("shop", "hash".to_owned(), yaml.to_owned());
+            let any = Any::decode(&**domain.rules()).unwrap();
+            let resource = RulesResource::decode(&*any.value).unwrap();
+            assert_eq!((domain.text(), &*resource.yaml), (yaml.as_bytes(), yaml.as_bytes()));
+        }
     }
 
     #[test]

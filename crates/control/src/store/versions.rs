@@ -1,7 +1,5 @@
 //! Versions: what is published, and was. And the audit log of all actions.
 
-use std::collections::BTreeMap;
-
 use serde::Serialize;
 use sqlx::any::AnyRow;
 use sqlx::{Any, Executor, Row};
@@ -127,20 +125,15 @@ impl Store {
         Ok(bound(&sql, cells).fetch_one(&self.pool).await?.try_get(0)?)
     }
 
-    /// The last version, and the texts of all domains that it has. One statement, so that they are
-    /// of the same version.
+    /// The number of the last version, and when it was published, in milliseconds since the Unix
+    /// epoch; 0 and 0 if there is none.
     ///
     /// # Errors
     /// Fails if the database is not available.
-    pub async fn published(&self) -> StoreResult<(i64, BTreeMap<String, String>)> {
-        let sql = "SELECT c.version, d.name, t.yaml FROM counters c \
-                   LEFT JOIN domains d ON d.hash IS NOT NULL \
-                   LEFT JOIN texts t ON t.hash = d.hash WHERE c.id = 1";
-        type Row = (i64, Option<String>, Option<String>);
-        let rows: Vec<Row> = sqlx::query_as(sql).fetch_all(&self.pool).await?;
-        let version = rows.first().map_or(0, |(version, ..)| *version);
-        let texts = rows.into_iter().filter_map(|(_, name, yaml)| name.zip(yaml));
-        Ok((version, texts.collect()))
+    pub async fn last_version_at(&self) -> StoreResult<(i64, i64)> {
+        let sql = "SELECT c.version, COALESCE(v.at, 0) FROM counters c \
+                   LEFT JOIN versions v ON v.number = c.version WHERE c.id = 1";
+        Ok(sqlx::query_as(sql).fetch_one(&self.pool).await?)
     }
 
     /// When a version was published, in milliseconds since the Unix epoch; 0 for the number 0, with
