@@ -11,9 +11,10 @@
 //! change meanwhile. So what is in force outlives this process and the API server, and versions,
 //! pods and rollouts know no objects. One replica follows them: the one that has the lock.
 //!
-//! `object` reads an object, `plan` says what is to be done, `status` what is to be said; they
-//! are pure.
+//! `api_server` speaks with it. `object` reads an object, `plan` says what is to be done, `status`
+//! what is to be said; they are pure.
 
+mod api_server;
 #[cfg(test)]
 mod crd;
 mod object;
@@ -22,37 +23,28 @@ mod status;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::ready;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use http::StatusCode;
 use jiff::Timestamp;
-use kube::api::{
-    ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams,
-};
-use kube::core::Request;
-use kube::{Client, Resource};
+use kube::Client;
 use ratelease_rules::Source;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-use serde_json::json;
-use serde_json::value::RawValue;
-use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
+use self::api_server::{EVENTS_MAX, Event, watch, write_statuses};
 use self::object::{ApiObject, Faults, Key, Object};
 use self::plan::{Change, Plan, Verdict, namespace_of, plan};
-use self::status::{Pods, Status, View};
+use self::status::{Basis, Pods, Status};
 use crate::api::publish::{ATTEMPTS_MAX, approve, domain_memory, publish_texts, replacements};
 use crate::api::{App, Problem};
 use crate::auth::Caller;
 use crate::document::{Document, read};
+use crate::push::PublishedSet;
 use crate::store::{Author, DraftDomain, PublishedText, Replacement, StoreError, Write};
 use crate::work::{self, heavy};
 
@@ -63,18 +55,8 @@ const OBJECTS_OF_NAMESPACE_MAX: usize = OBJECTS_MAX / 4;
 const BYTES_MAX: usize = 64 << 20;
 const BYTES_OF_NAMESPACE_MAX: usize = BYTES_MAX / 4;
 
-/// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
-const PAGE: u32 = 25;
-const EVENTS_MAX: usize = 16;
-
-/// Maximum time of a call of the API server, and of a watch, which it then ends.
-const CALL_MAX: Duration = Duration::from_secs(20);
-const WATCH_SECONDS: u32 = 60;
-const WATCH_SILENCE_MAX: Duration = Duration::from_secs(75);
-
-/// Pause until the API server, or the database, is asked again.
+/// Pause until the objects are followed again.
 const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(16);
 
 /// Maximum time of the check of the lock, of a tick, and of a publication in all its parts. Another
 /// replica follows the objects where one takes longer.
@@ -85,9 +67,8 @@ const PUBLISH_MAX: Duration = Duration::from_secs(300);
 /// Interval at which statuses are compared, and a plan that failed is tried again.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Pause between two writes of statuses, those that wait, and the ticks for which one is not
-/// repeated. Of those in which only numbers of pods differ, so many are written in a tick.
-const STATUS_PAUSE: Duration = Duration::from_millis(20);
+/// Statuses that wait to be written, and the ticks for which one is not repeated. Of those in which
+/// only numbers of pods differ, so many are written in a tick.
 const STATUSES_MAX: usize = 50;
 const STATUS_TICKS: u64 = 30;
 const NUMBERS_MAX: usize = 10;
@@ -125,43 +106,6 @@ impl ObjectCounts {
         self.accepted.store(0, Ordering::Relaxed);
         self.refused.store(0, Ordering::Relaxed);
     }
-}
-
-/// Why the API server cannot be followed at the moment.
-#[derive(Debug, Error)]
-enum Lost {
-    #[error("{0}")]
-    Client(kube::Error),
-    #[error("it is silent")]
-    Silent,
-    /// What was asked for is too old: all has to be listed again.
-    #[error("its history has moved on")]
-    Gone,
-}
-
-impl From<kube::Error> for Lost {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) if status.code == StatusCode::GONE.as_u16() => Self::Gone,
-            error => Self::Client(error),
-        }
-    }
-}
-
-/// What the API server says.
-enum Event {
-    /// A list begins, of all objects.
-    Begun,
-    /// An object of the list.
-    Listed(Box<ApiObject>),
-    /// The list is complete.
-    Complete,
-    /// A watch has begun.
-    Watching,
-    Changed(Box<ApiObject>),
-    Removed(Key),
-    /// The API server is away.
-    Lost,
 }
 
 /// Follows the objects of a cluster, and publishes what they say. Namespaces of `any_domain` may
@@ -284,20 +228,28 @@ impl Objects {
         self.incomplete.contains(namespace)
     }
 
-    fn of_namespace(&self, namespace: &str) -> Size {
+    fn size_of(&self, namespace: &str) -> Size {
         self.by_namespace.get(namespace).copied().unwrap_or_default()
+    }
+
+    fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = &Object> {
+        let first = Key { namespace: namespace.to_owned(), name: String::new() };
+        self.by_key
+            .range(first..)
+            .map(|it| it.1)
+            .take_while(move |it| it.key.namespace == namespace)
     }
 
     /// Whether there is room for one more object of a namespace.
     fn has_room(&self, namespace: &str) -> bool {
         self.size.objects < OBJECTS_MAX
-            && self.of_namespace(namespace).objects < OBJECTS_OF_NAMESPACE_MAX
+            && self.size_of(namespace).objects < OBJECTS_OF_NAMESPACE_MAX
     }
 
     /// Whether there is room for so many bytes of a namespace.
     fn has_room_for(&self, namespace: &str, bytes: usize) -> bool {
         self.size.bytes + bytes <= BYTES_MAX
-            && self.of_namespace(namespace).bytes + bytes <= BYTES_OF_NAMESPACE_MAX
+            && self.size_of(namespace).bytes + bytes <= BYTES_OF_NAMESPACE_MAX
     }
 }
 
@@ -316,8 +268,7 @@ struct Follower {
     is_failing: bool,
     /// The version that was published when the plan was made.
     planned: i64,
-    /// The domains of the database, and the number of its last change when they were read.
-    domains: (i64, Arc<Vec<DraftDomain>>),
+    domains: Domains,
     verdicts: BTreeMap<Key, Verdict>,
     /// What all statuses say already; `None` if some do not.
     told: Option<(i64, Pods)>,
@@ -327,11 +278,38 @@ struct Follower {
     waits: Waits,
     /// Bytes that namespaces have published, of those that they may at the moment.
     kept: BTreeMap<String, usize>,
+    /// What the statuses that objects have follow from.
+    said: HashMap<Key, Basis>,
     /// Statuses that were handed to the writer, and at which tick.
     sent: BTreeMap<Key, (Status, u64)>,
     /// The object whose status was handed over last: the next ones come first.
     last_sent: Option<Key>,
     ticks: u64,
+}
+
+/// The domains of the database, and the number of its last change that they have.
+struct Domains {
+    change: i64,
+    by_name: BTreeMap<String, DraftDomain>,
+}
+
+/// What a publication has written: domains, and the numbers of its first and last change.
+struct Written {
+    first: i64,
+    last: i64,
+    domains: Vec<DraftDomain>,
+}
+
+// === impl Domains ===
+
+impl Domains {
+    /// Takes over what was written, unless others have written since the domains were read.
+    fn note(&mut self, written: Written) {
+        if written.first == self.change + 1 {
+            self.change = written.last;
+            self.by_name.extend(written.domains.into_iter().map(|it| (it.name.clone(), it)));
+        }
+    }
 }
 
 /// For how many ticks namespaces wait that were refused, and until which one.
@@ -377,12 +355,13 @@ impl Follower {
             is_due: false,
             is_failing: false,
             planned: 0,
-            domains: (-1, Arc::default()),
+            domains: Domains { change: -1, by_name: BTreeMap::new() },
             verdicts: BTreeMap::new(),
             told: None,
             refusals: BTreeMap::new(),
             waits: Waits::default(),
             kept: BTreeMap::new(),
+            said: HashMap::new(),
             sent: BTreeMap::new(),
             last_sent: None,
             ticks: 0,
@@ -397,47 +376,57 @@ impl Follower {
     async fn take(&mut self, event: Event) {
         match event {
             Event::Begun => self.listed = Some(Objects::default()),
-            Event::Listed(object) => {
-                let namespace = Key::of(&object).namespace;
-                let object = self.read(*object).await;
-                let Some(listed) = &mut self.listed else { return };
-                match object {
-                    Some(object) => listed.insert(object),
-                    None => {
-                        listed.incomplete.insert(namespace);
-                    }
-                }
-            }
+            Event::Object(object) => self.take_object(*object).await,
             Event::Complete => {
                 self.objects = self.listed.take().unwrap_or_default();
                 self.sent.retain(|key, _| self.objects.by_key.contains_key(key));
+                self.said.clear();
+                // What is gone meanwhile has made room.
+                self.refusals.clear();
                 self.is_complete = true;
                 self.is_due = true;
                 self.app.objects.is_connected.store(true, Ordering::Relaxed);
                 info!(objects = self.objects.by_key.len(), "all objects are listed");
             }
-            Event::Changed(object) => {
-                let namespace = Key::of(&object).namespace;
-                let Some(object) = self.read(*object).await else {
-                    self.objects.incomplete.insert(namespace);
-                    return;
-                };
-                let former = self.objects.by_key.get(&object.key);
-                if former.is_none_or(|it| !object.has_spec_of(it)) {
-                    self.is_due = true;
-                    self.refusals.remove(&object.domain);
-                }
-                self.objects.insert(object);
-            }
             Event::Removed(key) => {
                 self.objects.remove(&key);
                 self.sent.remove(&key);
+                self.said.remove(&key);
                 self.is_due = true;
+                self.forget_refusals(&key.namespace);
             }
             Event::Watching => {
                 self.app.objects.is_connected.store(self.is_complete, Ordering::Relaxed);
             }
             Event::Lost => self.app.objects.is_connected.store(false, Ordering::Relaxed),
+        }
+    }
+
+    /// Adds an object to those of the list that is under way, or to all. What was refused of a spec
+    /// that has changed is tried at once.
+    async fn take_object(&mut self, object: ApiObject) {
+        let key = Key::of(&object);
+        let Some(object) = self.read(object).await else {
+            let known = self.listed.as_mut().unwrap_or(&mut self.objects);
+            known.incomplete.insert(key.namespace);
+            return;
+        };
+        let former = self.objects.by_key.get(&key);
+        if former.is_none_or(|it| !object.has_spec_of(it)) {
+            self.is_due = true;
+            self.refusals.remove(&object.domain);
+            if former.is_some_and(|it| object.takes_less_than(it)) {
+                self.forget_refusals(&key.namespace);
+            }
+        }
+        self.said.remove(&key);
+        self.listed.as_mut().unwrap_or(&mut self.objects).insert(object);
+    }
+
+    /// Has all objects of a namespace tried again: one of it makes room.
+    fn forget_refusals(&mut self, namespace: &str) {
+        for object in self.objects.of_namespace(namespace) {
+            self.refusals.remove(&object.domain);
         }
     }
 
@@ -486,11 +475,20 @@ impl Follower {
     async fn publish_due(&mut self) -> Result<(), StoreError> {
         // Read first, so that what is written meanwhile is seen the next time.
         let change = self.app.store.last_change().await?;
-        if change != self.domains.0 {
-            self.domains = (change, Arc::new(self.app.store.domains().await?));
+        if change != self.domains.change {
+            let domains = self.app.store.domains().await?.into_iter();
+            let by_name = domains.map(|it| (it.name.clone(), it)).collect();
+            self.domains = Domains { change, by_name };
         }
-        let domains = Arc::clone(&self.domains.1);
-        let Plan { mut changes, verdicts } = plan(&self.objects.by_key, &domains, &self.any_domain);
+        let due = self.due();
+        self.is_due = !due.is_empty();
+        self.publish_parts(&due).await
+    }
+
+    /// What is to be published first of what the objects say and the database does not have.
+    fn due(&mut self) -> Vec<Change> {
+        let Plan { mut changes, verdicts } =
+            plan(&self.objects.by_key, &self.domains.by_name, &self.any_domain);
         self.verdicts = verdicts;
         self.told = None;
         changes.retain(|it| it.by.is_some() || !self.objects.lacks_some_of(&it.namespace));
@@ -499,19 +497,29 @@ impl Follower {
         }
         let (refused, mut due): (Vec<_>, Vec<_>) =
             changes.into_iter().partition(|it| self.refusals.contains_key(&it.domain));
-        // Namespaces of which nothing was refused come first, so that none holds up the others.
+        // Namespaces of which nothing was refused come first, so that none holds up the others; and
+        // of them what makes room.
         let refused: BTreeSet<_> = refused.iter().map(|it| it.namespace.as_str()).collect();
-        due.sort_by_key(|it| (self.waits.of(&it.namespace), refused.contains(&*it.namespace)));
+        let published = Arc::clone(&self.app.published.borrow());
+        due.sort_by_key(|it| {
+            let is_refused = refused.contains(&*it.namespace);
+            (self.waits.of(&it.namespace), is_refused, self.grows(it, &published))
+        });
         due.truncate(BATCH_MAX);
-        self.is_due = !due.is_empty();
-        let mut batches = vec![&due[..]];
+        due
+    }
+
+    /// Publishes changes as one version, or if some are refused as several.
+    async fn publish_parts(&mut self, due: &[Change]) -> Result<(), StoreError> {
+        let mut batches = vec![due];
         let mut refusals = 0;
         while let Some(batch) = batches.pop().filter(|it| !it.is_empty()) {
-            let Err(problem) = self.publish(batch, &domains).await else {
-                for change in batch {
-                    *self.kept.entry(change.namespace.clone()).or_default() += self.cost(change);
+            let problem = match self.publish(batch).await {
+                Ok(written) => {
+                    self.note_published(batch, written);
+                    continue;
                 }
-                continue;
+                Err(problem) => problem,
             };
             // Any other problem is that of some of these changes, which the others do not wait for.
             if problem.status == StatusCode::SERVICE_UNAVAILABLE.as_u16() {
@@ -536,6 +544,25 @@ impl Follower {
         Ok(())
     }
 
+    /// Notes what a publication has written, so that it need not be read.
+    fn note_published(&mut self, batch: &[Change], written: Written) {
+        for change in batch {
+            *self.kept.entry(change.namespace.clone()).or_default() += self.cost(change);
+        }
+        self.domains.note(written);
+    }
+
+    /// Whether a domain takes more room after a change than what is published of it.
+    fn grows(&self, change: &Change, published: &PublishedSet) -> bool {
+        let before = published.domains.get(&change.domain).map_or(0, |it| it.text().len());
+        let rules = self.object_of(change).and_then(|object| object.rules.as_ref().ok());
+        rules.is_some_and(|rules| rules.text.len() > before)
+    }
+
+    fn object_of(&self, change: &Change) -> Option<&Object> {
+        self.objects.by_key.get(change.by.as_ref()?)
+    }
+
     /// Refuses a change whose namespace has published too much lately.
     fn refuse_too_many(&mut self, change: &Change) {
         let kept = self.kept.get(&change.namespace).copied().unwrap_or_default();
@@ -554,21 +581,19 @@ impl Follower {
 
     /// Bytes that a change adds to what is kept.
     fn cost(&self, change: &Change) -> usize {
-        let object = change.by.as_ref().and_then(|key| self.objects.by_key.get(key));
-        KEPT_OF_CHANGE + object.map_or(0, Object::bytes_of_rules)
+        KEPT_OF_CHANGE + self.object_of(change).map_or(0, Object::bytes_of_rules)
     }
 
     /// Publishes changes as one version.
-    async fn publish(&self, batch: &[Change], domains: &[DraftDomain]) -> Result<(), Problem> {
+    async fn publish(&self, batch: &[Change]) -> Result<Written, Problem> {
         let rules = batch.iter().map(|it| {
-            let object = it.by.as_ref().and_then(|key| self.objects.by_key.get(key));
-            let rules = object.and_then(|object| object.rules.as_ref().ok());
+            let rules = self.object_of(it).and_then(|object| object.rules.as_ref().ok());
             let yaml = rules.filter(|it| it.hash.is_some()).map(|it| it.text.clone());
             let rules = rules.map_or(0, |it| it.count);
             PublishedText { domain: it.domain.clone(), changed: 0, yaml, rules }
         });
         let texts: Vec<_> = rules.collect();
-        let callers = self.callers(batch, domains);
+        let callers = self.callers(batch);
         let app = &self.app;
         let author = Author { name: Caller::of_objects(None).name, reason: reason(batch) };
         // The turn is given back when this ends.
@@ -580,13 +605,17 @@ impl Follower {
                 let approved = approve(app, &callers, &texts).await?;
                 let mut write = app.store.begin_of_token(&author).await?;
                 write.of_objects();
+                let first = write.number();
                 let Some(texts) = replace(&mut write, batch, &replacements, &texts).await? else {
                     continue;
                 };
                 if publish_texts(&mut write, &texts, None, approved).await?.is_some() {
+                    let names = batch.iter().map(|it| it.domain.clone()).collect();
+                    let domains = write.domains(names).await?;
+                    let last = write.number();
                     write.commit().await?;
                     app.wake_follower();
-                    return Ok(());
+                    return Ok(Written { first, last, domains });
                 }
             }
             Err(Problem::raced())
@@ -596,12 +625,12 @@ impl Follower {
 
     /// Who publishes these changes: each namespace with all of its domains, which have a share of
     /// the memory of pods together. Those that may define any domain have no such bound.
-    fn callers(&self, batch: &[Change], domains: &[DraftDomain]) -> Vec<Caller> {
+    fn callers(&self, batch: &[Change]) -> Vec<Caller> {
         let mut shares: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for change in batch.iter().filter(|it| !self.any_domain.contains(&it.namespace)) {
             shares.entry(&change.namespace).or_default().insert(&change.domain);
         }
-        for domain in domains {
+        for domain in self.domains.by_name.values() {
             let namespace = domain.owner.as_deref().map(namespace_of);
             if let Some(share) = namespace.and_then(|it| shares.get_mut(it)) {
                 share.insert(&domain.name);
@@ -623,8 +652,7 @@ impl Follower {
         if self.told.as_ref().is_some_and(|it| (it.0, &it.1) == (set.version, &pods)) {
             return Ok(());
         }
-        let view = View { set: &set, pods: &pods, now: Timestamp::now() };
-        let statuses = self.statuses(view);
+        let statuses = self.statuses(&set, &pods);
         self.told = statuses.is_empty().then_some((set.version, pods));
         for (key, status) in statuses {
             if writer.try_send((key.clone(), status.clone())).is_err() {
@@ -655,19 +683,28 @@ impl Follower {
 
     /// The statuses that are to be written, those first that mean something new, and of those the
     /// ones after the last that was handed over.
-    fn statuses(&self, view: View<'_>) -> Vec<(Key, Status)> {
+    fn statuses(&mut self, set: &PublishedSet, pods: &Pods) -> Vec<(Key, Status)> {
         let (mut meaningful, mut numbers) = (Vec::new(), Vec::new());
         let mut accepted = 0;
+        let now = Timestamp::now();
         for (key, verdict) in &self.verdicts {
             let Some(object) = self.objects.by_key.get(key) else { continue };
-            let sent = self.sent.get(key);
-            let former = sent.map_or(&object.status, |(status, _)| status);
             let refused = self.refusals.get(&object.domain).map(|(why, _)| why.as_str());
-            let status = Status::new(object, verdict, refused, former, view);
             let is_accepted = matches!(verdict, Verdict::Published | Verdict::Due);
             accepted += u64::from(is_accepted && refused.is_none());
+            let basis = Basis::new(object, verdict, refused, set, pods);
+            if self.said.get(key) == Some(&basis) {
+                continue;
+            }
+            let sent = self.sent.get(key);
+            let former = sent.map_or(&object.status, |(status, _)| status);
+            let status = Status::new(object, &basis, former, now);
+            if status == object.status {
+                self.said.insert(key.clone(), basis);
+                continue;
+            }
             let is_waiting = sent.is_some_and(|(_, at)| *at + STATUS_TICKS > self.ticks);
-            if status == object.status || is_waiting && status == *former {
+            if is_waiting && status == *former {
                 continue;
             }
             match status.differs_in_numbers_alone(former) {
@@ -749,180 +786,6 @@ fn reason(batch: &[Change]) -> String {
     }
 }
 
-// The API server: list and watch, and the writer of statuses.
-
-/// The kind of the objects.
-fn resource() -> ApiResource {
-    ApiResource {
-        group: "ratelease.io".to_owned(),
-        version: "v1alpha1".to_owned(),
-        api_version: "ratelease.io/v1alpha1".to_owned(),
-        kind: "RateLimitRules".to_owned(),
-        plural: "ratelimitrules".to_owned(),
-    }
-}
-
-/// The path of the objects of a namespace, or of all.
-fn path(namespace: Option<&str>) -> String {
-    DynamicObject::url_path(&resource(), namespace)
-}
-
-/// A page of a list.
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMeta,
-    items: Vec<ApiObject>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct PageMeta {
-    resource_version: String,
-    #[serde(rename = "continue")]
-    next: String,
-}
-
-/// Lists and watches the objects, and sends an event for each change until the receiver is gone.
-/// While the API server is away, it is asked again at intervals.
-async fn watch(client: Client, events: mpsc::Sender<Event>) {
-    let mut version = None;
-    let mut pause = PAUSE;
-    while !events.is_closed() {
-        let lost = match &mut version {
-            None => match list(&client, &events).await {
-                Ok(listed) => {
-                    version = Some(listed);
-                    pause = PAUSE;
-                    continue;
-                }
-                Err(lost) => lost,
-            },
-            Some(version) => match watch_from(&client, version, &events).await {
-                Ok(()) => {
-                    pause = PAUSE;
-                    continue;
-                }
-                Err(lost) => lost,
-            },
-        };
-        if matches!(lost, Lost::Gone) {
-            version = None;
-        } else {
-            warn!("the API server: {lost}; rules stay as they are. Asking again in {pause:?}");
-            let _ = events.send(Event::Lost).await;
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
-}
-
-/// Lists all objects, page by page. Returns the version from which to watch.
-async fn list(client: &Client, events: &mpsc::Sender<Event>) -> Result<String, Lost> {
-    let _ = events.send(Event::Begun).await;
-    let mut params = ListParams::default().limit(PAGE);
-    loop {
-        let request = Request::new(path(None)).list(&params).map_err(kube::Error::BuildRequest)?;
-        let page = timeout(CALL_MAX, client.request::<Page>(request)).await;
-        let Page { metadata, items } = page.map_err(|_| Lost::Silent)??;
-        for object in items {
-            let _ = events.send(Event::Listed(Box::new(object))).await;
-        }
-        if metadata.next.is_empty() {
-            let _ = events.send(Event::Complete).await;
-            return Ok(metadata.resource_version);
-        }
-        params.continue_token = Some(metadata.next);
-    }
-}
-
-/// Watches from a version on, which follows what is seen, until the API server ends the watch.
-/// Events that cannot be read are skipped, and all is listed again after the watch.
-async fn watch_from(
-    client: &Client,
-    version: &mut String,
-    events: &mpsc::Sender<Event>,
-) -> Result<(), Lost> {
-    let params = WatchParams::default().timeout(WATCH_SECONDS);
-    let request = Request::new(path(None));
-    let request = request.watch(&params, version).map_err(kube::Error::BuildRequest)?;
-    let stream = timeout(CALL_MAX, client.request_events::<Box<RawValue>>(request)).await;
-    let mut stream = pin!(stream.map_err(|_| Lost::Silent)??);
-    let _ = events.send(Event::Watching).await;
-    let mut skipped = 0_u64;
-    loop {
-        let next = timeout(WATCH_SILENCE_MAX, stream.next()).await.map_err(|_| Lost::Silent)?;
-        let (seen, event) = match next.map(|event| event.and_then(read_event)) {
-            None if skipped > 0 => return Err(Lost::Gone),
-            None => return Ok(()),
-            Some(Err(error)) if is_unreadable(&error) => {
-                skipped += 1;
-                warn!(skipped, "an event of the API server is skipped: {error}");
-                continue;
-            }
-            Some(event) => event?,
-        };
-        if let Some(event) = event {
-            let _ = events.send(event).await;
-        }
-        *version = seen;
-    }
-}
-
-/// The version of an event, and what is to be done about it.
-fn read_event(event: WatchEvent<Box<RawValue>>) -> kube::Result<(String, Option<Event>)> {
-    let decode = |object: Box<RawValue>| {
-        serde_json::from_str::<ApiObject>(object.get()).map_err(kube::Error::SerdeError)
-    };
-    Ok(match event {
-        WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-            let object = decode(object)?;
-            (object.metadata.resource_version.clone(), Some(Event::Changed(Box::new(object))))
-        }
-        WatchEvent::Deleted(object) => {
-            let object = decode(object)?;
-            let key = Key::of(&object);
-            (object.metadata.resource_version, Some(Event::Removed(key)))
-        }
-        WatchEvent::Bookmark(mark) => (mark.metadata.resource_version, None),
-        WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
-    })
-}
-
-/// Whether an event cannot be read: the client takes one for a failure without a code.
-fn is_unreadable(error: &kube::Error) -> bool {
-    match error {
-        kube::Error::SerdeError(_) => true,
-        kube::Error::Api(status) => status.code == 0,
-        _ => false,
-    }
-}
-
-/// Writes statuses one after the other, with a pause between two. One that fails is written again
-/// when it is compared again.
-async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
-    let mut pause = interval(STATUS_PAUSE);
-    pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while let Some((key, status)) = waiting.recv().await {
-        pause.tick().await;
-        let done = timeout(CALL_MAX, write_status(&client, &key, &status)).await;
-        match done {
-            // Its object may have been deleted.
-            Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::NOT_FOUND.as_u16() => {}
-            Ok(Err(error)) => warn!("the status of {key} is not written: {error}"),
-            Err(_) => warn!("the status of {key} is not written: the API server is silent"),
-            Ok(Ok(())) => {}
-        }
-    }
-}
-
-async fn write_status(client: &Client, key: &Key, status: &Status) -> kube::Result<()> {
-    let patch = Patch::Merge(json!({"status": status}));
-    let request = Request::new(path(Some(&key.namespace)))
-        .patch_subresource("status", &key.name, &PatchParams::default(), &patch)
-        .map_err(kube::Error::BuildRequest)?;
-    client.request::<IgnoredAny>(request).await.map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -951,6 +814,26 @@ mod tests {
         let found = within(CHECK_MAX, "the lock", std::future::pending::<()>()).await;
         let error = found.unwrap_err().to_string();
         assert!(error.contains("the lock has taken more than 10s"), "{error}");
+    }
+
+    #[test]
+    fn what_was_written_is_known_unless_others_have_written_meanwhile() {
+        let domain = |name: &str, hash: &str| DraftDomain {
+            name: name.to_owned(),
+            changed: 5,
+            rules: 1,
+            is_changed: false,
+            owner: Some("shop/limits".to_owned()),
+            hash: Some(hash.to_owned()),
+        };
+        let by_name = BTreeMap::from([("shop".to_owned(), domain("shop", "a"))]);
+        let mut domains = Domains { change: 7, by_name };
+        let written = |first| Written { first, last: 12, domains: vec![domain("shop", "b")] };
+        let known = |domains: &Domains| (domains.change, domains.by_name["shop"].hash.clone());
+        domains.note(written(9));
+        assert_eq!(known(&domains), (7, Some("a".to_owned())), "all are read again");
+        domains.note(written(8));
+        assert_eq!(known(&domains), (12, Some("b".to_owned())));
     }
 
     #[test]

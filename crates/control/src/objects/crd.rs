@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::resource;
+use super::api_server::resource;
 
 /// Levels of descriptors that the definition describes.
 const LEVELS: usize = 4;

@@ -51,7 +51,7 @@ struct Named {
 }
 
 /// The name of an object: `NAMESPACE/NAME`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
     pub(super) namespace: String,
     pub(super) name: String,
@@ -150,6 +150,11 @@ impl Object {
     /// Whether it has the spec that this one has.
     pub(super) fn has_spec_of(&self, other: &Self) -> bool {
         (&self.uid, self.generation) == (&other.uid, other.generation)
+    }
+
+    /// Whether what it publishes takes less room than what `former` did.
+    pub(super) fn takes_less_than(&self, former: &Self) -> bool {
+        self.rules.is_ok() && self.bytes_of_rules() < former.bytes_of_rules()
     }
 
     /// Bytes of what it publishes.

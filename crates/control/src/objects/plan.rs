@@ -9,7 +9,7 @@
 //!   has: then the object takes it over, and nothing changes.
 //! - **Faults change nothing**: what is in force stays, until the object is good or deleted.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::object::{Key, Object};
 use crate::store::DraftDomain;
@@ -58,14 +58,13 @@ fn may_define(namespace: &str, domain: &str, any_domain: &BTreeSet<String>) -> b
 /// Compares all objects with the domains of the database.
 pub(super) fn plan(
     objects: &BTreeMap<Key, Object>,
-    domains: &[DraftDomain],
+    domains: &BTreeMap<String, DraftDomain>,
     any_domain: &BTreeSet<String>,
 ) -> Plan {
     let mut plan = Plan::default();
-    let known: HashMap<&str, &DraftDomain> = domains.iter().map(|it| (&*it.name, it)).collect();
     let winners = winners(objects, any_domain, &mut plan.verdicts);
     for (domain, object) in &winners {
-        let verdict = verdict(object, known.get(domain).copied());
+        let verdict = verdict(object, domains.get(*domain));
         if verdict == Verdict::Due {
             plan.changes.push(Change {
                 domain: (*domain).to_owned(),
@@ -75,7 +74,7 @@ pub(super) fn plan(
         }
         plan.verdicts.insert(object.key.clone(), verdict);
     }
-    for domain in domains {
+    for domain in domains.values() {
         let Some(owner) = &domain.owner else { continue };
         if !winners.contains_key(&*domain.name) {
             let namespace = namespace_of(owner).to_owned();
@@ -168,6 +167,15 @@ mod tests {
         }
     }
 
+    fn planned(
+        objects: &BTreeMap<Key, Object>,
+        domains: &[DraftDomain],
+        any_domain: &BTreeSet<String>,
+    ) -> Plan {
+        let domains = domains.iter().map(|it| (it.name.clone(), it.clone())).collect();
+        plan(objects, &domains, any_domain)
+    }
+
     fn changes(plan: &Plan) -> Vec<(&str, Option<String>)> {
         plan.changes.iter().map(|it| (&*it.domain, it.by.as_ref().map(Key::to_string))).collect()
     }
@@ -196,14 +204,14 @@ mod tests {
             object("shop/a", 2, "shop", "new"),
             object("bank/a", 0, "shop", "theirs"),
         ]);
-        let found = plan(&objects, &[], &any);
+        let found = planned(&objects, &[], &any);
         assert_eq!(changes(&found), [("shop", Some("shop/b".to_owned()))]);
         assert_eq!(found.verdicts[&key("shop/b")], Verdict::Due);
         assert_eq!(found.verdicts[&key("shop/a")], Verdict::OlderObject(key("shop/b")));
         assert_eq!(found.verdicts[&key("bank/a")], Verdict::NotAllowed);
         // When it leaves, the other one follows without a moment that has no rules.
         objects.remove(&key("shop/b"));
-        let found = plan(&objects, &[domain("shop", Some("shop/b"), "old")], &any);
+        let found = planned(&objects, &[domain("shop", Some("shop/b"), "old")], &any);
         assert_eq!(changes(&found), [("shop", Some("shop/a".to_owned()))]);
     }
 
@@ -211,7 +219,7 @@ mod tests {
     fn objects_of_one_age_are_ordered_by_their_names() {
         let objects =
             BTreeMap::from([object("shop/b", 1, "shop", "b"), object("shop/a", 1, "shop", "a")]);
-        let found = plan(&objects, &[], &BTreeSet::new());
+        let found = planned(&objects, &[], &BTreeSet::new());
         assert_eq!(found.verdicts[&key("shop/b")], Verdict::OlderObject(key("shop/a")));
     }
 
@@ -221,7 +229,7 @@ mod tests {
         let objects =
             BTreeMap::from([object("shop/a", 1, "shop", ""), object("shop/b", 2, "shop", "good")]);
         for owner in ["shop/a", "shop/b", "shop/gone"] {
-            let found = plan(&objects, &[domain("shop", Some(owner), "before")], &any);
+            let found = planned(&objects, &[domain("shop", Some(owner), "before")], &any);
             assert_eq!(changes(&found), [], "{owner}");
             assert_eq!(found.verdicts[&key("shop/a")], Verdict::Invalid);
             assert_eq!(found.verdicts[&key("shop/b")], Verdict::OlderObject(key("shop/a")));
@@ -233,7 +241,7 @@ mod tests {
         let any = BTreeSet::new();
         let objects = BTreeMap::from([object("shop/a", 1, "shop", "text")]);
         let verdict = |domain: DraftDomain| {
-            let found = plan(&objects, &[domain], &any);
+            let found = planned(&objects, &[domain], &any);
             (found.verdicts[&key("shop/a")].clone(), found.changes.len())
         };
         let of_database = |hash: &str| domain("shop", None, hash);
@@ -255,7 +263,7 @@ mod tests {
             domain("shop", Some("shop/a"), "text"),
             domain("of the database", None, "text"),
         ];
-        let found = plan(&objects, &domains, &BTreeSet::new());
+        let found = planned(&objects, &domains, &BTreeSet::new());
         assert_eq!(changes(&found), [("bank", None)]);
         assert_eq!(found.verdicts[&key("shop/a")], Verdict::Published);
         assert_eq!(found.changes[0].namespace, "bank");

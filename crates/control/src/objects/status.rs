@@ -51,11 +51,16 @@ pub(super) struct Pods {
 }
 
 /// What a status follows from, besides its object.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View<'v> {
-    pub(super) set: &'v PublishedSet,
-    pub(super) pods: &'v Pods,
-    pub(super) now: Timestamp,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Basis {
+    pub(super) verdict: Verdict,
+    /// Why its publication was refused.
+    pub(super) refused: Option<String>,
+    /// The version that has what is in force of it; 0 for none.
+    version: i64,
+    pods: PodCount,
+    /// Whether pods get its rules, and no others.
+    is_pushed: bool,
 }
 
 /// A condition: its status, its reason, and a message for people.
@@ -97,6 +102,38 @@ impl Pods {
     }
 }
 
+// === impl Basis ===
+
+impl Basis {
+    pub(super) fn new(
+        object: &Object,
+        verdict: &Verdict,
+        refused: Option<&str>,
+        set: &PublishedSet,
+        pods: &Pods,
+    ) -> Self {
+        let published = set.domains.get(&object.domain);
+        // Of one that does not define the domain, nothing is in force.
+        let defines = matches!(verdict, Verdict::Published | Verdict::Due | Verdict::Invalid);
+        let version = match published.filter(|_| defines) {
+            Some(_) => set.changed.get(&object.domain).copied().unwrap_or_default(),
+            None => 0,
+        };
+        let hash = object.rules.as_ref().ok().and_then(|rules| rules.hash.as_deref());
+        Self {
+            verdict: verdict.clone(),
+            refused: refused.map(str::to_owned),
+            version,
+            pods: if version > 0 {
+                pods.count(&object.domain, version)
+            } else {
+                PodCount::default()
+            },
+            is_pushed: published.map(|it| &*it.hash) == hash,
+        }
+    }
+}
+
 // === impl Status ===
 
 impl Status {
@@ -116,32 +153,14 @@ impl Status {
             + bytes_of_faults(&self.faults)
     }
 
-    /// What is to be said of an object, whose publication was `refused` for a reason. Conditions
-    /// that say what they said in `former` keep the time of that.
-    pub(super) fn new(
-        object: &Object,
-        verdict: &Verdict,
-        refused: Option<&str>,
-        former: &Self,
-        view: View<'_>,
-    ) -> Self {
-        let accepted = accepted(object, verdict, refused);
-        let published = view.set.domains.get(&object.domain);
-        // Of one that does not define the domain, nothing is in force.
-        let defines = matches!(verdict, Verdict::Published | Verdict::Due | Verdict::Invalid);
-        let version = match published.filter(|_| defines) {
-            Some(_) => view.set.changed.get(&object.domain).copied().unwrap_or_default(),
-            None => 0,
-        };
-        let pods = if version > 0 {
-            view.pods.count(&object.domain, version)
-        } else {
-            PodCount::default()
-        };
-        let hash = object.rules.as_ref().ok().and_then(|rules| rules.hash.as_deref());
-        let is_pushed = published.map(|it| &*it.hash) == hash;
+    /// What is to be said of an object. Conditions that say what they said in `former` keep the time
+    /// of that.
+    pub(super) fn new(object: &Object, basis: &Basis, former: &Self, now: Timestamp) -> Self {
+        let Basis { verdict, refused, version, pods, is_pushed } = basis;
+        let (version, pods) = (*version, *pods);
+        let accepted = accepted(object, verdict, refused.as_deref());
         let programmed = match &accepted {
-            Said(true, ..) if *verdict == Verdict::Published && is_pushed => {
+            Said(true, ..) if *verdict == Verdict::Published && *is_pushed => {
                 programmed(pods, version)
             }
             Said(true, ..) => Said(false, "Pending", "the rules are about to be published".into()),
@@ -166,7 +185,7 @@ impl Status {
                 message,
                 observed_generation: Some(object.generation),
                 last_transition_time: before
-                    .map_or_else(|| Time(seconds(view.now)), |it| it.last_transition_time.clone()),
+                    .map_or_else(|| Time(seconds(now)), |it| it.last_transition_time.clone()),
             }
         };
         Self {
@@ -300,9 +319,8 @@ mod tests {
         set: &PublishedSet,
         rows: &[PodRow],
     ) -> Vec<String> {
-        let pods = Pods::new(rows);
-        let view = View { set, pods: &pods, now: Timestamp::UNIX_EPOCH };
-        let status = Status::new(object, verdict, None, &Status::default(), view);
+        let basis = Basis::new(object, verdict, None, set, &Pods::new(rows));
+        let status = Status::new(object, &basis, &Status::default(), Timestamp::UNIX_EPOCH);
         let conditions = status.conditions.iter();
         conditions.map(|it| format!("{} {} {}", it.status, it.reason, it.message)).collect()
     }
@@ -334,10 +352,9 @@ mod tests {
     #[tokio::test]
     async fn a_faulty_object_says_its_faults_and_what_stays_in_force() {
         let faulty = object(Err(Faults::one("spec.descriptors[0].key", "an empty key")));
-        let pods = Pods::default();
-        let set = set("before", 4);
-        let view = View { set: &set, pods: &pods, now: Timestamp::UNIX_EPOCH };
-        let status = Status::new(&faulty, &Verdict::Invalid, None, &Status::default(), view);
+        let (verdict, set) = (Verdict::Invalid, set("before", 4));
+        let basis = Basis::new(&faulty, &verdict, None, &set, &Pods::default());
+        let status = Status::new(&faulty, &basis, &Status::default(), Timestamp::UNIX_EPOCH);
         let found = json!(status);
         assert_eq!(found["faults"][0]["field"], "spec.descriptors[0].key");
         assert_eq!((&found["observedGeneration"], &found["version"]), (&json!(7), &json!(4)));
@@ -370,10 +387,8 @@ mod tests {
     async fn a_condition_keeps_its_time_until_it_changes() {
         let (it, set) = (object(Ok("a")), set("a", 4));
         let at = |rows: &[PodRow], former: &Status, second: i64| {
-            let pods = Pods::new(rows);
-            let now = Timestamp::from_second(second).unwrap();
-            let view = View { set: &set, pods: &pods, now };
-            Status::new(&it, &Verdict::Published, None, former, view)
+            let basis = Basis::new(&it, &Verdict::Published, None, &set, &Pods::new(rows));
+            Status::new(&it, &basis, former, Timestamp::from_second(second).unwrap())
         };
         let first = at(&[pod("a", 4, None)], &Status::default(), 1);
         let more = [pod("a", 4, None), pod("b", 4, None)];

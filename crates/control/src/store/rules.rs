@@ -392,22 +392,11 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn domains(&self) -> StoreResult<Vec<DraftDomain>> {
-        let sql = format!(
-            "SELECT name, changed, published, {DRAFT_RULES}, owner, hash FROM domains ORDER BY name"
-        );
-        let query = sqlx::query_as(AssertSqlSafe(sql));
-        type Row = (String, i64, i64, i64, String, Option<String>);
-        let rows: Vec<Row> = query.fetch_all(&self.pool).await?;
-        let follows_objects = self.follows_objects;
-        let domain = |(name, changed, published, rules, owner, hash): Row| DraftDomain {
-            name,
-            changed,
-            is_changed: changed != published,
-            rules,
-            owner: (follows_objects && !owner.is_empty()).then_some(owner),
-            hash,
-        };
-        Ok(rows.into_iter().map(domain).collect())
+        let mut domains = domains(&self.pool, "", Vec::new()).await?;
+        if !self.follows_objects {
+            domains.iter_mut().for_each(|it| it.owner = None);
+        }
+        Ok(domains)
     }
 
     /// The number of the last change of anything.
@@ -460,9 +449,46 @@ impl Store {
     }
 }
 
+/// The domains of a condition, by name.
+async fn domains<'e>(
+    executor: impl Executor<'e, Database = Any>,
+    condition: &str,
+    cells: Vec<Cell>,
+) -> StoreResult<Vec<DraftDomain>> {
+    let sql = format!(
+        "SELECT name, changed, published, {DRAFT_RULES}, owner, hash FROM domains {condition} \
+         ORDER BY name"
+    );
+    let rows = bound(&sql, cells).fetch_all(executor).await?;
+    rows.iter().map(DraftDomain::read).collect()
+}
+
+// === impl DraftDomain ===
+
+impl DraftDomain {
+    fn read(row: &AnyRow) -> StoreResult<Self> {
+        let changed: i64 = row.try_get(1)?;
+        let owner: String = row.try_get(4)?;
+        Ok(Self {
+            name: row.try_get(0)?,
+            changed,
+            is_changed: changed != row.try_get::<i64, _>(2)?,
+            rules: row.try_get(3)?,
+            owner: Some(owner).filter(|it| !it.is_empty()),
+            hash: row.try_get(5)?,
+        })
+    }
+}
+
 // === impl Write ===
 
 impl Write {
+    /// These domains, as the write leaves them.
+    pub(crate) async fn domains(&mut self, names: Vec<String>) -> StoreResult<Vec<DraftDomain>> {
+        let condition = format!("WHERE name IN ({})", places(1, names.len()));
+        domains(&mut *self.tx, &condition, names.into_iter().map(Cell::Text).collect()).await
+    }
+
     /// Notes that the draft of a domain changes, and makes the domain if there is none.
     ///
     /// # Errors

@@ -1,10 +1,15 @@
 //! Rules that are objects of Kubernetes: what the API, other replicas and an API server that fails
 //! do with them. scripts/test-kubernetes has those of a real API server, and their pods.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::support::cluster::Cluster;
-use super::support::{Call, Place, Process, Server, hourly, rule, wait_for};
+use super::support::{Call, Place, Process, Server, hourly, now, rule, wait_for};
+
+/// After which what is refused is tried again in any case.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
 
 fn spec(domain: &str, requests: u32) -> Value {
     json!({"domain": domain, "descriptors": [{"key": "user", "rate_limit": hourly(requests)}]})
@@ -178,18 +183,24 @@ async fn one_replica_follows_the_objects_and_another_one_takes_over() {
     scene.await_published("shop", Some(7)).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_that_has_used_its_share_is_refused_and_others_are_not() {
+/// A control plane whose namespaces have room for one object with 20 of these rules.
+async fn begin_with_little_room() -> Scene {
     let place = Place::sqlite();
     let cluster = Cluster::start(place.dir.path()).await;
     let flags = ["--domain-bytes-max", "4000"];
     let process = Process::start_with(&place, &flags, &cluster.env());
     let token = std::fs::read_to_string(place.token_file()).unwrap();
-    let scene = Scene { cluster, place, process, token };
-    let large = |domain: &str, count: usize| {
-        let rule = |at| json!({"key": format!("{at:050}"), "rate_limit": hourly(5)});
-        json!({"domain": domain, "descriptors": (0..count).map(rule).collect::<Vec<_>>()})
-    };
+    Scene { cluster, place, process, token }
+}
+
+fn large(domain: &str, count: usize) -> Value {
+    let rule = |at| json!({"key": format!("{at:050}"), "rate_limit": hourly(5)});
+    json!({"domain": domain, "descriptors": (0..count).map(rule).collect::<Vec<_>>()})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_has_used_its_share_is_refused_and_others_are_not() {
+    let scene = begin_with_little_room().await;
     scene.cluster.apply("shop/first", &large("shop.1", 20));
     scene.cluster.await_accepted("shop/first", "Accepted").await;
     scene.cluster.apply("shop/second", &large("shop.2", 20));
@@ -200,6 +211,24 @@ async fn a_namespace_that_has_used_its_share_is_refused_and_others_are_not() {
     // It fits once it is smaller.
     scene.cluster.apply("shop/second", &large("shop.2", 2));
     scene.cluster.await_accepted("shop/second", "Accepted").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_refused_is_tried_when_an_object_of_its_namespace_shrinks_or_goes() {
+    let scene = begin_with_little_room().await;
+    let begun = now();
+    scene.cluster.apply("shop/first", &large("shop.1", 20));
+    scene.cluster.await_accepted("shop/first", "Accepted").await;
+    // Its domain comes before the one that makes room.
+    scene.cluster.apply("shop/second", &large("shop.0", 20));
+    scene.cluster.await_accepted("shop/second", "Refused").await;
+    scene.cluster.apply("shop/first", &large("shop.1", 2));
+    scene.cluster.await_accepted("shop/second", "Accepted").await;
+    scene.cluster.apply("shop/third", &large("shop.3", 20));
+    scene.cluster.await_accepted("shop/third", "Refused").await;
+    scene.cluster.delete("shop/second");
+    scene.cluster.await_accepted("shop/third", "Accepted").await;
+    assert!(begun.elapsed() < FIRST_RETRY, "it was tried as time passed: {:?}", begun.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

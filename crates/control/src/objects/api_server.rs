@@ -1,0 +1,247 @@
+//! The API server: lists and watches the objects, and writes their statuses.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use http::StatusCode;
+use kube::api::{
+    ApiResource, DynamicObject, ListParams, Patch, PatchParams, WatchEvent, WatchParams,
+};
+use kube::core::Request;
+use kube::{Client, Resource};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
+use serde_json::value::RawValue;
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tracing::warn;
+
+use super::object::{ApiObject, Key};
+use super::status::Status;
+
+/// Objects of a page of the list, each of which may have 1.5 MiB; and events that wait.
+const PAGE: u32 = 25;
+pub(super) const EVENTS_MAX: usize = 16;
+
+/// Maximum time of a call of the API server, and of a watch, which it then ends.
+const CALL_MAX: Duration = Duration::from_secs(20);
+const WATCH_SECONDS: u32 = 60;
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(75);
+
+/// Pause until the API server is asked again, which doubles each time.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(16);
+
+/// Pause between two writes of statuses.
+const STATUS_PAUSE: Duration = Duration::from_millis(20);
+
+/// Why the API server cannot be followed at the moment.
+#[derive(Debug, Error)]
+enum Lost {
+    #[error("{0}")]
+    Client(kube::Error),
+    #[error("it is silent")]
+    Silent,
+    /// What was asked for is too old: all has to be listed again.
+    #[error("its history has moved on")]
+    Gone,
+}
+
+impl From<kube::Error> for Lost {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) if status.code == StatusCode::GONE.as_u16() => Self::Gone,
+            error => Self::Client(error),
+        }
+    }
+}
+
+/// What the API server says.
+pub(super) enum Event {
+    /// A list begins, of all objects.
+    Begun,
+    /// An object: of the list until that is complete, and then one that was added or has changed.
+    Object(Box<ApiObject>),
+    /// The list is complete.
+    Complete,
+    /// A watch has begun.
+    Watching,
+    Removed(Key),
+    /// The API server is away.
+    Lost,
+}
+
+/// The kind of the objects.
+pub(super) fn resource() -> ApiResource {
+    ApiResource {
+        group: "ratelease.io".to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: "ratelease.io/v1alpha1".to_owned(),
+        kind: "RateLimitRules".to_owned(),
+        plural: "ratelimitrules".to_owned(),
+    }
+}
+
+/// The path of the objects of a namespace, or of all.
+fn path(namespace: Option<&str>) -> String {
+    DynamicObject::url_path(&resource(), namespace)
+}
+
+/// A page of a list.
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMeta,
+    items: Vec<ApiObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PageMeta {
+    resource_version: String,
+    #[serde(rename = "continue")]
+    next: String,
+}
+
+/// Lists and watches the objects, and sends an event for each change until the receiver is gone.
+/// While the API server is away, it is asked again at intervals.
+pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>) {
+    let mut version = None;
+    let mut pause = PAUSE;
+    while !events.is_closed() {
+        let lost = match &mut version {
+            None => match list(&client, &events).await {
+                Ok(listed) => {
+                    version = Some(listed);
+                    pause = PAUSE;
+                    continue;
+                }
+                Err(lost) => lost,
+            },
+            Some(version) => match watch_from(&client, version, &events).await {
+                Ok(()) => {
+                    pause = PAUSE;
+                    continue;
+                }
+                Err(lost) => lost,
+            },
+        };
+        if matches!(lost, Lost::Gone) {
+            version = None;
+        } else {
+            warn!("the API server: {lost}; rules stay as they are. Asking again in {pause:?}");
+            let _ = events.send(Event::Lost).await;
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Lists all objects, page by page. Returns the version from which to watch.
+async fn list(client: &Client, events: &mpsc::Sender<Event>) -> Result<String, Lost> {
+    let _ = events.send(Event::Begun).await;
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let request = Request::new(path(None)).list(&params).map_err(kube::Error::BuildRequest)?;
+        let page = timeout(CALL_MAX, client.request::<Page>(request)).await;
+        let Page { metadata, items } = page.map_err(|_| Lost::Silent)??;
+        for object in items {
+            let _ = events.send(Event::Object(Box::new(object))).await;
+        }
+        if metadata.next.is_empty() {
+            let _ = events.send(Event::Complete).await;
+            return Ok(metadata.resource_version);
+        }
+        params.continue_token = Some(metadata.next);
+    }
+}
+
+/// Watches from a version on, which follows what is seen, until the API server ends the watch.
+/// Events that cannot be read are skipped, and all is listed again after the watch.
+async fn watch_from(
+    client: &Client,
+    version: &mut String,
+    events: &mpsc::Sender<Event>,
+) -> Result<(), Lost> {
+    let params = WatchParams::default().timeout(WATCH_SECONDS);
+    let request = Request::new(path(None));
+    let request = request.watch(&params, version).map_err(kube::Error::BuildRequest)?;
+    let stream = timeout(CALL_MAX, client.request_events::<Box<RawValue>>(request)).await;
+    let mut stream = pin!(stream.map_err(|_| Lost::Silent)??);
+    let _ = events.send(Event::Watching).await;
+    let mut skipped = 0_u64;
+    loop {
+        let next = timeout(WATCH_SILENCE_MAX, stream.next()).await.map_err(|_| Lost::Silent)?;
+        let (seen, event) = match next.map(|event| event.and_then(read_event)) {
+            None if skipped > 0 => return Err(Lost::Gone),
+            None => return Ok(()),
+            Some(Err(error)) if is_unreadable(&error) => {
+                skipped += 1;
+                warn!(skipped, "an event of the API server is skipped: {error}");
+                continue;
+            }
+            Some(event) => event?,
+        };
+        if let Some(event) = event {
+            let _ = events.send(event).await;
+        }
+        *version = seen;
+    }
+}
+
+/// The version of an event, and what is to be done about it.
+fn read_event(event: WatchEvent<Box<RawValue>>) -> kube::Result<(String, Option<Event>)> {
+    let decode = |object: Box<RawValue>| {
+        serde_json::from_str::<ApiObject>(object.get()).map_err(kube::Error::SerdeError)
+    };
+    Ok(match event {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+            let object = decode(object)?;
+            (object.metadata.resource_version.clone(), Some(Event::Object(Box::new(object))))
+        }
+        WatchEvent::Deleted(object) => {
+            let object = decode(object)?;
+            let key = Key::of(&object);
+            (object.metadata.resource_version, Some(Event::Removed(key)))
+        }
+        WatchEvent::Bookmark(mark) => (mark.metadata.resource_version, None),
+        WatchEvent::Error(status) => return Err(kube::Error::Api(status)),
+    })
+}
+
+/// Whether an event cannot be read: the client takes one for a failure without a code.
+fn is_unreadable(error: &kube::Error) -> bool {
+    match error {
+        kube::Error::SerdeError(_) => true,
+        kube::Error::Api(status) => status.code == 0,
+        _ => false,
+    }
+}
+
+/// Writes statuses one after the other, with a pause between two. One that fails is written again
+/// when it is compared again.
+pub(super) async fn write_statuses(client: Client, mut waiting: mpsc::Receiver<(Key, Status)>) {
+    let mut pause = interval(STATUS_PAUSE);
+    pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while let Some((key, status)) = waiting.recv().await {
+        pause.tick().await;
+        let done = timeout(CALL_MAX, write_status(&client, &key, &status)).await;
+        match done {
+            // Its object may have been deleted.
+            Ok(Err(kube::Error::Api(status))) if status.code == StatusCode::NOT_FOUND.as_u16() => {}
+            Ok(Err(error)) => warn!("the status of {key} is not written: {error}"),
+            Err(_) => warn!("the status of {key} is not written: the API server is silent"),
+            Ok(Ok(())) => {}
+        }
+    }
+}
+
+async fn write_status(client: &Client, key: &Key, status: &Status) -> kube::Result<()> {
+    let patch = Patch::Merge(json!({"status": status}));
+    let request = Request::new(path(Some(&key.namespace)))
+        .patch_subresource("status", &key.name, &PatchParams::default(), &patch)
+        .map_err(kube::Error::BuildRequest)?;
+    client.request::<IgnoredAny>(request).await.map(drop)
+}
