@@ -18,6 +18,9 @@ const SOON: Duration = Duration::from_secs(40);
 /// the rollout and the id says so.
 const PODS: [&str; 2] = ["pod-0", "pod-1"];
 
+/// Why the next step of a rollout is taken.
+const REASON: &str = "main form [data-field=reason]";
+
 const CHANGES: &str = "Changes that are not published";
 
 /// Hits, denied hits and those that would be denied, of the chosen pods and the others.
@@ -83,6 +86,7 @@ async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
     load_until(&mut browser, &[&other, &chosen], &counts).await;
     assert_eq!(ask(&chosen).await, 200, "in shadow the limit in force decides");
 
+    put(&mut browser, REASON, "nobody was denied").await;
     click(&mut browser, "#advance").await;
     browser.until(&contains("#stage-words", "Chosen pods enforce the draft"), &true.into()).await;
     browser.until(&contains("#notice", "at the stage enforced"), &true.into()).await;
@@ -96,7 +100,13 @@ async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
 
     go(&mut browser, "#/rollouts/1", "Rollout 1").await;
     click(&mut browser, "#advance").await;
+    browser.until(&contains("main form .fault", "is missing; say why"), &true.into()).await;
+    let rollout = control.call("GET", "/v1/rollouts/1", &Value::Null).await;
+    assert_eq!(rollout["stage"], "enforced", "a click alone publishes nothing");
+    put(&mut browser, REASON, "as counted").await;
+    click(&mut browser, "#advance").await;
     browser.until(&contains("#stage-words", "it is published"), &true.into()).await;
+    browser.until(&contains("main", "as counted"), &true.into()).await;
     browser.until("document.getElementById('advance')", &Value::Null).await;
     status_becomes(&other, 429).await;
     go(&mut browser, "#/rollouts", "Rollouts").await;
@@ -144,13 +154,13 @@ async fn a_rollout_of_a_label_is_mended_begun_and_aborted() {
     status_becomes(&pod, 429).await;
 
     // Meanwhile another one cannot begin, and what was typed stays while figures are drawn.
-    put(&mut browser, "main form [data-field=reason]", "too few").await;
+    put(&mut browser, REASON, "too few").await;
     go(&mut browser, "#/changes", CHANGES).await;
     browser.until(&contains("#under-way", "Rollout 1 is under way"), &true.into()).await;
     browser.until("document.getElementById('begin')", &Value::Null).await;
     click(&mut browser, "#under-way a").await;
     browser.until(HEADING, &"Rollout 1".into()).await;
-    put(&mut browser, "main form [data-field=reason]", "too few").await;
+    put(&mut browser, REASON, "too few").await;
     let denied = format!("/^[1-9]/.test({FIGURES}[0][1])");
     load_until(&mut browser, &[&pod], &denied).await;
     let reason = "document.querySelector('main form [data-field=reason]').value";

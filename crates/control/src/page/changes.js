@@ -58,8 +58,7 @@ function publishSection(changed, {etag, rules}) {
 
 async function publish(form, place, changed, etag) {
   const reason = reason_typed.trim();
-  const faults = reason ? [] : [{field: "reason", message: "is missing; say why"}];
-  if (showFaults(form, faults), faults.length) return;
+  if (lacksReason(form, reason)) return;
   await busy(form, async () => {
     try {
       const {body} = await call("POST", "/v1/publish", {body: {domains: changed}, query: {reason},

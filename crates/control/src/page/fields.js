@@ -77,6 +77,12 @@ function further(settings) {
   return rest;
 }
 
+// Whether a form lacks the reason for what it would do, which it says then.
+function lacksReason(form, reason) {
+  showFaults(form, reason ? [] : [{field: "reason", message: "is missing; say why"}]);
+  return !reason;
+}
+
 // The inputs for these settings.
 function settingInputs(settings) {
   const limit = settings.rate_limit || {};

@@ -92,7 +92,8 @@ function stepsSection({steps}) {
     it.reason && `: ${it.reason}`)));
 }
 
-// The ways on from a stage: the next one, or back.
+// The ways on from a stage: the next one, which needs a reason, so that no second click takes the
+// step after it; or back, at once.
 function stepSection(rollout) {
   const [next, words] = rollout.stage === "shadow"
     ? ["enforced", "Have the chosen pods enforce it"] : ["all", "Publish to all pods"];
@@ -118,6 +119,7 @@ function stepSection(rollout) {
       h("span", {class: "soft"}, "An abort takes the draft from the chosen pods.")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    if (lacksReason(form, reason.value.trim())) return;
     step("advance", {stage: next, force: force.checked});
   });
   return h("section", {}, h("h3", {}, "Next step"), form);
@@ -168,8 +170,7 @@ function rolloutTyped({of, percent, key, value, stage, share: typed_share, hits}
 
 async function beginRollout(form, place, body, reason, etag) {
   showProblem(place);
-  const faults = reason ? [] : [{field: "reason", message: "is missing; say why"}];
-  if (showFaults(form, faults), faults.length) return;
+  if (lacksReason(form, reason)) return;
   await busy(form, async () => {
     try {
       const begun = await call("POST", "/v1/rollouts", {body, query: {reason},

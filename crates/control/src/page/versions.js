@@ -65,8 +65,7 @@ async function rollbackSection(version, signal) {
 }
 
 async function rollBack(form, place, losing, body, reason) {
-  const faults = reason ? [] : [{field: "reason", message: "is missing; say why"}];
-  if (showFaults(form, faults), faults.length) return;
+  if (lacksReason(form, reason)) return;
   await busy(form, async () => {
     try {
       const answer = await call("POST", "/v1/rollback", {body, query: {reason}});
