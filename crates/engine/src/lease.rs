@@ -25,6 +25,7 @@ use futures_util::FutureExt;
 use futures_util::future::Future;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use parking_lot::Mutex;
+use ratelease_rules::key::Key;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::{JoinSet, yield_now};
@@ -106,7 +107,7 @@ struct Queues {
 
 /// Queues that accept asks.
 struct OpenQueues {
-    senders: HashMap<usize, mpsc::Sender<Ask>>,
+    senders: HashMap<usize, mpsc::Sender<Queued>>,
     guard: DrainGuard,
     /// Closed once every task has dropped its guard.
     drained: mpsc::Receiver<Infallible>,
@@ -115,7 +116,15 @@ struct OpenQueues {
 /// Where to queue one ask.
 struct ShardSender {
     shard: Arc<Shard>,
-    sender: mpsc::Sender<Ask>,
+    sender: mpsc::Sender<Queued>,
+    other: Option<Arc<Shard>>,
+}
+
+/// An ask that the shard admits.
+struct Queued {
+    ask: Ask,
+    /// The shard of the other name that the ask visits ([`Store::other_name`]), if that is another.
+    other: Option<Arc<Shard>>,
 }
 
 struct Shared {
@@ -181,18 +190,17 @@ impl LeaseClient {
     /// carries the span of that request.
     pub fn queue(&self, ask: Ask) {
         let ask = Ask { cause: span_context::current(), ..ask };
-        let number = self.shard(&ask);
-        let Some(ShardSender { shard, sender }) = self.sender_of(number) else {
-            let asked_at = self.shared.clock.now();
+        let Some(ShardSender { shard, sender, other }) = self.sender_of(&ask) else {
+            let (asked_at, shard) = (self.shared.clock.now(), self.shard(&ask));
             let outcome = Err(StoreError::Closed);
-            return self.shared.reply(Reply { ask, asked_at, shard: number, hot: false, outcome });
+            return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         };
         // Reserve room first: an ask that the breaker admits may be its only probe.
         let sent = match sender.try_reserve() {
             Err(_) if shard.has_breaker_closed() => Err(StoreError::QueueFull),
-            room => self.shared.admit(&shard, &ask).and_then(|()| {
+            room => self.shared.admit(&shard, other.as_deref(), &ask).and_then(|()| {
                 let room = room.map_err(|_| StoreError::QueueFull)?;
-                room.send(ask);
+                room.send(Queued { ask, other });
                 Ok(())
             }),
         };
@@ -205,10 +213,13 @@ impl LeaseClient {
     /// and the queue has room. The budget is not checked, since it never drops an ask that gives
     /// tokens back.
     pub fn takes(&self, ask: &Ask) -> bool {
-        let number = self.shard(ask);
+        let (number, other) = (self.shard(ask), self.shared.other_shard(ask));
+        let now = self.shared.clock.now();
         let queues = self.queues.lock();
         let Some(open) = &queues.open else { return false };
-        queues.shards.get(&number).is_none_or(|shard| shard.has_breaker_closed())
+        let other = other.and_then(|other| queues.shards.get(&other));
+        other.is_none_or(|other| other.admits_visit(now))
+            && queues.shards.get(&number).is_none_or(|shard| shard.has_breaker_closed())
             && open.senders.get(&number).is_none_or(|sender| sender.capacity() > 0)
     }
 
@@ -216,13 +227,13 @@ impl LeaseClient {
     /// no request waits for the reply. If the breaker is open or the lease client closed, the ask
     /// is dropped and its tokens end with their window.
     pub async fn send_wait(&self, ask: Ask) {
-        let Some(ShardSender { shard, sender }) = self.sender_of(self.shard(&ask)) else { return };
+        let Some(ShardSender { shard, sender, other }) = self.sender_of(&ask) else { return };
         // This fails if the lease client was closed meanwhile, or if the queue does not move. Room
         // comes first: an ask that the breaker admits may be its only probe.
         if let Ok(Ok(room)) = timeout(ROOM_WAIT_MAX, sender.reserve()).await
-            && self.shared.admit(&shard, &ask).is_ok()
+            && self.shared.admit(&shard, other.as_deref(), &ask).is_ok()
         {
-            room.send(ask);
+            room.send(Queued { ask, other });
         }
     }
 
@@ -308,17 +319,20 @@ impl LeaseClient {
 
     /// The shard to which `ask` would be sent.
     pub fn shard(&self, ask: &Ask) -> usize {
-        self.shared.store.shard(ask).min(SHARDS_OF_ALL_MAX - 1)
+        self.shared.shard(ask)
     }
 
-    /// The shard of this `number` and the sender of its queue; `None` once the lease client is
-    /// closed.
-    fn sender_of(&self, number: usize) -> Option<ShardSender> {
+    /// The shard of `ask`, the sender of its queue, and the shard of the ask's other name; `None`
+    /// once the lease client is closed.
+    fn sender_of(&self, ask: &Ask) -> Option<ShardSender> {
+        let (number, other) = (self.shard(ask), self.shared.other_shard(ask));
         let Queues { open, shards, tasks, runtime } = &mut *self.queues.lock();
         let OpenQueues { senders, guard, .. } = open.as_mut()?;
-        let name = || self.shared.store.store_name(number);
-        let shard = shards.entry(number).or_insert_with(|| Shard::new(number, name()));
-        let shard = Arc::clone(shard);
+        let mut shard_of = |number| {
+            let name = || self.shared.store.store_name(number);
+            Arc::clone(shards.entry(number).or_insert_with(|| Shard::new(number, name())))
+        };
+        let (shard, other) = (shard_of(number), other.map(shard_of));
         let sender = senders.entry(number).or_insert_with(|| {
             while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
@@ -330,7 +344,7 @@ impl LeaseClient {
             };
             sender
         });
-        Some(ShardSender { shard, sender: sender.clone() })
+        Some(ShardSender { shard, sender: sender.clone(), other })
     }
 }
 
@@ -346,10 +360,27 @@ impl OpenQueues {
 // === impl Shared ===
 
 impl Shared {
-    /// Whether `ask` may be sent.
-    fn admit(&self, shard: &Shard, ask: &Ask) -> Result<(), StoreError> {
-        let admitted = shard.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
+    fn shard(&self, ask: &Ask) -> usize {
+        self.store.shard(ask).min(SHARDS_OF_ALL_MAX - 1)
+    }
+
+    /// The shard of the other name that `ask` visits, if that is another.
+    fn other_shard(&self, ask: &Ask) -> Option<usize> {
+        let key = self.store.other_name(ask)?;
+        Some(self.shard(&Ask { key, ..*ask })).filter(|other| *other != self.shard(ask))
+    }
+
+    /// Whether `ask` may be sent, which visits a name at the shard `other` too.
+    fn admit(&self, shard: &Shard, other: Option<&Shard>, ask: &Ask) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        // Asked first: an ask that the breaker of its own shard admits may be its only probe.
+        let admitted = if other.is_none_or(|other| other.admits_visit(now)) {
+            shard.admit(ask, self.pods.load(Ordering::Relaxed), now)
+        } else {
+            Err(StoreError::Unavailable)
+        };
         match admitted {
+            Ok(()) => other.into_iter().for_each(|other| other.begin_visit(now)),
             Err(StoreError::Unavailable) => _ = self.rejected_open.fetch_add(1, Ordering::Relaxed),
             Err(StoreError::Shed) => _ = self.shed.fetch_add(1, Ordering::Relaxed),
             _ => {}
@@ -362,6 +393,19 @@ impl Shared {
         let now = self.clock.now();
         let hot = shard.is_hot(ask.key, now);
         self.reply(Reply { ask, asked_at: now, shard: shard.number(), hot, outcome: Err(why) });
+    }
+
+    /// Tells the shard of the other name that an ask visited what became of it there.
+    fn note_visit(&self, other: &Shard, reply: &Reply) {
+        let is_there = |key: &Key| self.shard(&Ask { key: *key, ..reply.ask }) == other.number();
+        let outcome = match &reply.outcome {
+            Ok(_) => Some(Ok(())),
+            Err(StoreError::Elsewhere { at, fault, .. }) if at.as_ref().is_some_and(is_there) => {
+                Some(Err(&**fault))
+            }
+            Err(_) => None,
+        };
+        other.note_visit(outcome, self.clock.now());
     }
 
     /// A panic in `on_reply` must not end the shard's task.
@@ -398,7 +442,7 @@ type DrainGuard = mpsc::Sender<Infallible>;
 
 /// An ask that is sent.
 struct Sent {
-    ask: Ask,
+    queued: Queued,
     /// The number of its batch.
     batch: u64,
     sent_at: Time,
@@ -419,11 +463,11 @@ struct Pace {
 struct Dispatch<'a, S, F> {
     shard: &'a Shard,
     shared: &'a Shared,
-    asks: mpsc::Receiver<Ask>,
+    asks: mpsc::Receiver<Queued>,
     send: S,
     out: FuturesUnordered<F>,
     /// Asks received and not sent yet; at most a batch.
-    batch_to_send: Vec<Ask>,
+    batch_to_send: Vec<Queued>,
     pace: Pace,
     silence: Silence,
     drain: Drain,
@@ -448,7 +492,7 @@ struct Alarm<'a> {
 async fn run_dispatch(
     shard: Arc<Shard>,
     shared: Arc<Shared>,
-    asks: mpsc::Receiver<Ask>,
+    asks: mpsc::Receiver<Queued>,
     guard: DrainGuard,
 ) {
     let send = |sent| lend(&shared, shard.number(), sent);
@@ -470,7 +514,7 @@ async fn run_dispatch(
 /// Sends one ask to `shard`. A timeout of the ask or a panic of the store fails this ask alone.
 /// Returns the number of its batch with the reply.
 async fn lend(shared: &Shared, shard: usize, sent: Sent) -> (u64, Reply) {
-    let Sent { ask, batch, sent_at, is_hot } = sent;
+    let Sent { queued: Queued { ask, other }, batch, sent_at, is_hot } = sent;
     let lent = AssertUnwindSafe(async { shared.store.lend(&ask).await }).catch_unwind();
     let outcome = match timeout(EXCHANGE_MAX, lent).await {
         Ok(Ok(outcome)) => outcome,
@@ -480,7 +524,11 @@ async fn lend(shared: &Shared, shard: usize, sent: Sent) -> (u64, Reply) {
         }
         Err(_) => Err(StoreError::TimedOut),
     };
-    (batch, Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome })
+    let reply = Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome };
+    if let Some(other) = other {
+        shared.note_visit(&other, &reply);
+    }
+    (batch, reply)
 }
 
 // === impl Dispatch ===
@@ -555,9 +603,9 @@ where
         }
         self.silence.sent(self.out.is_empty(), now);
         let batch = self.pace.begin(now);
-        for ask in self.batch_to_send.drain(..) {
-            let is_hot = self.shard.note_sent(&ask, now);
-            self.out.push((self.send)(Sent { ask, batch, sent_at: now, is_hot }));
+        for queued in self.batch_to_send.drain(..) {
+            let is_hot = self.shard.note_sent(&queued.ask, now);
+            self.out.push((self.send)(Sent { queued, batch, sent_at: now, is_hot }));
         }
     }
 
@@ -585,20 +633,26 @@ where
             return;
         }
         self.shard.stall(now);
-        let mut queued = std::mem::take(&mut self.batch_to_send);
-        for ask in queued.drain(..) {
-            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
-        }
-        self.batch_to_send = queued;
+        let mut batch = std::mem::take(&mut self.batch_to_send);
+        batch.drain(..).for_each(|queued| self.refuse_stalled(queued));
+        self.batch_to_send = batch;
         // Asks that queued before the stall: a later one may be the breaker's probe.
         for refused in 1..=self.asks.len() {
-            let Ok(ask) = self.asks.try_recv() else { break };
-            self.shared.refuse(ask, self.shard, StoreError::Unavailable);
+            let Ok(queued) = self.asks.try_recv() else { break };
+            self.refuse_stalled(queued);
             // Each may wake a request in another thread: other shards have their turn.
             if refused % BATCH_MAX == 0 {
                 yield_now().await;
             }
         }
+    }
+
+    /// Answers an ask that had queued before the stall.
+    fn refuse_stalled(&self, Queued { ask, other }: Queued) {
+        if let Some(other) = other {
+            other.note_visit(None, self.shared.clock.now());
+        }
+        self.shared.refuse(ask, self.shard, StoreError::Unavailable);
     }
 }
 

@@ -84,6 +84,12 @@ pub trait Store: Send + Sync + 'static {
     /// together. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
+    /// The key whose name the ask visits besides that of its own, since the count moves between the
+    /// two while a secret is replaced; `None` if there is none. Advisory, as [`Store::shard`] is.
+    fn other_name(&self, _ask: &Ask) -> Option<Key> {
+        None
+    }
+
     /// Sends one ask to its shard. The ask is answered within a deadline of the store's own, and
     /// independently of other asks.
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a>;
@@ -213,10 +219,12 @@ pub enum StoreError {
     ForeignValue,
     /// The count is, or was, under another name while a secret is being replaced, and the shard of
     /// that name failed, or the name is not known. It says nothing about the shard that was asked.
-    #[error("the count has another name: {why}")]
+    #[error("the count has another name: {fault}")]
     Elsewhere {
-        /// What failed.
-        why: String,
+        /// The key that has this name; `None` if it is not known.
+        at: Option<Key>,
+        /// What failed there.
+        fault: Box<StoreError>,
         /// Whether the ask was certainly not applied.
         is_not_applied: bool,
     },

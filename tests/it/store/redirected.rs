@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::lease::{BreakerState, LeaseClient, Reply};
+use ratelease_engine::lease::{BreakerState, LeaseClient, Reply, ShardSnapshot};
 use ratelease_engine::store::redis::RedisSettings;
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{SHARDS_MAX, Store, StoreError};
+use ratelease_engine::store::{Ask, SHARDS_MAX, Store, StoreError};
 use ratelease_engine::time::Clock;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -41,14 +41,34 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
 /// need longer than the 50 ms of the default. It is less than a connection to the hole may take.
 const STALL: Duration = Duration::from_millis(150);
 
-fn desk(store: Arc<RedisStore>) -> (LeaseClient, mpsc::UnboundedReceiver<Reply>) {
+/// A lease client with the replies to its asks.
+pub struct Desk {
+    client: LeaseClient,
+    replies: mpsc::UnboundedReceiver<Reply>,
+}
+
+impl Desk {
+    /// The reply to an ask, while no other is out.
+    pub async fn reply(&mut self, ask: Ask) -> Reply {
+        self.client.queue(ask);
+        self.replies.recv().await.unwrap()
+    }
+
+    /// The state of the shard of `ask`.
+    pub fn shard_of(&self, ask: &Ask) -> ShardSnapshot {
+        let number = self.client.shard(ask);
+        self.client.shards().into_iter().find(|shard| shard.shard == number).unwrap()
+    }
+}
+
+pub fn desk(store: Arc<RedisStore>) -> Desk {
     let (reply, replies) = mpsc::unbounded_channel();
     let on_reply = Box::new(move |reported| reply.send(reported).unwrap());
-    (LeaseClient::open(store, Clock::start(), STALL, on_reply), replies)
+    Desk { client: LeaseClient::open(store, Clock::start(), STALL, on_reply), replies }
 }
 
 /// A key of a slot that the node owns.
-fn owned(store: &dyn Store) -> ratelease_engine::store::Ask {
+fn owned(store: &dyn Store) -> Ask {
     std::iter::repeat_with(|| ask(10, 1, 0))
         .find(|ask| store.server(store.shard(ask)).is_some())
         .unwrap()
@@ -63,22 +83,19 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
     let moving = owned(&*probe);
     let to = hole.local_addr().unwrap().port();
     let store = connected(half_a_cluster(moving.key.in_store(""), to).await).await;
-    let (desk, mut replies) = desk(Arc::clone(&store));
-    desk.queue(moving);
+    let mut desk = desk(Arc::clone(&store));
     let begun = now();
-    let failed = replies.recv().await.unwrap();
+    let failed = desk.reply(moving).await;
     assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
     assert!(begun.elapsed() > Duration::from_millis(200), "longer than a stall takes");
-    assert_eq!(desk.shards()[0].opened, 0);
+    assert_eq!(desk.client.shards()[0].opened, 0);
 
     for _ in 0..20 {
-        desk.queue(moving);
-        let failed = replies.recv().await.unwrap();
+        let failed = desk.reply(moving).await;
         assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
     }
-    desk.queue(owned(&*store));
-    assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
-    assert_eq!(desk.shards()[0].opened, 0);
+    assert_eq!(desk.reply(owned(&*store)).await.outcome.unwrap().tokens, 1);
+    assert_eq!(desk.client.shards()[0].opened, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,13 +104,11 @@ async fn slots_without_an_owner_open_no_masters_breaker() {
     let owned = owned(&*store);
     let is_unowned = |ask: &_| store.server(store.shard(ask)).is_none();
     let unowned = std::iter::repeat_with(|| ask(10, 1, 0)).find(is_unowned).unwrap();
-    let (desk, mut replies) = desk(Arc::clone(&store));
+    let mut desk = desk(Arc::clone(&store));
     for _ in 0..10 {
-        desk.queue(unowned);
-        assert!(replies.recv().await.unwrap().outcome.is_err());
+        assert!(desk.reply(unowned).await.outcome.is_err());
     }
-    desk.queue(owned);
-    assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
-    let breakers: Vec<_> = desk.shards().iter().map(|it| (it.shard, it.breaker)).collect();
+    assert_eq!(desk.reply(owned).await.outcome.unwrap().tokens, 1);
+    let breakers: Vec<_> = desk.client.shards().iter().map(|it| (it.shard, it.breaker)).collect();
     assert_eq!(breakers, [(0, BreakerState::Closed), (SHARDS_MAX - 1, BreakerState::Open)]);
 }

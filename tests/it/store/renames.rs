@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use ratelease_engine::counter::RedisFailure;
+use ratelease_engine::lease::BreakerState;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{RedisSettings, RedisStore};
 use ratelease_engine::store::{Ask, Return, Slots, Store, StoreError};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
-use super::{ALGORITHMS, ask_by, connected, count, fresh_key, granted, one, patient};
+use super::redirected::{Desk, desk};
+use super::{ALGORITHMS, ask, ask_by, connected, count, fresh_key, granted, one, patient, until};
 use crate::support::redis::{Cluster, Single};
+use crate::support::redis_server::Server;
 
 /// Stores of a pod with the old secret and of one with both, and an ask of each for one count.
 struct Change {
@@ -229,6 +232,70 @@ async fn a_fault_at_the_shard_of_the_other_name_is_told_from_one_of_the_own_shar
     let own = one(&*store, before).await.unwrap_err();
     assert!(matches!(own, StoreError::Refused(_)), "{own:?}");
     granted(&*store, Ask { key: other, ..before }).await;
+}
+
+/// A fresh key whose name is at this master.
+fn key_at(cluster: &Cluster, at: &Server) -> Key {
+    let owner = |key: &Key| cluster.owner(&key.in_store("")).port();
+    std::iter::repeat_with(fresh_key).find(|key| owner(key) == at.port()).unwrap()
+}
+
+/// The number of asks, of 40 for the `asks` one after the other, that were sent to the store.
+async fn sent(desk: &mut Desk, mut asks: impl FnMut() -> Ask) -> usize {
+    let mut sent = 0;
+    for _ in 0..40 {
+        let outcome = desk.reply(asks()).await.outcome;
+        assert!(outcome.is_err(), "a name of the count is at the shard that is frozen");
+        sent += usize::from(outcome != Err(StoreError::Unavailable));
+    }
+    sent
+}
+
+/// Both ways: a pod with both secrets moves counts from the frozen shard, and one with the old secret
+/// follows marks to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn asks_whose_other_name_is_at_a_frozen_shard_soon_wait_no_longer_and_no_others_suffer() {
+    let cluster = Cluster::start(2, 0);
+    let [well, frozen] = [&cluster.nodes[0], &cluster.nodes[1]];
+    let pair = || [key_at(&cluster, frozen), key_at(&cluster, well)];
+    let mut moving: Vec<Ask> = Vec::new();
+    let mut followed: Vec<Ask> = Vec::new();
+    let from_old = connected(patient(cluster.config())).await;
+    let new = connected(patient(cluster.config())).await;
+    for _ in 0..40 {
+        let [there, here] = pair();
+        moving.push(Ask { key: here, previous: Some(there), ..ask(10, 1, 0) });
+        let [there, here] = pair();
+        let under_old = Ask { key: here, ..ask(10, 1, 0) };
+        granted(&*new, Ask { key: there, previous: Some(here), ..under_old }).await;
+        granted(&*from_old, under_old).await;
+        followed.push(under_old);
+    }
+    let key_of_well = || key_at(&cluster, well);
+    let of_both = connected(cluster.config()).await;
+    let old = connected(cluster.config()).await;
+    for (store, asks) in [(of_both, moving), (old, followed)] {
+        let mut desk = desk(store);
+        frozen.stop();
+        let mut left = asks.iter().copied().cycle();
+        println!("{} sent", sent(&mut desk, || left.next().unwrap()).await);
+        let sent = sent(&mut desk, || left.next().unwrap()).await;
+        assert!(sent <= 8, "{sent} of 40 asks were sent, and waited for the frozen shard");
+        let alone = || {
+            let previous = asks[0].previous.map(|_| key_of_well());
+            Ask { key: key_of_well(), previous, ..ask(10, 1, 0) }
+        };
+        for _ in 0..20 {
+            assert_eq!(desk.reply(alone()).await.outcome.map(|it| it.tokens), Ok(1));
+        }
+        let of_well = desk.shard_of(&alone());
+        assert_eq!((of_well.breaker, of_well.opened), (BreakerState::Closed, 0));
+        frozen.cont();
+        until(10, "counts move again", async || desk.reply(asks[0]).await.outcome.is_ok()).await;
+        for ask in &asks[1..] {
+            assert!(desk.reply(*ask).await.outcome.is_ok());
+        }
+    }
 }
 
 /// No time passes between the two for a pod that asks at that moment.

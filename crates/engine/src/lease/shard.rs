@@ -67,6 +67,9 @@ pub(super) struct Shard {
 #[derive(Debug, Default)]
 struct Admission {
     breaker: Breaker,
+    /// Keeps back asks of other shards whose counts have another name here. Apart from `breaker`: a
+    /// server may serve its own keys and refuse to move any away.
+    moves: Breaker,
     budget: Budget,
     last_failure: Option<(Time, StoreError)>,
 }
@@ -104,15 +107,50 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether an ask of another shard may visit a name here.
+    pub(super) fn admits_visit(&self, now: Time) -> bool {
+        let Admission { breaker, moves, .. } = &*self.admission.lock();
+        breaker.would_admit(now) && moves.would_admit(now)
+    }
+
+    /// Notes that an ask of another shard, which this one admits, is sent.
+    pub(super) fn begin_visit(&self, now: Time) {
+        self.admission.lock().moves.admits(now);
+    }
+
+    /// Records what became of a visit: `None` if that is not known.
+    pub(super) fn note_visit(&self, outcome: Option<Result<(), &StoreError>>, now: Time) {
+        let rng = rng(self.shard as u64, now);
+        let Admission { moves, last_failure, .. } = &mut *self.admission.lock();
+        let before = moves.state();
+        match outcome {
+            None => moves.note_nothing(now, rng),
+            Some(Ok(())) => moves.note_success(now),
+            Some(Err(error)) if error.concerns_one_key() => moves.note_key_error(),
+            Some(Err(error)) => {
+                moves.note_failure(now, rng);
+                *last_failure = Some((now, error.clone()));
+            }
+        }
+        let (store, shard) = (&*self.store, self.shard);
+        if let (BreakerState::Closed, BreakerState::Open, Some(Err(why))) =
+            (before, moves.state(), outcome)
+        {
+            let held = "asks for counts that another secret names here are held back";
+            tracing::warn!(store, shard, "the store fails; {held}: {why}");
+        }
+    }
+
     pub(super) fn has_breaker_closed(&self) -> bool {
         self.admission.lock().breaker.state() == BreakerState::Closed
     }
 
     pub(super) fn snapshot(&self, server: Option<String>, now: Time) -> ShardSnapshot {
         let (breaker, opened, last_failure) = {
-            let Admission { breaker, last_failure, .. } = &*self.admission.lock();
+            let Admission { breaker, moves, last_failure, .. } = &*self.admission.lock();
             let shown = last_failure.as_ref().filter(|(at, _)| now.since(*at) <= FAILURE_SHOWN);
-            (breaker.state(), breaker.opened(), shown.map(|(_, error)| error.to_string()))
+            let opened = breaker.opened() + moves.opened();
+            (breaker.state(), opened, shown.map(|(_, error)| error.to_string()))
         };
         ShardSnapshot {
             store: Arc::clone(&self.store),
@@ -314,14 +352,19 @@ impl Breaker {
     /// Whether an ask may be sent. If the breaker is open and its wait is over, one ask may, as the
     /// probe.
     fn admits(&mut self, now: Time) -> bool {
+        let admits = self.would_admit(now);
+        if admits && self.state() != BreakerState::Closed {
+            self.phase = Phase::Probing { since: now };
+        }
+        admits
+    }
+
+    /// As [`Breaker::admits`], for an ask that is not sent yet.
+    fn would_admit(&self, now: Time) -> bool {
         match self.phase {
             Phase::Closed => true,
-            Phase::Open { until } if now < until => false,
-            Phase::Probing { since } if now < since + PROBE_MAX => false,
-            Phase::Open { .. } | Phase::Probing { .. } => {
-                self.phase = Phase::Probing { since: now };
-                true
-            }
+            Phase::Open { until } => until <= now,
+            Phase::Probing { since } => since + PROBE_MAX <= now,
         }
     }
 

@@ -158,6 +158,10 @@ impl Store for RedisStore {
         }
     }
 
+    fn other_name(&self, ask: &Ask) -> Option<Key> {
+        self.other_name_of(ask)
+    }
+
     /// A connection pipelines the commands that reach it at about the same time.
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(self.carry(ask))

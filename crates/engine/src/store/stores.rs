@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelease_rules::key::Key;
 use ratelease_rules::{DEFAULT_STORE, Limit, STORES_MAX, StoreId};
 
 use super::{
@@ -95,6 +96,10 @@ impl Store for Stores {
     fn shard(&self, ask: &Ask) -> usize {
         let index = self.index(ask.limit);
         index * SHARDS_MAX + self.at(index).shard(ask) % SHARDS_MAX
+    }
+
+    fn other_name(&self, ask: &Ask) -> Option<Key> {
+        self.at(self.index(ask.limit)).other_name(ask)
     }
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {

@@ -4,6 +4,7 @@
 use std::fmt::{self, Write};
 
 use ratelease_rules::alters_display;
+use ratelease_rules::key::Key;
 use redis::{ErrorKind, RedisError, ServerError};
 
 use crate::store::StoreError;
@@ -25,13 +26,15 @@ pub struct Fault {
     pub(super) elsewhere: Option<Elsewhere>,
 }
 
-/// What failed at a shard other than that of an ask's key.
+/// What failed at the name of this key, which is at a shard other than that of an ask's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Elsewhere {
     /// The move of the count, so that the ask was not sent.
-    Move,
+    Move(Key),
     /// The ask.
-    Ask,
+    Ask(Key),
+    /// The ask was not sent, since the name is not known.
+    Unknown,
 }
 
 /// What to do about a kind of failure.
@@ -278,11 +281,16 @@ const CUT_MARK: char = '…';
 
 impl From<Fault> for StoreError {
     fn from(Fault { kind, text, to, redirected, elsewhere }: Fault) -> Self {
-        if let Some(at) = elsewhere.filter(|_| kind != Kind::ForeignValue) {
+        if let Some(elsewhere) = elsewhere.filter(|_| kind != Kind::ForeignValue) {
             let is_unknown =
                 matches!(kind, Kind::Lost | Kind::MalformedReply | Kind::NotSent | Kind::TimedOut);
-            let is_not_applied = at == Elsewhere::Move || !is_unknown;
-            return StoreError::Elsewhere { why: text, is_not_applied };
+            let (at, is_not_applied) = match elsewhere {
+                Elsewhere::Move(at) => (Some(at), true),
+                Elsewhere::Ask(at) => (Some(at), !is_unknown),
+                Elsewhere::Unknown => (None, true),
+            };
+            let fault = Fault { kind, text, to, redirected, elsewhere: None };
+            return StoreError::Elsewhere { at, fault: Box::new(fault.into()), is_not_applied };
         }
         match (kind, to) {
             (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if redirected => {

@@ -103,10 +103,9 @@ impl Renames {
             known.note(ask.key, Rename { way: Way::From(from), settled_until: None });
             return Next::Move { from };
         }
-        let is_settled = |it: Rename| it.settled_until.is_some_and(|until| now < until);
         match found {
-            Some(it @ Rename { way: Way::To(to), .. }) if is_settled(it) => Next::Ask(to),
-            Some(it @ Rename { way: Way::From(from), .. }) if !is_settled(it) => {
+            Some(it @ Rename { way: Way::To(to), .. }) if it.is_settled(now) => Next::Ask(to),
+            Some(it @ Rename { way: Way::From(from), .. }) if !it.is_settled(now) => {
                 Next::Move { from }
             }
             None if known.are_moved_here => Next::Unknown,
@@ -114,8 +113,29 @@ impl Renames {
         }
     }
 
-    fn note(&self, key: Key, way: Way, settled_until: Time) {
-        self.0.lock().note(key, Rename { way, settled_until: Some(settled_until) });
+    /// The name that the next ask visits besides that of its own key, as far as it is known.
+    fn other_name(&self, ask: &Ask, now: Time) -> Option<Key> {
+        if ask.pool.is_some() {
+            return None;
+        }
+        match self.0.lock().find(ask.key) {
+            Some(Rename { way: Way::To(to), .. }) => Some(to),
+            Some(it @ Rename { way: Way::From(from), .. }) => (!it.is_settled(now)).then_some(from),
+            None => ask.previous,
+        }
+    }
+
+    /// Notes the way of a count, which is known to be settled until then.
+    fn note(&self, key: Key, way: Way, settled_until: Option<Time>) {
+        self.0.lock().note(key, Rename { way, settled_until });
+    }
+}
+
+// === impl Rename ===
+
+impl Rename {
+    fn is_settled(self, now: Time) -> bool {
+        self.settled_until.is_some_and(|until| now < until)
     }
 }
 
@@ -156,13 +176,13 @@ impl RedisStore {
             Next::Ask(key) => Ok(key),
             Next::Unknown => {
                 let text = "what its key was under the secret before is no longer known";
-                let elsewhere = Some(Elsewhere::Move);
-                Err(Fault { elsewhere, ..Fault::new(Kind::Renamed, text) })
+                let elsewhere = Some(Elsewhere::Unknown);
+                Err(Fault { elsewhere, ..Fault::new(Kind::Refused, text) })
             }
             Next::Move { from } => {
                 let until = self.settled_until(ask.limit);
                 self.move_here(from, ask).await?;
-                self.renames.note(ask.key, Way::From(from), until);
+                self.renames.note(ask.key, Way::From(from), Some(until));
                 Ok(ask.key)
             }
         }
@@ -185,7 +205,7 @@ impl RedisStore {
         let until = self.settled_until(ask.limit);
         let Some(to) = self.moved(ask, key, None).await? else { return Ok(None) };
         if ask.previous.is_none() {
-            self.renames.note(ask.key, Way::To(to), until);
+            self.renames.note(ask.key, Way::To(to), Some(until));
         }
         Ok(Some(to))
     }
@@ -199,8 +219,13 @@ impl RedisStore {
         let call = Call { is_long: true, ..Call::new(&MOVE, name, arguments) };
         let at = |key| move |fault| self.at_name(ask, key, Elsewhere::Move, fault);
         let left = Trip::new(&call).result(self, moved).await.map_err(at(from))?;
+        let is_followed = to.is_none() && ask.previous.is_none();
         let Some(Moved { to, value, lasts_ms }) = left else { return Ok(None) };
         if !value.is_empty() {
+            if is_followed {
+                // Known even if the count cannot be begun there.
+                self.renames.note(ask.key, Way::To(to), None);
+            }
             let name = to.in_store(&self.key_prefix);
             let call = Call { text: Some(value), ..Call::new(&BEGIN, name, vec![lasts_ms]) };
             Trip::new(&call).result(self, super::is_number).await.map_err(at(to))?;
@@ -210,9 +235,21 @@ impl RedisStore {
 
     /// The fault of a call at the name of `key`, told from one of the shard of `ask`: the lease client
     /// would take it for that shard's.
-    pub(super) fn at_name(&self, ask: &Ask, key: Key, at: Elsewhere, fault: Fault) -> Fault {
+    pub(super) fn at_name(
+        &self,
+        ask: &Ask,
+        key: Key,
+        elsewhere: fn(Key) -> Elsewhere,
+        fault: Fault,
+    ) -> Fault {
         let is_elsewhere = key != ask.key && self.shard(&Ask { key, ..*ask }) != self.shard(ask);
-        Fault { elsewhere: is_elsewhere.then_some(at).or(fault.elsewhere), ..fault }
+        let elsewhere = is_elsewhere.then(|| elsewhere(key)).or(fault.elsewhere);
+        Fault { elsewhere, ..fault }
+    }
+
+    /// The name that `ask` visits besides that of its own key.
+    pub(super) fn other_name_of(&self, ask: &Ask) -> Option<Key> {
+        self.renames.other_name(ask, self.context.clock.now())
     }
 
     fn settled_until(&self, limit: Limit) -> Time {
