@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -24,6 +25,9 @@ const LOADING_MAX: usize = 1200;
 /// What a count may be above the allocator's: the maximum of a load of more than a MiB, and bytes.
 const COUNTED_MAX: f64 = 2.0;
 const SPARE: usize = 64 << 10;
+/// The longest time to refuse a few megabytes: some 100 times what it takes while allocations are
+/// counted. With the square of the bytes it would take hours.
+const TIME_MAX: Duration = Duration::from_secs(60);
 /// Bytes that a load takes besides its rules: lists of sources, and what is compiled by.
 const BESIDES: usize = 8 << 10;
 
@@ -184,6 +188,53 @@ fn a_load_counts_at_least_what_the_allocator_has_and_at_most_twice_as_much() {
         }
         if counted.peak as f64 > had.peak as f64 * COUNTED_MAX + SPARE as f64 {
             writeln!(faults, "{name}: {counted:?} is far more than {had:?}").unwrap();
+        }
+    }
+    assert!(faults.is_empty(), "{faults}");
+}
+
+/// A text that is refused: its name, itself, and what the refusal says.
+type Refused = (&'static str, String, &'static str);
+
+/// Texts of a megabyte and more.
+fn refused_texts() -> Vec<Refused> {
+    let of = |piece: &str| piece.repeat((1 << 20) / piece.len());
+    let literal = format!("  {}\n", "[".repeat(1000)).repeat(2500);
+    let (deep, quotes) = ("recursion limit exceeded", "needs quotes");
+    vec![
+        ("lists of lists", of("["), deep),
+        ("maps of maps", of("{"), deep),
+        ("lists of maps", of("[{"), deep),
+        ("lists by lines", of("[\n"), deep),
+        ("maps by lines", of("{\n"), deep),
+        ("dashes", of("- "), "nested deeper than 64 levels"),
+        ("a word of dashes", of("-"), "the file must be a map"),
+        ("keys of keys", of("? "), "nested deeper than 64 levels"),
+        ("brackets that are text", format!("x: |\n{literal}y: a: b\n"), quotes),
+        ("brackets in a comment", format!("# {}\ny: a: b\n", of("[")), quotes),
+        ("empty lines", format!("{}a\n- key: b\n", "\n".repeat(8 << 20)), "needs a colon"),
+    ]
+}
+
+/// A hostile server of rules would fill the memory of its pods.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "how long it takes is what is tested")]
+fn a_text_that_is_refused_takes_memory_in_proportion_to_it_and_little_time() {
+    let _alone = ALONE.lock().unwrap();
+    let mut faults = String::new();
+    for (name, text, expected) in refused_texts() {
+        let max = 4 * text.len() + SPARE;
+        let sources = sources([text]);
+        let profiler = dhat::Profiler::builder().testing().trim_backtraces(Some(4)).build();
+        let begun = Instant::now();
+        let refused = rules::load(&sources, Options::default());
+        let (took, peak) = (begun.elapsed(), dhat::HeapStats::get().max_bytes);
+        drop(profiler);
+        let refused = refused.unwrap_err().to_string();
+        let said: String = refused.chars().take(200).collect();
+        println!("{name:24} {peak:>9} bytes, {took:?}: {said}");
+        if peak > max || refused.len() > 1000 || took > TIME_MAX || !refused.contains(expected) {
+            writeln!(faults, "{name}: {peak} bytes of {max}, {took:?}: {said}").unwrap();
         }
     }
     assert!(faults.is_empty(), "{faults}");

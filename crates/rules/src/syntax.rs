@@ -2,6 +2,7 @@
 //! which may be a line or more behind the mistake.
 
 use crate::fault::{Place, excerpt};
+use crate::node::DEPTH_MAX;
 
 /// Says how to mend `text`, in which the parser stopped at `place` with this message; `None` if that
 /// is not clear.
@@ -35,14 +36,14 @@ pub(crate) fn hint(message: &str, place: Place, text: &str) -> Option<String> {
 
 /// Names the line without a colon, or what else keeps a colon from ending a key.
 fn colon(ends_no_key: bool, place: Place, text: &str) -> Option<String> {
-    let before: String = line(text, place.line).chars().take(at(place.column)).collect();
-    if ends_no_key && before.contains(": ") {
+    let line = line(text, place.line);
+    let end = line.char_indices().nth(at(place.column)).map_or(line.len(), |(end, _)| end);
+    if ends_no_key && line.get(..end)?.contains(": ") {
         return Some("a value with ': ' in it needs quotes".to_owned());
     }
-    let has_text = |line: &&str| !line.is_empty() && !line.starts_with('#');
-    let above: Vec<_> = text.lines().take(at(place.line)).collect();
-    let number = above.iter().rposition(|line| has_text(&line.trim()))?;
-    let (above, number) = (above.get(number)?.trim(), number + 1);
+    let has_text = |(_, line): &(u32, &str)| !line.is_empty() && !line.starts_with('#');
+    let above = (1..place.line).zip(text.lines().map(str::trim));
+    let (number, above) = above.filter(has_text).last()?;
     let has_colon = above.contains(": ") || above.ends_with(':');
     if !has_colon {
         let above = excerpt(above);
@@ -66,7 +67,8 @@ fn tabbed((number, line): (u32, &str)) -> Option<u32> {
     line.get(..indent)?.contains('\t').then_some(number)
 }
 
-/// The bracket around `place` that begins in a line above it, with the number of that line.
+/// The bracket around `place` that begins in a line above it, with the number of that line; `None`
+/// also if more are open than the parser lets nest, so that some of them are text.
 fn open_bracket(text: &str, place: Place) -> Option<(char, u32)> {
     let mut open = Vec::new();
     for (number, line) in (1..=place.line).zip(text.lines()) {
@@ -80,6 +82,7 @@ fn open_bracket(text: &str, place: Place) -> Option<(char, u32)> {
                 (Some(_), _) => {}
                 (None, '#') if before.1 == ' ' => break,
                 (None, '"' | '\'') if begins => quote = Some(character),
+                (None, '[' | '{') if begins && open.len() == DEPTH_MAX => return None,
                 (None, '[' | '{') if begins => open.push((character, number)),
                 (None, ']' | '}') => _ = open.pop(),
                 (None, _) => {}
