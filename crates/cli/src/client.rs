@@ -37,6 +37,9 @@ pub struct Page {
     pub body: Vec<u8>,
 }
 
+/// What to do about a server that cannot be reached.
+const START_IT: &str = "name another address, or start the server there";
+
 /// Requests the page at `path` from `server`. `within` bounds the whole exchange.
 ///
 /// # Errors
@@ -60,9 +63,7 @@ pub fn get_with(
             CliError::new(format_args!("{server}: no answer within {within:?}"))
         }
         ErrorKind::InvalidData => CliError::new(format_args!("{server}: {error}")),
-        _ => CliError::new(format_args!(
-            "{server}: cannot be reached: {error}; name another address, or start the server there"
-        )),
+        _ => CliError::new(format_args!("{server}: cannot be reached: {error}; {START_IT}")),
     })
 }
 
@@ -234,7 +235,7 @@ impl Target {
             Self::Unix(path) => format!("unix:{}", path.display()),
         };
         let failed = |error: &dyn Error| {
-            CliError::new(format_args!("{self}: cannot be reached: {}", root(error)))
+            CliError::new(format_args!("{self}: cannot be reached: {}; {START_IT}", root(error)))
         };
         let mut endpoint = Endpoint::from_shared(uri).map_err(|error| failed(&error))?;
         if let Some(tls) = tls {
@@ -248,8 +249,20 @@ impl Target {
         }
     }
 
+    /// Returns the error for a status other than OK, which says what to name instead if the target
+    /// answers HTTP in place of gRPC.
+    pub fn refused_or_http(&self, status: &tonic::Status) -> CliError {
+        match self.port_of_http() {
+            Some(port) => CliError::new(format_args!(
+                "{self}: this is {port}, which does not speak gRPC; name the pod's GRPC_PORT, 8081 by \
+                 default"
+            )),
+            None => self.refused(status),
+        }
+    }
+
     /// Returns which port of a pod the target is, if it answers HTTP in place of gRPC.
-    pub fn port_of_http(&self) -> Option<&'static str> {
+    fn port_of_http(&self) -> Option<&'static str> {
         let Self::Tcp(address) = self else { return None };
         let server = host_port(address).ok()?;
         let page = |path| get(&server, path, PROBE_MAX).ok();
@@ -267,7 +280,7 @@ impl Target {
     }
 
     /// Returns the error for a status other than OK.
-    pub fn refused(&self, status: &tonic::Status) -> CliError {
+    fn refused(&self, status: &tonic::Status) -> CliError {
         let code = status.code();
         let reason = status.message();
         match status.source() {

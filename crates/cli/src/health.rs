@@ -94,18 +94,32 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
 fn check(flags: HealthFlags) -> Result<Health, CliError> {
     let HealthFlags { http, live, grpc, timeout, out: _, listeners, tls } = flags;
     match grpc {
-        Some(target) => {
-            let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
-            ask_grpc(target, tls.config()?, timeout)
+        Some(Some(target)) => ask_grpc(target, tls.config()?, timeout),
+        Some(None) => {
+            let target = grpc_of(&listeners)?;
+            let from = match target {
+                Target::Unix(_) => "GRPC_UDS",
+                Target::Tcp(_) => "GRPC_HOST and GRPC_PORT",
+            };
+            ask_grpc(target, tls.config()?, timeout).map_err(|error| addressed(&error, from))
         }
         None if tls.is_on() => {
             Err(CliError::new("the flags for TLS need --grpc: the HTTP port has no TLS"))
         }
         None => {
             let path = if live { LIVE_PATH } else { PATH };
-            ask_http(&http.map_or_else(|| http_of(&listeners), Ok)?, path, timeout)
+            match http {
+                Some(target) => ask_http(&target, path, timeout),
+                None => ask_http(&http_of(&listeners)?, path, timeout)
+                    .map_err(|error| addressed(&error, "HOST and PORT")),
+            }
         }
     }
+}
+
+/// The error of a call to an address that the environment names.
+fn addressed(error: &CliError, from: &str) -> CliError {
+    CliError::new(format_args!("{error}; this address is from {from}, as `serve` reads them"))
 }
 
 /// Returns the address at which `serve` listens for HTTP in the same environment.
@@ -142,7 +156,7 @@ fn ask_grpc(
             let channel = target.connect(tls, within).await?;
             // An empty name asks for the health of the whole server.
             let answer = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
-            answer.map_err(|status| target.refused(&status))
+            answer.map_err(|status| target.refused_or_http(&status))
         };
         let answer = tokio::time::timeout(within, asked).await;
         let status = answer.map_err(|_| target.late(within))??.into_inner().status();

@@ -85,13 +85,7 @@ async fn answer(
 ) -> Result<Reply, CliError> {
     let QueryFlags { target, timeout: within, .. } = flags;
     match timeout(*within, ask(channel, request)).await {
-        Ok(reply) => reply.map_err(|status| match target.port_of_http() {
-            Some(port) => CliError::new(format_args!(
-                "{target}: this is {port}, which does not speak gRPC; name the pod's GRPC_PORT, 8081 \
-                 by default"
-            )),
-            None => target.refused(&status),
-        }),
+        Ok(reply) => reply.map_err(|status| target.refused_or_http(&status)),
         Err(_) => Err(target.late(*within)),
     }
 }

@@ -44,11 +44,35 @@ async fn a_pod_without_rules_is_not_healthy_where_it_has_to_have_some() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_port_of_http_that_is_asked_by_grpc_is_called_so() {
+    let rules = rules(RULES);
+    let pod = pod(&rules).await;
+    for (port, name) in [(pod.http, "PORT"), (pod.debug, "the debug port, DEBUG_PORT")] {
+        let ran = run(&["health", &format!("--grpc={port}")]).await.ended(2);
+        assert!(ran.err.contains(name) && ran.err.contains("name the pod's GRPC_PORT"), "{ran:?}");
+    }
+}
+
+fn port(address: &str) -> &str {
+    address.rsplit_once(':').unwrap().1
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unreachable_server_differs_from_an_unhealthy_one() {
     let nowhere = nowhere();
     for args in [["--http", &nowhere].as_slice(), &[&format!("--grpc={nowhere}")]] {
         let ran = run(&[&["health"], args].concat()).await.ended(2);
         assert!(ran.err.contains("cannot be reached: "), "{ran:?}");
+    }
+    for (args, env, hint) in [
+        (&["health"][..], &[("PORT", port(&nowhere))][..], "from HOST and PORT"),
+        (&["health", "--live"], &[("PORT", port(&nowhere))], "from HOST and PORT"),
+        (&["health", "--grpc"], &[("GRPC_PORT", port(&nowhere))], "from GRPC_HOST and GRPC_PORT"),
+        (&["health", "--grpc"], &[("GRPC_UDS", "/nowhere/pod.sock")], "from GRPC_UDS"),
+    ] {
+        let ran = run_with(args, env, "").await.ended(2);
+        assert!(ran.err.contains("start the server there; this address is "), "{ran:?}");
+        assert!(ran.err.contains(hint), "{ran:?}");
     }
     // It accepts connections, and never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
