@@ -165,6 +165,31 @@ async fn a_pod_explains_by_its_own_rules_and_secret_and_says_what_it_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_large_settings_is_bounded_and_says_what_it_leaves_out() {
+    let note = "m".repeat(60_000);
+    let text = format!(
+        "domain: shop\ndescriptors:\n  - {{key: user, rate_limit: {{unit: year, \
+         requests_per_unit: 2, failure_mode: deny}}, metadata: {{note: {note}}}}}\n"
+    );
+    let dir = files(&[("a.yaml", &text)]);
+    let pod = Ratelease::start(dir.path(), &[], &[]).await;
+    let debug = pod.debug.to_string();
+    let users: Vec<_> = (0..40).map(|user| format!("user={user}")).collect();
+    let users = users.iter().map(String::as_str);
+    let args: Vec<_> = ["explain", "--json", "--pod", &debug, "--domain", "shop"].into();
+    let args: Vec<_> = args.into_iter().chain(users).collect();
+    let ran = run_in(root(), &args, &[]);
+    let report = ran.ended(0).json();
+    assert!(ran.out.len() < 1 << 20, "{} bytes", ran.out.len());
+    let each = report["descriptors"].as_array().unwrap();
+    assert_eq!(each.len(), 40);
+    assert_eq!(each[0]["settings"]["metadata"]["note"], note.as_str(), "there is room for it");
+    assert!(each.iter().all(|one| one["settings"]["failure_mode"] == "deny"), "it is small");
+    let left_out = each[39]["settings"]["metadata"].as_str().unwrap();
+    assert!(left_out.starts_with("left out: its 60011 bytes of JSON"), "{left_out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_cannot_explain_says_why() {
     let dir = files(&[("a.yaml", "domain: shop\ndescriptors: []\n")]);
     let pod = Ratelease::start(dir.path(), &[], &[("DEBUG_TOKEN", "hunter2")]).await;

@@ -4,6 +4,7 @@
 //! The query is the request as `/json` takes it, percent-encoded. Nothing is charged, and the store
 //! is not asked.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use axum::Router;
@@ -19,6 +20,11 @@ use ratelease_server::current_rules::CurrentRules;
 use serde_json::{Map, Value, json};
 
 use super::{PLAIN, render};
+
+/// A setting of more bytes than this, such as `metadata`, is large; all large ones of a page have at
+/// most the second.
+const LARGE: usize = 1 << 10;
+const LARGE_BYTES_MAX: usize = 256 << 10;
 
 /// What the page explains with.
 #[derive(Clone)]
@@ -56,8 +62,10 @@ impl Explainer {
         let request = request.borrow();
         let resolved = self.limiter.resolve(&rules, &request);
         let pairs = request.descriptors.iter().zip(&resolved);
-        let each = pairs
-            .map(|(descriptor, resolved)| self.descriptor(&rules, &request, descriptor, resolved));
+        let room = Cell::new(LARGE_BYTES_MAX);
+        let each = pairs.map(|(descriptor, resolved)| {
+            self.descriptor(&rules, &request, descriptor, resolved, &room)
+        });
         let each: Vec<Value> = each.collect();
         let page = json!({ "domain": request.domain, "version": format!("{:016x}", rules.version()),
             "descriptors": each });
@@ -70,6 +78,7 @@ impl Explainer {
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
         resolved: &Resolved<'_>,
+        room: &Cell<usize>,
     ) -> Value {
         let charged = rules.charged(request.domain, descriptor);
         let rule = match charged.lookup {
@@ -90,7 +99,7 @@ impl Explainer {
             "result": result,
             "keys_here": stopped.map(|step| &step.keys.0),
             "rule": rule.map(|rule| &rule.path),
-            "settings": rule.map(|rule| settings(rule, rules)),
+            "settings": rule.map(|rule| settings(rule, rules, room)),
             "count": match resolved {
                 Resolved::Charged(charge) => self.count(charge),
                 _ => Value::Null,
@@ -118,8 +127,25 @@ impl Explainer {
     }
 }
 
-/// Every setting of a rule under its name in rule files.
-fn settings(rule: &Rule, rules: &Rules) -> Map<String, Value> {
+/// Every setting of a rule under its name in rule files. For a large one without `room` on the page
+/// there is a text that says so.
+fn settings(rule: &Rule, rules: &Rules, room: &Cell<usize>) -> Map<String, Value> {
     let options = rule.options(rules.stores()).into_iter();
-    options.map(|option| (option.name.to_owned(), option.value)).collect()
+    options.map(|option| (option.name.to_owned(), shown(option.value, room))).collect()
+}
+
+fn shown(value: Value, room: &Cell<usize>) -> Value {
+    let bytes = value.to_string().len();
+    if bytes <= LARGE {
+        return value;
+    }
+    if bytes > room.get() {
+        let max = LARGE_BYTES_MAX >> 10;
+        return json!(format!(
+            "left out: its {bytes} bytes of JSON and the large settings before it are more than \
+             {max} KiB; ask for fewer descriptors, or see /rlconfig or the rule file"
+        ));
+    }
+    room.set(room.get() - bytes);
+    value
 }
