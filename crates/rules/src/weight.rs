@@ -52,7 +52,8 @@ impl Weight {
     fn add(&mut self, other: Self) {
         let Self { memory, read, descriptors, rules, path_bytes, wanted } = other;
         self.memory.held += memory.held;
-        self.read += read;
+        // What a domain takes while others are read, or are finished.
+        self.read += read.max(memory.held);
         self.descriptors += descriptors;
         self.rules += rules;
         self.path_bytes += path_bytes;
