@@ -119,7 +119,8 @@ impl Renames {
             return None;
         }
         match self.0.lock().find(ask.key) {
-            Some(Rename { way: Way::To(to), .. }) => Some(to),
+            // Else only the count of its own key is asked, which may lead nowhere any more.
+            Some(it @ Rename { way: Way::To(to), .. }) => it.is_settled(now).then_some(to),
             Some(it @ Rename { way: Way::From(from), .. }) => (!it.is_settled(now)).then_some(from),
             None => ask.previous,
         }
