@@ -149,8 +149,9 @@ impl App {
         let mut published = self.published.clone();
         let known = async {
             loop {
-                let last = self.store.last_version_at().await?;
+                // Read first: a set that is published meanwhile counts as a change.
                 let set = Arc::clone(&published.borrow_and_update());
+                let last = self.store.last_version_at().await?;
                 // A database that was restored may have another version of this number.
                 if (set.version, set.at) == last {
                     return Ok(set);

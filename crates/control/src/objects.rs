@@ -389,11 +389,14 @@ impl Follower {
                 info!(objects = self.objects.by_key.len(), "all objects are listed");
             }
             Event::Removed(key) => {
+                let makes_room = self.is_published(&key);
                 self.objects.remove(&key);
                 self.sent.remove(&key);
                 self.said.remove(&key);
                 self.is_due = true;
-                self.forget_refusals(&key.namespace);
+                if makes_room {
+                    self.forget_refusals(&key.namespace);
+                }
             }
             Event::Watching => {
                 self.app.objects.is_connected.store(self.is_complete, Ordering::Relaxed);
@@ -413,14 +416,24 @@ impl Follower {
         };
         let former = self.objects.by_key.get(&key);
         if former.is_none_or(|it| !object.has_spec_of(it)) {
+            let makes_room =
+                former.is_some_and(|it| object.takes_less_than(it)) && self.is_published(&key);
             self.is_due = true;
             self.refusals.remove(&object.domain);
-            if former.is_some_and(|it| object.takes_less_than(it)) {
+            if makes_room {
                 self.forget_refusals(&key.namespace);
             }
         }
         self.said.remove(&key);
         self.listed.as_mut().unwrap_or(&mut self.objects).insert(object);
+    }
+
+    /// Whether the database has what an object says, or is about to. The end of any other makes no
+    /// room.
+    fn is_published(&self, key: &Key) -> bool {
+        let is_due = matches!(self.verdicts.get(key), Some(Verdict::Published | Verdict::Due));
+        let domain = self.objects.by_key.get(key).map(|object| &object.domain);
+        is_due && domain.is_some_and(|domain| !self.refusals.contains_key(domain))
     }
 
     /// Has all objects of a namespace tried again: one of it makes room.
