@@ -19,7 +19,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Streams at a time, over all pods, and how long an answer takes.
 const STREAMS: usize = 32;
-const ANSWER: Duration = Duration::from_millis(200);
+const ANSWER_MS: u64 = 200;
+const ANSWER: Duration = Duration::from_millis(ANSWER_MS);
 
 /// A stream whose start is denied tries again after this time, and a budget is used up once no
 /// start has passed for as long as the second.
@@ -251,19 +252,19 @@ async fn streams_on_four_pods_use_their_budget_and_no_more_than_it_was_under_est
 /// time between two kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_that_are_killed_cost_what_they_held_and_no_more_is_used() {
-    const KILLS: u64 = 5;
+    const KILLS: usize = 5;
     /// What the streams use at most in a millisecond.
-    const PACE: u64 = STREAMS as u64 * 1_000 / ANSWER.as_millis() as u64;
+    const PACE: u64 = STREAMS as u64 * 1_000 / ANSWER_MS;
     let _alone = MACHINE.write().await;
     let every =
         std::env::var("KILL_EVERY_MS").map_or(2_000, |text| text.parse().expect("a number"));
-    let plan = Plan { limit: PACE * every * (KILLS + 1), broken: 100, ..PLAIN };
+    let plan = Plan { limit: PACE * every * (KILLS as u64 + 1), broken: 100, ..PLAIN };
     let rules = RULES.replace("20000", &plan.limit.to_string());
-    let pods = started("costs-killed", 4 + KILLS as usize, &rules).await;
+    let pods = started("costs-killed", 4 + KILLS, &rules).await;
     let callers = Callers::to(&pods);
-    early_in_a_window(HOUR, Duration::from_millis(4 * every * KILLS)).await;
+    early_in_a_window(HOUR, Duration::from_millis(4 * every * KILLS as u64)).await;
     let killing = async {
-        for killed in 0..KILLS as usize {
+        for killed in 0..KILLS {
             tokio::time::sleep(Duration::from_millis(every)).await;
             pods.pods[killed].process.process.signal("KILL");
             callers.killed.store(killed + 1, Ordering::Relaxed);
@@ -280,8 +281,8 @@ async fn pods_that_are_killed_cost_what_they_held_and_no_more_is_used() {
     assert!(used <= bound, "{used} of {bound}");
     // Of each killed pod: its 8 streams held 1500 at most each, and as much again is counted whole;
     // and its leases, which last for 2 s at most.
-    assert!(lost <= KILLS * (2 * 8 * 1_500 + 2_000 * PACE / 4), "{lost} lost");
-    pods.pods[KILLS as usize..].iter().for_each(|pod| pod.process.is_unharmed());
+    assert!(lost <= KILLS as u64 * (2 * 8 * 1_500 + 2_000 * PACE / 4), "{lost} lost");
+    pods.pods[KILLS..].iter().for_each(|pod| pod.process.is_unharmed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

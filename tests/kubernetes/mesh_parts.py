@@ -197,11 +197,13 @@ class Loopback(Part):
             door.statuses(4, client)
             loads += [Strangers(door), Load(door.at, door.host, {}, 429, source=client)]
         errors = self.errors()
-        time.sleep(LOAD)
-        seen = act()
-        time.sleep(LOAD)
-        for load in loads:
-            load.stop()
+        try:
+            time.sleep(LOAD)
+            seen = act()
+            time.sleep(LOAD)
+        finally:
+            for load in loads:
+                load.stop()
         errors = self.errors() - errors
         faults = [fault for load in loads for fault in load.failures]
         require(not faults, f"{seen}: {len(faults)} wrong answers: {faults[:5]}; {errors} errors")

@@ -47,7 +47,7 @@ async fn a_pod_without_rules_is_not_healthy_where_it_has_to_have_some() {
 async fn a_port_of_http_that_is_asked_by_grpc_is_called_so() {
     let rules = rules(RULES);
     let pod = pod(&rules).await;
-    for (port, name) in [(pod.http, "PORT"), (pod.debug, "the debug port, DEBUG_PORT")] {
+    for (port, name) in [(pod.http, "JSON, PORT"), (pod.debug, "the debug port, DEBUG_PORT")] {
         let ran = run(&["health", &format!("--grpc={port}")]).await.ended(2);
         assert!(ran.err.contains(name) && ran.err.contains("name the pod's GRPC_PORT"), "{ran:?}");
     }

@@ -15,7 +15,7 @@ use http::header::CONTENT_TYPE;
 use http::{StatusCode, Uri};
 use ratelease_engine::limiter::{Charge, Limiter, Resolved};
 use ratelease_rules::request::{self, Descriptor, Request};
-use ratelease_rules::{Lookup, Rule, Rules};
+use ratelease_rules::{Lookup, Rule, Rules, excerpt};
 use ratelease_server::current_rules::CurrentRules;
 use serde_json::{Map, Value, json};
 
@@ -95,9 +95,12 @@ impl Explainer {
         let trace = rules.trace(request.domain, charged.entries);
         let stopped = trace.as_ref().and_then(|trace| trace.steps.last());
         let stopped = stopped.filter(|step| step.chosen.is_none());
+        // A rule's keys have no bound of their own.
+        let keys =
+            stopped.map(|step| step.keys.0.iter().map(|key| excerpt(key)).collect::<Vec<_>>());
         json!({
             "result": result,
-            "keys_here": stopped.map(|step| &step.keys.0),
+            "keys_here": keys,
             "rule": rule.map(|rule| &rule.path),
             "settings": rule.map(|rule| settings(rule, rules, room)),
             "count": match resolved {
