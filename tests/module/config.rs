@@ -3,8 +3,9 @@ use std::path::Path;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::stand::{Options, Rules, file, library, rule};
+use crate::stand::{Options, Rules, file, rule};
 use crate::support::envoy::validate;
+use crate::support::module::library;
 
 fn options() -> (Rules, Options) {
     let rules = Rules::new(&file("checked", &[rule("path", 3, "")]));

@@ -3,16 +3,14 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::stand::library;
 use crate::support::envoy::{Envoy, validate};
 use crate::support::files::put;
 use crate::support::http::Client;
-use crate::support::ratectl::ratectl;
+use crate::support::module::{library, migrated};
 use crate::support::ratelease::Ratelease;
 use crate::support::windows::early_in_a_window;
 
@@ -283,7 +281,9 @@ static_resources:
         let bootstrap = self.bootstrap(pod.grpc.port(), &files.path().join("upstream.sock"));
         let (is_valid, log) = validate(&bootstrap, &[]);
         assert!(is_valid, "{log}");
-        let (moved, says) = migrated(&bootstrap, root.path());
+        let path = root.path().join("envoy.yaml");
+        put(path.clone(), &bootstrap);
+        let (moved, says) = migrated(&path);
         assert!(says.contains(self.says), "{says}");
         assert!(!moved.contains("cluster_name: limits"), "the service's cluster is gone:\n{moved}");
         let envoy = Envoy::run(files, &bootstrap, 1, "ingress").await;
@@ -318,18 +318,6 @@ static_resources:
 fn socket_in(bootstrap: &str) -> String {
     let (_, after) = bootstrap.split_once("pipe: {path: '").unwrap();
     after.split_once('\'').unwrap().0.to_owned()
-}
-
-/// The new bootstrap, and what is said on standard error.
-fn migrated(bootstrap: &str, dir: &Path) -> (String, String) {
-    let path = dir.join("envoy.yaml");
-    put(path.clone(), bootstrap);
-    let output =
-        Command::new(ratectl()).args(["migrate", "--to-module"]).arg(path).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let (moved, says) = (text(output.stdout), text(output.stderr));
-    assert!(output.status.success(), "{says}");
-    (moved, says)
 }
 
 #[tokio::test]

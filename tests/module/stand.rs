@@ -1,7 +1,7 @@
 //! Envoy with the module in it, and the rules of a test.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::support::envoy::{
     ANY_PORT, Envoy, assignment, endpoint, listener, pipe, router, socket, validate,
 };
 use crate::support::files::put;
+use crate::support::module::library;
 use crate::support::ports::free_port;
 
 /// What an Envoy with the module is configured with.
@@ -50,14 +51,6 @@ const END_MAX: Duration = Duration::from_secs(15);
 
 const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
 const RATE_LIMIT: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
-
-/// The module, which cargo has built beside this test.
-pub fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of the test");
-    let library = test.parent().expect("a directory").join("libratelease.so");
-    assert!(library.is_file(), "no {}: run with cargo test --workspace", library.display());
-    library
-}
 
 /// How Envoy finds the module.
 pub fn module() -> Value {

@@ -13,6 +13,7 @@ use crate::objects;
 use crate::support::envoy::{Envoy, Verdicts};
 use crate::support::files::put;
 use crate::support::http::{Answer, Client};
+use crate::support::module::{library, migrated};
 use crate::support::ratectl::ratectl;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
@@ -73,14 +74,13 @@ impl Recipe {
     /// `ratectl migrate --to-module` says.
     pub async fn start_within_envoy(name: &str, listener: &str) -> Self {
         let (dir, files) = (prepared(name).await, TempDir::new().expect("a temporary directory"));
-        let nobody = SocketAddr::from(([127, 0, 0, 1], 9));
+        let unused = SocketAddr::from(([127, 0, 0, 1], 9));
         let before = files.path().join("envoy.yaml");
-        put(before.clone(), placed(&bootstrap(&dir), nobody, upstream::address()));
-        let bootstrap = migrated(&before).await;
+        put(before.clone(), placed(&bootstrap(&dir), unused, upstream::address()));
+        let (bootstrap, _) = migrated(&before);
 
         std::os::unix::fs::symlink(dir.join("rules"), files.path().join("config")).expect("a link");
-        let test = std::env::current_exe().expect("the path of the test");
-        let library = test.parent().expect("a directory").display().to_string();
+        let library = library().parent().expect("a directory").display().to_string();
         let redis: Vec<_> = cluster().places().iter().map(ToString::to_string).collect();
         let mut env = settings(&dir, name, "");
         env.retain(|(name, _)| !name.starts_with("GRPC_"));
@@ -217,16 +217,6 @@ fn settings(dir: &Path, name: &str, socket: &str) -> Vec<(String, String)> {
     env.push(("KEY_SECRET".to_owned(), secret));
     env.extend(PATIENT.map(|(name, value)| (name.to_owned(), value.to_owned())));
     env
-}
-
-/// The bootstrap that `ratectl migrate --to-module` makes of a file.
-async fn migrated(bootstrap: &Path) -> String {
-    let mut command = Command::new(ratectl());
-    let output = command.args(["migrate", "--to-module"]).arg(bootstrap).output().await;
-    let output = output.expect("ratectl runs");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", bootstrap.display());
-    String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 /// The bootstrap with the addresses and the time-out of a test. Each address of a file has the form

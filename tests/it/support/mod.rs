@@ -17,6 +17,7 @@ pub(crate) mod frames;
 pub(crate) mod http;
 pub(crate) mod load;
 pub(crate) mod memory_group;
+pub(crate) mod module;
 pub(crate) mod netns;
 pub(crate) mod paced;
 pub(crate) mod papers;
