@@ -64,10 +64,14 @@ class Load:
                     self.failures.append(fault)
         client.close()
 
+    def ask(self, client):
+        """The status and the headers of one request."""
+        return client.get(self.headers)
+
     def fault_of(self, client):
         """What was wrong with the answer to a request."""
         try:
-            status, _ = client.get(self.headers)
+            status, _ = self.ask(client)
             return None if status == self.expected else str(status)
         except (OSError, http.client.HTTPException) as error:
             return repr(error)

@@ -12,7 +12,6 @@ import json
 import shutil
 import sys
 import threading
-import time
 from pathlib import Path
 
 import injection
@@ -315,15 +314,8 @@ class Strangers(Load):
     """A load of clients who have sent nothing yet, each with a connection of its own."""
 
     def __init__(self, door):
-        self.door, self.at = door, door.at
+        self.door = door
         super().__init__(door.at, door.host, {}, 200)
 
-    def fault_of(self, _):
-        source = self.door.mesh.client()
-        try:
-            status, headers = self.door.get(source)
-            if status == self.expected:
-                return None
-            return f"{time.strftime('%T')} {self.at} {source}: {status} {dict(headers)}"
-        except (OSError, http.client.HTTPException) as error:
-            return repr(error)
+    def ask(self, _):
+        return self.door.get()

@@ -67,6 +67,14 @@ class Part:
 
     # === What recipes have in common ===
 
+    def start_pods(self):
+        """Starts the pods behind one Service, each with a door; their containers."""
+        self.mesh.service("shop", APP, self.pods)
+        for it in self.pods:
+            it.start()
+            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
+        return "; ".join(it.order() for it in self.pods)
+
     def applied(self, recipe, name="envoyfilter.yaml", change=lambda text: text):
         """Applies an EnvoyFilter; how long it took until all Envoys enforced it."""
         return self.until_limit(4, lambda: self.mesh.apply_file(recipe, name, change))
@@ -172,12 +180,9 @@ class Loopback(Part):
               pod("loopback-2", {**sidecar("shop-rules"), **container})]
         for at, it in enumerate(of):
             self.pods.append(Workload(self.mesh, f"10.77.0.{20 + at}", it))
-        self.mesh.service("shop", APP, self.pods)
         for it in self.pods:
             require(is_injected(it.stored), f"{it.name}: {it.stored['metadata']}")
-            it.start()
-            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
-        return "; ".join(it.order() for it in self.pods)
+        return self.start_pods()
 
     def believed(self):
         """A sidecar takes a client's address from a header that the client can write."""
@@ -251,11 +256,7 @@ class Pipe(Part):
               pod("pipe-2", sidecar("ratelease-rules", listen="uds"))]
         for at, it in enumerate(of):
             self.pods.append(Workload(self.mesh, f"10.77.0.{30 + at}", it))
-        self.mesh.service("shop", APP, self.pods)
-        for it in self.pods:
-            it.start()
-            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
-        return "; ".join(it.order() for it in self.pods)
+        return self.start_pods()
 
     def of_the_deployment(self):
         """A pod of a Deployment with an application, once the recipe's file is merged into it."""
@@ -407,11 +408,7 @@ class Module(Part):
         for at in range(2):
             of = pod(f"module-{at + 1}", sidecar("module-rules", mode="module"))
             self.pods.append(Workload(self.mesh, f"10.77.0.{50 + at}", of))
-        self.mesh.service("shop", APP, self.pods)
-        for it in self.pods:
-            it.start()
-            self.doors.append(Door(self.mesh, it.address, APP, SERVICE))
-        return "; ".join(it.order() for it in self.pods)
+        return self.start_pods()
 
     def added(self):
         return self.applied(RECIPE, "envoyfilter-module.yaml")
