@@ -12,7 +12,7 @@ use crate::support::load::{Load, Tally};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
-/// Leases that nobody spends are returned within some seconds.
+/// Maximum time until a limit is used up, which includes the return of leases that are not spent.
 const USED_UP_MAX: Duration = Duration::from_secs(20);
 
 #[tokio::test]

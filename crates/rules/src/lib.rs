@@ -15,10 +15,11 @@
 //! # Modules
 //!
 //! `memory` counts what a load allocates, and `weight` sums up what several would. `options` is the
-//! table of everything that a rule file may say, and reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a
-//! `rule`; [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and
-//! `reader` read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`]
-//! describes them. [`yaml`] reads other YAML files with the same parser.
+//! table of everything that a rule file may say, and reads its maps; `takes` are the kinds of
+//! values. `limit` and `store` are the parts of a `rule`; [`request`] is what is matched against
+//! `rules`, and [`key`] names a count. `node` and `reader` read a rule file, `compile` compiles it,
+//! and `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files
+//! with the same parser.
 
 #![forbid(unsafe_code)]
 

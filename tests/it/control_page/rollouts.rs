@@ -86,7 +86,7 @@ async fn a_rollout_is_begun_watched_and_advanced_to_all_pods() {
     load_until(&mut browser, &[&other, &chosen], &counts).await;
     assert_eq!(ask(&chosen).await, 200, "in shadow the limit in force decides");
 
-    put(&mut browser, REASON, "nobody was denied").await;
+    put(&mut browser, REASON, "no request was denied").await;
     click(&mut browser, "#advance").await;
     browser.until(&contains("#stage-words", "Chosen pods enforce the draft"), &true.into()).await;
     browser.until(&contains("#notice", "at the stage enforced"), &true.into()).await;

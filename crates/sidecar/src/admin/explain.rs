@@ -21,9 +21,9 @@ use serde_json::{Map, Value, json};
 
 use super::{PLAIN, render};
 
-/// A setting of more bytes than this, such as `metadata`, is large; all large ones of a page have at
-/// most the second.
+/// Bytes of JSON above which a setting, such as `metadata`, is large.
 const LARGE: usize = 1 << 10;
+/// Maximum bytes of all large settings of a page together.
 const LARGE_BYTES_MAX: usize = 256 << 10;
 
 /// What the page explains with.
