@@ -7,6 +7,7 @@ use super::{SOON, has_limit, spawn};
 use crate::support::control::Control;
 use crate::support::http::Client;
 use crate::support::raw_grpc::{Connection, descriptor, request};
+use crate::support::shop::PATIENT;
 
 const SCOPES: [&str; 5] = ["user", "ip", "org", "api_key", "tier"];
 
@@ -40,7 +41,7 @@ async fn a_rule_of_the_control_plane_is_enforced_over_http_and_grpc_from_one_cou
             control.call("POST", "/rules", &rule(scope, value, api, requests)).await;
         }
     }
-    let env = [("CONFIG_GRPC_XDS_RATELEASE", "true")];
+    let env = [("CONFIG_GRPC_XDS_RATELEASE", "true"), PATIENT];
     let (pod, _dir) = spawn(&control.pods.to_string(), &env);
     pod.ready().await;
     let grpc = Connection::open(pod.grpc).await;
