@@ -245,3 +245,15 @@ build_sidecar_and_injector() {
     build INJECTOR_BIN ratelease-injector
     injector=$built
 }
+
+# The library of the module, and the program that copies it: `module` and `install_module`.
+build_module() {
+    build INSTALL_MODULE_BIN install-module
+    install_module=$built
+    module=${MODULE_LIBRARY:-${CARGO_TARGET_DIR:-target}/debug/libratelease.so}
+    if [[ -z ${MODULE_LIBRARY:-} ]]; then
+        nice cargo rustc --quiet --locked --package ratelease-envoy-module --lib --crate-type cdylib
+    fi
+    module=$(readlink -m "$module")
+    [[ -f $module ]] || die "MODULE_LIBRARY: $module is no file"
+}

@@ -11,18 +11,19 @@ import subprocess
 import sys
 
 from api import Failed
-from per_pod import PerPod
+from per_pod import Module, PerPod
 from scenarios import Scenarios
 from scene import Scene, say
 from steps import Steps
 
 # In the order in which they run: the last one leaves Envoy Gateway with another configuration.
-PARTS = {"steps": Steps, "scenarios": Scenarios, "per-pod": PerPod}
+PARTS = {"steps": Steps, "scenarios": Scenarios, "module": Module, "per-pod": PerPod}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ["work", "ratelease", "envoy", "envoy-gateway", "crds", "recipe"]:
+    for name in ["work", "ratelease", "module", "install-module", "envoy", "envoy-gateway", "crds",
+                 "recipes"]:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--timeout", default="", help="of Envoy's calls; by default its own")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; by default all")

@@ -19,7 +19,7 @@ import objects
 from api import Api, Failed, until
 from injection import require
 from load import Client, Load
-from pods import BRIDGE, Node, Pod, run
+from pods import BRIDGE, Node, Pod, module_files, run
 
 SYSTEM = "istio-system"
 ISTIOD = "10.77.0.2"
@@ -205,7 +205,7 @@ class Workload:
         program, entry, mounts = {
             "istio-proxy": (given.pilot_agent, "/bin/pilot-agent", proxy_files(self.mesh)),
             "ratelease": (given.ratelease, "/bin/ratelimit", ()),
-            "module": (given.install_module, "/bin/install-module", module_files(self.mesh)),
+            "module": (given.install_module, "/bin/install-module", module_files(self.mesh.work, given.module)),
         }["module" if self.is_module(name) else name]
         beside = next(iter(self.containers.values()), None)
         pod = Pod(self.mesh.node, self.name if not beside else f"{self.name}-{name}", self.address,
@@ -273,15 +273,6 @@ def proxy_files(mesh):
                     at / "envoy/envoy_bootstrap_tmpl.json")
     return [(at / "bin", "/usr/local/bin"), (Path(mesh.given.envoy).parent, "/opt/envoy"),
             (at / "envoy", "/var/lib/istio/envoy")]
-
-
-def module_files(mesh):
-    """What the image of the module has beside its program: the library."""
-    at = mesh.work / "module"
-    if not at.exists():
-        at.mkdir()
-        shutil.copy(mesh.given.module, at / "libratelease.so")
-    return [(at, "/opt")]
 
 
 class Door:

@@ -1,7 +1,8 @@
-"""ratelease in the pods of the Gateways: the objects of the recipe, applied as they are.
+"""ratelease in the pods of the Gateways, beside Envoy or within it: the objects of the recipes,
+applied as they are.
 
-Two pods of the Deployment that Envoy Gateway makes run Envoy and ratelease as it says. The central
-rate limit service has no pod, and the Envoys must not miss it.
+Two pods of the Deployment that Envoy Gateway makes run Envoy and ratelease as it says. With `PerPod`
+the central rate limit service has no pod, and the Envoys must not miss it.
 """
 
 import http.client
@@ -16,13 +17,10 @@ from asks import MONTH
 from in_force import ADMIN, fetch, section
 from load import Client
 from objects import SYSTEM
-from pods import Pod
+from pods import Pod, module_files
 from scene import ENFORCED_MAX, HTTP, say, scrape
 
-GATEWAY = "per-pod"
 HOST = "shop.example.com"
-ADDRESSES = ["10.77.0.9", "10.77.0.10"]
-HEADS = ["per-pod mode", "seen", ""]
 ENVOY_GATEWAY = "gateway.envoyproxy.io/v1alpha1"
 
 
@@ -36,29 +34,21 @@ def contains(found, wanted):
     return found == wanted
 
 
-class PerPod:
+class Recipe:
+    """The steps of one recipe, and its table."""
+
     def __init__(self, scene):
         self.scene, self.rows, self.is_ok = scene, [], True
-        self.recipe = Path(scene.given.recipe)
-        self.sidecars, self.envoys, self.clients, self.missed = [], [], [], 0
+        self.recipe = Path(scene.given.recipes) / f"envoy-gateway-{self.name}"
+        self.envoys, self.clients = [], []
 
     def run(self):
         """Whether all is as the recipe says; prints the table."""
-        say("two pods of a Gateway, each with an Envoy and ratelease")
-        for name, act in [
-            ("no pod of the central service", self.configured),
-            ("the Deployment has the container", self.deployed),
-            ("two pods start", self.started),
-            ("the policy is taken", self.patched),
-            ("Envoy calls ratelease on loopback", self.on_loopback),
-            ("the pods share one limit", self.shared),
-            ("the policy is changed", self.changed),
-            ("ratelease restarted", self.restarted),
-            ("calls that failed", self.counted),
-        ]:
+        say(f"{self.name}: two pods of a Gateway")
+        for name, act in self.steps():
             if not self.check(name, act):
                 break
-        table.show(HEADS, self.rows)
+        table.show([self.name, "seen", ""], self.rows)
         return self.is_ok
 
     def check(self, name, act):
@@ -73,6 +63,82 @@ class PerPod:
         self.rows.append([name, fault or seen, "FAILED" if fault else "ok"])
         say(f"{'FAILED' if fault else 'ok':<7}{name}" + (f": {fault}" if fault else ""))
         return fault is None
+
+    def apply(self, name):
+        """Applies a file as it is, but for the time that the module waits for a lease."""
+        text = (self.recipe / name).read_text()
+        if self.scene.given.timeout:
+            text = text.replace("timeout: 0.1s", f"timeout: {self.scene.given.timeout}")
+        self.scene.api.apply_yaml(text, namespace="default")
+
+    def deployed(self):
+        """The Deployment has the recipe's container."""
+        self.apply("gateway.yaml")
+        self.deployment = self.scene.deployment_of(self.name)
+        proxy = self.scene.api.get(ENVOY_GATEWAY, "EnvoyProxy", "default", self.name)
+        wanted = proxy["spec"]["provider"]["kubernetes"]["envoyDeployment"]["initContainers"]
+        found = self.deployment["spec"]["template"]["spec"].get("initContainers", [])
+        if not wanted or not contains(found, wanted):
+            raise Failed(f"the Deployment has {found}, of {wanted}")
+        self.container = wanted[0]
+        return f"initContainers: {self.container['name']}"
+
+    def started(self):
+        """Starts the containers of two pods in the order in which a kubelet does."""
+        self.scene.set_endpoints_of(self.name, self.addresses)
+        for at, address in enumerate(self.addresses):
+            first = self.start_first(f"{self.name}-{at}", address)
+            envoy = Pod(self.scene.node, f"{self.name}-{at}-envoy", address, self.deployment,
+                        "envoy", self.scene.given.envoy, beside=first)
+            envoy.start()
+            envoy.await_probe("startupProbe")
+            self.envoys.append(envoy)
+            self.clients.append(Client((address, HTTP), HOST))
+        return f"{len(self.envoys)} Envoys, each with ratelease"
+
+    def limit_at(self, client, user):
+        """The limit in the answer to a user; 0 without one."""
+        _, headers = client.get({"x-user-id": user})
+        return int(headers.get("x-ratelimit-limit", "0").split(",")[0])
+
+    def await_limit(self, limit):
+        """Waits until answers of each pod to new users show the limit."""
+        for at, client in enumerate(self.clients):
+            numbers = iter(range(100_000))
+            until(f"the limit {limit} at pod {at}", lambda: self.limit_at(
+                client, f"{limit}-{time.monotonic_ns()}-{next(numbers)}") == limit, every=0.005)
+
+    def admitted(self, user, count):
+        """How many requests of a user pass, who calls the pods in turn."""
+        statuses = [self.clients[at % len(self.clients)].get({"x-user-id": user})[0]
+                    for at in range(count)]
+        if set(statuses) - {200, 429}:
+            raise Failed(f"answers {sorted(set(statuses))}")
+        return statuses.count(200)
+
+
+class PerPod(Recipe):
+    """ratelease as a container beside Envoy."""
+
+    name = "per-pod"
+    addresses = ["10.77.0.9", "10.77.0.10"]
+
+    def __init__(self, scene):
+        super().__init__(scene)
+        self.sidecars, self.missed = [], 0
+
+    def steps(self):
+        return [
+            ("no pod of the central service", self.configured),
+            ("the Deployment has the container", self.deployed),
+            ("two pods start", self.started),
+            ("the policy is taken", self.patched),
+            ("Envoy calls ratelease on loopback", self.on_loopback),
+            ("the pods share one limit", self.shared),
+            ("the policy is changed", self.changed),
+            ("ratelease restarted", self.restarted),
+            ("calls that failed", self.counted),
+        ]
 
     # === What the user applies ===
 
@@ -100,41 +166,21 @@ class PerPod:
             raise Failed(f"ratelease of the central service ended with {status}")
         return "replicas: 0 in the Deployment envoy-ratelimit"
 
-    def apply(self, name):
-        self.scene.api.apply_yaml((self.recipe / name).read_text(), namespace="default")
-
     def deployed(self):
-        self.apply("gateway.yaml")
-        self.deployment = self.scene.deployment_of(GATEWAY)
-        proxy = self.scene.api.get(ENVOY_GATEWAY, "EnvoyProxy", "default", GATEWAY)
-        wanted = proxy["spec"]["provider"]["kubernetes"]["envoyDeployment"]["initContainers"]
-        found = self.deployment["spec"]["template"]["spec"].get("initContainers", [])
-        if not wanted or not contains(found, wanted):
-            raise Failed(f"the Deployment has {found}, of {wanted}")
-        self.container = wanted[0]
+        shown = super().deployed()
         if self.container.get("restartPolicy") != "Always":
             raise Failed("the container is no sidecar: it has no restartPolicy Always")
-        return f"initContainers: {self.container['name']}, restartPolicy Always"
+        return f"{shown}, restartPolicy Always"
 
     # === Its pods ===
 
-    def started(self):
-        """Starts the sidecars before the Envoys, as a kubelet does."""
-        given, node = self.scene.given, self.scene.node
-        self.scene.set_endpoints_of(GATEWAY, ADDRESSES)
-        for at, address in enumerate(ADDRESSES):
-            sidecar = Pod(node, f"per-pod-{at}", address, self.deployment,
-                          self.container["name"], given.ratelease)
-            sidecar.start()
-            sidecar.await_probe("startupProbe")
-            envoy = Pod(node, f"per-pod-{at}-envoy", address, self.deployment, "envoy",
-                        given.envoy, beside=sidecar)
-            envoy.start()
-            envoy.await_probe("startupProbe")
-            self.sidecars.append(sidecar)
-            self.envoys.append(envoy)
-            self.clients.append(Client((address, HTTP), HOST))
-        return f"{len(self.envoys)} Envoys, {len(self.sidecars)} of ratelease"
+    def start_first(self, name, address):
+        sidecar = Pod(self.scene.node, name, address, self.deployment, self.container["name"],
+                      self.scene.given.ratelease)
+        sidecar.start()
+        sidecar.await_probe("startupProbe")
+        self.sidecars.append(sidecar)
+        return sidecar
 
     def patched(self):
         """Envoy Gateway makes the cluster that is patched only for a limit."""
@@ -143,24 +189,18 @@ class PerPod:
             raise Failed(f"the EnvoyPatchPolicy, before the first limit: {before}")
         self.apply("limits.yaml")
         self.programmed("True")
-        for at, client in enumerate(self.clients):
-            until(f"the limit at pod {at}", lambda: self.limit_at(client, f"start-{at}") == 10)
+        self.await_limit(10)
         return f"{before}; Programmed with the first limit"
 
     def programmed(self, status):
         """The condition of the EnvoyPatchPolicy, once it has a status."""
         def condition():
-            found = self.scene.api.get(ENVOY_GATEWAY, "EnvoyPatchPolicy", "default", GATEWAY)
+            found = self.scene.api.get(ENVOY_GATEWAY, "EnvoyPatchPolicy", "default", self.name)
             return next((condition for it in found.get("status", {}).get("ancestors", [])
                          for condition in it["conditions"] if condition["type"] == "Programmed"
                          and condition["status"] == status), None)
 
         return until(f"the EnvoyPatchPolicy with Programmed {status}", condition)
-
-    def limit_at(self, client, user):
-        """The limit in the answer to a user; 0 without one."""
-        _, headers = client.get({"x-user-id": user})
-        return int(headers.get("x-ratelimit-limit", "0").split(",")[0])
 
     def on_loopback(self):
         """What the Envoys know as their rate limit service."""
@@ -185,14 +225,6 @@ class PerPod:
 
     # === What it does ===
 
-    def admitted(self, user, count):
-        """How many requests of a user pass, who calls the pods in turn."""
-        statuses = [self.clients[at % len(self.clients)].get({"x-user-id": user})[0]
-                    for at in range(count)]
-        if set(statuses) - {200, 429}:
-            raise Failed(f"answers {sorted(set(statuses))}")
-        return statuses.count(200)
-
     def shared(self):
         seen = [self.admitted(user, 14) for user in ["ann", "ben"]]
         if seen != [10, 10]:
@@ -204,16 +236,13 @@ class PerPod:
         return "10 of 14 of each user pass, over both pods"
 
     def changed(self):
-        policy = self.scene.api.get(ENVOY_GATEWAY, "BackendTrafficPolicy", "default", GATEWAY)
+        policy = self.scene.api.get(ENVOY_GATEWAY, "BackendTrafficPolicy", "default", self.name)
         rules = policy["spec"]["rateLimit"]["global"]["rules"]
         rules[0]["limit"]["requests"] = 6
         since = time.monotonic()
         self.scene.api.apply(objects.traffic_policy(
-            GATEWAY, policy["spec"]["targetRefs"], rules))
-        for at, client in enumerate(self.clients):
-            numbers = iter(range(10_000))
-            until(f"the limit at pod {at}", lambda: self.limit_at(
-                client, f"changed-{at}-{next(numbers)}") == 6, every=0.005)
+            self.name, policy["spec"]["targetRefs"], rules))
+        self.await_limit(6)
         taken = round((time.monotonic() - since) * 1000)
         seen = self.admitted("dora", 9)
         if seen != 6 or taken > ENFORCED_MAX:
@@ -247,3 +276,83 @@ class PerPod:
 
 def errors_of(envoy):
     return scrape(envoy.address, "/stats/prometheus", r"envoy_cluster_ratelimit_error{[^}]*}")
+
+
+class Module(Recipe):
+    """The engine inside Envoy."""
+
+    name = "module"
+    addresses = ["10.77.0.11", "10.77.0.12"]
+
+    def steps(self):
+        return [
+            ("the Deployment has the container", self.deployed),
+            ("two pods start", self.started),
+            ("the policy is applied", self.applied),
+            ("the pods share one limit", self.shared),
+            ("the policy is changed under load", self.changed),
+            ("the policy is removed", self.removed),
+            ("applied again", self.again),
+        ]
+
+    def start_first(self, name, address):
+        given = self.scene.given
+        installer = Pod(self.scene.node, name, address, self.deployment, self.container["name"],
+                        given.install_module, entrypoint=["/bin/install-module"],
+                        mounts=module_files(self.scene.work, given.module))
+        installer.start()
+        status = installer.await_end()
+        if status != 0:
+            raise Failed(f"the container {name} ended with {status}")
+        return installer
+
+    def applied(self):
+        self.apply("limits.yaml")
+        self.await_limit(10)
+        return "10 requests a day for each user"
+
+    def shared(self):
+        seen = [self.admitted(user, 14) for user in ["ann", "ben"]]
+        if seen != [10, 10]:
+            raise Failed(f"{seen} of 14 passed, of a limit of 10")
+        return "10 of 14 of each user pass, over both pods"
+
+    def changed(self):
+        """The policy's own limit takes the place of the rule's, while others are refused."""
+        policy = self.scene.api.get(ENVOY_GATEWAY, "EnvoyExtensionPolicy", "default", self.name)
+        config = policy["spec"]["dynamicModule"][0]["config"]
+        config["rate_limits"][0]["limit"] = {
+            "rate_limit": {"requests_per_unit": 6, "unit": "DAY"}}
+        since = time.monotonic()
+        self.put(policy["spec"])
+        refused = 0
+        while self.limit_at(self.clients[0], f"changed-{refused}") != 6:
+            # The former configuration knows that she has used up her limit.
+            if (status := self.clients[1].get({"x-user-id": "ann"})[0]) != 429:
+                raise Failed(f"a user without tokens got {status}")
+            refused += 1
+        self.await_limit(6)
+        taken = round((time.monotonic() - since) * 1000)
+        seen = self.admitted("dora", 9)
+        if seen != 6 or taken > ENFORCED_MAX:
+            raise Failed(f"{seen} of 9 passed, of a limit of 6, after {taken} ms")
+        return f"6 of 9 pass; in force after {taken} ms in both"
+
+    def put(self, spec):
+        self.scene.api.apply({"apiVersion": ENVOY_GATEWAY, "kind": "EnvoyExtensionPolicy",
+                              "metadata": objects.meta(self.name, "default"), "spec": spec})
+
+    def removed(self):
+        self.scene.api.delete(ENVOY_GATEWAY, "EnvoyExtensionPolicy", "default", self.name)
+        self.await_limit(0)
+        seen = self.admitted("ann", 20)
+        if seen != 20:
+            raise Failed(f"{seen} of 20 passed without a policy")
+        return "20 of 20 pass"
+
+    def again(self):
+        self.apply("limits.yaml")
+        self.await_limit(10)
+        if (seen := self.admitted("ann", 4)) != 0:
+            raise Failed(f"{seen} of 4 passed of a user without tokens")
+        return "who had no tokens has none"

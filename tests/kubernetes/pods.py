@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -55,6 +56,15 @@ def run(*words, **options):
     if done.returncode != 0:
         raise Failed(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}".strip())
     return done.stdout
+
+
+def module_files(work, library):
+    """What the image of the module has beside its program: the library."""
+    at = Path(work) / "module"
+    if not at.exists():
+        at.mkdir()
+        shutil.copy(library, at / "libratelease.so")
+    return [(at, "/opt")]
 
 
 class Node:

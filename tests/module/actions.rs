@@ -349,12 +349,13 @@ fn ingress(name: &str, filters: &[Value], routes: Vec<Value>) -> Value {
 
 const RATE_LIMIT: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
 
-/// An Envoy with both listeners, `filter` and `module`.
-async fn start(cases: &[Case], service: SocketAddr, rules: &Rules) -> Envoy {
-    let options = Options::new(DOMAIN, rules)
+/// An Envoy with both listeners, `filter` and `module`; the module's configuration as JSON or not.
+async fn start(cases: &[Case], service: SocketAddr, rules: &Rules, json: bool) -> Envoy {
+    let mut options = Options::new(DOMAIN, rules)
         .set("DECISION_SAMPLE_RATE", "1")
         .set("LOG_VALUES", "true")
         .set("LOG_FORMAT", "json");
+    options.json = json;
     let typed = |case: &Case| match case.of_route {
         true => json!({"route": {"cluster": "upstream", "rate_limits": case.rate_limits}}),
         false => json!({"typed_per_filter_config": {"envoy.filters.http.ratelimit": {
@@ -452,6 +453,15 @@ impl Decided<'_> {
 
 #[tokio::test]
 async fn each_request_gets_the_descriptors_of_envoys_own_filter() {
+    compare(false).await;
+}
+
+#[tokio::test]
+async fn a_configuration_as_json_makes_the_same_descriptors() {
+    compare(true).await;
+}
+
+async fn compare(json: bool) {
     let cases: Vec<_> = [values(), header_matchers(), queries(), others(), hits_and_phases()]
         .into_iter()
         .flatten()
@@ -459,7 +469,7 @@ async fn each_request_gets_the_descriptors_of_envoys_own_filter() {
     let asked = Asked::default();
     let service = asked.serve().await;
     let rules = Rules::new(&file(DOMAIN, &[rule("generic_key", 1_000_000, "")]));
-    let envoy = start(&cases, service, &rules).await;
+    let envoy = start(&cases, service, &rules, json).await;
     let filter = envoy.listener("filter").await;
     let mut clients =
         [Client::connect(filter).await.unwrap(), Client::connect(envoy.ingress).await.unwrap()];

@@ -32,6 +32,9 @@ pub struct Options {
     pub after: Vec<Value>,
     /// Workers.
     pub concurrency: usize,
+    /// Whether the messages are given as JSON: that of the filter as text, as Envoy Gateway does,
+    /// and that of the route as a `google.protobuf.Struct`.
+    pub json: bool,
     domain: String,
 }
 
@@ -50,12 +53,18 @@ pub struct Changing {
 const END_MAX: Duration = Duration::from_secs(15);
 
 const DYNAMIC: &str = "type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3";
-const RATE_LIMIT: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
+const RATE_LIMIT: &str = "envoy.extensions.filters.http.ratelimit.v3";
 
 /// How Envoy finds the module.
 pub fn module() -> Value {
     let local = json!({"filename": library()});
     json!({"module": {"local": local}, "do_not_close": true, "metrics_namespace": "ratelease"})
+}
+
+/// A message of this type.
+fn any(name: &str, mut fields: Value) -> Value {
+    fields["@type"] = format!("type.googleapis.com/{name}").into();
+    fields
 }
 
 /// The actions of one `RateLimit` that sends the request's path as `path`.
@@ -109,6 +118,7 @@ impl Options {
             filters: Vec::new(),
             after: Vec::new(),
             concurrency: 2,
+            json: false,
             domain: domain.to_owned(),
         }
     }
@@ -134,11 +144,12 @@ impl Options {
 
     /// The filter.
     pub fn http_filter(&self) -> Value {
-        let mut config = json!({
-            "@type": format!("{RATE_LIMIT}.RateLimit"),
-            "domain": self.domain,
-        });
-        extend(&mut config, &self.filter);
+        let mut fields = json!({"domain": self.domain});
+        extend(&mut fields, &self.filter);
+        let config = match self.json {
+            true => any("google.protobuf.StringValue", json!({"value": fields.to_string()})),
+            false => any(&format!("{RATE_LIMIT}.RateLimit"), fields),
+        };
         json!({"name": "ratelease", "typed_config": {
             "@type": format!("{DYNAMIC}.DynamicModuleFilter"),
             "dynamic_module_config": module(),
@@ -149,13 +160,15 @@ impl Options {
 
     /// What the route configures for it.
     pub fn per_route(&self) -> Value {
+        let fields = json!({"rate_limits": self.rate_limits});
+        let config = match self.json {
+            true => any("google.protobuf.Struct", json!({"value": fields})),
+            false => any(&format!("{RATE_LIMIT}.RateLimitPerRoute"), fields),
+        };
         json!({"ratelease": {
             "@type": format!("{DYNAMIC}.DynamicModuleFilterPerRoute"),
             "dynamic_module_config": module(),
-            "filter_config": {
-                "@type": format!("{RATE_LIMIT}.RateLimitPerRoute"),
-                "rate_limits": self.rate_limits,
-            },
+            "filter_config": config,
         }})
     }
 

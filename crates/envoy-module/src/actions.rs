@@ -25,8 +25,8 @@ use ratelease_rules::{Limit, Unit};
 use smallvec::SmallVec;
 
 use self::action::Action;
-pub use self::fault::{Fault, Faults};
-use self::fault::{Place, expect_some};
+use self::fault::expect_some;
+pub use self::fault::{Fault, Faults, Place};
 use self::hits::Hits;
 use crate::runtime::Fraction;
 

@@ -1,16 +1,18 @@
 //! The configuration of a filter, of a route and of the bootstrap extension, from what Envoy hands
-//! over: serialized messages of the rate limit filter, or JSON.
+//! over: messages of the rate limit filter, serialized or as JSON, and JSON of settings.
 //!
 //! Every fault is reported, with its place. What a module cannot do is one.
 
-use std::fmt::Display;
+mod json;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3 as core;
 use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
-use prost::Message;
+use prost::{Message, Name};
 use ratelease_envoy_abi::{Counter, Setup};
 use serde_json::Value;
 
@@ -139,12 +141,10 @@ pub enum Existing {
 /// Why bytes are no configuration, one line for each fault.
 type Refused = String;
 
-const EXPECTED: &str = "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3";
-
 // === impl FilterConfig ===
 
 impl FilterConfig {
-    /// Reads a serialized `RateLimit` message for the filter of this name.
+    /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name.
     ///
     /// # Errors
     ///
@@ -155,8 +155,8 @@ impl FilterConfig {
         bytes: &[u8],
         validates: bool,
     ) -> Result<Self, Refused> {
-        let message: pb::RateLimit = decode(bytes, "filter_config", "RateLimit")?;
         let mut faults = Faults::default();
+        let message: pb::RateLimit = decode(bytes, "filter_config", json::FILTER, &mut faults)?;
         expect_own_name(name, "filter_name", &mut faults);
         let mut config = Self::compile(&message, &mut faults);
         if !faults.is_empty() {
@@ -284,15 +284,15 @@ fn headers_of(messages: &[core::HeaderValueOption], faults: &mut Faults) -> Vec<
 // === impl RouteConfig ===
 
 impl RouteConfig {
-    /// Reads a serialized `RateLimitPerRoute` message.
+    /// Reads a `RateLimitPerRoute` message, serialized or as JSON.
     ///
     /// # Errors
     ///
     /// All faults.
     pub fn read(bytes: &[u8]) -> Result<Self, Refused> {
-        let message: pb::RateLimitPerRoute =
-            decode(bytes, "typed_per_filter_config", "RateLimitPerRoute")?;
         let mut faults = Faults::default();
+        let message: pb::RateLimitPerRoute =
+            decode(bytes, "typed_per_filter_config", json::ROUTE, &mut faults)?;
         if message.vh_rate_limits == 1 {
             let text = "a module of Envoy sees the most specific list alone, and includes no \
                         other; write the rate limits of the virtual host into this list too";
@@ -464,17 +464,21 @@ fn existing_of(
     }
 }
 
-/// Decodes what `place` holds. JSON is a `google.protobuf.Struct`, which begins as no message does.
-fn decode<M: Message + Default>(
+/// Decodes what `place` holds. JSON begins as no message does; its faults are noted, and what is
+/// faulty is left out.
+fn decode<M: Message + Default + Name>(
     bytes: &[u8],
-    place: impl Display,
-    name: &str,
+    place: &str,
+    fields: &[json::Field],
+    faults: &mut Faults,
 ) -> Result<M, Refused> {
-    let expected = format!("expected \"@type\": {EXPECTED}.{name}");
-    if bytes.first() == Some(&b'{') {
-        return Err(format!("{place}: a google.protobuf.Struct; {expected}"));
-    }
-    M::decode(bytes).map_err(|error| format!("{place}: {error}; {expected}"))
+    let serialized = match bytes.first() {
+        Some(b'{') => Cow::Owned(json::serialize(bytes, fields, faults)),
+        _ => Cow::Borrowed(bytes),
+    };
+    M::decode(&*serialized).map_err(|error| {
+        format!("{place}: {error}; expected \"@type\": {}, or its JSON", M::type_url())
+    })
 }
 
 /// Reads the settings of the bootstrap extension: a JSON object of names and values, or nothing.

@@ -24,7 +24,7 @@ pub struct Faults {
 
 /// The path of a field in its message. It is written out only for a fault.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place<'a> {
+pub struct Place<'a> {
     within: Option<&'a Place<'a>>,
     step: Step<'a>,
 }
@@ -98,15 +98,18 @@ impl fmt::Display for Faults {
 // === impl Place ===
 
 impl<'a> Place<'a> {
-    pub(super) const fn root(field: &'a str) -> Self {
+    /// That of a field of the message itself.
+    pub const fn root(field: &'a str) -> Self {
         Self { within: None, step: Step::Field(field) }
     }
 
-    pub(super) const fn field(&'a self, field: &'a str) -> Self {
+    /// That of a field of the message here.
+    pub const fn field(&'a self, field: &'a str) -> Self {
         Self { within: Some(self), step: Step::Field(field) }
     }
 
-    pub(super) const fn item(&'a self, at: usize) -> Self {
+    /// That of an item of the list here.
+    pub const fn item(&'a self, at: usize) -> Self {
         Self { within: Some(self), step: Step::Item(at) }
     }
 }

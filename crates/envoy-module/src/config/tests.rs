@@ -138,13 +138,82 @@ fn an_added_header_cannot_end_its_line_or_take_the_place_of_another_kind() {
 
 #[test]
 fn bytes_of_another_kind_are_refused_with_what_was_expected() {
-    let struct_of = RouteConfig::read(br#"{"rate_limits": []}"#).unwrap_err();
-    assert!(struct_of.contains("a google.protobuf.Struct; expected"), "{struct_of}");
     let garbage = RouteConfig::read(&[0xff; 9]).unwrap_err();
-    assert!(garbage.contains("RateLimitPerRoute"), "{garbage}");
+    assert!(garbage.contains("ratelimit.v3.RateLimitPerRoute, or its JSON"), "{garbage}");
     let included = pb::RateLimitPerRoute { vh_rate_limits: 1, ..Default::default() };
     let included = RouteConfig::read(&included.encode_to_vec()).unwrap_err();
     assert!(included.starts_with("vh_rate_limits: "), "{included}");
+}
+
+/// The message that JSON holds.
+fn of_json(json: &str) -> Result<pb::RateLimit, String> {
+    let mut faults = Faults::default();
+    let message = decode(json.as_bytes(), "filter_config", json::FILTER, &mut faults)?;
+    if faults.is_empty() { Ok(message) } else { Err(faults.to_string()) }
+}
+
+#[test]
+fn json_is_read_as_the_message_is() {
+    let read = of_json(
+        r#"{"domain": "shop", "timeout": "0.25s", "stage": 2.0, "failureModeDeny": true,
+            "enable_x_ratelimit_headers": "DRAFT_VERSION_03", "rate_limit_service": {"x": []},
+            "rate_limited_status": {"code": "ServiceUnavailable"}, "request_type": null,
+            "filterEnabled": {"default_value": {"numerator": "5", "denominator": 1}},
+            "response_headers_to_add": [{"header": {"key": "x-a", "value": "b"},
+                                        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}]}"#,
+    );
+    let percent = kinds::FractionalPercent { numerator: 5, denominator: 1 };
+    let added = core::HeaderValueOption { append_action: 2, ..header("x-a", "b") };
+    let written = pb::RateLimit {
+        domain: "shop".to_owned(),
+        timeout: Some(PbDuration { seconds: 0, nanos: 250_000_000 }),
+        stage: 2,
+        failure_mode_deny: true,
+        enable_x_ratelimit_headers: 1,
+        rate_limited_status: Some(kinds::HttpStatus { code: 503 }),
+        filter_enabled: Some(core::RuntimeFractionalPercent {
+            default_value: Some(percent),
+            runtime_key: String::new(),
+        }),
+        response_headers_to_add: vec![added],
+        ..Default::default()
+    };
+    assert_eq!(read.unwrap(), written);
+}
+
+#[test]
+fn every_fault_of_json_is_told_with_its_place() {
+    let read = RouteConfig::read(
+        br#"{"domains": "shop", "rate_limits": [
+            {"stage": -1, "hits_addend": {"number": 18446744073709551616},
+             "actions": [{"generic_key": {"descriptor_value": 5}, "remote_address": {}},
+                         {"header_value_match": {"headers": {}}}]}]}"#,
+    );
+    let expected = [
+        "domains: no field here has this name; expected vh_rate_limits, override_option",
+        "rate_limits[0].actions[0]: generic_key and remote_address; expected one of them",
+        "rate_limits[0].actions[0].generic_key.descriptor_value: 5; expected text",
+        "rate_limits[0].actions[1].header_value_match.headers: {}; expected a list",
+        "rate_limits[0].hits_addend.number: 1.8446744073709552e+19; expected a whole number from 0",
+        "rate_limits[0].stage: -1; expected a whole number from 0 to 4294967295",
+        "rate_limits[0].actions[1].header_value_match.descriptor_value: missing",
+    ];
+    let faults = read.unwrap_err();
+    for fault in expected {
+        assert!(faults.contains(fault), "{fault}\nin\n{faults}");
+    }
+    for (json, fault) in [
+        ("{", "the JSON: EOF while parsing"),
+        (r#"{"timeout": "20ms"}"#, "timeout: \"20ms\"; expected a duration such as \"0.02s\""),
+        (r#"{"timeout": "1.+5s"}"#, "timeout: "),
+        (r#"{"request_type": ["a"]}"#, "request_type: [\"a\"]; expected text"),
+        (r#"{"rate_limited_status": {"code": "Teapot"}}"#, "rate_limited_status.code: \"Teapot\""),
+        (r#"{"failure_mode_deny": "yes"}"#, "failure_mode_deny: \"yes\"; expected true or false"),
+        (r#"{"rate_limits": [{"actions": [{"remote_address": {"x": 1}}]}]}"#, "x: no field here"),
+    ] {
+        let faults = of_json(json).unwrap_err();
+        assert!(faults.contains(fault), "{fault} in {faults}");
+    }
 }
 
 #[test]
@@ -184,6 +253,14 @@ fn no_bytes_make_a_reader_panic() {
         }
         let _ = RouteConfig::read(&bytes);
         let _ = overrides(b"", &bytes);
+    }
+    let json = r#"{"rate_limits": [{"stage": 1, "actions": [{"metadata": {"metadata_key":
+        {"key": "a", "path": [{"index": 5}]}}}]}], "vhRateLimits": "IGNORE", "domain": null}"#;
+    for _ in 0..20_000 {
+        let mut bytes = json.as_bytes().to_vec();
+        let at = random.usize(1..bytes.len());
+        bytes[at] = random.u8(..);
+        let _ = RouteConfig::read(&bytes);
     }
 }
 
