@@ -165,8 +165,12 @@ async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
             let text = format!("{window}{:010}:{next:010}", 7);
             single.server.command::<()>(&["SET", &look.key.in_store(""), &text]);
             let back = lent_in.map(|after| Return { tokens: 2, epoch: Some(present + after) });
-            let mut state =
-                Some(State::FixedWindow(fixed_window::State { window, count: 7, next }));
+            let mut state = Some(State::FixedWindow(fixed_window::State {
+                window,
+                count: 7,
+                next,
+                is_cost: false,
+            }));
             for want in [0, 1, 50] {
                 let ask = Ask { want, next_window: is_ahead, back, ..look };
                 let grant = granted(&*store, ask).await;

@@ -163,7 +163,7 @@ async fn a_window_that_lies_ahead_is_gone_on_with() {
     let store = connected(patient(single.config())).await;
     let ahead = |algorithm, window| match algorithm {
         Algorithm::FixedWindow => {
-            State::FixedWindow(fixed_window::State { window, count: 7, next: 0 })
+            State::FixedWindow(fixed_window::State { window, count: 7, next: 0, is_cost: false })
         }
         _ => State::SlidingWindow(sliding_window::State { window, count: 7, previous: 2 }),
     };

@@ -1,7 +1,7 @@
 //! What the scripts write for small and for large numbers, while pods of two versions share a store.
 
 use ratelease_engine::algorithm::{State, fixed_window, pool, sliding_window, step};
-use ratelease_engine::store::{Ask, Deposit};
+use ratelease_engine::store::{Ask, Deposit, Return};
 use ratelease_rules::{AMOUNT_MAX, Algorithm, Limit, Unit};
 
 use std::time::Duration;
@@ -38,7 +38,7 @@ async fn a_count_that_an_older_version_can_hold_is_read_and_written_in_its_form(
     let window = granted(&*store, ask).await.epoch;
     set(&ask, &format!("{window}{:010}:{:010}", 4_294_967_290_u64, 9));
     let grant = granted(&*store, Ask { want: 3, ..ask }).await;
-    let state = fixed_window::State { window, count: 4_294_967_290, next: 9 };
+    let state = fixed_window::State { window, count: 4_294_967_290, next: 9, is_cost: false };
     let asked = Ask { want: 3, ..ask };
     let expected = step(Some(State::FixedWindow(state)), time_of(&grant, &asked), &asked).1;
     assert_eq!((grant, grant.left), (expected, 2));
@@ -100,10 +100,36 @@ async fn a_count_that_an_older_version_cannot_hold_is_a_foreign_value_to_it() {
     assert_eq!(text(&single, &ask), format!("7:{}", spent - 1));
 }
 
+/// Version 0.2 reads past the zero that tells a cost of one beyond the limit from the mark of a
+/// denial.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cost_of_one_beyond_the_limit_is_told_from_the_mark_of_a_denial() {
+    let single = Single::start();
+    let store = connected(patient(single.config())).await;
+    for next in [0, 2] {
+        let ask = of(Algorithm::FixedWindow, 10);
+        granted(&*store, Ask { want: next, next_window: true, ..ask }).await;
+        let window = granted(&*store, Ask { want: 10, ..ask }).await.epoch;
+        let ahead = if next > 0 { format!(":{next:010}") } else { String::new() };
+        granted(&*store, Ask { need: 1, charge_denied: true, ..ask }).await;
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
+        granted(&*store, Ask { owed: 1, ..ask }).await;
+        assert_eq!(text(&single, &ask), format!("0{window}{:010}{ahead}", 11));
+        let back = Some(Return { tokens: 3, epoch: Some(window) });
+        assert_eq!(granted(&*store, Ask { back, ..ask }).await.left, 2);
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 8));
+    }
+}
+
 /// What a script says is cut to what the arithmetic counts.
 #[test]
 fn states_of_the_largest_numbers_overflow_nowhere() {
-    let most = State::FixedWindow(fixed_window::State { window: 0, count: 1 << 53, next: 1 << 53 });
+    let most = State::FixedWindow(fixed_window::State {
+        window: 0,
+        count: 1 << 53,
+        next: 1 << 53,
+        is_cost: false,
+    });
     let ask = Ask { carry_debt: true, ..of(Algorithm::FixedWindow, AMOUNT_MAX) };
     let year_us = ask.limit.window_starts(1);
     assert_eq!(step(Some(most), year_us, &ask).1.left, 0);

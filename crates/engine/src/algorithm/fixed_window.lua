@@ -25,6 +25,8 @@
 -- names its window, although the expiry seems to suffice: TIME and the clock that expires keys may
 -- differ at the edge of a window, and so may the clocks of two masters. A count of the window after this one must be
 -- continued, or that window would be leased twice.
+-- A count that is one above the limit has the mark of a denial, unless the window begins with a zero: then
+-- it is a cost. Other versions, to which that zero says nothing, take it for the mark.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
 local owed, limit, seconds = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -46,7 +48,7 @@ local back, lent_in = tonumber(ARGV[rest]), tonumber(ARGV[rest + 1])
 local WINDOWS = 800000000
 local TEN = '%d%d%d%d%d%d%d%d%d%d'
 local COUNT_MAX, OLD_COUNT_MAX, CENTURY = 9007199254740992, 4294967296, 3153600000
-local stored, stored_next = 0, 0
+local stored, stored_next, is_marked = 0, 0, false
 
 -- What a count above the limit leaves to be counted after some windows: each pays for one limit.
 local windows_carried = carries and limit > 0 and math.ceil(CENTURY / seconds) or 1
@@ -78,10 +80,12 @@ if value then
     local code = value:sub(1, 6) == 'moved ' and 'RENAMED ' or 'FOREIGN '
     return redis.error_reply(code .. KEYS[1] .. ' holds no count of ratelease')
   end
+  local is_cost = #of > 1 and of:sub(1, 1) == '0'
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
   if of == window % WINDOWS then
     stored, stored_next = tonumber(one), tonumber(two or 0)
+    is_marked = stored == limit + 1 and not is_cost
   else
     local elapsed = (window - of) % WINDOWS
     stored = math.min(tonumber(two or 0) + carried(tonumber(one), 1), COUNT_MAX)
@@ -91,29 +95,37 @@ if value then
   end
 end
 
-local count, next_count = stored, stored_next
+local count, next_count, was_marked = stored, stored_next, is_marked
+local function remove_mark()
+  if is_marked then count, is_marked = limit, false end
+end
 if back and (not lent_in or lent_in == window) then
   -- Only the mark is removed: what was counted under a larger limit stays counted.
-  if count == limit + 1 then count = limit end
+  remove_mark()
   count = math.max(0, count - back)
 elseif back and lent_in == window + 1 then
   next_count = math.max(0, next_count - back)
 end
-if not next_window then count = math.min(count + owed, COUNT_MAX) end
+if not next_window and owed > 0 then
+  -- Costs overdraw the key by themselves, so they take the place of a mark.
+  remove_mark()
+  count = math.min(count + owed, COUNT_MAX)
+end
 local left = math.max(0, limit - (next_window and next_count + carried(count, 1) or count))
 local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)
   if next_window then next_count = next_count + tokens else count = count + tokens end
-elseif ARGV[3] == '1' and not next_window then
-  count = math.max(count, limit + 1)
+elseif ARGV[3] == '1' and not next_window and count <= limit then
+  count, is_marked = limit + 1, true
 end
 
 -- A look writes nothing, and no call creates a key that means the same as its absence.
-if count ~= stored or next_count ~= stored_next then
-  local state = string.format('%d%010d', window % WINDOWS, count)
+if count ~= stored or next_count ~= stored_next or is_marked ~= was_marked then
+  local of = (count == limit + 1 and not is_marked and '0' or '') .. string.format('%d', window % WINDOWS)
+  local state = of .. string.format('%010d', count)
   if math.max(count, next_count) > OLD_COUNT_MAX then
-    state = string.format('%d=%d:%d', window % WINDOWS, count, next_count)
+    state = of .. string.format('=%d:%d', count, next_count)
   elseif next_count > 0 then
     state = state .. string.format(':%010d', next_count)
   end

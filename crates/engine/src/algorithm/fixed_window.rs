@@ -60,6 +60,8 @@ pub struct State {
     /// Tokens of the window after it that were leased ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
     pub next: u64,
+    /// If the count is one above the limit, that one is a cost, and not the mark of a denial.
+    pub is_cost: bool,
 }
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
@@ -67,27 +69,29 @@ pub struct State {
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
     let limit = limit_of(terms);
-    let mut state = rolled(state, now_unix_us, ask);
+    let before = rolled(state, now_unix_us, ask);
+    let mut state = State { is_cost: !before.is_marked(limit), ..before };
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
     let mut counted = state.next.saturating_add(carried(state.count, 1, ask));
     if !ask.next_window {
-        state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
+        state.owe(ask.owed, limit);
         counted = state.count;
     }
     let left = limit.saturating_sub(counted);
     let mut tokens = 0;
     if ask.need <= left {
         tokens = ask.want.max(ask.need).min(left);
-    } else if ask.charge_denied && !ask.next_window {
-        state.count = state.count.max(limit + 1);
+    } else if ask.charge_denied && !ask.next_window && state.count <= limit {
+        (state.count, state.is_cost) = (limit + 1, false);
     }
     if ask.next_window {
         state.next = state.next.saturating_add(tokens); // at most the limit, if any were leased
     } else {
         state.count = state.count.saturating_add(tokens);
     }
+    let state = state.stored(before, limit);
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
@@ -142,7 +146,7 @@ const STORE_TIME_MAX: u64 = 1 << 53;
 fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count, next] = numbers else { return None };
     let limit = limit_of(ask.limit);
-    let state = State { window, count, next };
+    let state = State { window, count, next, is_cost: false };
     let counted = if ask.next_window { next } else { count };
     let debited = next <= COUNT_MAX && (tokens == 0 || (tokens <= counted && counted <= limit));
     let debited = debited && (ask.next_window || count >= ask.owed.min(COUNT_MAX));
@@ -155,7 +159,7 @@ fn reply(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let window = window_of(state.map(|state| state.window), now_unix_us, ask.limit);
     let Some(state) = state.filter(|state| state.window <= window) else {
-        return State { window, count: 0, next: 0 };
+        return State { window, count: 0, next: 0, is_cost: true };
     };
     let next = state.next.saturating_add(carried(state.count, 1, ask)).min(COUNT_MAX);
     let count = match window - state.window {
@@ -164,7 +168,7 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
         elapsed if elapsed < windows_carried(ask) => carried(next, elapsed - 1, ask),
         _ => 0,
     };
-    State { window, count, next: 0 }
+    State { window, count, next: 0, is_cost: true }
 }
 
 /// What a `count` that is above the limit leaves to be counted after some windows: each pays for
@@ -203,13 +207,40 @@ impl State {
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
     fn credit(&mut self, back: Return, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
-            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted. A
-            // debt of exactly one hit looks like the mark, and is forgotten with it.
-            let marked = u64::from(self.count == limit + 1);
-            self.count = (self.count - marked).saturating_sub(back.tokens);
+            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
+            self.remove_mark(limit);
+            self.count = self.count.saturating_sub(back.tokens);
         } else if back.epoch == self.window.checked_add(1) {
             self.next = self.next.saturating_sub(back.tokens);
         }
+    }
+
+    /// Counts costs. They overdraw the key by themselves, so they take the place of a mark.
+    fn owe(&mut self, owed: u64, limit: u64) {
+        if owed > 0 {
+            self.remove_mark(limit);
+        }
+        self.count = self.count.saturating_add(owed).min(COUNT_MAX);
+    }
+
+    /// Whether one of the count is only the mark of a denial.
+    fn is_marked(&self, limit: u64) -> bool {
+        self.count == limit + 1 && !self.is_cost
+    }
+
+    fn remove_mark(&mut self, limit: u64) {
+        self.count -= u64::from(self.is_marked(limit));
+        self.is_cost = true;
+    }
+
+    /// The state as it is stored after a step, which began at `before`. As the script, a step that
+    /// changes nothing stores nothing, and a count that is not one above the limit has no flag.
+    fn stored(self, before: Self, limit: u64) -> Self {
+        if self.count == limit + 1 {
+            return self;
+        }
+        let is_same = (self.count, self.next) == (before.count, before.next);
+        Self { is_cost: is_same && before.is_cost, ..self }
     }
 }
 

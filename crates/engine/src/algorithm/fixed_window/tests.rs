@@ -148,7 +148,7 @@ proptest! {
         let look = Ask::look(Key::for_test(0), limit);
         let ask = Ask { want, need, charge_denied, back, next_window: ahead, ..look };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
-        let (state, grant) = step(Some(State { window, count, next }), now, &ask);
+        let (state, grant) = step(Some(State { window, count, next, is_cost: false }), now, &ask);
         let most = limit.requests_per_unit.min(AMOUNT_MAX);
         prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
         prop_assert!(grant.tokens == 0 || grant.tokens >= need);
@@ -206,11 +206,11 @@ fn the_largest_limit_can_be_overdrawn() {
 
 #[test]
 fn a_master_whose_clock_is_behind_keeps_to_the_window_it_finds() {
-    let ahead = State { window: 1_700_000_001, count: 7, next: 0 };
+    let ahead = State { window: 1_700_000_001, count: 7, next: 0, is_cost: false };
     let (state, grant) = step(Some(ahead), NOON, &ask(10, 1, 0));
     assert_eq!((state.count, grant.left, grant.epoch), (8, 2, ahead.window));
     assert_eq!(grant.reset_after, Duration::from_micros(1_750_000));
-    let far = State { window: 1_700_000_002, count: 7, next: 0 };
+    let far = State { window: 1_700_000_002, count: 7, next: 0, is_cost: false };
     assert_eq!(step(Some(far), NOON, &ask(10, 1, 0)).1.left, 9, "a clock gone wrong");
 }
 
@@ -230,7 +230,7 @@ fn the_next_window_starts_at_what_was_lent_ahead() {
     assert_eq!(grant.starts_after, Duration::ZERO);
     let (state, grant) = step(Some(state), NOON + 750_000, &ask(10, u64::MAX, 0));
     assert_eq!((grant.tokens, grant.left, grant.epoch), (6, 0, 1_700_000_001));
-    assert_eq!(state, State { window: 1_700_000_001, count: 10, next: 0 });
+    assert_eq!(state, State { window: 1_700_000_001, count: 10, next: 0, is_cost: false });
     let (_, grant) = step(Some(state), NOON + 1_750_000, &ask(10, 0, 0));
     assert_eq!(grant.left, 10, "two windows on, nothing is left of either");
 }
@@ -288,7 +288,7 @@ fn a_clock_behind_distinguishes_a_lease_ahead_from_a_window_that_has_begun() {
 #[test]
 fn a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
     let window = NOON / 1_000_000;
-    let state = State { window, count: 150, next: 100 };
+    let state = State { window, count: 150, next: 100, is_cost: false };
     let ask = Ask { carry_debt: true, ..ask(100, 100, 0) };
     // Window + 1 was charged 100 (leased ahead) and the 50 carried: 50 are left for window + 2.
     let step_by_step = step(
@@ -305,7 +305,7 @@ fn a_debt_is_carried_over_a_window_that_only_leases_from_before_drew_on() {
 #[test]
 fn a_debt_with_tokens_leased_ahead_is_kept_until_it_is_paid() {
     let window = NOON / 1_000_000;
-    let state = State { window, count: 150, next: 100 };
+    let state = State { window, count: 150, next: 100, is_cost: false };
     let ask = Ask { carry_debt: true, ..ask(100, 0, 0) };
     assert_eq!(state.ends_at(&ask), window + 3, "150 and 100 take three windows");
 }
@@ -329,4 +329,37 @@ fn a_reply_that_does_not_count_what_is_owed_is_refused() {
     let window = NOON / 1_000_000;
     let ask = Ask { owed: 50, ..ask(10, 0, 0) };
     assert!(reply(&ask, &[0, NOON, window, 0, 0]).is_none());
+}
+
+#[test]
+fn a_cost_of_one_beyond_the_limit_stays_counted_when_tokens_come_back() {
+    let owed = |owed| Ask { owed, ..ask(10, 0, 0) };
+    let back = |tokens| {
+        let back = Some(Return { tokens, epoch: Some(NOON / 1_000_000) });
+        Ask { back, ..ask(10, 0, 0) }
+    };
+    for (asks, left) in [
+        (vec![ask(10, 10, 0), owed(1), back(3)], 2),
+        (vec![ask(10, 10, 0), owed(1), ask(10, 0, 1), back(3)], 2),
+        (vec![ask(10, 10, 0), owed(1), ahead(ask(10, 2, 0)), back(3)], 2),
+        (vec![ask(10, 10, 0), Ask { owed: 1, ..back(0) }, back(3)], 2),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(1), back(3)], 2),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(2), back(3)], 1),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), back(3)], 3),
+    ] {
+        let stepped = asks.iter().fold(None, |state: Option<(State, Grant)>, ask| {
+            Some(step(state.map(|(state, _)| state), NOON, ask))
+        });
+        assert_eq!(stepped.unwrap().1.left, left, "{asks:?}");
+    }
+}
+
+#[test]
+fn a_debt_that_a_later_window_begins_with_is_no_mark() {
+    let ask = Ask { carry_debt: true, ..ask(10, 0, 0) };
+    let (state, _) = step(None, NOON, &Ask { owed: 21, ..ask });
+    let later = NOON + 1_000_000;
+    let back = Some(Return { tokens: 3, epoch: Some(later / 1_000_000) });
+    let (state, _) = step(Some(state), later, &ask);
+    assert_eq!(step(Some(state), later, &Ask { back, ..ask }).1.left, 2, "11 of 10, and 3 back");
 }

@@ -343,6 +343,26 @@ async fn a_settlement_that_ends_one_above_the_limit_is_answered_as_any_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cost_beyond_the_limit_stays_counted_when_others_give_tokens_back() {
+    for algorithm in ["fixed_window", "sliding_window", "token_bucket"] {
+        for beyond in [1, 2] {
+            let limit = format!("unit: day, requests_per_unit: 1000, algorithm: {algorithm}");
+            let rig = rig(&limit);
+            let pods = [running(&rig), running(&rig)];
+            for (pod, id) in pods.iter().zip(["1", "2"]) {
+                assert!(passes(pod, &rig.rules, &start("u", id, 500)).await);
+            }
+            for (pod, id, cost) in [(0, "1", 500 + beyond), (1, "2", 400)] {
+                assert!(passes(&pods[pod], &rig.rules, &end("u", id, cost)).await);
+                tokio::time::sleep(Duration::from_secs(1)).await; // until the store has counted it
+            }
+            pods[0].close().await;
+            assert_eq!(left(&rig, &pods[1]).await, 100 - beyond, "{algorithm}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_settlement_needs_no_store() {
     let rig = rig(HOUR);
     let pod = running(&rig);
