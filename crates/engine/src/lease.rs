@@ -195,14 +195,18 @@ impl LeaseClient {
             let outcome = Err(StoreError::Closed);
             return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         };
-        // Reserve room first: an ask that the breaker admits may be its only probe.
+        // Reserve room first: an ask that the breaker admits may be its only probe, which has to
+        // leave.
         let sent = match sender.try_reserve() {
+            Ok(room) => {
+                let admitted = self.shared.admit(&shard, other.as_deref(), &ask);
+                admitted.map(|()| room.send(Queued { ask, other }))
+            }
             Err(_) if shard.has_breaker_closed() => Err(StoreError::QueueFull),
-            room => self.shared.admit(&shard, other.as_deref(), &ask).and_then(|()| {
-                let room = room.map_err(|_| StoreError::QueueFull)?;
-                room.send(Queued { ask, other });
-                Ok(())
-            }),
+            Err(_) => {
+                self.shared.rejected_open.fetch_add(1, Ordering::Relaxed);
+                Err(StoreError::Unavailable)
+            }
         };
         if let Err(refused) = sent {
             self.shared.refuse(ask, &shard, refused);

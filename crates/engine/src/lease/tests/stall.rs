@@ -92,3 +92,25 @@ async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_ask_that_finds_no_room_in_the_queue_is_no_probe() {
+    let gone = || StoreError::Unreachable("gone".into());
+    let fails = [0, 1, 2, 3, 4].map(Key::for_test);
+    let mut rig = Rig::new(move |ask| {
+        if fails.contains(&ask.key) { Fate::Fails(ms(1), gone()) } else { Fate::After(ms(1)) }
+    });
+    (0..5).for_each(|key| rig.client.queue(ask(key, 0)));
+    rig.replies(5).await;
+    assert_eq!(rig.opened(), 1);
+    tokio::time::sleep(ms(100)).await; // until a probe may leave
+    let ShardSender { sender, .. } = rig.client.sender_of(&ask(5, 0)).unwrap();
+    let all = sender.try_reserve_many(QUEUE_MAX).unwrap();
+    rig.client.queue(ask(5, 0));
+    assert_eq!(rig.replies(1).await[0].outcome, Err(StoreError::Unavailable));
+    drop(all);
+    rig.client.queue(ask(5, 0));
+    assert!(rig.replies(1).await[0].outcome.is_ok(), "the probe");
+    assert_eq!(rig.client.shards()[0].breaker, BreakerState::Closed);
+    assert_eq!(rig.count(Counter::AsksRejectedOpen), 1);
+}
