@@ -15,6 +15,8 @@ import bench
 
 MODULES = bench.ROOT / "tests/reference"  # pins the reference, and what the load is built from
 TOOLS = bench.ROOT / "target/tools"
+# The README of the reference requires a window of 150 to 500 µs for Redis Cluster.
+CLUSTER = {"REDIS_TYPE": "cluster", "REDIS_PIPELINE_WINDOW": "150us"}
 REFERENCE = "github.com/envoyproxy/ratelimit"
 GUBERNATOR = "github.com/gubernator-io/gubernator/v2"
 GUBERNATOR_VERSION = "2.21.0"
