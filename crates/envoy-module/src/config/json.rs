@@ -24,11 +24,11 @@ enum Kind {
     Bool,
     /// A whole number of these bounds.
     Whole(i128, i128),
-    /// The number of an enumeration's value, by its name.
-    Enum(fn(&str) -> Option<i32>),
+    /// A value of an enumeration: its number by its name, and its name by its number.
+    Enum(fn(&str) -> Option<i32>, fn(i32) -> Option<&'static str>),
     Duration,
     Message(&'static [Field]),
-    /// A message of which one field alone may be set.
+    /// A message of which one field alone may be set, apart from those of [`MODIFIERS`].
     OneOf(&'static [Field]),
     /// A message with the value in its first field, as `google.protobuf.UInt32Value`.
     Wrapped(&'static Kind),
@@ -45,12 +45,19 @@ const UINT32: Kind = Whole(0, u32::MAX as i128);
 const UINT64: Kind = Whole(0, u64::MAX as i128);
 const INT64: Kind = Whole(i64::MIN as i128, i64::MAX as i128);
 
-/// The number of the value of an enumeration that has this name.
+/// An enumeration of Envoy's messages.
 macro_rules! by_name {
     ($kind:ty) => {
-        Enum(|name| <$kind>::from_str_name(name).map(i32::from))
+        Enum(
+            |name| <$kind>::from_str_name(name).map(i32::from),
+            |number| <$kind>::try_from(number).ok().map(|value| value.as_str_name()),
+        )
     };
 }
+
+/// Fields of matchers that stand beside the one that says what matches.
+const MODIFIERS: [&str; 4] =
+    ["name", "invert_match", "ignore_case", "treat_missing_header_as_empty"];
 
 /// `envoy.extensions.filters.http.ratelimit.v3.RateLimit`
 pub(super) const FILTER: &[Field] = &[
@@ -163,7 +170,7 @@ const ACTION: &[Field] = &[
         Message(&[
             Field("descriptor_value", 1, Text),
             Field("expect_match", 2, Wrapped(&Bool)),
-            Field("headers", 3, List(&Message(HEADER_MATCHER))),
+            Field("headers", 3, List(&OneOf(HEADER_MATCHER))),
             Field("descriptor_key", 4, Text),
             Field("default_value", 5, Text),
         ]),
@@ -207,7 +214,7 @@ const ACTION: &[Field] = &[
         Message(&[
             Field("descriptor_value", 1, Text),
             Field("expect_match", 2, Wrapped(&Bool)),
-            Field("query_parameters", 3, List(&Message(QUERY_PARAMETER_MATCHER))),
+            Field("query_parameters", 3, List(&OneOf(QUERY_PARAMETER_MATCHER))),
             Field("descriptor_key", 4, Text),
             Field("default_value", 5, Text),
         ]),
@@ -259,13 +266,13 @@ const HEADER_MATCHER: &[Field] = &[
     Field("suffix_match", 10, Text),
     Field("safe_regex_match", 11, Message(REGEX_MATCHER)),
     Field("contains_match", 12, Text),
-    Field("string_match", 13, Message(STRING_MATCHER)),
+    Field("string_match", 13, OneOf(STRING_MATCHER)),
     Field("treat_missing_header_as_empty", 14, Bool),
 ];
 
 const QUERY_PARAMETER_MATCHER: &[Field] = &[
     Field("name", 1, Text),
-    Field("string_match", 5, Message(STRING_MATCHER)),
+    Field("string_match", 5, OneOf(STRING_MATCHER)),
     Field("present_match", 6, Bool),
 ];
 
@@ -311,15 +318,41 @@ fn put_fields(
     faults: &mut Faults,
 ) {
     for (name, value) in object {
-        let place = within.map_or(Place::root(name), |within| within.field(name));
-        match fields.iter().find(|field| field.has_name(name)) {
-            Some(Field(_, number, kind)) => put(message, *number, kind, value, &place, faults),
-            None => {
-                let names: Vec<_> = fields.iter().map(|Field(name, ..)| *name).collect();
-                let names = if names.is_empty() { "{}".to_owned() } else { names.join(", ") };
-                faults.add(place, format!("no field here has this name; expected {names}"));
-            }
+        let Some(field) = fields.iter().find(|field| field.has_name(name)) else {
+            let (names, name) = (names(fields), shown(&name.as_str().into()));
+            let place = within.map_or_else(|| "the JSON".to_owned(), ToString::to_string);
+            faults.add(place, format!("no field has the name {name}; expected {names}"));
+            continue;
+        };
+        let Field(own, number, kind) = field;
+        let place = within.map_or(Place::root(own), |within| within.field(own));
+        if own != name && object.contains_key(*own) {
+            faults.add(place, format!("is there as {name} too; expected one of them"));
         }
+        put(message, *number, kind, value, &place, faults);
+    }
+}
+
+/// The names of fields, for a message.
+fn names(fields: &[Field]) -> String {
+    let names: Vec<_> = fields.iter().map(|Field(name, ..)| *name).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Notes fields of which one alone may be set.
+fn expect_one(
+    fields: &[Field],
+    object: &Map<String, Value>,
+    place: &Place<'_>,
+    faults: &mut Faults,
+) {
+    let is_set = |field: &&Field| {
+        !MODIFIERS.contains(&field.0)
+            && object.iter().any(|(name, value)| field.has_name(name) && !value.is_null())
+    };
+    let set: Vec<_> = fields.iter().filter(is_set).map(|Field(name, ..)| *name).collect();
+    if set.len() > 1 {
+        faults.add(place, format!("{}; expected one of them", set.join(" and ")));
     }
 }
 
@@ -341,10 +374,7 @@ fn put(
             put_bytes(message, number, &inner);
         }
         (OneOf(fields), Value::Object(object)) => {
-            if object.values().filter(|value| !value.is_null()).count() > 1 {
-                let names: Vec<_> = object.keys().map(String::as_str).collect();
-                faults.add(place, format!("{}; expected one of them", names.join(" and ")));
-            }
+            expect_one(fields, object, place, faults);
             put(message, number, &Message(fields), value, place, faults);
         }
         (Wrapped(kind), value) => {
@@ -357,6 +387,10 @@ fn put(
         }
         (List(kind), Value::Array(values)) => {
             for (at, value) in values.iter().enumerate() {
+                if value.is_null() {
+                    let expected = kind.expected();
+                    faults.add(place.item(at), format!("null; expected {expected}"));
+                }
                 put(message, number, kind, value, &place.item(at), faults);
             }
         }
@@ -411,8 +445,8 @@ fn put_varint(message: &mut Vec<u8>, number: u32, value: u64) {
 fn varint(kind: &Kind, value: &Value) -> Option<u64> {
     let number = match (kind, value) {
         (Bool, Value::Bool(is)) => i128::from(*is),
-        (Enum(number_of), Value::String(name)) => i128::from(number_of(name)?),
-        (Enum(_), value) => whole(value).filter(|it| i32::try_from(*it).is_ok())?,
+        (Enum(number_of, _), Value::String(name)) => i128::from(number_of(name)?),
+        (Enum(..), value) => whole(value).filter(|it| i32::try_from(*it).is_ok())?,
         (Whole(least, most), value) => whole(value).filter(|it| (least..=most).contains(&it))?,
         _ => return None,
     };
@@ -474,7 +508,13 @@ impl Kind {
             Text => "text".to_owned(),
             Bool => "true or false".to_owned(),
             Whole(least, most) => format!("a whole number from {least} to {most}"),
-            Enum(_) => "the name of a value of this enumeration of Envoy".to_owned(),
+            Enum(_, name_of) => {
+                const SHOWN: usize = 8;
+                let mut names = (0..600).filter_map(name_of);
+                let first: Vec<_> = names.by_ref().take(SHOWN).collect();
+                let more = if names.next().is_some() { ", …" } else { "" };
+                format!("{}{more}", first.join(", "))
+            }
             Duration => "a duration such as \"0.02s\"".to_owned(),
             Message(_) | OneOf(_) | Any(_) | Ignored => "an object".to_owned(),
             Wrapped(kind) => kind.expected(),

@@ -190,8 +190,8 @@ fn every_fault_of_json_is_told_with_its_place() {
                          {"header_value_match": {"headers": {}}}]}]}"#,
     );
     let expected = [
-        "domains: no field here has this name; expected vh_rate_limits, override_option",
-        "rate_limits[0].actions[0]: generic_key and remote_address; expected one of them",
+        "the JSON: no field has the name \"domains\"; expected vh_rate_limits, override_option",
+        "rate_limits[0].actions[0]: remote_address and generic_key; expected one of them",
         "rate_limits[0].actions[0].generic_key.descriptor_value: 5; expected text",
         "rate_limits[0].actions[1].header_value_match.headers: {}; expected a list",
         "rate_limits[0].hits_addend.number: 1.8446744073709552e+19; expected a whole number from 0",
@@ -207,9 +207,37 @@ fn every_fault_of_json_is_told_with_its_place() {
         (r#"{"timeout": "20ms"}"#, "timeout: \"20ms\"; expected a duration such as \"0.02s\""),
         (r#"{"timeout": "1.+5s"}"#, "timeout: "),
         (r#"{"request_type": ["a"]}"#, "request_type: [\"a\"]; expected text"),
-        (r#"{"rate_limited_status": {"code": "Teapot"}}"#, "rate_limited_status.code: \"Teapot\""),
+        (
+            r#"{"rate_limited_status": {"code": "Teapot"}}"#,
+            "rate_limited_status.code: \"Teapot\"; expected Empty, Continue, OK, Created",
+        ),
+        (
+            r#"{"enable_x_ratelimit_headers": "yes"}"#,
+            "enable_x_ratelimit_headers: \"yes\"; expected OFF, DRAFT_VERSION_03",
+        ),
         (r#"{"failure_mode_deny": "yes"}"#, "failure_mode_deny: \"yes\"; expected true or false"),
-        (r#"{"rate_limits": [{"actions": [{"remote_address": {"x": 1}}]}]}"#, "x: no field here"),
+        (
+            r#"{"rate_limits": [{"actions": [{"remote_address": {"x": 1}}]}]}"#,
+            "rate_limits[0].actions[0].remote_address: no field has the name \"x\"; expected none",
+        ),
+        // Each of these would be another limit, or a line of somebody else in Envoy's log.
+        (
+            r#"{"rate_limits": [{"actions": [{"remote_address": {}}, null]}]}"#,
+            "rate_limits[0].actions[1]: null; expected an object",
+        ),
+        (
+            r#"{"rate_limits": [{"actions": [{"header_value_match": {"headers": [
+                {"name": "a", "stringMatch": {"exact": "b", "prefix": "c", "ignore_case": true}},
+                {"name": "a", "prefix_match": "b", "present_match": true}]}}]}]}"#,
+            "headers[0].string_match: exact and prefix; expected one of them\n\
+             rate_limits[0].actions[0].header_value_match.headers[1]: present_match and \
+             prefix_match; expected one of them",
+        ),
+        (r#"{"rateLimits": [], "rate_limits": []}"#, "rate_limits: is there as rateLimits too"),
+        (
+            r#"{"a\nok: forged": 1}"#,
+            "the JSON: no field has the name \"a\\nok: forged\"; expected domain, stage",
+        ),
     ] {
         let faults = of_json(json).unwrap_err();
         assert!(faults.contains(fault), "{fault} in {faults}");
