@@ -31,7 +31,7 @@ use crate::buffer::{LeasedTokens, Take};
 use crate::counter::{Count, Counter};
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::limiter::failure_mode::FailureModes;
-use crate::limiter::holds::{Alone, Hold, Holds, Unspent};
+use crate::limiter::holds::{Hold, Holds, Unspent};
 use crate::limiter::key::{
     Attempt, KeyState, PodContext, ReplyReceiver, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
     answered,
@@ -657,10 +657,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
                     // Only what `local` admitted is denied because the key is used up.
                     let _ = self.shared.note_debt(charge, can_pay);
                 }
-                let hits = if is_local { charge.hits } else { 0 };
-                let until = owed_until.map(|until| self.shared.comes_back_until(charge, until));
-                let alone = Alone { hits, owed_until: until.unwrap_or_default() };
-                self.shared.hold(charge, PaidBy { alone, ..PaidBy::default() }, now);
+                let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
+                self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
             }
         }
         self.attempts.clear(); // what is still held is spent
@@ -701,7 +699,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             if !charge.is_of_slots() || tokens.tokens == 0 {
                 continue;
             }
-            if self.shared.hold(charge, PaidBy { tokens, ..PaidBy::default() }, now) {
+            if self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now) {
                 noted.push((charge, tokens));
             } else {
                 *attempt = Attempt::shed(charge);
@@ -730,7 +728,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
                 let tokens = attempt.taken();
-                self.shared.hold(charge, PaidBy { tokens, ..PaidBy::default() }, now);
+                self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now);
             }
         }
     }
@@ -1007,14 +1005,15 @@ impl Drop for PlaceInQueue<'_, '_> {
 // What a request takes before its cost is known: it is held under the id of the request until a
 // settlement says the cost, as `holds` says.
 //
-// Hits that `allow` admitted and that are owed stay counted, whatever the request costs: which of
-// them a lease has paid for is not known.
+// Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
+// lease pays for them, and which tokens those are is not known.
 
 /// What has paid for a charge.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct PaidBy {
     tokens: LeasedTokens,
-    alone: Alone,
+    /// Hits that this pod has admitted by itself, and that are not owed.
+    alone: u64,
 }
 
 impl Shared {
@@ -1079,19 +1078,14 @@ impl Shared {
     /// another lease. Returns the state of the key after it, if it has one.
     fn give_back_unspent(&self, unspent: &Unspent, now: Time) -> Option<Attempt> {
         let Unspent { key, limit, tokens, alone, .. } = *unspent;
-        if tokens.tokens == 0 && alone.hits == 0 {
+        if tokens.tokens == 0 && alone == 0 {
             return None;
         }
-        let is_owed = alone.owed_until > Time::default();
-        let mut alone = if is_owed { 0 } else { alone.hits };
         let context = self.context(now);
         let mut asks = Vec::new();
         let taken_in = self.table.with_existing(key, |state| {
             if tokens.tokens > 0 {
                 state.take_in(unspent, &context, &mut asks);
-            }
-            if is_owed {
-                alone = state.take_in_owed(unspent, &context, &mut asks);
             }
             let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
             (state.watch(&context), pods, state.preview_settlement(&context))

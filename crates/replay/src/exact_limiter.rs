@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelease_engine::buffer::LeasedTokens;
-use ratelease_engine::limiter::holds::{Alone, Hold, Holds, LOOK_EVERY, Unspent};
+use ratelease_engine::limiter::holds::{Hold, Holds, LOOK_EVERY, Unspent};
 use ratelease_engine::limiter::{Charge, HeldBy, Resolved, resolve};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Grant, Return, Slots, StoreError};
@@ -175,7 +175,7 @@ impl ExactLimiter {
             limit: charge.applied.limit,
             hits: charge.hits,
             taken,
-            alone: Alone::default(),
+            alone: 0,
             ends: now + terms.lasts(),
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: charge.applied.rule.is_some_and(|rule| rule.flags.carry_debt),

@@ -196,17 +196,6 @@ impl Shared {
         }
     }
 
-    /// Until when a debt of `charge`, which ends at `until`, may come back as not used: tokens of a
-    /// window come back within it only.
-    pub(super) fn comes_back_until(&self, charge: &Charge<'_>, until: Time) -> Time {
-        let limit = charge.applied.limit;
-        if !counting(limit).is_windowed {
-            return until;
-        }
-        let shard = self.shard_of(charge.key(), limit);
-        until.min(self.clock.now() + self.failure_modes.window_lasts(limit, shard))
-    }
-
     fn debt_lasts(&self, charge: &Charge<'_>) -> Duration {
         let limit = charge.applied.limit;
         self.failure_modes.debt_lasts(limit, self.shard_of(charge.key(), limit))
@@ -256,18 +245,15 @@ impl FailureModes {
     pub(super) fn debt_lasts(&self, limit: Limit, shard: usize) -> Duration {
         let fill = || limit.capacity().div_ceil(limit.requests_per_unit.max(1)).max(1);
         match counting(limit).token {
-            Token::OfWindow => self.window_lasts(limit, shard),
+            Token::OfWindow => {
+                let now = micros(self.unix_time(shard));
+                let ends = limit.window_starts(limit.window_at(now).saturating_add(1));
+                Duration::from_micros(ends.saturating_sub(now))
+            }
             Token::Steady | Token::Slot | Token::Permit => {
                 limit.window().saturating_mul(u32::try_from(fill()).unwrap_or(u32::MAX))
             }
         }
-    }
-
-    /// How long the present window of `limit` lasts by the clock of `shard`.
-    fn window_lasts(&self, limit: Limit, shard: usize) -> Duration {
-        let now = micros(self.unix_time(shard));
-        let ends = limit.window_starts(limit.window_at(now).saturating_add(1));
-        Duration::from_micros(ends.saturating_sub(now))
     }
 
     /// Lets `charge` pass without counting it.

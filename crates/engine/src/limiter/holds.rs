@@ -48,7 +48,7 @@ const SLOT_BYTES: usize = size_of::<(HoldId, Hold)>() + 1;
 const KEY_BYTES: usize = size_of::<(Key, u32)>() + 1;
 
 // Tables of 2^n slots that are 7/8 full.
-const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 20 << 20);
+const _: () = assert!(HOLDS_MAX / 7 * 8 * (SLOT_BYTES + KEY_BYTES) <= 19 << 20);
 
 /// How often holds that have ended are looked for.
 pub const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -64,8 +64,8 @@ pub struct Hold {
     pub hits: u64,
     /// The tokens that paid for these hits, as far as they may come back.
     pub taken: LeasedTokens,
-    /// Those of the hits that this pod has admitted by itself.
-    pub alone: Alone,
+    /// Those of the hits that this pod has admitted by itself, and that are not owed.
+    pub alone: u64,
     /// When the hold ends, unless it is settled.
     pub ends: Time,
     /// Whether the hits are given back then.
@@ -75,16 +75,6 @@ pub struct Hold {
     /// How often the request has started and not ended: a redirect within Envoy starts it again,
     /// and ends it as often.
     pub starts: u32,
-}
-
-/// Hits that a pod has admitted by itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Alone {
-    /// Number of hits.
-    pub hits: u64,
-    /// Until when they may come back, since they are owed and leases pay for them; the clock's start
-    /// if they are not owed.
-    pub owed_until: Time,
 }
 
 /// The result of a start that is held.
@@ -106,7 +96,7 @@ pub struct Unspent {
     /// Tokens to give back.
     pub tokens: LeasedTokens,
     /// Hits to take back from those that this pod has admitted by itself.
-    pub alone: Alone,
+    pub alone: u64,
     /// As [`Ask::carry_debt`].
     pub carry_debt: bool,
 }
@@ -359,10 +349,10 @@ impl Hold {
         let is_of_one_window = !is_windowed || self.taken.epoch == newer.taken.epoch;
         let (taken, alone) = match (self.taken.tokens, newer.taken.tokens) {
             _ if !is_of_one_count => (newer.taken, newer.alone),
-            (_, 0) => (self.taken, self.alone.and(newer.alone)),
-            (0, _) => (newer.taken, self.alone.and(newer.alone)),
+            (_, 0) => (self.taken, self.alone.saturating_add(newer.alone)),
+            (0, _) => (newer.taken, self.alone.saturating_add(newer.alone)),
             _ if !is_of_one_window => (newer.taken, newer.alone),
-            _ => (self.taken.merged(newer.taken), self.alone.and(newer.alone)),
+            _ => (self.taken.merged(newer.taken), self.alone.saturating_add(newer.alone)),
         };
         let hits = match self.displaced_by(&newer) {
             Some(_) => newer.hits,
@@ -380,12 +370,11 @@ impl Hold {
         }
         let of = |all: u64| all / starts;
         let taken = LeasedTokens { tokens: of(self.taken.tokens), ..self.taken };
-        let alone = self.alone.most(of(self.alone.hits));
-        let share = Self { hits: of(self.hits), taken, alone, starts: 1, ..self };
+        let share = Self { hits: of(self.hits), taken, alone: of(self.alone), starts: 1, ..self };
         let rest = Self {
             hits: self.hits - share.hits,
             taken: LeasedTokens { tokens: self.taken.tokens - taken.tokens, ..self.taken },
-            alone: self.alone.most(self.alone.hits - alone.hits),
+            alone: self.alone - share.alone,
             starts: self.starts - 1,
             ..self
         };
@@ -406,30 +395,8 @@ impl Hold {
     fn unspent(&self, unused: u64) -> Unspent {
         let Self { key, limit, taken, carry_debt, .. } = *self;
         let tokens = taken.tokens.min(unused);
-        let alone = self.alone.most(unused - tokens);
+        let alone = self.alone.min(unused - tokens);
         Unspent { key, limit, tokens: LeasedTokens { tokens, ..taken }, alone, carry_debt }
-    }
-}
-
-// === impl Alone ===
-
-impl Alone {
-    /// At most so many of them.
-    fn most(self, hits: u64) -> Self {
-        Self { hits: self.hits.min(hits), ..self }
-    }
-
-    /// These and newer ones. Those that are owed and those that are not cannot come back together:
-    /// the older ones stay counted. Nothing comes back once the window of some is over.
-    fn and(self, newer: Self) -> Self {
-        let Self { hits, owed_until } = newer;
-        if hits == 0 {
-            return self;
-        }
-        if (self.owed_until == Time::default()) != (owed_until == Time::default()) {
-            return newer;
-        }
-        Self { hits: self.hits.saturating_add(hits), owed_until: self.owed_until.min(owed_until) }
     }
 }
 
@@ -450,11 +417,10 @@ impl Unspent {
         let is_windowed = counting(self.limit).is_windowed;
         let joins = self.key == other.key
             && self.limit == other.limit
-            && (!is_windowed || self.tokens.epoch == other.tokens.epoch)
-            && self.alone.owed_until == other.alone.owed_until;
+            && (!is_windowed || self.tokens.epoch == other.tokens.epoch);
         if joins {
             self.tokens = self.tokens.merged(other.tokens);
-            self.alone = self.alone.and(other.alone);
+            self.alone = self.alone.saturating_add(other.alone);
         }
         joins
     }

@@ -18,7 +18,7 @@ use crate::invariant;
 use crate::lease::size::{Demand, LeaseSize};
 use crate::lease::{LeaseClient, QUEUE_MAX, Reply};
 use crate::limiter::RoundTrips;
-use crate::limiter::holds::{Alone, Unspent};
+use crate::limiter::holds::Unspent;
 use crate::limiter::lease_policy::{LeasePolicy, MISSES_MAX, Scarcity, unwanted};
 use crate::limiter::pod_counts::PodCounts;
 use crate::limiter::resolve::{Charge, failure_mode_of};
@@ -701,7 +701,6 @@ impl Entry for KeyState {
         self.resume();
         if let Some(cold) = self.buffer.cold_mut() {
             cold.next_window = None; // its tokens end with their window
-            cold.paid_late = None; // what was not used of it stays counted
         }
         self.buffer.join_leases(self.return_policy().kind);
         self.buffer.trim();
@@ -780,9 +779,6 @@ struct ColdState {
     debt: u64,
     /// When the debt ends unpaid, since the limit is then as if the hits had not been.
     debt_until: Time,
-    /// Tokens that have paid for it since the first of these debts, where requests may turn out to
-    /// have used less.
-    paid_late: Option<Box<LeasedTokens>>,
     /// Tokens that the asks on their way may bring to waiting requests.
     expected: u64,
     owed: Option<Box<Owed>>,
@@ -804,7 +800,6 @@ impl ColdState {
     fn heap(&self) -> usize {
         let next = if self.next_window.is_some() { size_of::<Refill>() } else { 0 };
         let next = next + if self.owed.is_some() { size_of::<Owed>() } else { 0 };
-        let next = next + if self.paid_late.is_some() { size_of::<LeasedTokens>() } else { 0 };
         match self.waiting.len() {
             0 => Self::BYTES + next,
             waiting => waiting * WAITER_BYTES + next,
@@ -831,7 +826,6 @@ impl Cold for ColdState {
         let is_suspended = *suspended_until > Time::default();
         waiting.is_empty()
             && *debt == 0
-            && self.paid_late.is_none()
             && *expected == 0
             && owed.is_none()
             && !is_suspended
@@ -1361,7 +1355,6 @@ impl KeyState {
         if self.asking == 0 {
             self.ask_for_waiting(reply, context, asks);
         }
-        self.forget_paid_late(context.now);
         self.buffer.trim();
         debt
     }
@@ -1508,57 +1501,8 @@ impl KeyState {
         let due = debt.min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
         let Take::Taken(lease) = take else { return 0 };
-        if self.rule().is_some_and(|rule| rule.hold.is_some()) {
-            self.note_paid_late(lease);
-        }
         self.set_debt(debt.saturating_sub(lease.tokens));
         lease.tokens
-    }
-
-    /// Notes tokens that have paid for the debt, which come back if a request turns out to have used
-    /// less than it was admitted with. Those of a window come back within it only.
-    fn note_paid_late(&mut self, lease: LeasedTokens) {
-        let is_windowed = counting(self.limit()).is_windowed;
-        let paid = self.buffer.make_cold().paid_late.get_or_insert_default();
-        let joins = paid.tokens > 0 && (!is_windowed || paid.epoch == lease.epoch);
-        **paid = if joins { paid.merged(lease) } else { lease };
-    }
-
-    /// Forgets the tokens that have paid for debts that have ended.
-    fn forget_paid_late(&mut self, now: Time) {
-        if let Some(cold) = self.buffer.cold_mut() {
-            cold.paid_late.take_if(|_| now >= cold.debt_until);
-        }
-    }
-
-    /// Takes back hits that `local` admitted, that leases pay for, and that were not used. Those not
-    /// paid for yet are no debt any more; for the others, as many of the tokens that have paid for
-    /// debts come back. Returns the number of the former.
-    pub(super) fn take_in_owed(
-        &mut self,
-        unspent: &Unspent,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> u64 {
-        let Alone { hits, owed_until } = unspent.alone;
-        let is_of_this_store = self.policy(context).limit.store == unspent.limit.store;
-        if hits == 0 || context.now >= owed_until || !is_of_this_store {
-            return 0;
-        }
-        let unpaid = self.cancel_debt(hits, context.now);
-        let mut back = LeasedTokens::default();
-        if let Some(cold) = self.buffer.cold_mut()
-            && let Some(paid) = &mut cold.paid_late
-        {
-            back = LeasedTokens { tokens: paid.tokens.min(hits - unpaid), ..**paid };
-            paid.tokens -= back.tokens;
-            cold.paid_late.take_if(|paid| paid.tokens == 0);
-            self.buffer.trim();
-        }
-        if back.tokens > 0 {
-            self.take_in(&Unspent { tokens: back, ..*unspent }, context, asks);
-        }
-        unpaid
     }
 
     /// Notes `hits` that a failure mode has admitted, for the leases that arrive before `until` to
@@ -1579,7 +1523,6 @@ impl KeyState {
         }
         let owed = self.debt(context.now);
         let ended = self.noted_debt() - owed;
-        self.forget_paid_late(context.now);
         self.buffer.make_cold().debt_until = until;
         self.set_debt(owed.saturating_add(hits));
         let paid = self.pay_debt(self.policy(context).kind, context.now);
@@ -1755,9 +1698,6 @@ impl KeyState {
         if moves {
             self.give_back(key, context, asks);
             self.buffer.forget();
-            if let Some(cold) = self.buffer.cold_mut() {
-                cold.paid_late = None; // the other store has leased it
-            }
         } else if spaced || none_held() || self.takes_returns(key, context) {
             self.give_back_tokens(key, context, asks);
             self.buffer.forget();
@@ -2065,7 +2005,6 @@ impl KeyState {
         self.resume();
         if let Some(cold) = self.buffer.cold_mut() {
             cold.next_window = None;
-            cold.paid_late = None;
         }
         self.buffer.trim();
     }
