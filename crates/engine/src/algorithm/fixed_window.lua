@@ -83,12 +83,12 @@ if value then
   local is_cost = #of > 1 and of:sub(1, 1) == '0'
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
-  if of == window % WINDOWS then
-    stored, stored_next = tonumber(one), tonumber(two or 0)
-    is_marked = stored == limit + 1 and not is_cost
-  else
+  stored, stored_next = tonumber(one), tonumber(two or 0)
+  is_marked = stored == limit + 1 and not is_cost
+  if of ~= window % WINDOWS then
     local elapsed = (window - of) % WINDOWS
-    stored = math.min(tonumber(two or 0) + carried(tonumber(one), 1), COUNT_MAX)
+    stored = math.min(stored_next + carried(is_marked and limit or stored, 1), COUNT_MAX)
+    stored_next, is_marked = 0, false
     if elapsed > 1 then
       stored = elapsed < windows_carried and carried(stored, elapsed - 1) or 0
     end
@@ -111,7 +111,8 @@ if not next_window and owed > 0 then
   remove_mark()
   count = math.min(count + owed, COUNT_MAX)
 end
-local left = math.max(0, limit - (next_window and next_count + carried(count, 1) or count))
+local carried_on = carried(is_marked and limit or count, 1)
+local left = math.max(0, limit - (next_window and next_count + carried_on or count))
 local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)

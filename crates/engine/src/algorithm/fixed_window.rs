@@ -74,7 +74,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     if let Some(back) = ask.back {
         state.credit(back, limit);
     }
-    let mut counted = state.next.saturating_add(carried(state.count, 1, ask));
+    let mut counted = state.next.saturating_add(carried(state.unmarked(limit), 1, ask));
     if !ask.next_window {
         state.owe(ask.owed, limit);
         counted = state.count;
@@ -161,7 +161,8 @@ fn rolled(state: Option<State>, now_unix_us: u64, ask: &Ask) -> State {
     let Some(state) = state.filter(|state| state.window <= window) else {
         return State { window, count: 0, next: 0, is_cost: true };
     };
-    let next = state.next.saturating_add(carried(state.count, 1, ask)).min(COUNT_MAX);
+    let carried_on = carried(state.unmarked(limit_of(ask.limit)), 1, ask);
+    let next = state.next.saturating_add(carried_on).min(COUNT_MAX);
     let count = match window - state.window {
         0 => return state,
         1 => next,
@@ -228,8 +229,13 @@ impl State {
         self.count == limit + 1 && !self.is_cost
     }
 
+    /// The count without the mark of a denial.
+    fn unmarked(&self, limit: u64) -> u64 {
+        self.count - u64::from(self.is_marked(limit))
+    }
+
     fn remove_mark(&mut self, limit: u64) {
-        self.count -= u64::from(self.is_marked(limit));
+        self.count = self.unmarked(limit);
         self.is_cost = true;
     }
 

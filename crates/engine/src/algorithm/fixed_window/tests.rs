@@ -363,3 +363,15 @@ fn a_debt_that_a_later_window_begins_with_is_no_mark() {
     let (state, _) = step(Some(state), later, &ask);
     assert_eq!(step(Some(state), later, &Ask { back, ..ask }).1.left, 2, "11 of 10, and 3 back");
 }
+
+#[test]
+fn the_mark_of_a_denial_is_not_carried_into_the_next_window() {
+    let carry = |ask| Ask { carry_debt: true, ..ask };
+    let (state, _) = step(None, NOON, &carry(ask(1, 1, 0)));
+    let denied = carry(ask(1, 0, 1));
+    let (state, grant) = step(Some(state), NOON, &denied);
+    assert!(grant.overdrawn);
+    assert_eq!(step(Some(state), NOON, &carry(ahead(ask(1, 1, 0)))).1.tokens, 1);
+    let (state, grant) = step(Some(state), NOON + 1_000_000, &denied);
+    assert_eq!((grant.tokens, grant.overdrawn), (1, false), "{state:?}");
+}
