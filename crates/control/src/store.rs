@@ -46,6 +46,7 @@ use sqlx::{AnyConnection, AnyPool, Connection, Error, Executor, SqlSafeStr};
 use thiserror::Error as ThisError;
 pub use tokens::{Answer, AnswerKey, Earlier, NewToken, TokenRow};
 use tokio::time::{sleep, timeout};
+pub(crate) use versions::TEXTS_MAX;
 pub use versions::{AuditRow, PublishedText, VersionChange, VersionRow};
 use write::WriteTurns;
 pub use write::{Author, PublisherLock, Write};

@@ -1,7 +1,7 @@
 //! What is published: the rules of each domain, as resources of both types; what each pod gets of
 //! them; and how the set follows the versions of the database.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ use super::selection::NodeInfo;
 use crate::document::{domain_of_shadow, weigh};
 use crate::store::{
     Bound, CHANNEL, Choice, Database, Rollout, RolloutStep, Stage, Store, StoreError, StoreResult,
-    VersionChange,
+    TEXTS_MAX, VersionChange,
 };
 
 /// All that is published, of one version.
@@ -287,7 +287,8 @@ fn part(rollout: i64, node: &str) -> u8 {
 /// Interval of the poll, for a notice that got lost.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Maximum time of a poll. A database that hangs is asked again.
+/// Maximum time of a poll. A database that hangs is asked again; the next poll goes on with the texts
+/// that one has read which was too slow.
 const POLL_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum number of removed domains whose last change is kept. It only matters to pods that have
@@ -309,10 +310,11 @@ pub async fn follow(
     polls: watch::Sender<u64>,
 ) {
     let store = store.reserved();
+    let mut texts = Texts::default();
     let mut is_away = false;
     loop {
         let known = Arc::clone(&sender.borrow());
-        let loaded = timeout(POLL_MAX, load(&store, &known)).await;
+        let loaded = timeout(POLL_MAX, load(&store, &known, &mut texts)).await;
         let loaded = loaded
             .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {POLL_MAX:?}"))));
         match loaded {
@@ -334,8 +336,38 @@ pub async fn follow(
     }
 }
 
-/// The set of the last version; `None` if that is the known one.
-async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
+/// Texts by their hashes, which were read for a set: until the whole set is there.
+#[derive(Debug, Default)]
+struct Texts(HashMap<String, String>);
+
+// === impl Texts ===
+
+impl Texts {
+    /// Reads what is lacking of the texts of these hashes, many at a time, and forgets all others.
+    async fn read(&mut self, store: &Store, wanted: BTreeSet<&str>) -> StoreResult<()> {
+        self.0.retain(|hash, _| wanted.contains(&**hash));
+        let mut lacking: Vec<_> = wanted.into_iter().collect();
+        loop {
+            lacking.retain(|hash| !self.0.contains_key(*hash));
+            let Some(next) = lacking.chunks(TEXTS_MAX).next() else { return Ok(()) };
+            self.0.extend(store.texts(next).await?);
+        }
+    }
+
+    /// The text of a hash, which was read.
+    fn text(&self, hash: &str) -> StoreResult<String> {
+        let lost = || StoreError::Internal(format!("the text {hash} was not read"));
+        self.0.get(hash).cloned().ok_or_else(lost)
+    }
+}
+
+/// The set of the last version; `None` if that is the known one. Of an attempt that does not come to
+/// its end, `texts` has what it has read.
+async fn load(
+    store: &Store,
+    known: &PublishedSet,
+    texts: &mut Texts,
+) -> StoreResult<Option<PublishedSet>> {
     for _ in 0..ATTEMPTS_MAX {
         let version = store.last_version().await?;
         // A database that was restored from a backup may have other versions of these numbers.
@@ -357,8 +389,10 @@ async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<Publish
         let ended = ended(store, former_set).await?;
         // What was read is of one version: each change of it takes a number.
         if store.last_version().await? == version {
-            let domains = domains(store, known, former, changes).await?;
-            let rollout = rolled_out(store, known, rollout).await?;
+            let last = last_texts(&changes);
+            texts.read(store, unknown_texts(known, &last, rollout.as_ref())).await?;
+            let domains = domains(texts, known, former, last)?;
+            let rollout = rolled_out(texts, known, rollout)?;
             let mut set = PublishedSet {
                 version,
                 at,
@@ -369,29 +403,48 @@ async fn load(store: &Store, known: &PublishedSet) -> StoreResult<Option<Publish
                 ..PublishedSet::default()
             };
             set.forget_removed(REMOVED_MAX);
+            *texts = Texts::default();
             return Ok(Some(set));
         }
     }
     Err(StoreError::Unavailable("versions are published while they are read".to_owned()))
 }
 
-/// The domains after these changes of `domains`.
-async fn domains(
-    store: &Store,
+/// The hash of the text that each domain has after these changes; `None` if it leaves.
+fn last_texts(changes: &[VersionChange]) -> BTreeMap<&str, Option<&str>> {
+    changes.iter().map(|it| (&*it.domain, it.hash.as_deref())).collect()
+}
+
+/// The hashes of the texts of domains, and of a rollout, that are not known.
+fn unknown_texts<'t>(
+    known: &PublishedSet,
+    last: &BTreeMap<&'t str, Option<&'t str>>,
+    rollout: Option<&'t Rollout>,
+) -> BTreeSet<&'t str> {
+    let open = rollout.and_then(|rollout| Some((rollout, rollout.last()?.stage)));
+    let rolled_out = open.into_iter().flat_map(|(rollout, stage)| {
+        rollout.hashes(stage).map(move |(domain, hash)| {
+            let candidate = (stage == Stage::Shadow).then(|| candidate_of(domain));
+            (candidate.unwrap_or_else(|| domain.to_owned()), hash)
+        })
+    });
+    let published = last.iter().map(|(domain, hash)| ((*domain).to_owned(), *hash));
+    let all = published.chain(rolled_out).filter_map(|(domain, hash)| Some((domain, hash?)));
+    all.filter(|(domain, hash)| known.find(domain, hash).is_none()).map(|(_, hash)| hash).collect()
+}
+
+/// The domains, of which these have other texts now.
+fn domains(
+    texts: &Texts,
     known: &PublishedSet,
     mut domains: BTreeMap<String, Arc<PublishedDomain>>,
-    changes: Vec<VersionChange>,
+    last: BTreeMap<&str, Option<&str>>,
 ) -> StoreResult<BTreeMap<String, Arc<PublishedDomain>>> {
-    for VersionChange { domain, hash, .. } in changes {
+    for (domain, hash) in last {
         match hash {
-            Some(hash) => {
-                let published = text(store, known, &domain, &hash).await?;
-                domains.insert(domain, published);
-            }
-            None => {
-                domains.remove(&domain);
-            }
-        }
+            Some(hash) => domains.insert(domain.to_owned(), text(texts, known, domain, hash)?),
+            None => domains.remove(domain),
+        };
     }
     Ok(domains)
 }
@@ -423,8 +476,8 @@ async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<Pu
 }
 
 /// What chosen pods have instead.
-async fn rolled_out(
-    store: &Store,
+fn rolled_out(
+    texts: &Texts,
     known: &PublishedSet,
     rollout: Option<Rollout>,
 ) -> StoreResult<Option<Arc<PublishedRollout>>> {
@@ -434,11 +487,11 @@ async fn rolled_out(
     for (domain, hash) in rollout.hashes(step.stage) {
         match hash {
             Some(hash) if step.stage == Stage::Shadow => {
-                let (name, published) = shadow_text(store, known, domain, hash).await?;
+                let (name, published) = shadow_text(texts, known, domain, hash)?;
                 domains.insert(name, Some(published));
             }
             Some(hash) => {
-                let published = text(store, known, domain, hash).await?;
+                let published = text(texts, known, domain, hash)?;
                 domains.insert(domain.to_owned(), Some(published));
             }
             None if step.stage == Stage::Shadow => {} // nothing would be counted
@@ -457,8 +510,8 @@ async fn rolled_out(
 }
 
 /// The text of the stage `shadow`, and the name that chosen pods know it by.
-async fn shadow_text(
-    store: &Store,
+fn shadow_text(
+    texts: &Texts,
     known: &PublishedSet,
     domain: &str,
     hash: &str,
@@ -467,15 +520,15 @@ async fn shadow_text(
     if let Some(found) = known.find(&candidate, hash) {
         return Ok((candidate, Arc::clone(found)));
     }
-    let yaml = store.text(hash).await?;
+    let yaml = texts.text(hash)?;
     let name = domain_of_shadow(domain, &yaml);
     let published = PublishedDomain::new(&name, hash.to_owned(), yaml);
     Ok((name, Arc::new(published)))
 }
 
-/// The domain with the text of this hash, which is read unless it is known.
-async fn text(
-    store: &Store,
+/// The domain with the text of this hash, which is known or was read.
+fn text(
+    texts: &Texts,
     known: &PublishedSet,
     domain: &str,
     hash: &str,
@@ -483,7 +536,7 @@ async fn text(
     if let Some(found) = known.find(domain, hash) {
         return Ok(Arc::clone(found));
     }
-    let yaml = store.text(hash).await?;
+    let yaml = texts.text(hash)?;
     Ok(Arc::new(PublishedDomain::new(domain, hash.to_owned(), yaml)))
 }
 
@@ -506,6 +559,9 @@ pub(crate) async fn listen(database: Database, wake: Arc<Notify>) {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
 
     use super::*;
     use crate::push::selection::NodeInfo;
@@ -591,11 +647,61 @@ mod tests {
         store
     }
 
+    async fn load_all(store: &Store, known: &PublishedSet) -> StoreResult<Option<PublishedSet>> {
+        load(store, known, &mut Texts::default()).await
+    }
+
+    /// Ends an attempt after it has waited so many times; `None` then.
+    async fn impatient<T>(waits: usize, attempt: impl Future<Output = T>) -> Option<T> {
+        let mut attempt = pin!(attempt);
+        let mut waited = 0;
+        poll_fn(|cx| match attempt.as_mut().poll(cx) {
+            Poll::Pending if waited < waits => {
+                waited += 1;
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Ready(None),
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn an_attempt_goes_on_with_the_texts_that_those_before_it_have_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path(), &[]).await;
+        // Of which a page has a few.
+        let large =
+            |at: usize| text(&format!("d{at:02}"), &format!("# {at}{}", "x".repeat(1 << 20)));
+        let texts: Vec<_> = (0..40).map(large).collect();
+        let mut write = begin(&store).await;
+        write.publish(&texts, None).await.unwrap();
+        write.commit().await.unwrap();
+        let known = PublishedSet::default();
+        let mut texts = Texts::default();
+        let mut read = vec![0];
+        // The least patience with which an attempt reads a page.
+        let mut waits = 0;
+        while texts.0.is_empty() {
+            waits += 1;
+            assert!(impatient(waits, load(&store, &known, &mut texts)).await.is_none());
+        }
+        let set = loop {
+            read.push(texts.0.len());
+            match impatient(waits + 4, load(&store, &known, &mut texts)).await {
+                Some(set) => break set.unwrap().expect("a version"),
+                None => assert!(read.len() < 100, "{read:?}"),
+            }
+        };
+        assert!(read.is_sorted() && read.len() > 2, "{read:?}");
+        assert_eq!((set.domains.len(), texts.0.len()), (40, 0));
+    }
+
     #[tokio::test]
     async fn a_set_knows_the_last_change_of_each_domain_and_of_versions_that_were_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path(), &["shop", "bank"]).await;
-        let known = load(&store, &PublishedSet::default()).await.unwrap().expect("a version");
+        let known = load_all(&store, &PublishedSet::default()).await.unwrap().expect("a version");
         assert_eq!(known.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 1)]));
         publish(&store, "shop", "domain: shop\ndescriptors: []\n").await;
         publish(&store, "shop", "domain: shop\n").await;
@@ -607,7 +713,7 @@ mod tests {
         let rollout = write.open_rollout().await.unwrap().unwrap();
         write.step_rollout(&rollout, Stage::Aborted).await.unwrap();
         write.commit().await.unwrap();
-        let set = load(&store, &known).await.unwrap().expect("a version");
+        let set = load_all(&store, &known).await.unwrap().expect("a version");
         assert_eq!(set.changed, BTreeMap::from([("bank".into(), 2), ("shop".into(), 4)]));
         let ended = set.ended.as_deref().map(|it| (it.version, it.names.contains("bank")));
         assert_eq!((set.version, ended, set.rollout.is_none()), (6, Some((6, true)), true));
@@ -635,7 +741,7 @@ mod tests {
         let mut write = begin(&store).await;
         write.begin_rollout(&new).await.unwrap();
         write.commit().await.unwrap();
-        let set = load(&store, &PublishedSet::default()).await.unwrap().expect("a version");
+        let set = load_all(&store, &PublishedSet::default()).await.unwrap().expect("a version");
         let node = NodeInfo::default();
         let names = |set: &PublishedSet, allowed: Option<&BTreeSet<&str>>| {
             set.selected(&node, allowed).names.join(" ")
@@ -659,14 +765,14 @@ mod tests {
     async fn a_database_that_was_restored_has_no_domain_of_later_versions() {
         let dir = tempfile::tempdir().unwrap();
         let before = store(dir.path(), &["shop", "bank"]).await;
-        let known = load(&before, &PublishedSet::default()).await.unwrap().expect("a version");
+        let known = load_all(&before, &PublishedSet::default()).await.unwrap().expect("a version");
         assert_eq!((known.version, known.domains.len()), (2, 2));
-        assert!(load(&before, &known).await.unwrap().is_none());
+        assert!(load_all(&before, &known).await.unwrap().is_none());
         // There are no versions, or the last ones are lower, the same, and higher.
         for domains in [&[][..], &["shop"], &["shop", "card"], &["shop", "card", "user"]] {
             sleep(Duration::from_millis(2)).await; // the time of a version has whole milliseconds
             let restored = store(dir.path(), domains).await;
-            let set = load(&restored, &known).await.unwrap().expect("another version");
+            let set = load_all(&restored, &known).await.unwrap().expect("another version");
             let names: BTreeSet<_> = set.domains.keys().map(String::as_str).collect();
             assert_eq!(usize::try_from(set.version), Ok(domains.len()));
             assert_eq!(names, domains.iter().copied().collect());

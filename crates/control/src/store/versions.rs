@@ -2,11 +2,14 @@
 
 use serde::Serialize;
 use sqlx::any::AnyRow;
-use sqlx::{Any, Executor, Row};
+use sqlx::{Any, Error, Executor, Row};
 use utoipa::ToSchema;
 
 use super::write::{Cell, PageQuery, bound};
 use super::{Rollout, Stage, Store, StoreError, StoreResult, Write, as_time};
+
+/// Maximum number of texts that are read together.
+pub(crate) const TEXTS_MAX: usize = 250;
 
 /// A version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -174,6 +177,27 @@ impl Store {
                    WHERE o.domain = d.domain AND o.version <= $1) ORDER BY d.domain";
         let rows = sqlx::query(sql).bind(version).fetch_all(&self.pool).await?;
         rows.iter().map(VersionChange::read).collect()
+    }
+
+    /// The texts of some of these hashes, of which at most [`TEXTS_MAX`] are asked for: as many as
+    /// have 4 MiB together, and at least one.
+    ///
+    /// # Errors
+    /// Fails if there is none.
+    pub async fn texts(&self, hashes: &[&str]) -> StoreResult<Vec<(String, String)>> {
+        let query = PageQuery {
+            columns: "hash, yaml",
+            from: format!("texts WHERE hash IN ({})", places(1, hashes.len())),
+            order: "hash",
+            texts: &["yaml"],
+            cells: hashes.iter().map(|it| Cell::Text((*it).to_owned())).collect(),
+            limit: TEXTS_MAX,
+        };
+        let (rows, _) = query.fetch(&self.pool).await?;
+        if rows.is_empty() {
+            return Err(Error::RowNotFound.into());
+        }
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
     }
 
     /// The text of this hash.

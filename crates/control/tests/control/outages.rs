@@ -98,6 +98,27 @@ async fn a_slow_postgres_is_waited_for_and_one_that_is_too_slow_refuses_writes_i
 }
 
 #[tokio::test]
+async fn many_domains_of_a_slow_postgres_reach_a_replica_that_then_publishes() {
+    let place = Place::postgres().await;
+    let other = place.serve().await;
+    let file = |at: usize| {
+        let text = "descriptors: [{key: a, rate_limit: {unlimited: true}}]";
+        json!({"name": format!("{at}.yaml"), "yaml": format!("domain: d{at}\n{text}\n")})
+    };
+    let files: Vec<_> = (0..600).map(file).collect();
+    assert_eq!(other.post("/v1/import", &json!({"files": files})).await.status, 200);
+    assert_eq!(other.publish().await, 1);
+    let (proxy, server) = through_proxy(&place).await;
+    proxy.set(Fault::Latency { delay: SLOW, jitter: Duration::ZERO });
+    let mut pod = Pod::connect(&server, node("edge", "test"), &[RULES]).await;
+    let first = pod.next().await;
+    assert_eq!((&*first.version_info, first.resources.len()), ("1", 600));
+    assert_eq!(publish(&server, "after").await.0, 201);
+    server.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
 async fn writes_during_a_silence_of_postgres_are_refused_in_time_and_not_half_applied() {
     let place = Place::postgres().await;
     let (proxy, server, mut pod) = with_pod(&place).await;
