@@ -31,7 +31,7 @@ use http::StatusCode;
 use jiff::Timestamp;
 use kube::Client;
 use ratelease_rules::Source;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
@@ -133,9 +133,9 @@ async fn lead(
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let (statuses, waiting) = mpsc::channel(STATUSES_MAX);
     let mut tasks = JoinSet::new(); // which end with it
-    tasks.spawn(watch(client.clone(), sender));
-    tasks.spawn(write_statuses(client.clone(), waiting));
     let mut follower = Follower::new(Arc::clone(app), any_domain.clone());
+    tasks.spawn(watch(client.clone(), sender, Arc::clone(&follower.list_again)));
+    tasks.spawn(write_statuses(client.clone(), waiting));
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -188,6 +188,8 @@ struct Objects {
     /// Namespaces of which some were not read, or had no room: one that is not known may still be
     /// there.
     incomplete: BTreeSet<String>,
+    /// Those whose rules had no room, and the bytes of these.
+    too_large: BTreeMap<Key, usize>,
 }
 
 /// A number of objects, and the bytes of their rules.
@@ -212,6 +214,7 @@ impl Objects {
     }
 
     fn remove(&mut self, key: &Key) {
+        self.too_large.remove(key);
         let Some(object) = self.by_key.remove(key) else { return };
         let of_namespace = self.by_namespace.entry(key.namespace.clone()).or_default();
         for size in [&mut self.size, of_namespace] {
@@ -251,6 +254,12 @@ impl Objects {
         self.size.bytes + bytes <= BYTES_MAX
             && self.size_of(namespace).bytes + bytes <= BYTES_OF_NAMESPACE_MAX
     }
+
+    /// Whether there is room for one that had none.
+    fn has_room_again(&self) -> bool {
+        self.incomplete.iter().any(|it| self.has_room(it))
+            || self.too_large.iter().any(|(key, bytes)| self.has_room_for(&key.namespace, *bytes))
+    }
 }
 
 /// What is known of the cluster, and what was done about it.
@@ -262,6 +271,11 @@ struct Follower {
     listed: Option<Objects>,
     /// Whether all objects were listed once.
     is_complete: bool,
+    /// Whether one went or shrank since, and at which tick all may be listed again because of that.
+    has_shrunk: bool,
+    list_after: u64,
+    /// Has the watch list all objects again.
+    list_again: Arc<Notify>,
     /// Whether the plan may have changed.
     is_due: bool,
     /// Whether the database refused the last attempt.
@@ -303,12 +317,30 @@ struct Written {
 // === impl Domains ===
 
 impl Domains {
-    /// Takes over what was written, unless others have written since the domains were read.
+    /// Takes over what was written. If others have written since the domains were read, all are read
+    /// again before the next plan; until then these count in the share of their namespace.
     fn note(&mut self, written: Written) {
         if written.first == self.change + 1 {
             self.change = written.last;
-            self.by_name.extend(written.domains.into_iter().map(|it| (it.name.clone(), it)));
         }
+        self.by_name.extend(written.domains.into_iter().map(|it| (it.name.clone(), it)));
+    }
+
+    /// Who publishes these changes: each namespace with all of its domains, which have a share of
+    /// the memory of pods together. Those that may define any domain have no such bound.
+    fn callers(&self, batch: &[Change], any_domain: &BTreeSet<String>) -> Vec<Caller> {
+        let mut shares: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for change in batch.iter().filter(|it| !any_domain.contains(&it.namespace)) {
+            shares.entry(&change.namespace).or_default().insert(&change.domain);
+        }
+        for domain in self.by_name.values() {
+            let namespace = domain.owner.as_deref().map(namespace_of);
+            if let Some(share) = namespace.and_then(|it| shares.get_mut(it)) {
+                share.insert(&domain.name);
+            }
+        }
+        let owned = |share: BTreeSet<&str>| share.into_iter().map(str::to_owned).collect();
+        shares.into_values().map(|share| Caller::of_objects(Some(owned(share)))).collect()
     }
 }
 
@@ -352,6 +384,9 @@ impl Follower {
             objects: Objects::default(),
             listed: None,
             is_complete: false,
+            has_shrunk: false,
+            list_after: 0,
+            list_again: Arc::default(),
             is_due: false,
             is_failing: false,
             planned: 0,
@@ -384,6 +419,7 @@ impl Follower {
                 // What is gone meanwhile has made room.
                 self.refusals.clear();
                 self.is_complete = true;
+                self.has_shrunk = false;
                 self.is_due = true;
                 self.app.objects.is_connected.store(true, Ordering::Relaxed);
                 info!(objects = self.objects.by_key.len(), "all objects are listed");
@@ -394,6 +430,7 @@ impl Follower {
                 self.sent.remove(&key);
                 self.said.remove(&key);
                 self.is_due = true;
+                self.has_shrunk = true;
                 if makes_room {
                     self.forget_refusals(&key.namespace);
                 }
@@ -409,13 +446,14 @@ impl Follower {
     /// that has changed is tried at once.
     async fn take_object(&mut self, object: ApiObject) {
         let key = Key::of(&object);
-        let Some(object) = self.read(object).await else {
+        let Some((object, lacking)) = self.read(object).await else {
             let known = self.listed.as_mut().unwrap_or(&mut self.objects);
             known.incomplete.insert(key.namespace);
             return;
         };
         let former = self.objects.by_key.get(&key);
         if former.is_none_or(|it| !object.has_spec_of(it)) {
+            self.has_shrunk |= former.is_some_and(|it| object.bytes() < it.bytes());
             let makes_room =
                 former.is_some_and(|it| object.takes_less_than(it)) && self.is_published(&key);
             self.is_due = true;
@@ -425,7 +463,9 @@ impl Follower {
             }
         }
         self.said.remove(&key);
-        self.listed.as_mut().unwrap_or(&mut self.objects).insert(object);
+        let known = self.listed.as_mut().unwrap_or(&mut self.objects);
+        known.insert(object);
+        known.too_large.extend(lacking.map(|bytes| (key, bytes)));
     }
 
     /// Whether the database has what an object says, or is about to. The end of any other makes no
@@ -443,8 +483,9 @@ impl Follower {
         }
     }
 
-    /// Reads an object; `None` if there is no room for it. Most events are of a status alone.
-    async fn read(&self, object: ApiObject) -> Option<Object> {
+    /// Reads an object, and says how many bytes of room its rules lack; `None` if there is no room
+    /// for it at all. Most events are of a status alone.
+    async fn read(&self, object: ApiObject) -> Option<(Object, Option<usize>)> {
         let key = Key::of(&object);
         let former = self.objects.by_key.get(&key);
         let known = self.listed.as_ref().unwrap_or(&self.objects);
@@ -452,7 +493,9 @@ impl Follower {
             warn!("there are too many objects: {key} is not followed");
             return None;
         }
-        let mut object = match former.filter(|it| it.is_of(&object)) {
+        let is_whole =
+            |it: &&Object| it.is_of(&object) && !self.objects.too_large.contains_key(&key);
+        let mut object = match former.filter(is_whole) {
             Some(former) => Object { status: Status::of_object(&object), ..former.clone() },
             None => {
                 let memory = domain_memory(&self.app);
@@ -462,12 +505,15 @@ impl Follower {
         };
         // It takes the place of the one of its name.
         let freed = known.by_key.get(&object.key).map_or(0, Object::bytes);
-        if !known.has_room_for(&object.key.namespace, object.bytes().saturating_sub(freed)) {
-            let why = "the objects of the namespace, or of all, are too large together";
-            object.rules = Err(Faults::one("spec", why));
-            object.status = Status::default();
+        let bytes = object.bytes();
+        if known.has_room_for(&object.key.namespace, bytes.saturating_sub(freed)) {
+            return Some((object, None));
         }
-        Some(object)
+        let why = "the objects of the namespace, or of all, are too large together; it is tried \
+                   again when others shrink or go";
+        object.rules = Err(Faults::one("spec", why));
+        object.status = Status::default();
+        Some((object, Some(bytes)))
     }
 
     /// Notes whether what is due was done. If it was not, the next tick does it.
@@ -606,7 +652,7 @@ impl Follower {
             PublishedText { domain: it.domain.clone(), changed: 0, yaml, rules }
         });
         let texts: Vec<_> = rules.collect();
-        let callers = self.callers(batch);
+        let callers = self.domains.callers(batch, &self.any_domain);
         let app = &self.app;
         let author = Author { name: Caller::of_objects(None).name, reason: reason(batch) };
         // The turn is given back when this ends.
@@ -636,29 +682,13 @@ impl Follower {
         .await
     }
 
-    /// Who publishes these changes: each namespace with all of its domains, which have a share of
-    /// the memory of pods together. Those that may define any domain have no such bound.
-    fn callers(&self, batch: &[Change]) -> Vec<Caller> {
-        let mut shares: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for change in batch.iter().filter(|it| !self.any_domain.contains(&it.namespace)) {
-            shares.entry(&change.namespace).or_default().insert(&change.domain);
-        }
-        for domain in self.domains.by_name.values() {
-            let namespace = domain.owner.as_deref().map(namespace_of);
-            if let Some(share) = namespace.and_then(|it| shares.get_mut(it)) {
-                share.insert(&domain.name);
-            }
-        }
-        let owned = |share: BTreeSet<&str>| share.into_iter().map(str::to_owned).collect();
-        shares.into_values().map(|share| Caller::of_objects(Some(owned(share)))).collect()
-    }
-
     /// Does what the time asks for, and hands statuses that differ to the writer.
     async fn tick(&mut self, writer: &mpsc::Sender<(Key, Status)>) -> Result<(), StoreError> {
         self.ticks += 1;
         if !self.is_complete {
             return Ok(());
         }
+        self.list_again_if_there_is_room();
         let set = Arc::clone(&self.app.published.borrow());
         self.age(set.version);
         let pods = Pods::new(&self.app.store.reserved().pod_versions().await?);
@@ -675,6 +705,16 @@ impl Follower {
             self.last_sent = Some(key);
         }
         Ok(())
+    }
+
+    /// Has all objects listed again if one that had no room would have some now: its spec is not kept.
+    fn list_again_if_there_is_room(&mut self) {
+        let may_list = self.has_shrunk && self.listed.is_none() && self.ticks >= self.list_after;
+        if may_list && self.objects.has_room_again() {
+            self.has_shrunk = false;
+            self.list_after = self.ticks + RETRY_TICKS;
+            self.list_again.notify_one();
+        }
     }
 
     /// Forgets refusals and what was kept, as time passes. Others may have changed what the
@@ -829,24 +869,78 @@ mod tests {
         assert!(error.contains("the lock has taken more than 10s"), "{error}");
     }
 
-    #[test]
-    fn what_was_written_is_known_unless_others_have_written_meanwhile() {
-        let domain = |name: &str, hash: &str| DraftDomain {
+    fn domain(name: &str, hash: &str) -> DraftDomain {
+        DraftDomain {
             name: name.to_owned(),
             changed: 5,
             rules: 1,
             is_changed: false,
             owner: Some("shop/limits".to_owned()),
             hash: Some(hash.to_owned()),
-        };
+        }
+    }
+
+    #[test]
+    fn all_domains_are_read_again_if_others_have_written_too() {
         let by_name = BTreeMap::from([("shop".to_owned(), domain("shop", "a"))]);
         let mut domains = Domains { change: 7, by_name };
         let written = |first| Written { first, last: 12, domains: vec![domain("shop", "b")] };
-        let known = |domains: &Domains| (domains.change, domains.by_name["shop"].hash.clone());
         domains.note(written(9));
-        assert_eq!(known(&domains), (7, Some("a".to_owned())), "all are read again");
+        assert_eq!(domains.change, 7, "all are read again");
         domains.note(written(8));
-        assert_eq!(known(&domains), (12, Some("b".to_owned())));
+        assert_eq!((domains.change, &domains.by_name["shop"].hash), (12, &Some("b".to_owned())));
+    }
+
+    #[test]
+    fn what_was_written_counts_in_the_share_of_its_namespace_though_others_have_written_too() {
+        let mut domains = Domains { change: 7, by_name: BTreeMap::new() };
+        let change = |domain: &str| Change {
+            domain: domain.to_owned(),
+            by: None,
+            namespace: "shop".to_owned(),
+        };
+        // The first half of a batch, after others have written.
+        domains.note(Written { first: 9, last: 12, domains: vec![domain("shop.1", "a")] });
+        let share = |any_domain| {
+            let callers = domains.callers(&[change("shop.2")], &any_domain);
+            callers.into_iter().map(|it| it.domains().unwrap().to_vec()).collect::<Vec<_>>()
+        };
+        assert_eq!(share(BTreeSet::new()), [["shop.1", "shop.2"]]);
+        assert!(share(BTreeSet::from(["shop".to_owned()])).is_empty());
+    }
+
+    /// An object whose rules have so many bytes, with its domain.
+    fn object(key: &str, bytes: usize) -> Object {
+        let (namespace, name) = key.split_once('/').unwrap();
+        let text = "x".repeat(bytes - name.len());
+        Object {
+            key: Key { namespace: namespace.to_owned(), name: name.to_owned() },
+            uid: String::new(),
+            created: 1,
+            generation: 1,
+            domain: name.to_owned(),
+            rules: Ok(object::Rules { text, hash: None, count: 1 }),
+            status: Status::default(),
+        }
+    }
+
+    #[test]
+    fn one_that_had_no_room_has_some_again_when_enough_of_others_is_gone() {
+        let mut objects = Objects::default();
+        let sizes = [BYTES_OF_NAMESPACE_MAX - 1000, 400, 500];
+        for (at, bytes) in sizes.into_iter().enumerate() {
+            objects.insert(object(&format!("shop/{at}"), bytes));
+        }
+        let late = object("shop/late", 600);
+        assert!(!objects.has_room_for("shop", late.bytes()) && objects.has_room_for("bank", 600));
+        objects.too_large.insert(late.key, 600);
+        assert!(!objects.has_room_again());
+        objects.remove(&Key { namespace: "shop".to_owned(), name: "1".to_owned() });
+        assert!(!objects.has_room_again(), "it still lacks some");
+        objects.remove(&Key { namespace: "shop".to_owned(), name: "2".to_owned() });
+        assert!(objects.has_room_again());
+        objects.remove(&Key { namespace: "shop".to_owned(), name: "late".to_owned() });
+        assert!(!objects.has_room_again(), "it is gone");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The API server: lists and watches the objects, and writes their statuses.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -15,7 +16,7 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 use serde_json::value::RawValue;
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tracing::warn;
 
@@ -45,7 +46,7 @@ enum Lost {
     Client(kube::Error),
     #[error("it is silent")]
     Silent,
-    /// What was asked for is too old: all has to be listed again.
+    /// All has to be listed again: what was asked for is too old, or others are asked for.
     #[error("its history has moved on")]
     Gone,
 }
@@ -105,9 +106,9 @@ struct PageMeta {
     next: String,
 }
 
-/// Lists and watches the objects, and sends an event for each change until the receiver is gone.
-/// While the API server is away, it is asked again at intervals.
-pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>) {
+/// Lists and watches the objects, and sends an event for each change until the receiver is gone; lists
+/// all again when it is told to. While the API server is away, it is asked again at intervals.
+pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>, list_again: Arc<Notify>) {
     let mut version = None;
     let mut pause = PAUSE;
     while !events.is_closed() {
@@ -120,12 +121,15 @@ pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>) {
                 }
                 Err(lost) => lost,
             },
-            Some(version) => match watch_from(&client, version, &events).await {
-                Ok(()) => {
-                    pause = PAUSE;
-                    continue;
-                }
-                Err(lost) => lost,
+            Some(version) => tokio::select! {
+                watched = watch_from(&client, version, &events) => match watched {
+                    Ok(()) => {
+                        pause = PAUSE;
+                        continue;
+                    }
+                    Err(lost) => lost,
+                },
+                () = list_again.notified() => Lost::Gone,
             },
         };
         if matches!(lost, Lost::Gone) {
