@@ -80,6 +80,10 @@ const REFUSALS_MAX: usize = 8;
 const RETRY_TICKS: u64 = 30;
 const RETRY_TICKS_MAX: u64 = 600;
 
+/// Ticks from a list of all objects until the next one that only room asks for: a list of many takes
+/// a while, in which no change is seen, and one tenant can free and take room again and again.
+const LIST_TICKS: u64 = 600;
+
 /// What the objects of a namespace may publish at once, and in a tick after that, in bytes: all of it
 /// is kept for good, as every version is. A change costs a little more than its text.
 const KEPT_MAX: usize = 64 << 20;
@@ -255,6 +259,17 @@ impl Objects {
             && self.size_of(namespace).bytes + bytes <= BYTES_OF_NAMESPACE_MAX
     }
 
+    /// Whether an object has room for so many bytes in place of the one of its name: among those
+    /// `listed` so far, and beside all that have room here, unless it is one of these.
+    fn has_room_in_place(&self, listed: &Self, key: &Key, bytes: usize) -> bool {
+        let is_free = |of: &Self| {
+            let freed = of.by_key.get(key).map_or(0, Object::bytes);
+            of.has_room_for(&key.namespace, bytes.saturating_sub(freed))
+        };
+        let has_some = self.by_key.contains_key(key) && !self.too_large.contains_key(key);
+        is_free(listed) && (has_some || is_free(self))
+    }
+
     /// Whether there is room for one that had none.
     fn has_room_again(&self) -> bool {
         self.incomplete.iter().any(|it| self.has_room(it))
@@ -419,7 +434,8 @@ impl Follower {
                 // What is gone meanwhile has made room.
                 self.refusals.clear();
                 self.is_complete = true;
-                self.has_shrunk = false;
+                self.has_shrunk = true; // some may have gone unseen
+                self.list_after = self.ticks + LIST_TICKS;
                 self.is_due = true;
                 self.app.objects.is_connected.store(true, Ordering::Relaxed);
                 info!(objects = self.objects.by_key.len(), "all objects are listed");
@@ -493,20 +509,23 @@ impl Follower {
             warn!("there are too many objects: {key} is not followed");
             return None;
         }
-        let is_whole =
-            |it: &&Object| it.is_of(&object) && !self.objects.too_large.contains_key(&key);
-        let mut object = match former.filter(is_whole) {
-            Some(former) => Object { status: Status::of_object(&object), ..former.clone() },
-            None => {
+        let lacking = former.and_then(|it| self.objects.too_large.get(&it.key));
+        let mut object = match former.filter(|it| it.is_of(&object)) {
+            Some(former)
+                if lacking
+                    .is_none_or(|bytes| !self.objects.has_room_in_place(known, &key, *bytes)) =>
+            {
+                let status = Status::of_object(&object);
+                return Some((Object { status, ..former.clone() }, lacking.copied()));
+            }
+            _ => {
                 let memory = domain_memory(&self.app);
                 let read = heavy(move |_| Object::read(&object, memory)).await;
                 read.inspect_err(|error| warn!("the object {key} is not read: {error}")).ok()?
             }
         };
-        // It takes the place of the one of its name.
-        let freed = known.by_key.get(&object.key).map_or(0, Object::bytes);
         let bytes = object.bytes();
-        if known.has_room_for(&object.key.namespace, bytes.saturating_sub(freed)) {
+        if self.objects.has_room_in_place(known, &object.key, bytes) {
             return Some((object, None));
         }
         let why = "the objects of the namespace, or of all, are too large together; it is tried \
@@ -712,7 +731,7 @@ impl Follower {
         let may_list = self.has_shrunk && self.listed.is_none() && self.ticks >= self.list_after;
         if may_list && self.objects.has_room_again() {
             self.has_shrunk = false;
-            self.list_after = self.ticks + RETRY_TICKS;
+            self.list_after = self.ticks + LIST_TICKS;
             self.list_again.notify_one();
         }
     }
@@ -941,6 +960,22 @@ mod tests {
         assert!(objects.has_room_again());
         objects.remove(&Key { namespace: "shop".to_owned(), name: "late".to_owned() });
         assert!(!objects.has_room_again(), "it is gone");
+    }
+
+    #[test]
+    fn in_a_list_one_that_had_no_room_takes_none_of_those_that_have() {
+        let mut objects = Objects::default();
+        objects.insert(object("shop/a", 1));
+        objects.too_large.insert(object("shop/a", 1).key, 600);
+        objects.insert(object("shop/b", BYTES_OF_NAMESPACE_MAX - 500));
+        let (a, b) = (object("shop/a", 1).key, object("shop/b", 1).key);
+        let mut listed = Objects::default();
+        assert!(!objects.has_room_in_place(&listed, &a, 600), "{b:?} is to come");
+        assert!(objects.has_room_in_place(&listed, &a, 400));
+        assert!(objects.has_room_in_place(&listed, &b, BYTES_OF_NAMESPACE_MAX - 400), "it grows");
+        listed.insert(object("shop/b", BYTES_OF_NAMESPACE_MAX - 700));
+        assert!(!objects.has_room_in_place(&listed, &a, 600), "it has shrunk in the list alone");
+        assert!(listed.has_room_in_place(&listed, &a, 600));
     }
 
     #[test]
