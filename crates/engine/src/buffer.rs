@@ -694,6 +694,10 @@ impl<A: Cold> PackedLeases<A> {
 
     /// Adds tokens that were taken out.
     fn put_back(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        if self.is_of_newest(&lease, kind) && now < lease.ends && self.has_lease(now) {
+            self.tokens = self.tokens.saturating_add(lease.tokens);
+            return;
+        }
         self.edit(kind, |leases| leases.insert(lease, kind, now));
     }
 
@@ -790,6 +794,16 @@ impl<A: Cold> PackedLeases<A> {
 
     fn ends(&self) -> Time {
         self.ends.after(self.replied_at)
+    }
+
+    /// Whether `lease` was taken out of the newest lease, and there is no older one.
+    fn is_of_newest(&self, lease: &LeasedTokens, kind: LeaseKind) -> bool {
+        let is_one = match kind {
+            LeaseKind::Windowed => lease.starts < self.replied_at, // else its end is the later news
+            LeaseKind::Timed => lease.ends == self.ends(),
+            LeaseKind::Spaced { .. } => false,
+        };
+        is_one && lease.epoch == self.epoch_or_start && !self.has_older()
     }
 
     fn has_older(&self) -> bool {

@@ -7,6 +7,7 @@
 //! held: a client that starts requests without end keeps only its own further ones out.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem::size_of;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -216,28 +217,30 @@ impl Holds {
 
 impl Part {
     fn take(&mut self, id: HoldId, hold: Hold) -> Option<Taken> {
-        let was_idle = self.holds.is_empty();
-        let earlier = self.holds.get(&id).copied();
-        if earlier.is_none() && !self.has_room(&hold) {
+        // Looked at first, since to look for a free slot makes one.
+        if !self.has_room(&hold) && !self.holds.contains_key(&id) {
             self.tally.not_kept += 1;
             return None;
         }
-        let displaced = earlier.and_then(|earlier| earlier.displaced_by(&hold));
-        let hold = match earlier {
-            Some(earlier) => {
-                self.remove(id);
-                earlier.and(hold)
-            }
-            None => hold,
-        };
+        let was_idle = self.holds.is_empty();
         self.first_end = if was_idle { hold.ends } else { self.first_end.min(hold.ends) };
-        self.insert(id, hold);
-        Some(Taken { was_idle, displaced })
+        if let Entry::Vacant(slot) = self.holds.entry(id) {
+            slot.insert(hold);
+            self.note_inserted(&hold);
+            return Some(Taken { was_idle, displaced: None });
+        }
+        let earlier = self.remove(id)?;
+        self.insert(id, earlier.and(hold));
+        Some(Taken { was_idle, displaced: earlier.displaced_by(&hold) })
     }
 
     fn insert(&mut self, id: HoldId, hold: Hold) {
-        self.hits = self.hits.saturating_add(hold.hits);
         self.holds.insert(id, hold);
+        self.note_inserted(&hold);
+    }
+
+    fn note_inserted(&mut self, hold: &Hold) {
+        self.hits = self.hits.saturating_add(hold.hits);
         match &mut self.of_key {
             Some(of_key) => *of_key.entry(hold.key).or_default() += 1,
             None if self.holds.len() >= CROWDED => self.of_key = Some(self.by_key()),

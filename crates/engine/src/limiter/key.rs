@@ -203,9 +203,8 @@ impl KeyState {
     /// The state of the key for a settlement, which changes it only when its request has its
     /// verdict.
     pub(super) fn preview_settlement(&self, context: &PodContext<'_>) -> Attempt {
-        let LeasePolicy { limit, .. } = self.policy(context);
         let taken = Take::Taken(LeasedTokens::default());
-        Attempt::local(taken, self.quota(limit, context.now))
+        Attempt::local(taken, self.quota(self.limit(), context.now))
     }
 
     /// The effect of a refund on the key, if a lease is held here that can take the refund.
@@ -1801,7 +1800,17 @@ impl KeyState {
         if self.is_of_slots() {
             return self.release(taken.tokens, key, context, asks);
         }
-        let policy = self.policy(context);
+        self.put_back_under(&self.policy(context), taken, key, context, asks);
+    }
+
+    fn put_back_under(
+        &mut self,
+        policy: &LeasePolicy,
+        taken: LeasedTokens,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
         self.buffer.put_back(taken, policy.kind, context.now);
         if !policy.is_leased() && !self.has_waiting() {
             self.give_back_tokens(key, context, asks);
@@ -1822,16 +1831,16 @@ impl KeyState {
             return self.release(tokens.tokens, key, context, asks);
         }
         self.begin_next_window(context.now);
-        let LeasePolicy { limit, kind, .. } = self.policy(context);
-        let is_windowed = kind == LeaseKind::Windowed;
-        let is_of_this_store = limit.store == unspent.limit.store;
+        let policy = self.policy(context);
+        let is_windowed = policy.kind == LeaseKind::Windowed;
+        let is_of_this_store = policy.limit.store == unspent.limit.store;
         let lasts = context.now < tokens.ends;
         // A count beyond its limit is owed these tokens, and other pods may need them.
         let has_lease = self.buffer.is_live(context.now)
             && !self.buffer.is_known_empty(context.now)
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
-            self.put_back(tokens, key, context, asks);
+            self.put_back_under(&policy, tokens, key, context, asks);
         } else if is_of_this_store && lasts && is_windowed && !self.takes_returns(key, context) {
             self.keep(tokens, context.now); // they would be lost on the way
         } else if lasts || !is_of_this_store || !is_windowed {
