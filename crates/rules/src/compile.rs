@@ -118,7 +118,7 @@ fn compile<S: Borrow<Source>>(
 }
 
 /// Hashes everything that determines the rules. `sources` are in order of their names.
-fn version(sources: &[&Source], options: &Options) -> u64 {
+pub(crate) fn version(sources: &[&Source], options: &Options) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("ratelease 2026-11 version of rules");
     let mut write = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -183,8 +183,9 @@ impl Domain {
     }
 }
 
-/// Bytes of a domain besides its rules: what it is known by, in tables that double.
-const DOMAIN_BYTES: usize = 896;
+/// Bytes of a domain besides its rules: what it is known by, in tables that double, and its part of
+/// a set.
+const DOMAIN_BYTES: usize = 1040;
 
 /// The fault of a level whose patterns would cost a search too much together.
 fn nested_too_deep() -> String {
@@ -252,7 +253,7 @@ impl<'f> Compiler<'f> {
     }
 
     /// The domains by their names, unless there is a fault.
-    fn finish(self) -> SmallMap<DomainRules> {
+    fn finish(self) -> SmallMap<Arc<DomainRules>> {
         let memory = &self.findings.memory;
         memory.give_back(self.paths.bytes());
         drop(self.paths);
@@ -266,14 +267,14 @@ impl<'f> Compiler<'f> {
             }
         }
         let domains = self.domains.into_iter();
-        domains.map(|(name, domain)| (name, domain.finish(memory))).collect()
+        domains.map(|(name, domain)| (name, Arc::new(domain.finish(memory)))).collect()
     }
 
     fn file(&mut self, reader: &mut Reader<'_, '_>) {
         let file = read_file(reader);
         let name = file.domain.text();
         // Candidate rules are known by two more names.
-        let names = if domain_of_candidate(name).is_some() { 8 } else { 4 };
+        let names = if domain_of_candidate(name).is_some() { 9 } else { 5 };
         if self.findings.memory.take(DOMAIN_BYTES + names * name.len()).is_none() {
             return;
         }

@@ -14,12 +14,12 @@
 //!
 //! # Modules
 //!
-//! `memory` counts what a load allocates, and `weight` sums up what several would. `options` is the
-//! table of everything that a rule file may say, and reads its maps; `takes` are the kinds of
-//! values. `limit` and `store` are the parts of a `rule`; [`request`] is what is matched against
-//! `rules`, and [`key`] names a count. `node` and `reader` read a rule file, `compile` compiles it,
-//! and `directory` finds the files. [`schema()`] describes them. [`yaml`] reads other YAML files
-//! with the same parser.
+//! `memory` counts what a load allocates, `weight` sums up what several would, and `parts` compiles
+//! what has changed of a set. `options` is the table of everything that a rule file may say, and
+//! reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a `rule`;
+//! [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and `reader`
+//! read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`] describes
+//! them. [`yaml`] reads other YAML files with the same parser.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod limit;
 mod memory;
 mod node;
 mod options;
+mod parts;
 mod reader;
 pub mod request;
 mod rule;
@@ -57,6 +58,7 @@ pub use limit::{
 };
 pub use memory::MemoryUse;
 pub use options::{FlagRow, Flags, MapKind, OptionRow};
+pub use parts::Parts;
 pub use rule::{Allowance, Attachment, Level, LevelMatch, Rule, RuleOption};
 pub use rules::{
     CANDIDATE_SUFFIX, Candidate, Charged, Lookup, MatchKind, Rules, SETTLE_KEY, Step, Trace,

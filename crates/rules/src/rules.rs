@@ -18,7 +18,7 @@ use crate::wildcard::Patterns;
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: SmallMap<DomainRules>,
+    domains: SmallMap<Arc<DomainRules>>,
     len: usize,
     /// Boxed, since only overrides and pages read it.
     stores: Box<StoreNames>,
@@ -85,7 +85,7 @@ impl Rules {
     /// The paths of all rules of `domains` must differ.
     pub(crate) fn new(
         version: u64,
-        domains: SmallMap<DomainRules>,
+        domains: SmallMap<Arc<DomainRules>>,
         stores: StoreNames,
         calendar_months: bool,
     ) -> Self {
@@ -97,6 +97,13 @@ impl Rules {
             Box::new(pairs.collect())
         });
         Self { version, domains, len, stores: Box::new(stores), calendar_months, candidates }
+    }
+
+    /// Returns the name and the rules of the only domain; `None` if there is none, or several.
+    pub(crate) fn only_domain(&self) -> Option<(&str, Arc<DomainRules>)> {
+        let mut domains = self.domains.iter();
+        let (name, rules) = domains.next()?;
+        domains.next().is_none().then(|| (name, Arc::clone(rules)))
     }
 
     /// Returns the domain of the candidate rules of `domain`, if there are some.

@@ -67,7 +67,9 @@ impl Load for Directory {
         if sources.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let loaded = self.memory.load(sources, &self.settings.reading.options);
+        let options = &self.settings.reading.options;
+        let load = |memory| rules::load_within(sources, options.clone(), memory);
+        let loaded = self.memory.load(load);
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use ratelease_rules::{Faults, Loaded, Options, Source, load_within};
+use ratelease_rules::{Faults, Loaded};
 use ratelease_xds::memory_left;
 
 /// Where control groups of version 2 and of version 1 are. A container sees its own there.
@@ -51,20 +51,19 @@ impl MemoryLeft {
         (self.0)()
     }
 
-    /// Compiles `sources` within the memory that is left. Blocks for a moment if that is not
+    /// Has `load` compile rules within the memory that is left. Blocks for a moment if that is not
     /// enough.
     ///
     /// # Errors
     /// All faults, or that there is not enough memory.
     pub(super) fn load(
         &self,
-        sources: &[Arc<Source>],
-        options: &Options,
+        mut load: impl FnMut(usize) -> Result<Loaded, Faults>,
     ) -> Result<Loaded, Faults> {
-        match load_within(sources, options.clone(), self.bytes()) {
+        match load(self.bytes()) {
             Err(faults) if faults.exceeds_memory() => {
                 sleep(FREE_MAX);
-                load_within(sources, options.clone(), self.bytes())
+                load(self.bytes())
             }
             loaded => loaded,
         }

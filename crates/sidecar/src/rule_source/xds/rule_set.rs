@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease_engine::time::{Clock, Time};
-use ratelease_rules::{Faults, Options, Source, excerpt};
+use ratelease_rules::{Faults, Options, Parts, Source, excerpt};
 use ratelease_xds::config::path_of;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
@@ -649,6 +649,8 @@ pub(super) struct Pushed {
     set: Arc<Mutex<PushedSet>>,
     options: Options,
     memory: MemoryLeft,
+    /// What the sources in force became.
+    parts: Parts,
     /// Whether the last load had too little memory.
     lacked_memory: bool,
     /// The push that was read last.
@@ -677,6 +679,7 @@ pub(super) fn pushed(
         set: Arc::clone(&set),
         options,
         memory,
+        parts: Parts::default(),
         lacked_memory: false,
         number: 0,
         last: Ok(()),
@@ -723,7 +726,8 @@ impl Load for Pushed {
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
-        let loaded = self.memory.load(sources, &self.options);
+        let (parts, options) = (&mut self.parts, &self.options);
+        let loaded = self.memory.load(|memory| parts.load(sources, options, memory));
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
