@@ -1,8 +1,8 @@
 //! Loads a set of sources of which most are those of the set before: only the others are compiled.
 //!
 //! A source that is compiled alone has the rules that it has in one load of all, unless they want a
-//! path of another domain, or all exceed a ceiling together. Then, and where a source has faults,
-//! all are compiled in one load, which also finds the faults.
+//! path of another domain, or all exceed a ceiling together. Then, and where one of several changed
+//! sources has faults, all are compiled in one load, which finds the faults of all.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Parts {
     ) -> Result<Loaded, Faults> {
         let mut sources: Vec<_> = sources.iter().collect();
         sources.sort_by(|a, b| a.name.cmp(&b.name));
-        if let Some((loaded, parts)) = self.load_changed(&sources, options, memory) {
+        if let Some((loaded, parts)) = self.load_changed(&sources, options, memory)? {
             self.0 = parts;
             return Ok(loaded);
         }
@@ -57,15 +57,19 @@ impl Parts {
 
     /// Loads sources, in the order of their names, of which those that are known are not compiled.
     /// `None` if all have to be compiled in one load.
+    ///
+    /// # Errors
+    /// All faults, if one source alone is not known: they are not looked for twice.
     fn load_changed(
         &self,
         sources: &[&Arc<Source>],
         options: &Options,
         memory: usize,
-    ) -> Option<(Loaded, Vec<Part>)> {
+    ) -> Result<Option<(Loaded, Vec<Part>)>, Faults> {
         if options.merge_domains {
-            return None;
+            return Ok(None);
         }
+        let changed = sources.iter().filter(|it| self.find(it).is_none()).count();
         let mut left = memory;
         let mut warnings = Vec::new();
         let mut parts = Vec::with_capacity(sources.len());
@@ -73,21 +77,25 @@ impl Parts {
             let part = match self.find(source) {
                 Some(known) => known.clone(),
                 None => {
-                    let (part, found) = Part::compile(source, options, left)?;
+                    let (part, found) = match Part::compile(source, options, left) {
+                        Ok(Some(compiled)) => compiled,
+                        Err(faults) if changed == 1 => return Err(faults),
+                        Ok(None) | Err(_) => return Ok(None),
+                    };
                     left = left.saturating_sub(part.weight.memory.held);
                     warnings.extend(found);
                     part
                 }
             };
             if warnings.len() > WARNINGS_MAX {
-                return None;
+                return Ok(None);
             }
             parts.push(part);
         }
         let version = version(&borrowed(sources), options);
-        let (rules, weight) = together(&parts, version, options)?;
+        let Some((rules, weight)) = together(&parts, version, options) else { return Ok(None) };
         parts.retain(|it| !it.has_warnings);
-        Some((Loaded { rules, warnings, weight }, parts))
+        Ok(Some((Loaded { rules, warnings, weight }, parts)))
     }
 
     /// The part of a source, if it is known.
@@ -104,18 +112,19 @@ fn borrowed<'s>(sources: &[&'s Arc<Source>]) -> Vec<&'s Source> {
 // === impl Part ===
 
 impl Part {
-    /// Compiles a source alone; `None` if it has faults.
+    /// Compiles a source alone; `None` if it has no domain.
     fn compile(
         source: &Arc<Source>,
         options: &Options,
         memory: usize,
-    ) -> Option<(Self, Vec<Fault>)> {
+    ) -> Result<Option<(Self, Vec<Fault>)>, Faults> {
         let Loaded { rules, warnings, weight } =
-            load_within(&[&**source], options.clone(), memory).ok()?;
-        let (domain, rules) = rules.only_domain()?;
+            load_within(&[&**source], options.clone(), memory)?;
+        let Some((domain, rules)) = rules.only_domain() else { return Ok(None) };
         let source = Arc::clone(source);
         let has_warnings = !warnings.is_empty();
-        Some((Self { source, domain: domain.into(), rules, weight, has_warnings }, warnings))
+        let part = Self { source, domain: domain.into(), rules, weight, has_warnings };
+        Ok(Some((part, warnings)))
     }
 
     /// Whether a rule of this domain has the path of one of another domain.
