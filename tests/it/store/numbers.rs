@@ -111,13 +111,18 @@ async fn a_cost_of_one_beyond_the_limit_is_told_from_the_mark_of_a_denial() {
         granted(&*store, Ask { want: next, next_window: true, ..ask }).await;
         let window = granted(&*store, Ask { want: 10, ..ask }).await.epoch;
         let ahead = if next > 0 { format!(":{next:010}") } else { String::new() };
-        granted(&*store, Ask { need: 1, charge_denied: true, ..ask }).await;
-        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
+        let denied = Ask { need: 1, charge_denied: true, ..ask };
         granted(&*store, Ask { owed: 1, ..ask }).await;
+        granted(&*store, denied).await;
         assert_eq!(text(&single, &ask), format!("0{window}{:010}{ahead}", 11));
         let back = Some(Return { tokens: 3, epoch: Some(window) });
         assert_eq!(granted(&*store, Ask { back, ..ask }).await.left, 2);
         assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 8));
+        granted(&*store, Ask { want: 2, ..ask }).await;
+        granted(&*store, denied).await;
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 11));
+        granted(&*store, Ask { owed: 1, ..ask }).await;
+        assert_eq!(text(&single, &ask), format!("{window}{:010}{ahead}", 12));
     }
 }
 

@@ -107,9 +107,8 @@ elseif back and lent_in == window + 1 then
   next_count = math.max(0, next_count - back)
 end
 if not next_window and owed > 0 then
-  -- Costs overdraw the key by themselves, so they take the place of a mark.
-  remove_mark()
-  count = math.min(count + owed, COUNT_MAX)
+  -- A mark stays counted with them: where a limit was lowered, it may be a lease.
+  count, is_marked = math.min(count + owed, COUNT_MAX), false
 end
 local carried_on = carried(is_marked and limit or count, 1)
 local left = math.max(0, limit - (next_window and next_count + carried_on or count))

@@ -76,7 +76,8 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     }
     let mut counted = state.next.saturating_add(carried(state.unmarked(limit), 1, ask));
     if !ask.next_window {
-        state.owe(ask.owed, limit);
+        // A mark stays counted with them: where a limit was lowered, it may be a lease.
+        state.count = state.count.saturating_add(ask.owed).min(COUNT_MAX);
         counted = state.count;
     }
     let left = limit.saturating_sub(counted);
@@ -214,14 +215,6 @@ impl State {
         } else if back.epoch == self.window.checked_add(1) {
             self.next = self.next.saturating_sub(back.tokens);
         }
-    }
-
-    /// Counts costs. They overdraw the key by themselves, so they take the place of a mark.
-    fn owe(&mut self, owed: u64, limit: u64) {
-        if owed > 0 {
-            self.remove_mark(limit);
-        }
-        self.count = self.count.saturating_add(owed).min(COUNT_MAX);
     }
 
     /// Whether one of the count is only the mark of a denial.

@@ -343,8 +343,9 @@ fn a_cost_of_one_beyond_the_limit_stays_counted_when_tokens_come_back() {
         (vec![ask(10, 10, 0), owed(1), ask(10, 0, 1), back(3)], 2),
         (vec![ask(10, 10, 0), owed(1), ahead(ask(10, 2, 0)), back(3)], 2),
         (vec![ask(10, 10, 0), Ask { owed: 1, ..back(0) }, back(3)], 2),
-        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(1), back(3)], 2),
-        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(2), back(3)], 1),
+        // The mark stays counted: it may be a lease of a larger limit.
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(1), back(3)], 1),
+        (vec![ask(10, 10, 0), ask(10, 0, 1), owed(2), back(3)], 0),
         (vec![ask(10, 10, 0), ask(10, 0, 1), back(3)], 3),
     ] {
         let stepped = asks.iter().fold(None, |state: Option<(State, Grant)>, ask| {
@@ -374,4 +375,11 @@ fn the_mark_of_a_denial_is_not_carried_into_the_next_window() {
     assert_eq!(step(Some(state), NOON, &carry(ahead(ask(1, 1, 0)))).1.tokens, 1);
     let (state, grant) = step(Some(state), NOON + 1_000_000, &denied);
     assert_eq!((grant.tokens, grant.overdrawn), (1, false), "{state:?}");
+}
+
+#[test]
+fn a_lease_of_a_larger_limit_stays_counted_when_a_cost_comes() {
+    let (state, _) = step(None, NOON, &ask(10, 3, 0));
+    let (state, _) = step(Some(state), NOON, &Ask { owed: 1, ..ask(2, 0, 0) });
+    assert_eq!(step(Some(state), NOON, &ask(10, 0, 0)).1.left, 6);
 }
