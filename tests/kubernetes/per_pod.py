@@ -116,6 +116,22 @@ class Recipe:
             raise Failed(f"answers {sorted(set(statuses))}")
         return statuses.count(200)
 
+    def shared(self):
+        """Both pods admit a user as often as the limit says, together."""
+        seen = [self.admitted(user, 14) for user in ["ann", "ben"]]
+        if seen != [10, 10]:
+            raise Failed(f"{seen} of 14 passed, of a limit of 10")
+        return "10 of 14 of each user pass, over both pods"
+
+    def lowered(self, since):
+        """The limit of 6, which was applied at this time, is in force at both pods."""
+        self.await_limit(6)
+        taken = round((time.monotonic() - since) * 1000)
+        seen = self.admitted("dora", 9)
+        if seen != 6 or taken > ENFORCED_MAX:
+            raise Failed(f"{seen} of 9 passed, of a limit of 6, after {taken} ms")
+        return f"6 of 9 pass; in force after {taken} ms in both"
+
 
 class PerPod(Recipe):
     """ratelease as a container beside Envoy."""
@@ -226,14 +242,12 @@ class PerPod(Recipe):
     # === What it does ===
 
     def shared(self):
-        seen = [self.admitted(user, 14) for user in ["ann", "ben"]]
-        if seen != [10, 10]:
-            raise Failed(f"{seen} of 14 passed, of a limit of 10")
+        passed = super().shared()
         _, headers = self.clients[0].get({"x-user-id": "carl"})
         shown = [headers.get(f"x-ratelimit-{it}") for it in ["limit", "remaining"]]
         if shown != [f"10, 10;w={MONTH}", "9"]:
             raise Failed(f"headers {shown}")
-        return "10 of 14 of each user pass, over both pods"
+        return passed
 
     def changed(self):
         policy = self.scene.api.get(ENVOY_GATEWAY, "BackendTrafficPolicy", "default", self.name)
@@ -242,12 +256,7 @@ class PerPod(Recipe):
         since = time.monotonic()
         self.scene.api.apply(objects.traffic_policy(
             self.name, policy["spec"]["targetRefs"], rules))
-        self.await_limit(6)
-        taken = round((time.monotonic() - since) * 1000)
-        seen = self.admitted("dora", 9)
-        if seen != 6 or taken > ENFORCED_MAX:
-            raise Failed(f"{seen} of 9 passed, of a limit of 6, after {taken} ms")
-        return f"6 of 9 pass; in force after {taken} ms in both"
+        return self.lowered(since)
 
     def restarted(self):
         """Of one pod: its kubelet starts the container again. The other pod goes on, and the counts
@@ -311,12 +320,6 @@ class Module(Recipe):
         self.await_limit(10)
         return "10 requests a day for each user"
 
-    def shared(self):
-        seen = [self.admitted(user, 14) for user in ["ann", "ben"]]
-        if seen != [10, 10]:
-            raise Failed(f"{seen} of 14 passed, of a limit of 10")
-        return "10 of 14 of each user pass, over both pods"
-
     def changed(self):
         """The policy's own limit takes the place of the rule's, while others are refused."""
         policy = self.scene.api.get(ENVOY_GATEWAY, "EnvoyExtensionPolicy", "default", self.name)
@@ -331,12 +334,7 @@ class Module(Recipe):
             if (status := self.clients[1].get({"x-user-id": "ann"})[0]) != 429:
                 raise Failed(f"a user without tokens got {status}")
             refused += 1
-        self.await_limit(6)
-        taken = round((time.monotonic() - since) * 1000)
-        seen = self.admitted("dora", 9)
-        if seen != 6 or taken > ENFORCED_MAX:
-            raise Failed(f"{seen} of 9 passed, of a limit of 6, after {taken} ms")
-        return f"6 of 9 pass; in force after {taken} ms in both"
+        return self.lowered(since)
 
     def put(self, spec):
         self.scene.api.apply({"apiVersion": ENVOY_GATEWAY, "kind": "EnvoyExtensionPolicy",

@@ -106,8 +106,9 @@ struct PageMeta {
     next: String,
 }
 
-/// Lists and watches the objects, and sends an event for each change until the receiver is gone; lists
-/// all again when it is told to. While the API server is away, it is asked again at intervals.
+/// Lists and watches the objects, and sends an event for each change until the receiver is gone. A
+/// notification of `list_again` has it list all objects again. While the API server is away, it
+/// repeats its request at intervals.
 pub(super) async fn watch(client: Client, events: mpsc::Sender<Event>, list_again: Arc<Notify>) {
     let mut version = None;
     let mut pause = PAUSE;

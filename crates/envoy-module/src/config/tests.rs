@@ -220,7 +220,8 @@ fn every_fault_of_json_is_told_with_its_place() {
             r#"{"rate_limits": [{"actions": [{"remote_address": {"x": 1}}]}]}"#,
             "rate_limits[0].actions[0].remote_address: no field has the name \"x\"; expected none",
         ),
-        // Each of these would be another limit, or a line of somebody else in Envoy's log.
+        // Without a fault, each of these would change the limit; the last one would add a line to
+        // Envoy's log.
         (
             r#"{"rate_limits": [{"actions": [{"remote_address": {}}, null]}]}"#,
             "rate_limits[0].actions[1]: null; expected an object",
