@@ -179,7 +179,7 @@ impl Store {
         rows.iter().map(VersionChange::read).collect()
     }
 
-    /// The texts of some of these hashes, of which at most [`TEXTS_MAX`] are asked for: as many as
+    /// The texts of some of these hashes, of which at most `TEXTS_MAX` are asked for: as many as
     /// have 4 MiB together, and at least one.
     ///
     /// # Errors
