@@ -75,6 +75,50 @@ async fn rules_that_change_are_in_force_soon_and_faulty_ones_leave_the_last_good
 }
 
 #[tokio::test]
+async fn rules_of_a_filters_configuration_are_in_force_with_it_beside_those_of_files() {
+    let rules = Rules::new(&file("filed", &[rule("path", 1, "")]));
+    let mut options = Options::new("brought", &rules);
+    options.json = true;
+    let brings = |limit: u64| {
+        let text = file("brought", &[rule("path", limit, "")]);
+        options.clone().filter(json!({"rules": text}))
+    };
+    let changing = Changing::start(&brings(2), &[]).await;
+    let envoy = &changing.envoy;
+    for status in [200, 200, 429] {
+        assert_eq!(envoy.get("/a", &[]).await.status, status);
+    }
+    assert!(envoy.admin("/ratelease/rlconfig").await.contains("filed"), "the file has its domain");
+
+    changing.replace(&brings(4));
+    envoy.until("changed", async || changing.count("listener_modified").await == 1).await;
+    let shown = envoy.admin("/ratelease/rlconfig").await;
+    assert!(shown.contains("requests_per_unit=4"), "in force before the listener: {shown}");
+    let status = async || envoy.get("/a", &[]).await.status;
+    assert_eq!((status().await, status().await), (200, 429), "two were spent, and one was denied");
+
+    changing.replace(&options.clone().filter(json!({"rules": "domain: other"})));
+    let refused = async || envoy.counter("listener_manager.lds.update_rejected").await == 1;
+    envoy.until("told of the fault", refused).await;
+    let log = envoy.process().log();
+    assert!(log.contains("expected the filter's own domain, \"brought\""), "{log}");
+    assert_eq!(status().await, 429, "the last good rules are in force");
+    end(changing.envoy).await;
+}
+
+#[tokio::test]
+async fn an_envoy_whose_filter_brings_the_rules_needs_no_file() {
+    let mut options = Options::new("alone", &Rules::new("domain: unused"));
+    (options.json, options.settings) = (true, None);
+    let options = options.filter(json!({"rules": file("alone", &[rule("path", 1, "")])}));
+    let envoy = options.start_in(&[("RUNTIME_ROOT", "/of/nobody")]).await;
+    for status in [200, 429] {
+        assert_eq!(envoy.get("/a", &[]).await.status, status);
+    }
+    assert_no_harm(&envoy);
+}
+
+#[tokio::test]
 async fn leases_go_back_when_envoy_ends() {
     const L: u64 = 1_000;
     let rules = Rules::new(&file("back", &[rule("path", L, "")]));

@@ -14,10 +14,12 @@ use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::{Message, Name};
 use ratelease_envoy_abi::{Counter, Setup};
+use ratelease_rules::Source;
+use ratelease_sidecar::rule_source::directory::Given;
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
-use crate::engine::{Engine, Overrides};
+use crate::engine::{self, Engine, Overrides};
 use crate::runtime::{ENABLED, ENFORCING, Fraction};
 
 /// What Envoy's filter waits for an answer if its configuration does not say.
@@ -72,6 +74,8 @@ pub struct FilterConfig {
     pub counters: Counters,
     /// `None` while Envoy only checks its configuration.
     pub engine: Option<Arc<Engine>>,
+    /// The rules that it brings for its domain.
+    given: Option<Given>,
 }
 
 /// What one route or virtual host does.
@@ -144,7 +148,8 @@ type Refused = String;
 // === impl FilterConfig ===
 
 impl FilterConfig {
-    /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name.
+    /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name. The JSON may
+    /// have the rules of its domain too; then it waits until they are in force.
     ///
     /// # Errors
     ///
@@ -159,12 +164,18 @@ impl FilterConfig {
         let message: pb::RateLimit = decode(bytes, "filter_config", json::FILTER, &mut faults)?;
         expect_own_name(name, "filter_name", &mut faults);
         let mut config = Self::compile(&message, &mut faults);
+        let rules = json::text(bytes, RULES, &mut faults);
+        if let Some(text) = &rules {
+            check_rules(&config.domain, text, &mut faults);
+        }
         if !faults.is_empty() {
             return Err(faults.to_string());
         }
         config.counters = Counters::define(setup, &message.stat_prefix);
         if !validates {
+            config.given = rules.map(|text| engine::give(&config.domain, &text));
             config.engine = Some(Engine::of_process(None)?);
+            config.given.iter().for_each(|_| engine::wait_for_given());
         }
         Ok(config)
     }
@@ -217,6 +228,7 @@ impl FilterConfig {
             limits: Limits::compile(&message.rate_limits, faults),
             counters: Counters::default(),
             engine: None,
+            given: None,
         }
     }
 }
@@ -479,6 +491,34 @@ fn decode<M: Message + Default + Name>(
     M::decode(&*serialized).map_err(|error| {
         format!("{place}: {error}; expected \"@type\": {}, or its JSON", M::type_url())
     })
+}
+
+/// The field with the rules of a filter: the text of a rule file. Envoy's message has none.
+const RULES: &str = "rules";
+
+/// Checks rules that a filter brings for its domain, by the settings of the process.
+fn check_rules(domain: &str, text: &str, faults: &mut Faults) {
+    let settings = match engine::claim(None).and_then(|named| engine::settings(&named)) {
+        Ok(settings) => settings,
+        Err(error) => return faults.add(RULES, format!("the settings have faults: {error}")),
+    };
+    if settings.xds.is_some() {
+        let text = "the settings have the rules come from an xDS server; leave one of both out";
+        return faults.add(RULES, text);
+    }
+    let source = Source { name: RULES.to_owned(), text: text.as_bytes().to_vec() };
+    match ratelease_rules::load(&[source], settings.rules.reading.options) {
+        Err(found) => found.iter().for_each(|fault| {
+            faults.add(format_args!("{RULES}:{}:{}", fault.line, fault.column), &*fault.message);
+        }),
+        Ok(loaded) => {
+            let found: Vec<_> = loaded.rules.domains().collect();
+            if found != [domain] {
+                let text = format!("of {found:?}; expected the filter's own domain, {domain:?}");
+                faults.add(RULES, text);
+            }
+        }
+    }
 }
 
 /// Reads the settings of the bootstrap extension: a JSON object of names and values, or nothing.

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use ratelease_cli::settings::{Settings, SettingsError, is_read_sometimes, proces
 use ratelease_engine::time::Clock;
 use ratelease_server::service::{DecisionService, Peer};
 use ratelease_sidecar::app::{self, App};
+use ratelease_sidecar::rule_source::directory::{Given, GivenRules};
 use ratelease_sidecar::telemetry::{self, LogWriter};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -60,7 +61,14 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 /// What a shutdown may take beyond the drain time, for threads that wait for a processor.
 const END_MAX: Duration = Duration::from_secs(1);
 
+/// Maximum time that Envoy's main thread waits until rules of a filter are in force. They are loaded
+/// after 0.2 s without a change of files, at most 0.6 s.
+const LOAD_MAX: Duration = Duration::from_secs(2);
+
 static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
+
+/// The rules that filters have in their configurations.
+static GIVEN: LazyLock<Arc<GivenRules>> = LazyLock::new(Arc::default);
 
 // === impl Engine ===
 
@@ -142,7 +150,7 @@ fn run(
         Err(error) => return refuse(format!("cannot start the runtime: {error}")),
     };
     runtime.block_on(async {
-        let app = match App::build_embedded(settings, clock, log).await {
+        let app = match App::build_embedded(settings, clock, log, Arc::clone(&GIVEN)).await {
             Ok(app) => app,
             Err(error) => return refuse(error.to_string()),
         };
@@ -158,6 +166,19 @@ fn run(
     });
     // Does not wait for threads that are still blocked.
     runtime.shutdown_background();
+}
+
+/// Gives the engine the text of a rule file for one domain, until the result is dropped. It may be
+/// called before there is an engine.
+pub fn give(domain: &str, text: &str) -> Given {
+    GIVEN.give(domain, text.as_bytes().to_vec())
+}
+
+/// Waits until what was given is in force, or is refused because of other rules, which is logged.
+pub fn wait_for_given() {
+    if !GIVEN.wait_until_loaded(LOAD_MAX) {
+        crate::warn("rules of a filter are not in force yet; they will be once they are loaded");
+    }
 }
 
 /// Says with which settings the engine of this process is made, and returns them; without `overrides`

@@ -47,7 +47,7 @@ use crate::http;
 use crate::http::DecisionOptions;
 use crate::http::{HttpServerParts, RequestOrder, unread_answers};
 use crate::rule_source::RuleWatch;
-use crate::rule_source::directory::Directory;
+use crate::rule_source::directory::{Directory, GivenRules};
 use crate::rule_source::snapshot::Snapshot;
 use crate::rule_source::watch::{WatchPaths, Watcher};
 use crate::rule_source::xds::{XdsStatus, XdsWatch};
@@ -492,6 +492,8 @@ struct RuleParts<'a> {
     clock: Clock,
     /// The hits that an xDS server may ask for.
     meters: Option<Meters>,
+    /// Rules beside those of files.
+    given: Arc<GivenRules>,
 }
 
 // === impl RuleParts ===
@@ -518,9 +520,9 @@ impl RuleParts<'_> {
     /// reference implementation; rules that cannot be read at all are more likely a mistake in the
     /// settings.
     async fn watch_files(self, source: &RulesSource) -> Result<RuleWatch, BuildError> {
-        let Self { published, snapshot, .. } = self;
+        let Self { published, snapshot, given, .. } = self;
         let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
-        let load = Directory::new(source.clone());
+        let load = Directory::new(source.clone(), Arc::clone(&given));
         let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
         let (watcher, first) =
             started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
@@ -541,6 +543,7 @@ impl RuleParts<'_> {
             }
             failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
         }
+        given.wake_by(watcher.waker());
         Ok(RuleWatch::Files(watcher))
     }
 
@@ -551,7 +554,7 @@ impl RuleParts<'_> {
         source: &RulesSource,
         runtime: &Handle,
     ) -> Result<RuleWatch, BuildError> {
-        let Self { published, snapshot, clock, meters } = self;
+        let Self { published, snapshot, clock, meters, .. } = self;
         let options = source.reading.options.clone();
         let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
         let watch = watch

@@ -84,6 +84,8 @@ pub(super) const FILTER: &[Field] = &[
     Field("rate_limits", 17, RATE_LIMITS),
     Field("metadata_namespace", 18, Text),
     Field("enable_retry_after_header", 19, Bool),
+    // The module's own, see [`text`].
+    Field("rules", 0, Ignored),
 ];
 
 /// `envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute`
@@ -308,6 +310,18 @@ pub(super) fn serialize(json: &[u8], fields: &[Field], faults: &mut Faults) -> V
         Err(error) => faults.add("the JSON", format!("{error}; expected one object")),
     }
     message
+}
+
+/// A text that the message has no field for, if `bytes` are JSON with it.
+pub(super) fn text(bytes: &[u8], name: &str, faults: &mut Faults) -> Option<String> {
+    let object: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    match object.get(name)? {
+        Value::String(text) => Some(text.clone()),
+        other => {
+            faults.add(name, format!("{}; expected text, as in a rule file", shown(other)));
+            None
+        }
+    }
 }
 
 fn put_fields(

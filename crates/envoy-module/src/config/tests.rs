@@ -313,3 +313,21 @@ fn parts_of_requests_are_read_from_the_runtime_once() {
     assert_eq!((config.enabled, config.enforced), (Fraction::new(0.0), Fraction::ALL));
     assert_eq!(compiled(&message(keyed("no.part"))).enabled, Fraction::ALL);
 }
+
+#[test]
+fn faults_of_the_rules_that_a_filter_brings_are_told_with_their_places() {
+    let faults_of = |rules: &str| {
+        let mut faults = Faults::default();
+        check_rules("shop", rules, &mut faults);
+        faults.to_string()
+    };
+    assert_eq!(faults_of("domain: shop\ndescriptors: [{key: path}]"), "");
+    let found = faults_of("domain: shop\ndescriptors:\n- {ky: path}\n- {key: 3, valu: 4}\n");
+    assert!(found.contains("rules:3:4: "), "{found}");
+    assert!(found.contains("rules:4:12: "), "{found}");
+    let found = faults_of("domain: other");
+    assert!(found.contains(r#"rules: of ["other"]; expected the filter's own domain"#), "{found}");
+    let mut faults = Faults::default();
+    assert_eq!(json::text(br#"{"rules": {"domain": "shop"}}"#, RULES, &mut faults), None);
+    assert!(faults.to_string().starts_with("rules: {"), "{faults}");
+}

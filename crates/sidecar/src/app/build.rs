@@ -35,6 +35,7 @@ use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::status::Start;
 use crate::certificates::CertificateWatch;
 use crate::http::DecisionOptions;
+use crate::rule_source::directory::GivenRules;
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::LogWriter;
@@ -89,12 +90,13 @@ impl App {
         raise_limit();
         let threads = Threads::start(settings.listeners.threads)?;
         let bound = bind_listeners(&settings.listeners, &settings.metrics).await?;
-        Self::assemble(settings, clock, log, threads, bound).await
+        Self::assemble(settings, clock, log, threads, bound, Arc::default()).await
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
     /// that decide and their threads, and with a debug port only if its setting is given and
-    /// nothing else has it. The limit on open files stays as the process has it.
+    /// nothing else has it. The limit on open files stays as the process has it. Beside the rules
+    /// of files it has those that are `given`.
     ///
     /// # Errors
     ///
@@ -103,11 +105,12 @@ impl App {
         settings: Settings,
         clock: Clock,
         log: Option<LogWriter>,
+        given: Arc<GivenRules>,
     ) -> Result<Self, BuildError> {
         let threads = Threads::start(Some(0))?;
         let bound = bind_pages(&settings).await;
         let settings = Settings { grpc_tls: None, ..settings };
-        Self::assemble(settings, clock, log, threads, bound).await
+        Self::assemble(settings, clock, log, threads, bound, given).await
     }
 
     async fn assemble(
@@ -116,6 +119,7 @@ impl App {
         log: Option<LogWriter>,
         threads: Threads,
         bound: BoundListeners,
+        given: Arc<GivenRules>,
     ) -> Result<Self, BuildError> {
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
@@ -126,7 +130,7 @@ impl App {
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
         let counted = meters.clone().zip(statsd);
-        let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone());
+        let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone(), given);
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
@@ -187,8 +191,9 @@ fn rule_parts(
     snapshot: Option<Arc<Snapshot>>,
     clock: Clock,
     meters: Option<Meters>,
+    given: Arc<GivenRules>,
 ) -> RuleParts<'_> {
-    RuleParts { published, snapshot, clock, meters }
+    RuleParts { published, snapshot, clock, meters, given }
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.

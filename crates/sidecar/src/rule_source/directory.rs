@@ -1,9 +1,12 @@
-//! The rules directory as the watcher reads it.
+//! The rules directory as the watcher reads it, and the rules that a process gives beside it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, SystemTime};
 
+use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
 use ratelease_rules::{self as rules, Endings, Faults, Found, Source};
 use tracing::warn;
@@ -11,15 +14,18 @@ use tracing::warn;
 use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
-/// Reads and compiles every rule file of a directory.
+/// Reads and compiles every rule file of a directory, and the given rules.
 pub struct Directory {
     settings: RulesSource,
+    given: Arc<GivenRules>,
+    /// How many changes of the given rules the last reading has seen.
+    given_changes: u64,
     memory: MemoryLeft,
     /// What the last reading left out, one line each.
     left_out: Vec<String>,
     /// What of that was logged.
     logged: Vec<String>,
-    /// Whether the last reading found no file.
+    /// Whether the last reading found no rules.
     is_empty: bool,
     /// Whether rules of files were in force.
     had_rules: bool,
@@ -30,10 +36,12 @@ pub struct Directory {
 // === impl Directory ===
 
 impl Directory {
-    /// Creates a source for the directory of `settings`.
-    pub fn new(settings: RulesSource) -> Self {
+    /// Creates a source for the directory of `settings`, and for what is given beside it.
+    pub fn new(settings: RulesSource, given: Arc<GivenRules>) -> Self {
         Self {
             settings,
+            given,
+            given_changes: 0,
             memory: MemoryLeft::of_process(),
             left_out: Vec::new(),
             logged: Vec::new(),
@@ -53,18 +61,26 @@ impl Directory {
 impl Load for Directory {
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
         let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
-        let found = rules::read_directory(dir, *dotfiles, *endings);
-        let Found { sources, left_out } = found.map_err(|error| error.to_string())?;
+        let (changes, given) = self.given.now();
+        self.given_changes = changes;
+        let has_no_directory = !given.is_empty() && !self.had_rules && !dir.exists();
+        let Found { sources, left_out } = match has_no_directory {
+            true => Found::default(),
+            false => {
+                rules::read_directory(dir, *dotfiles, *endings).map_err(|it| it.to_string())?
+            }
+        };
         let line = |(name, why): (String, &str)| format!("{}: {why}", dir.join(name).display());
         self.left_out = left_out.into_iter().map(line).collect();
-        self.is_empty = sources.is_empty();
-        Ok(sources.into_iter().map(Arc::new).collect())
+        self.is_empty = sources.is_empty() && given.is_empty();
+        Ok(sources.into_iter().map(Arc::new).chain(given).collect())
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        if sources.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
+        let has_files = sources.iter().any(|source| !source.name.starts_with(GIVEN));
+        if !has_files && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
         let options = &self.settings.reading.options;
@@ -73,7 +89,7 @@ impl Load for Directory {
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
-                self.had_rules |= !sources.is_empty();
+                self.had_rules |= has_files;
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -90,6 +106,7 @@ impl Load for Directory {
         let new = self.left_out.iter().filter(|line| !self.logged.contains(line));
         new.for_each(|line| warn!("rules: {line}"));
         self.logged.clone_from(&self.left_out);
+        self.given.note_loaded(self.given_changes);
     }
 
     fn left_out(&self) -> usize {
@@ -98,6 +115,110 @@ impl Load for Directory {
 
     fn changed_at(&mut self, source: &Source) -> Option<SystemTime> {
         fs::metadata(self.settings.dir.join(&source.name)).ok()?.modified().ok()
+    }
+}
+
+// Rules without a file.
+
+/// How the names of given sources begin; none has the name of a file.
+const GIVEN: &str = "rules given for ";
+
+/// Rules that the process around an embedded app gives, beside those of files. Of those for one
+/// domain, the last that were given count.
+#[derive(Debug, Default)]
+pub struct GivenRules {
+    state: Mutex<GivenState>,
+    /// Notified after each load.
+    loaded: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GivenState {
+    /// In the order in which they were given.
+    given: Vec<(u64, Arc<Source>)>,
+    next_id: u64,
+    /// How many times those that count have changed, and how many of these changes are loaded.
+    changes: u64,
+    loaded: u64,
+    wake: Option<SyncSender<()>>,
+}
+
+/// Rules that are given until this is dropped.
+#[derive(Debug)]
+pub struct Given {
+    id: u64,
+    rules: Arc<GivenRules>,
+}
+
+// === impl GivenRules ===
+
+impl GivenRules {
+    /// Gives the text of a rule file for `domain`, which has been checked.
+    pub fn give(self: &Arc<Self>, domain: &str, text: Vec<u8>) -> Given {
+        let source = Arc::new(Source { name: format!("{GIVEN}{domain}"), text });
+        let mut state = self.state.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.change(|given| given.push((id, source)));
+        Given { id, rules: Arc::clone(self) }
+    }
+
+    /// Waits until a load has ended, well or not, that knew of all that is given now; at most `max`.
+    /// Returns whether there was one.
+    pub fn wait_until_loaded(&self, max: Duration) -> bool {
+        let mut state = self.state.lock();
+        let changes = state.changes;
+        let is_unknown = |state: &mut GivenState| state.loaded < changes;
+        !self.loaded.wait_while_for(&mut state, is_unknown, max).timed_out()
+    }
+
+    /// Sends to `wake` when what is given changes.
+    pub(crate) fn wake_by(&self, wake: SyncSender<()>) {
+        let mut state = self.state.lock();
+        // A change since the first reading has woken nobody.
+        let _ = wake.try_send(());
+        state.wake = Some(wake);
+    }
+
+    /// How many changes there were, and the sources that count, in order of their names.
+    fn now(&self) -> (u64, Vec<Arc<Source>>) {
+        let state = self.state.lock();
+        (state.changes, last_of_each(&state.given))
+    }
+
+    fn note_loaded(&self, changes: u64) {
+        self.state.lock().loaded = changes;
+        self.loaded.notify_all();
+    }
+}
+
+// === impl GivenState ===
+
+impl GivenState {
+    /// Changes the list, and has it loaded if other sources count now.
+    fn change(&mut self, change: impl FnOnce(&mut Vec<(u64, Arc<Source>)>)) {
+        let before = last_of_each(&self.given);
+        change(&mut self.given);
+        if last_of_each(&self.given) != before {
+            self.changes += 1;
+            if let Some(wake) = &self.wake {
+                // If a wake-up is pending already, it serves for this one too.
+                let _ = wake.try_send(());
+            }
+        }
+    }
+}
+
+fn last_of_each(given: &[(u64, Arc<Source>)]) -> Vec<Arc<Source>> {
+    let by_name = given.iter().map(|(_, source)| (&source.name, source));
+    by_name.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
+}
+
+// === impl Given ===
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        self.rules.state.lock().change(|given| given.retain(|(id, _)| *id != self.id));
     }
 }
 
@@ -110,14 +231,19 @@ mod tests {
     use super::*;
 
     fn directory(dir: &TempDir, endings: Endings) -> Directory {
-        Directory::new(RulesSource {
+        directory_with(dir, endings, &Arc::default())
+    }
+
+    fn directory_with(dir: &TempDir, endings: Endings, given: &Arc<GivenRules>) -> Directory {
+        let settings = RulesSource {
             dir: dir.path().to_owned(),
             watch_root: None,
             reading: Reading { dotfiles: Dotfiles::Skip, endings, options: Options::default() },
             healthy_with: HealthyWith::Rules,
             force_start: false,
             snapshot: None,
-        })
+        };
+        Directory::new(settings, Arc::clone(given))
     }
 
     /// Loads the directory: the number of domains, or the faults; and why there is nothing.
@@ -158,5 +284,67 @@ mod tests {
         let mut reference = directory(&dir, Endings::Any);
         assert_eq!(load(&mut reference), (Ok(2), None));
         assert_eq!(reference.left_out(), 0);
+    }
+
+    fn texts(directory: &mut Directory) -> Vec<String> {
+        let text = |source: &Arc<Source>| String::from_utf8(source.text.clone()).unwrap();
+        directory.read().unwrap().iter().map(text).collect()
+    }
+
+    #[test]
+    fn the_rules_given_last_for_a_domain_count_beside_files_until_they_are_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, Endings::Yaml, &given);
+        let (wake, woken) = std::sync::mpsc::sync_channel(1);
+        given.wake_by(wake);
+        woken.try_recv().expect("what was given before is loaded");
+        let first = given.give("b", b"domain: b".to_vec());
+        woken.try_recv().expect("a change wakes");
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
+        let again = given.give("b", b"domain: b".to_vec());
+        let second = given.give("b", b"domain: b # 2".to_vec());
+        woken.try_recv().expect("one change of two wakes");
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b # 2"]);
+        drop(first);
+        woken.try_recv().expect_err("the last one counts still");
+        drop(second);
+        woken.try_recv().expect("a change wakes");
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
+        drop(again);
+        assert_eq!(texts(&mut directory), ["domain: a"]);
+    }
+
+    #[test]
+    fn given_rules_need_no_directory_but_do_not_take_its_files_away() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = TempDir::new_in(&parent).unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, Endings::Yaml, &given);
+        let path = dir.path().to_owned();
+        fs::remove_dir(&path).unwrap();
+        assert!(directory.read().is_err());
+        let _given = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load(&mut directory), (Ok(1), None));
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("a.yaml"), "domain: a").unwrap();
+        assert_eq!(load(&mut directory), (Ok(2), None));
+        fs::remove_file(path.join("a.yaml")).unwrap();
+        assert!(load(&mut directory).0.is_err(), "no file is not an empty set of rules");
+        fs::remove_dir(&path).unwrap();
+        assert!(directory.read().is_err());
+    }
+
+    #[test]
+    fn what_is_given_is_waited_for_until_a_load_knows_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, Endings::Yaml, &given);
+        let _given = given.give("b", b"domain: b".to_vec());
+        assert!(!given.wait_until_loaded(Duration::ZERO));
+        load(&mut directory).0.unwrap();
+        directory.note_outcome(Some(Ok(())));
+        assert!(given.wait_until_loaded(Duration::ZERO));
     }
 }

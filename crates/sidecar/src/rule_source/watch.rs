@@ -159,6 +159,11 @@ impl Watcher {
         Ok((watcher, waker, kept))
     }
 
+    /// What has the rules read again.
+    pub fn waker(&self) -> SyncSender<()> {
+        self.wake.clone()
+    }
+
     /// Ends the watch: its thread closes what it holds and ends, while the caller goes on.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
