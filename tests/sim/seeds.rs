@@ -22,6 +22,9 @@ const SEEDS: u64 = 2_000;
 /// that has not heard of the others yet considers their share its own.
 const SEED: u64 = 154_825_009_800_628;
 
+/// Seeds that failed once, by a fault of the engine or of a check.
+const FAILED_ONCE: [u64; 1] = [1_795_724_867_828_721_599];
+
 /// Number of seeds that a report names for each kind of failure.
 const SEEDS_SHOWN: usize = 6;
 
@@ -224,6 +227,14 @@ fn a_seed_runs_again_as_it_did() {
     }
     let traces: [_; 2] = [1, 2].map(|seed| run(Plan::new(seed)).map(|outcome| outcome.trace));
     assert_ne!(traces[0], traces[1], "two seeds, one trace: it traces nothing");
+}
+
+#[test]
+fn seeds_that_failed_once_pass() {
+    for seed in FAILED_ONCE {
+        let outcome = run(Plan::new(seed));
+        assert!(outcome.is_ok(), "seed {seed}: {:?}", outcome.err());
+    }
 }
 
 /// Each deliberate fault is detected, and reported as what it is.

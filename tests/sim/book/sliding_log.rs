@@ -6,6 +6,9 @@ use super::{Book, Failover, Step};
 pub struct SlidingLog {
     /// The time at which each token was leased that was not given back, by the store's clock.
     lent: Vec<u64>,
+    /// The latest time that a denial which spends what was left may be entered under. The store
+    /// goes on from it as from a token's.
+    denied_at: u64,
     /// Every step, for failovers.
     log: Vec<Step>,
     excused: u64,
@@ -17,14 +20,18 @@ impl Book for SlidingLog {
         self.log.push(*step);
         let Step { wall_us, ask, grant, .. } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
-        // If its newest entry is more than a window ahead, which takes a clock that was set back,
-        // the store considers its log invalid.
-        if self.lent.last().is_some_and(|last| *last > wall_us + window_us) && self.ran_back {
-            self.excused += self.lent.drain(..).count() as u64;
-        }
         let newest = self.lent.last().copied().unwrap_or(0);
-        // Where the clock was set back, the store continues from its newest entry.
-        let now_us = newest.max(*wall_us);
+        // Where the clock was set back, the store continues from its newest entry, which may be a
+        // denial's. Under the time of the newest token, returns would find none of those that it
+        // leases then.
+        let at_us = if self.ran_back { grant.epoch } else { newest.max(*wall_us) };
+        // If that entry is more than a window ahead, the store considers its log invalid.
+        let is_ahead = newest.max(self.denied_at) > wall_us + window_us;
+        if self.ran_back && at_us < newest && is_ahead {
+            self.excused += self.lent.drain(..).count() as u64;
+        } else if grant.epoch != at_us || at_us < newest.max(*wall_us) {
+            return Err(format!("entered under {}, after {newest}", grant.epoch));
+        }
         self.lent.retain(|time| time + window_us > *wall_us);
         for _ in 0..ask.back.map_or(0, |back| back.tokens.min(self.lent.len() as u64)) {
             let of_lease = |time: &u64| {
@@ -34,7 +41,10 @@ impl Book for SlidingLog {
                 self.lent.remove(place);
             }
         }
-        self.lent.extend((0..grant.tokens).map(|_| now_us));
+        self.lent.extend((0..grant.tokens).map(|_| at_us));
+        if ask.charge_denied && grant.tokens < ask.need {
+            self.denied_at = at_us;
+        }
         let limit = ask.limit.requests_per_unit;
         if grant.tokens > 0 && self.lent.len() as u64 > limit {
             return Err(format!("{} tokens of {limit} lent in a window's length", self.lent.len()));
