@@ -164,6 +164,13 @@ impl Purse {
                     || back.epoch.is_some_and(|epoch| lot.epoch >= epoch)
                     || from.is_some_and(|at| lot.until >= at))
         };
+        // Those that the store leased with this epoch come first. A request may have refunded others to
+        // the present window: in place of leases of the next one, which an eviction gives back first,
+        // they would leave tokens that may not be spent yet.
+        let is_named = |lot: &Lot| Some(lot.epoch) == back.epoch && lot.refunded.is_none();
+        for lot in self.lots.iter_mut().filter(|lot| is_named(lot)) {
+            pay(&mut missing, &mut lot.tokens);
+        }
         for lot in self.lots.iter_mut().filter(of_lease) {
             pay(&mut missing, &mut lot.tokens);
         }
