@@ -372,7 +372,9 @@ impl Ledger {
         let part = window.part(&self.world, now);
         let excess = self.books.lock().locals.admit(window, part, hits);
         let mut state = self.world.state();
-        let paid = state.purse(call.pod, key).spend(excess, call.begun_at, now);
+        // Without refunds, a pod that admits 200, is refunded 128 and admits them again would seem to
+        // have spent what nobody leased.
+        let paid = state.purse(call.pod, key).spend_alone(excess, call.begun_at, now);
         paid.map_err(|what| format!("admitted {excess} beyond its part of {part}, and {what}"))
     }
 

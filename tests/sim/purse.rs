@@ -15,7 +15,7 @@ pub struct Purse {
     /// Sorted by end, the earliest first.
     lots: Vec<Lot>,
     /// Tokens that a request gave back before the pod had a lease of the key: they are added to the
-    /// first lease, or go to the store.
+    /// first lease, go to the store, or, while that is away, to what the pod has admitted alone.
     refunds: u64,
     /// Tokens counted against leases that ended while the request ran.
     doubtful: u64,
@@ -105,6 +105,14 @@ impl Purse {
         Err(format!(
             "spent {hits} tokens, {missing} more than its live leases hold ({ended} ended)"
         ))
+    }
+
+    /// Spends `hits` that the pod admitted alone beyond its part: refunds that no lease took are
+    /// credited to what it has admitted so; a lease pays for the rest.
+    pub fn spend_alone(&mut self, hits: u64, since: Time, now: Time) -> Result<(), String> {
+        let mut missing = hits;
+        pay(&mut missing, &mut self.refunds);
+        self.spend(missing, since, now)
     }
 
     /// Gives back `hits` for a request at `now`. A pod adds them to the lease that ends last, if it
