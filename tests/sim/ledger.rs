@@ -206,9 +206,25 @@ impl Ledger {
         self.books.lock().costs.settled()
     }
 
-    /// Records that the caller of a request gave up: nothing is spent. A refund may have been on
-    /// its way.
+    /// Records that the caller of a request gave up: nothing is spent, unless a refund was on its
+    /// way. With that the request stands, and holds what it took.
     pub fn cancel(&self, call: &Call) {
+        self.note_unheard(call);
+        if !call.charges.iter().any(|charge| charge.refund) {
+            return;
+        }
+        self.advance();
+        for (at, key, limit) in call.counts() {
+            let charge = &call.charges[at];
+            let moment = self.moment(call, key, limit, self.world.now());
+            let carries = self.carries(charge);
+            self.books.lock().costs.start_perhaps(charge, carries, moment);
+        }
+    }
+
+    /// Records that the caller of a request does not hear what became of its refunds: they may have
+    /// been on their way.
+    fn note_unheard(&self, call: &Call) {
         for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
             self.books.lock().tally.flow(key).unheard += call.charges[at].hits;
         }
@@ -414,7 +430,7 @@ impl Ledger {
     /// Checks that an error has a reason: the weather, a table without room for one more key, or a
     /// maximum wait that is too short for a few round trips.
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
-        self.cancel(call);
+        self.note_unheard(call);
         let plan = &self.world.plan;
         let crowded = plan.pod_bytes_max < 1 << 20 || plan.store_keys_max < 10_000;
         let full = crowded

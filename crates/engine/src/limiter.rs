@@ -650,19 +650,25 @@ impl<'a, 'r> Transaction<'a, 'r> {
             verdict = Verdict::new(request, self.statuses(), modes);
         } else {
             self.apply_refunds(now);
-            self.hold(now);
-            for Debt { charge, can_pay, owed_until, .. } in self.debts.drain(..) {
-                let is_local = charge.failure_mode() == FailureMode::Local;
-                if !is_local {
-                    // Only what `local` admitted is denied because the key is used up.
-                    let _ = self.shared.note_debt(charge, can_pay);
-                }
-                let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
-                self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
-            }
+            self.spend(now);
         }
         self.attempts.clear(); // what is still held is spent
         verdict
+    }
+
+    /// Spends what was taken: what the request holds is noted, and what failure modes admitted is
+    /// owed.
+    fn spend(&mut self, now: Time) {
+        self.hold(now);
+        for Debt { charge, can_pay, owed_until, .. } in self.debts.drain(..) {
+            let is_local = charge.failure_mode() == FailureMode::Local;
+            if !is_local {
+                // Only what `local` admitted is denied because the key is used up.
+                let _ = self.shared.note_debt(charge, can_pay);
+            }
+            let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
+            self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
+        }
     }
 
     /// Applies the settlements of the request, whatever becomes of it: their costs have been
@@ -897,7 +903,8 @@ impl Drop for Transaction<'_, '_> {
         if !self.stands {
             self.release(&[]);
         } else {
-            self.hold_slots(now); // their end has to find them
+            self.hold_slots(now); // the end of the request has to find what it holds
+            self.spend(now);
         }
     }
 }

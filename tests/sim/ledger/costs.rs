@@ -35,6 +35,8 @@ struct Held {
     window: Option<u64>,
     /// It has ended, or will within [`LATE`].
     is_ending: bool,
+    /// The request passed. Else its caller gave up, and only with a refund under way it stands.
+    is_sure: bool,
 }
 
 /// Hits that may have come back to a key at a pod.
@@ -99,9 +101,25 @@ impl Costs {
         }
         let releases = terms.unless_settled == UnlessSettled::Release;
         let ends = now + terms.lasts();
-        let held = Held { key, hits: charge.hits, ends, releases, window, is_ending: false };
+        let (is_ending, is_sure) = (false, true);
+        let held = Held { key, hits: charge.hits, ends, releases, window, is_ending, is_sure };
         if !is_leaving {
             self.held.insert((pod, own, charge.id), held);
+        }
+    }
+
+    /// Enters a request that may stand, though its caller gave up, and then holds its hits.
+    pub fn start_perhaps(&mut self, charge: &Charge, carries: bool, moment: Moment) {
+        let terms = charge.hold.filter(|_| charge.hits > 0);
+        let Some(((key, limit), terms)) = charge.count.zip(terms) else { return };
+        let Moment { pod, is_leaving, now, .. } = moment;
+        self.account(key, limit, carries).most += i128::from(charge.hits);
+        let releases = terms.unless_settled == UnlessSettled::Release;
+        let ends = now + terms.lasts();
+        let (window, is_ending, is_sure) = (None, false, false);
+        let held = Held { key, hits: charge.hits, ends, releases, window, is_ending, is_sure };
+        if !is_leaving {
+            self.held.insert((pod, key, charge.id), held);
         }
     }
 
@@ -126,12 +144,13 @@ impl Costs {
         let is_back = is_ending && held.is_some_and(|held| held.releases);
         let freed = held.filter(|_| !is_back).map_or(0, |held| held.hits - covered);
         let due = if is_back { cost } else { cost - covered };
+        let is_sure = held.is_none_or(|held| held.is_sure);
         if let Some(Held { key: of, hits, window, .. }) = held {
             let account = self.accounts.get_mut(&of).expect("a hold of an unknown key");
             if !is_back && let Some(number) = window {
                 *account.windows.entry(number).or_default() -= i128::from(freed);
             }
-            account.least -= if is_back { 0 } else { i128::from(hits) };
+            account.least -= if is_back || !is_sure { 0 } else { i128::from(hits) };
             account.most -= if is_ending && !is_back { 0 } else { i128::from(hits) };
         }
         let account = self.account(key, limit, carries);
@@ -139,8 +158,8 @@ impl Costs {
         account.most += i128::from(cost);
         account.dues.push(Due { pod, at: now, wall_us: wall_us.1, hits: due });
         let of = held.map_or(key, |held| held.key);
-        // What the pod may owe, if the hold has ended.
-        (Freed { pod, key: of, hits: freed }, if is_ending { cost } else { due })
+        // What the pod may owe, if the hold has ended, or never was.
+        (Freed { pod, key: of, hits: freed }, if is_ending || !is_sure { cost } else { due })
     }
 
     /// Ends the holds that nothing settled. Returns what may have come back.
@@ -153,7 +172,7 @@ impl Costs {
             if now >= held.ends && !held.is_ending {
                 held.is_ending = true;
                 if held.releases {
-                    account.least -= hits;
+                    account.least -= if held.is_sure { hits } else { 0 };
                     if let Some(number) = held.window {
                         *account.windows.entry(number).or_default() -= hits;
                     }
@@ -173,7 +192,7 @@ impl Costs {
         let accounts = &mut self.accounts;
         self.held.retain(|(of, ..), held| {
             let ends_soon = held.releases && !held.is_ending && held.ends <= now + LATE;
-            if *of == pod && ends_soon {
+            if *of == pod && ends_soon && held.is_sure {
                 let account = accounts.get_mut(&held.key).expect("a hold of an unknown key");
                 account.least -= i128::from(held.hits);
                 if let Some(number) = held.window {
@@ -193,7 +212,7 @@ impl Costs {
             let kept = all.iter().filter(held);
             kept.fold((0, 0), |(count, hits), held| (count + 1, hits + held.hits))
         };
-        let (most, least) = (sum(&|_| true), sum(&|held| !held.is_ending));
+        let (most, least) = (sum(&|_| true), sum(&|held| held.is_sure && !held.is_ending));
         if count > most.0 || hits > most.1 {
             return Err(format!("{count} requests hold {hits}, where only {most:?} may"));
         }

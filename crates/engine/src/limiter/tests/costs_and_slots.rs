@@ -60,6 +60,30 @@ async fn a_slot_of_a_dropped_request_with_a_refund_comes_back() {
     );
 }
 
+/// As above, with an estimate: its end charges the cost, and not both.
+#[tokio::test(start_paused = true)]
+async fn an_estimate_of_a_dropped_request_with_a_refund_is_settled() {
+    let rig = Rig::new(
+        "domain: d\ndescriptors:\n- key: user\n  descriptors: [{key: id, rate_limit: {unit: hour, \
+         requests_per_unit: 1000, hold: {for: 1m}}}]\n\
+         - {key: b, rate_limit: {unit: day, requests_per_unit: 9}}\n",
+    );
+    let pod = rig.pod_numbered(7);
+    *rig.store.days_late.lock() = Duration::from_millis(50);
+    let mut back = descriptor("b");
+    back.hits_addend = Some(1);
+    back.refund = true;
+    let both = all(vec![started("x", "one", 100, false), back]);
+    let dropped =
+        tokio::time::timeout(Duration::from_millis(3), pod.decided(&rig.rules, &both)).await;
+    assert!(dropped.is_err(), "it waits for the refund");
+    let end = all(vec![started("x", "one", 30, true)]);
+    assert!(decide(&pod, &rig.rules, &end).await.0);
+    pod.close().await;
+    let look = all(vec![started("x", "look", 0, false)]);
+    assert_eq!(decide(&rig.pod(), &rig.rules, &look).await, (true, 970));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slot_of_a_request_that_its_own_second_descriptor_denies_comes_back() {
     let rig = Rig::new(&slots(1, "", ""));
