@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ratelease_engine::algorithm::{Token, counting};
 
+use crate::ledger::spread;
 use crate::plan::Plan;
 use crate::run::Outcome;
 
@@ -49,7 +50,7 @@ fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     }
     for (exact, admitted) in &outcome.fairness {
         let floor = exact * ADMITTED_PERCENT_MIN / 100;
-        if admitted + stranded(plan) < floor {
+        if admitted + stranded(plan) + held(plan, outcome) < floor {
             let (rule, name) = (&plan.rules[0], plan.rules[0].algorithm);
             return Err(format!(
                 "{name}: {admitted} admitted where one server admits {exact}: {rule:?}"
@@ -57,6 +58,15 @@ fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Tokens that pods may still use when the run ends within a fixed window, as many as they may hold
+/// when a request is denied: a run that ended 83 ms after the first denial, and a third of a second
+/// after the demand had moved, left 39 of 400 tokens with ten pods.
+fn held(plan: &Plan, outcome: &Outcome) -> u64 {
+    let limit = plan.rules[0].limit();
+    let of_window = counting(limit).token == Token::OfWindow;
+    if of_window { outcome.held.min(spread(limit, plan.pods_max())) } else { 0 }
 }
 
 /// Single tokens that remain in pods when a window or a lease ends. Near its end, a fixed window is

@@ -587,6 +587,6 @@ fn is_of_slots(limit: Limit) -> bool {
 /// Maximum number of tokens that `pods` pods may hold unspent when a request is denied: those that
 /// each asked ahead, and a tenth of the limit in leases sized by a demand that has moved. That is
 /// rare: in 4000 runs, two had more than half of it.
-fn spread(limit: Limit, pods: u64) -> u64 {
+pub fn spread(limit: Limit, pods: u64) -> u64 {
     limit.requests_per_unit / 10 + 2 * pods
 }

@@ -39,6 +39,8 @@ pub struct Outcome {
     pub algorithm: &'static str,
     /// What one exact server would have admitted and what the fleet did, by key, if nothing failed.
     pub fairness: Vec<(u64, u64)>,
+    /// Tokens of live leases that pods hold in the end.
+    pub held: u64,
     /// Maximum wait of an ask for a busy master.
     pub backlog: Duration,
     /// Number of times that a pod's breaker opened.
@@ -185,6 +187,7 @@ impl Run {
             algorithm: self.world.plan.rules[0].algorithm,
             backlog: state.backlog,
             fairness: self.ledger.fairness(),
+            held: state.live(self.world.now()),
             breakers_opened: self.fleet.breakers_opened(),
             asks: state.asks.clone(),
         }

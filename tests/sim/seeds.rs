@@ -23,8 +23,9 @@ const SEEDS: u64 = 2_000;
 const SEED: u64 = 154_825_009_800_628;
 
 /// Seeds that failed once, by a fault of the engine or of a check.
-const FAILED_ONCE: [u64; 5] = [
+const FAILED_ONCE: [u64; 6] = [
     1_795_724_867_828_716_994,
+    1_795_724_867_828_717_959,
     1_795_724_867_828_720_212,
     1_795_724_867_828_721_599,
     1_795_724_867_828_722_574,

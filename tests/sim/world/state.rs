@@ -308,6 +308,11 @@ impl State {
         live.filter(|(_, live)| *live > 0).collect()
     }
 
+    /// The number of tokens of live leases that pods have.
+    pub fn live(&self, now: Time) -> u64 {
+        self.purses.values().map(|purse| purse.live(now)).sum()
+    }
+
     /// Tokens by which failovers let some bound be exceeded.
     pub fn excused(&self) -> u64 {
         self.books.values().map(|book| book.excused()).sum()
