@@ -115,14 +115,10 @@ impl Renames {
 
     /// The name that the next ask visits besides that of its own key, as far as it is known.
     fn other_name(&self, ask: &Ask, now: Time) -> Option<Key> {
-        if ask.pool.is_some() {
-            return None;
-        }
-        match self.0.lock().find(ask.key) {
-            // Else only the count of its own key is asked, which may lead nowhere any more.
-            Some(it @ Rename { way: Way::To(to), .. }) => it.is_settled(now).then_some(to),
-            Some(it @ Rename { way: Way::From(from), .. }) => (!it.is_settled(now)).then_some(from),
-            None => ask.previous,
+        match self.next(ask, now) {
+            Next::Ask(key) => (key != ask.key).then_some(key),
+            Next::Move { from } => Some(from),
+            Next::Unknown => None,
         }
     }
 
