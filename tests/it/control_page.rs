@@ -1,5 +1,6 @@
 //! The page of a real control plane, in a real browser, with a real pod.
 
+mod fleet;
 mod keyboard;
 mod look;
 mod problems;

@@ -23,7 +23,7 @@ use tracing::warn;
 use crate::api::{self, App};
 use crate::auth::{Access, Token};
 use crate::objects::{self, ObjectCounts};
-use crate::push::{self, PodServer, PublishedSet, RolloutCounts, Streams};
+use crate::push::{self, Fleet, PodServer, PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
 use crate::settings::Settings;
 use crate::store::{Author, Database, Store, StoreError};
@@ -136,7 +136,8 @@ impl Control {
         let streams = Streams::default();
         let mut replica = [0; 8];
         getrandom::fill(&mut replica).map_err(|error| StartError::Serve(error.to_string()))?;
-        let replica = replica.iter().map(|byte| format!("{byte:02x}")).collect();
+        let replica: String = replica.iter().map(|byte| format!("{byte:02x}")).collect();
+        let fleet = Fleet::default();
         let counts = RolloutCounts::default();
         let mut tasks = JoinSet::new(); // which end with it
         tasks.spawn(push::watch_rollout(
@@ -147,7 +148,8 @@ impl Control {
         ));
         tasks.spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls));
         tasks.spawn(push::listen(settings.database, Arc::clone(&wake)));
-        tasks.spawn(push::report(store.clone(), streams.clone(), replica));
+        tasks.spawn(push::report(store.clone(), streams.clone(), replica.clone()));
+        tasks.spawn(push::report_fleet(store.clone(), fleet.clone(), replica));
         let app = Arc::new(App {
             store: store.clone(),
             push_bytes_max: settings.push_bytes_max,
@@ -170,7 +172,8 @@ impl Control {
         }
         let (end, ended) = oneshot::channel::<()>();
         let ended = ended.map(|_| ()).shared();
-        let server = PodServer::new((published, polled), streams, settings.selection, counts);
+        let server =
+            PodServer::new((published, polled), streams, settings.selection, (counts, fleet));
         let pods = push::serve(pods_listener, pods_tls, server, ended.clone());
         let probe_routes = api::probes(Arc::clone(&app));
         let http = api::serve(http_listener, api::router(app), ended.clone());

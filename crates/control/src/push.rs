@@ -5,15 +5,17 @@
 //!                                                │ accepted, refused
 //!                                                ├▶ streams ─▶ database: what pods run
 //!                                                └▶ load_reports ─▶ database: hits, a roll back
+//!                                                   └▶ fleet ─▶ database: what pods deny
 //! ```
 //! `service` is the port, and `connections` what the streams of one connection share; `selection`
 //! says which domains a pod may have.
 //!
-//! Pods report hits of the domains of a rollout (LRS), which ends if too much is denied. A pod gets
+//! Pods report hits and hot keys (LRS); a rollout ends if too much is denied. A pod gets
 //! a set when what it would get differs from what it has, and the next one when it has answered
 //! that one.
 
 mod connections;
+mod fleet;
 mod load_reports;
 mod published;
 mod selection;
@@ -24,6 +26,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+pub use fleet::{BusiestPod, DomainSums, Fleet, FleetSums, KeySums, report_fleet};
 pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;

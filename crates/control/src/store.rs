@@ -421,7 +421,7 @@ impl From<serde_json::Error> for StoreError {
 
 /// The number of each migration, what it is called, and its SQL for PostgreSQL and SQLite. One that
 /// was released is never edited: the database knows the hash of what it has run.
-const MIGRATIONS: [(i64, &str, [&str; 2]); 9] = [
+const MIGRATIONS: [(i64, &str, [&str; 2]); 10] = [
     (1, "schema", shared(include_str!("../migrations/0001_schema.sql"))),
     (
         2,
@@ -453,6 +453,7 @@ const MIGRATIONS: [(i64, &str, [&str; 2]); 9] = [
     (7, "token bytes", shared(include_str!("../migrations/0007_token_bytes.sql"))),
     (8, "answer locations", shared(include_str!("../migrations/0008_answer_locations.sql"))),
     (9, "owners", shared(include_str!("../migrations/0009_owners.sql"))),
+    (10, "fleets", shared(include_str!("../migrations/0010_fleets.sql"))),
 ];
 
 /// The same SQL for both databases.

@@ -11,6 +11,8 @@ mod dry_run;
 mod faults;
 #[path = "control/files.rs"]
 mod files;
+#[path = "control/fleet.rs"]
+mod fleet;
 #[path = "control/hostile.rs"]
 mod hostile;
 #[path = "control/kills.rs"]

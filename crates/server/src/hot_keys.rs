@@ -70,6 +70,8 @@ pub struct HotKey {
     pub key: String,
     /// Path of the rule that limits it, or [`OVERRIDE`].
     pub rule: String,
+    /// The domain of that rule; `None` for an override.
+    pub domain: Option<String>,
     /// Requests, or denials, in the last one to two minutes, estimated from the sample.
     pub count: u64,
     /// Share of this count in all requests, or denials, of that time, or in those of the rule: 0 to
@@ -514,6 +516,7 @@ impl MergedKeys {
         let hot = |(key, sum): (&Key, &Sum)| HotKey {
             key: key.to_string(),
             rule: path(sum.rule.as_ref()).to_owned(),
+            domain: sum.rule.as_ref().and_then(|rule| rule.domain()).map(str::to_owned),
             count: sum.samples * u64::from(sample.get()),
             share: sum.samples as f64 / self.noted.max(1) as f64,
             values: sum.text.as_deref().map(shown),

@@ -901,19 +901,19 @@ impl DomainHits {
 // === impl Meters ===
 
 impl Meters {
-    /// The hits of each of these domains, in their order. Reads the series of all rules of these
-    /// domains. Rules without room for a series are left out.
-    pub fn hits_of(&self, domains: &[String]) -> Vec<DomainHits> {
-        let mut hits: HashMap<&str, DomainHits> =
-            domains.iter().map(|domain| (&**domain, DomainHits::default())).collect();
+    /// The hits of each domain that has had any. Reads the series of all rules; rules without room
+    /// for a series are left out.
+    pub fn hits_by_domain(&self) -> HashMap<Box<str>, DomainHits> {
+        let mut hits = HashMap::<Box<str>, DomainHits>::new();
         let rules = self.shared.rules.meters();
         let meters = rules.iter().map(AsRef::as_ref).chain(self.shared.overrides.iter());
         for meter in meters.filter(|meter| !self.shared.rules.is_folded(meter)) {
-            if let Some(hits) = hits.get_mut(&*meter.domain) {
-                hits.add(meter);
+            match hits.get_mut(&meter.domain) {
+                Some(hits) => hits.add(meter),
+                None => hits.entry(meter.domain.clone()).or_default().add(meter),
             }
         }
-        domains.iter().map(|domain| hits.get(&**domain).copied().unwrap_or_default()).collect()
+        hits
     }
 }
 

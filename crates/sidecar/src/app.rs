@@ -490,8 +490,8 @@ struct RuleParts<'a> {
     published: &'a Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
     clock: Clock,
-    /// The hits that an xDS server may ask for.
-    meters: Option<Meters>,
+    /// The hits that an xDS server may ask for, and the keys with the most of them.
+    counted: Option<(Meters, HotKeys)>,
     /// Rules beside those of files.
     given: Arc<GivenRules>,
 }
@@ -554,9 +554,9 @@ impl RuleParts<'_> {
         source: &RulesSource,
         runtime: &Handle,
     ) -> Result<RuleWatch, BuildError> {
-        let Self { published, snapshot, clock, meters, .. } = self;
+        let Self { published, snapshot, clock, counted, .. } = self;
         let options = source.reading.options.clone();
-        let watch = XdsWatch::start(xds, options, published, snapshot, clock, meters, runtime);
+        let watch = XdsWatch::start(xds, options, published, snapshot, clock, counted, runtime);
         let watch = watch
             .map_err(|error| BuildError::new(format!("cannot follow the xDS server: {error}")))?;
         Ok(RuleWatch::Xds(watch))

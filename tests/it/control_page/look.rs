@@ -30,7 +30,7 @@ async fn filled(control: &Control) -> Value {
 }
 
 /// Checks the part that is shown, in both schemes and narrow.
-async fn is_readable(browser: &mut Browser, part: &str) {
+pub(super) async fn is_readable(browser: &mut Browser, part: &str) {
     for scheme in ["light", "dark"] {
         browser.view(View { scheme, width: WIDE }).await;
         let least = browser.evaluate(LEAST_CONTRAST).await;

@@ -12,7 +12,7 @@ use crate::support::now;
 use crate::support::ratelease::Ratelease;
 
 /// Limit for what takes a few seconds, on a machine that also compiles.
-const SOON: Duration = Duration::from_secs(40);
+pub(super) const SOON: Duration = Duration::from_secs(40);
 
 /// The first rollout of a database with half of all pods chooses the second of these: the hash of
 /// the rollout and the id says so.

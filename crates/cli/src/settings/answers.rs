@@ -244,8 +244,8 @@ settings! {
         /// On average, count one decision in this many
         "HOT_KEYS_SAMPLE" => sample: NonZeroU32 =
             setting("COUNT", "4", |text| value::count_within(text, NonZeroU32::MIN..=SAMPLE_MAX));
-        /// Show the entries of the hottest keys, which contain clients' values, not only their
-        /// hashes
+        /// Show the entries of the hottest keys, which contain clients' values, to the control plane
+        /// too
         "HOT_KEYS_VALUES" => values: bool = switch(false);
     }
 }

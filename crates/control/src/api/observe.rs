@@ -1,5 +1,6 @@
 //! What pods run, who did what, and what a token may do.
 
+use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -20,7 +21,8 @@ use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
 use crate::metrics;
-use crate::store::{AuditRow, DraftDomain, PodRow};
+use crate::push::{BusiestPod, DomainSums, FleetSums, KeySums};
+use crate::store::{AuditRow, DraftDomain, HitCount, PodRow};
 
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
 /// up to each that changes one of them.
@@ -81,6 +83,64 @@ struct PodView {
     reports: bool,
 }
 
+/// What pods deny. A token for some domains sees these.
+#[derive(Debug, Serialize, ToSchema)]
+struct FleetView {
+    /// Domains, that with the largest denied share first.
+    domains: Vec<DomainView>,
+    /// Keys, the hottest first.
+    keys: Vec<KeyView>,
+}
+
+/// The hits of a domain in the last one to two minutes, as pods report them.
+#[derive(Debug, Serialize, ToSchema)]
+struct DomainView {
+    /// Its name.
+    domain: String,
+    /// All hits of limits.
+    hits: u64,
+    /// Those that were denied.
+    denied: u64,
+    /// The share of these, 0 to 1.
+    denied_share: f64,
+    /// Those that would have been denied, but for shadow mode.
+    shadow_denied: u64,
+    /// How many pods had hits.
+    pods: u64,
+    /// The pod that had the most hits.
+    busiest: BusiestPod,
+}
+
+/// The hits of a key in the last one to two minutes, estimated by the pods of which it is one of the
+/// ten hottest.
+#[derive(Debug, Serialize, ToSchema)]
+struct KeyView {
+    /// Its hash, as in the name of its count in Redis.
+    key: String,
+    /// Its domain.
+    domain: String,
+    /// The path of its rule.
+    rule: String,
+    /// Its entries, if pods show them (`HOT_KEYS_VALUES`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<String>,
+    /// All hits.
+    hits: u64,
+    /// Those that were denied.
+    denied: u64,
+    /// How many pods report it.
+    pods: u64,
+}
+
+/// How much of it to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+struct FleetQuery {
+    /// At most so many domains and so many keys, up to 1000; 100 by default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<usize>,
+}
+
 /// The audit log.
 #[derive(Debug, Serialize, ToSchema)]
 struct AuditList {
@@ -102,7 +162,7 @@ struct Health {
 
 /// Describes the calls.
 #[derive(OpenApi)]
-#[openapi(paths(domains, token, pods, audit, health, metrics))]
+#[openapi(paths(domains, token, pods, fleet, audit, health, metrics))]
 pub(super) struct Calls;
 
 /// The calls.
@@ -110,6 +170,7 @@ pub(super) fn calls() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/domains", get(domains))
         .route("/v1/pods", get(pods))
+        .route("/v1/fleet", get(fleet))
         .route("/v1/token", get(token))
         .route("/v1/audit", get(audit))
 }
@@ -148,6 +209,62 @@ async fn pods(
     }
     let pods = pods.into_iter().map(PodView::from).collect();
     Ok(Json(PodList { version, pods, next }))
+}
+
+/// Read what pods deny
+#[utoipa::path(get, tag = "observe", path = "/v1/fleet", params(FleetQuery), responses(
+    (status = 200, description = "Hits by domain and the hottest keys", body = FleetView),
+    CommonProblems))]
+async fn fleet(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    QueryOf(query): QueryOf<FleetQuery>,
+) -> Result<Json<FleetView>, Problem> {
+    let limit = page_size(query.limit)?;
+    let mut sums = FleetSums::default();
+    // What a replica of another release wrote, and this one cannot read, is left out.
+    for text in app.lists().fleets().await? {
+        sums.add(serde_json::from_str(&text).unwrap_or_default());
+    }
+    let domains = sums.domains.into_iter().filter(|(domain, _)| caller.may_use(domain));
+    let mut domains: Vec<_> = domains.map(DomainView::from).collect();
+    let rank = |it: &DomainView| (it.denied_share, it.hits);
+    domains.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(Ordering::Equal));
+    domains.truncate(limit);
+    let keys = sums.keys.into_iter().filter(|(domain, _)| caller.may_use(domain));
+    let of_domain = |(domain, keys): (String, BTreeMap<_, _>)| {
+        keys.into_iter().map(move |key| KeyView::of(domain.clone(), key))
+    };
+    let mut keys: Vec<_> = keys.flat_map(of_domain).collect();
+    keys.sort_by_key(|it| Reverse(it.hits));
+    keys.truncate(limit);
+    Ok(Json(FleetView { domains, keys }))
+}
+
+// === impl DomainView ===
+
+impl From<(String, DomainSums)> for DomainView {
+    fn from((domain, sums): (String, DomainSums)) -> Self {
+        let DomainSums { count, pods, busiest } = sums;
+        Self {
+            domain,
+            hits: count.hits,
+            denied: count.denied,
+            denied_share: count.denied_share().unwrap_or_default(),
+            shadow_denied: count.shadow,
+            pods,
+            busiest,
+        }
+    }
+}
+
+// === impl KeyView ===
+
+impl KeyView {
+    fn of(domain: String, (key, sums): (String, KeySums)) -> Self {
+        let KeySums { rule, values, count: HitCount { hits, denied, .. }, pods } = sums;
+        Self { key, domain, rule, values, hits, denied, pods }
+    }
 }
 
 /// The versions that change one of these domains.

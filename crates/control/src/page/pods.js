@@ -1,4 +1,4 @@
-// === Pods: who runs which version ===
+// === Pods: who runs which version, and what they deny ===
 
 const PODS_MS = 1000, PODS_LISTED = 200;
 
@@ -10,9 +10,10 @@ async function podsView(main, {signal}) {
   let last = "";
   while (!signal.aborted) {
     const found = await allPods(signal), rollout = await lastRollout(signal);
+    const denied = await get("/v1/fleet", null, signal);
     // Drawn only if something changed, so that a selection stays.
-    const text = JSON.stringify([found, rollout]);
-    if (text !== last) showPods(summary, list, found, rollout);
+    const text = JSON.stringify([found, rollout, denied]);
+    if (text !== last) showPods(summary, list, found, rollout, denied);
     last = text;
     // A large fleet is read less often.
     await sleep(PODS_MS * Math.max(1, found.pods.length / PODS_LISTED), signal);
@@ -42,7 +43,7 @@ function folded(pods) {
   return [...lines.values()];
 }
 
-function showPods(summary, list, {version, pods}, rollout) {
+function showPods(summary, list, {version, pods}, rollout, denied) {
   const lines = folded(pods);
   const running = lines.filter((it) => !it.refused && it.accepted === version).length;
   const refused = lines.filter((it) => it.refused).length;
@@ -54,7 +55,7 @@ function showPods(summary, list, {version, pods}, rollout) {
   const rank = (it) => it.refused ? 0 : it.accepted === version ? 2 : 1;
   const first = lines.sort((a, b) => rank(a) - rank(b)).slice(0, PODS_LISTED);
   const rest = lines.length - first.length;
-  fill(list, isOpen(rollout) && hitsBox(rollout), versionsTable(lines, version),
+  fill(list, isOpen(rollout) && hitsBox(rollout), versionsTable(lines, version), deniedTables(denied),
     table("What each is sent and runs", [["node", "name"], ["state"], ["runs", "n"],
       ["sent", "n"], ["program"], ["types"], ["address"], ["connected"]],
     first.map((it) => podRow(it, version))),
@@ -74,6 +75,21 @@ function versionsTable(lines, version) {
     rows.map(([accepted, rollout, n]) => [[accepted ? `Version ${accepted}` : "none",
       accepted === version && tag("newest", "good"), rollout > 0 && tag(`rollout ${rollout}`)],
     count(n), share(n, lines.length)]));
+}
+
+// What pods report of the last one to two minutes: a large fleet has only its first lines here.
+function deniedTables({domains, keys}) {
+  return [domains.length > 0 && table("Denied in the last one to two minutes, by domain",
+    [["domain", "name"], ["share", "n"], ["denied", "n"], ["hits", "n"], ["in shadow", "n"],
+      ["pods", "n"], ["busiest pod"]],
+    domains.map((it) => [it.domain, share(it.denied, it.hits), count(it.denied), count(it.hits),
+      count(it.shadow_denied), count(it.pods),
+      h("span", {title: it.busiest.peer},
+        `${it.busiest.node || "(no id)"}: ${share(it.busiest.hits, it.hits)}`)]), "denied"),
+  keys.length > 0 && table("The hottest keys",
+    [["key", "name"], ["rule"], ["hits", "n"], ["denied", "n"], ["pods", "n"]],
+    keys.map((it) => [h("span", {title: it.key}, it.values || it.key), it.rule, count(it.hits),
+      count(it.denied), count(it.pods)]), "hot")];
 }
 
 // What all pods deny of each domain of a rollout: they report hits while one is under way.

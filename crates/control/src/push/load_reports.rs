@@ -1,12 +1,12 @@
-//! What pods report of a rollout: hits of its domains, by the load reporting service (LRS).
+//! What pods report, by the load reporting service (LRS): hits of their domains, and hot keys.
 //!
 //! ```text
-//! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ RolloutCounts
+//! pod ─▶ ClusterStats: a domain, hits that passed, hits that were dropped ─▶ fleet, RolloutCounts
 //!  ◀── LoadStatsResponse: the domains of the rollout, and how often ── rollout begins or ends
 //! ```
-//! A pod is asked for nothing while no rollout is under way. A report counts for a step if the pod
-//! ran that step's version at the report before it too, so that no hit of other rules counts. A
-//! rollout whose chosen pods deny too much is rolled back.
+//! A pod is asked for all its domains, which `fleet` shows, and by name for those of a rollout. A
+//! report counts for a step of one if the pod ran that step's version at the report before it too,
+//! so that no hit of other rules counts. A rollout whose chosen pods deny too much is rolled back.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -30,6 +30,7 @@ use tonic::{Request, Status, Streaming};
 use tracing::{debug, warn};
 
 use super::connections::ConnectedPod;
+use super::fleet::{FleetPod, HotKey, KEYS_OF_POD_MAX};
 use super::published::{PublishedRollout, PublishedSet};
 use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo};
 use super::server::{FIRST_MAX, PodServer};
@@ -37,8 +38,10 @@ use crate::store::{
     Author, Bound, CountKey, HitCount, ReplicaCount, Stage, Store, StoreError, StoreResult,
 };
 
-/// Pause between reports of a pod, for up to [`PODS_PER_SECOND`] pods; more have longer pauses.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause between reports of a pod: while a rollout is under way, for up to [`PODS_PER_SECOND`] pods,
+/// of which more have longer pauses; and else.
+const ROLLOUT_INTERVAL: Duration = Duration::from_secs(1);
+const FLEET_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reports that this process takes in a second.
 const PODS_PER_SECOND: usize = 1000;
@@ -54,6 +57,9 @@ const HITS_MAX: u64 = 1 << 40;
 const HITS_PER_SECOND: u64 = 1_000_000;
 const SECONDS_MAX: u64 = 60;
 
+/// Hits of a key are those of the last one to two minutes.
+const KEY_SECONDS: u64 = 120;
+
 /// The category of hits that would have been dropped, but for shadow mode.
 const SHADOW: &str = "shadow";
 
@@ -66,7 +72,7 @@ pub(super) struct LoadStatsRequest {
     cluster_stats: Vec<ClusterStats>,
 }
 
-/// The hits of a domain.
+/// The hits of a domain, or of a key of it.
 #[derive(Clone, PartialEq, Message)]
 struct ClusterStats {
     #[prost(string, tag = "1")]
@@ -77,6 +83,9 @@ struct ClusterStats {
     total_dropped_requests: u64,
     #[prost(message, repeated, tag = "5")]
     dropped_requests: Vec<DroppedRequests>,
+    /// The key: see [`HotKey::read`]. Empty for the domain.
+    #[prost(string, tag = "6")]
+    cluster_service_name: String,
 }
 
 /// Hits that passed.
@@ -114,8 +123,8 @@ struct Reports {
     peer: String,
     certified: Arc<CertifiedNodes>,
     node: NodeInfo,
-    /// The domains that the pod was asked for.
-    asked: BTreeSet<String>,
+    /// The domains that the pod was asked for by name, once it was asked.
+    asked: Option<BTreeSet<String>>,
     /// The step that the pod ran when it was asked, or at its last report.
     step: Option<i64>,
     /// The second of its last report.
@@ -145,7 +154,7 @@ impl PodServer {
             pod: pod.clone(),
             certified,
             node: NodeInfo::default(),
-            asked: BTreeSet::new(),
+            asked: None,
             step: None,
             reported_at: 0,
         };
@@ -168,20 +177,25 @@ impl Reports {
         let Ok(node) = NodeInfo::of(first.node.unwrap_or_default()) else { return };
         self.node = node;
         let Some(_reporting) = self.server.streams.note_reporting(&self.peer) else { return };
+        let fleet = self.server.fleet.add(&self.node.id, &self.peer);
         loop {
             let set = Arc::clone(&self.server.published.borrow_and_update());
-            if !self.ask(&set) || !self.take_until_changed(&mut requests).await {
+            if !self.ask(&set) || !self.take_until_changed(&mut requests, &fleet).await {
                 return;
             }
         }
     }
 
     /// Takes reports until another set is published. Returns whether the stream goes on.
-    async fn take_until_changed(&mut self, requests: &mut Streaming<LoadStatsRequest>) -> bool {
+    async fn take_until_changed(
+        &mut self,
+        requests: &mut Streaming<LoadStatsRequest>,
+        fleet: &FleetPod,
+    ) -> bool {
         loop {
             tokio::select! {
                 message = self.pod.message(requests) => match message {
-                    Some(report) => self.take(&report.cluster_stats),
+                    Some(report) => self.take(&report.cluster_stats, fleet),
                     None => return false,
                 },
                 changed = self.server.published.changed() => return changed.is_ok(),
@@ -191,8 +205,8 @@ impl Reports {
         }
     }
 
-    /// Asks for the domains of the rollout, if they are others than before. Returns whether the
-    /// pod reads.
+    /// Asks for all domains, and by name for those of the rollout, if they are others than before.
+    /// Returns whether the pod reads.
     fn ask(&mut self, set: &PublishedSet) -> bool {
         let domains = set.rollout.iter().flat_map(|it| it.names.iter().chain(it.domains.keys()));
         let allowed = self.server.selection.allowed(&self.certified, &self.node.id);
@@ -201,16 +215,19 @@ impl Reports {
             allowed.as_ref().is_none_or(|it| it.contains(domain))
         };
         let domains: BTreeSet<_> = domains.filter(is_of).cloned().collect();
-        if domains == self.asked {
+        if self.asked.as_ref() == Some(&domains) {
             return true;
         }
-        self.asked.clone_from(&domains);
-        self.step = set.rollout.as_deref().and_then(|it| self.step_of(it));
+        let is_first = self.asked.replace(domains.clone()).is_none();
+        // A report that is on its way answers the question before.
+        self.step = set.rollout.as_deref().filter(|_| is_first).and_then(|it| self.step_of(it));
         let pods = self.server.streams.count().div_ceil(PODS_PER_SECOND).max(1);
-        let interval = REPORT_INTERVAL * u32::try_from(pods).unwrap_or(u32::MAX);
+        let interval = ROLLOUT_INTERVAL * u32::try_from(pods).unwrap_or(u32::MAX);
+        let interval = if domains.is_empty() { interval.max(FLEET_INTERVAL) } else { interval };
         let seconds = i64::try_from(interval.as_secs()).unwrap_or(i64::MAX);
         let response = LoadStatsResponse {
             clusters: domains.into_iter().collect(),
+            send_all_clusters: true,
             load_reporting_interval: Some(protobuf::Duration { seconds, nanos: 0 }),
             ..LoadStatsResponse::default()
         };
@@ -223,24 +240,28 @@ impl Reports {
         runs.filter(|version| *version >= rollout.version).map(|_| rollout.version)
     }
 
-    /// Counts a report, unless some of its hits are of rules before the step.
-    fn take(&mut self, report: &[ClusterStats]) {
+    /// Counts a report: for the fleet, and for the step of a rollout unless some of its hits are of
+    /// rules before it.
+    fn take(&mut self, report: &[ClusterStats], fleet: &FleetPod) {
         let set = Arc::clone(&self.server.published.borrow());
-        let Some(rollout) = set.rollout.as_deref() else { return };
-        let since = self.step;
-        self.step = self.step_of(rollout);
         let counts = self.server.counts.clone();
         let second = counts.clock().now().since(Time::default()).as_secs();
         let elapsed = second - std::mem::replace(&mut self.reported_at, second);
         let hits_max = elapsed.clamp(1, SECONDS_MAX) * HITS_PER_SECOND;
+        let mut hits = self.read(report, &set);
+        self.show(report, &hits, hits_max, &set, fleet);
+        let Some(rollout) = set.rollout.as_deref() else { return };
+        let since = self.step;
+        self.step = self.step_of(rollout);
         if since != Some(rollout.version) {
             return;
         }
+        hits.retain(|domain, _| self.is_asked_for(domain));
         let hits_min = rollout.bound.map_or(0, |it| it.hits_min).unsigned_abs();
         // What the pod was sent counts, whatever node it says here that it is.
         let is_chosen = self.server.streams.is_chosen(&self.peer, rollout.id);
         let pod = counts.pod(self.pod.identity(&self.node.id));
-        for (domain, count) in with_candidates(self.read(report), is_chosen) {
+        for (domain, count) in with_candidates(hits, is_chosen) {
             let version = rollout.version;
             let domain = domain.to_owned();
             let key = CountKey { version, domain, is_chosen };
@@ -250,12 +271,46 @@ impl Reports {
         counts.note_report();
     }
 
-    /// The hits of each domain that the pod was asked for. One that the report has several times is
+    /// Shows what a report has of the published domains that the pod may have.
+    fn show(
+        &self,
+        report: &[ClusterStats],
+        hits: &BTreeMap<&str, HitCount>,
+        hits_max: u64,
+        set: &PublishedSet,
+        fleet: &FleetPod,
+    ) {
+        let allowed = self.server.selection.allowed(&self.certified, &self.node.id);
+        let is_of = |domain: &str| {
+            set.domains.contains_key(domain)
+                && allowed.as_ref().is_none_or(|it| it.contains(domain))
+        };
+        let domains = hits.iter().filter(|(domain, _)| is_of(domain));
+        let domains = domains.map(|(domain, count)| (*domain, count.scaled(hits_max)));
+        let keys = report.iter().filter(|it| it.is_key() && is_of(&it.cluster_name));
+        let key = |stats: &ClusterStats| {
+            let count = read(stats)?.scaled(KEY_SECONDS * HITS_PER_SECOND);
+            HotKey::read(&stats.cluster_name, &stats.cluster_service_name, count)
+        };
+        fleet.take(domains, keys.take(KEYS_OF_POD_MAX).filter_map(key).collect());
+    }
+
+    /// Whether the pod was asked for this domain by name.
+    fn is_asked_for(&self, domain: &str) -> bool {
+        self.asked.as_ref().is_some_and(|it| it.contains(domain))
+    }
+
+    /// The hits of each domain of a report that there is. One that the report has several times is
     /// counted once, with the sum.
-    fn read<'r>(&self, report: &'r [ClusterStats]) -> BTreeMap<&'r str, HitCount> {
+    fn read<'r>(
+        &self,
+        report: &'r [ClusterStats],
+        set: &PublishedSet,
+    ) -> BTreeMap<&'r str, HitCount> {
+        let is_known = |it: &str| set.domains.contains_key(it) || self.is_asked_for(it);
         let mut counts = BTreeMap::<_, HitCount>::new();
         let mut odd = BTreeSet::new();
-        for stats in report.iter().filter(|it| self.asked.contains(&it.cluster_name)) {
+        for stats in report.iter().filter(|it| !it.is_key() && is_known(&it.cluster_name)) {
             match read(stats) {
                 Some(count) => counts.entry(&*stats.cluster_name).or_default().add(&count),
                 None => drop(odd.insert(&*stats.cluster_name)),
@@ -267,6 +322,15 @@ impl Reports {
         }
         counts.retain(|domain, _| !odd.contains(domain));
         counts
+    }
+}
+
+// === impl ClusterStats ===
+
+impl ClusterStats {
+    /// Whether it is of a key, whose hits its domain has too.
+    fn is_key(&self) -> bool {
+        !self.cluster_service_name.is_empty()
     }
 }
 

@@ -23,6 +23,7 @@ use tonic::{Request, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::connections::ConnectedPod;
+use super::fleet::Fleet;
 use super::load_reports::RolloutCounts;
 use super::published::{PublishedDomain, PublishedSet, Selected};
 use super::selection::{CertifiedNodes, NODE_SHAPE, Node, NodeInfo, Selection};
@@ -95,6 +96,8 @@ pub struct PodServer {
     pub(super) selection: Arc<Selection>,
     /// What pods report of a rollout.
     pub(super) counts: RolloutCounts,
+    /// What they report of all their domains.
+    pub(super) fleet: Fleet,
     /// Responses that are on their way to pods.
     pub(super) deliveries: Deliveries,
 }
@@ -126,11 +129,11 @@ impl PodServer {
         (published, polls): (watch::Receiver<Arc<PublishedSet>>, watch::Receiver<u64>),
         streams: Streams,
         selection: Selection,
-        counts: RolloutCounts,
+        (counts, fleet): (RolloutCounts, Fleet),
     ) -> Self {
         let selection = Arc::new(selection);
         let deliveries = Deliveries::default();
-        Self { published, polls, streams, selection, counts, deliveries }
+        Self { published, polls, streams, selection, counts, fleet, deliveries }
     }
 
     /// Serves a stream, and returns its responses.

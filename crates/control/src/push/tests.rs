@@ -111,7 +111,12 @@ async fn serve_set(set: Arc<PublishedSet>) -> (watch::Sender<Arc<PublishedSet>>,
     // The database was asked often enough for what any pod says to count.
     let (_, polled) = watch::channel(2);
     let (streams, counts) = (Streams::default(), RolloutCounts::default());
-    let server = PodServer::new((published, polled), streams, Selection::default(), counts);
+    let server = PodServer::new(
+        (published, polled),
+        streams,
+        Selection::default(),
+        (counts, Fleet::default()),
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(serve(listener, None, server, pending()));
@@ -200,7 +205,8 @@ async fn a_pod_that_waits_for_room_answers_meanwhile_and_gets_the_newest_set() {
     let (_polls, polled) = watch::channel(0);
     let (streams, counts) = (Streams::default(), RolloutCounts::default());
     let selection = Selection::default();
-    let mut server = PodServer::new((published, polled), streams.clone(), selection, counts);
+    let mut server =
+        PodServer::new((published, polled), streams.clone(), selection, (counts, Fleet::default()));
     // For one set, and for one that is empty.
     server.deliveries = Deliveries::new(3, 3);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

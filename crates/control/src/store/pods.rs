@@ -17,6 +17,9 @@ const GONE_AFTER: Duration = Duration::from_secs(30);
 /// Maximum number of streams that a statement names.
 const STREAMS_MAX: usize = 1000;
 
+/// Maximum number of replicas whose pods are shown.
+const REPLICAS_MAX: i64 = 32;
+
 /// The stream of a pod for one type of resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PodRow {
@@ -194,6 +197,33 @@ impl Store {
         bound(sql, vec![Cell::Int(gone_before())]).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(usize::try_from(seen).unwrap_or(usize::MAX))
+    }
+
+    /// Writes what the pods of `replica` said together, and forgets that of replicas that are gone.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn write_fleet(&self, replica: &str, sums: String) -> StoreResult<()> {
+        let mut tx = self.pool.begin().await?;
+        let sql = "DELETE FROM fleets WHERE replica = $1 OR seen_at <= $2";
+        let cells = vec![Cell::Text(replica.to_owned()), Cell::Int(gone_before())];
+        bound(sql, cells).execute(&mut *tx).await?;
+        let now = Timestamp::now().as_millisecond();
+        let row = vec![Cell::Text(replica.to_owned()), Cell::Int(now), Cell::Text(sums)];
+        insert(&mut tx, "fleets (replica, seen_at, sums)", vec![row]).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// What the pods of each replica said together.
+    ///
+    /// # Errors
+    /// Fails if the database is not available.
+    pub(crate) async fn fleets(&self) -> StoreResult<Vec<String>> {
+        let cells = vec![Cell::Int(gone_before()), Cell::Int(REPLICAS_MAX)];
+        let sql = "SELECT sums FROM fleets WHERE seen_at > $1 ORDER BY replica LIMIT $2";
+        let rows = bound(sql, cells).fetch_all(&self.pool).await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 }
 

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
@@ -403,7 +403,7 @@ pub struct CountKey {
 }
 
 /// Hits of a domain.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HitCount {
     /// All hits of limits.
     pub hits: u64,

@@ -14,14 +14,14 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::pods::{NEVER, Pod, RULES, channel};
+use super::pods::{Pod, RULES, channel};
 use super::rollouts::{node_in, prepare, shop_of, to_zone_a, version_of};
 use super::support::{Call, Place, SOON, Server, places, wait_for};
 use super::tokens::token;
 
 /// A pod that reports what a test tells it, on the connection of its rules.
-struct Reporter {
-    pod: Pod,
+pub(super) struct Reporter {
+    pub(super) pod: Pod,
     reports: mpsc::Sender<LoadStatsRequest>,
     asked: Streaming<LoadStatsResponse>,
 }
@@ -29,7 +29,7 @@ struct Reporter {
 // === impl Reporter ===
 
 impl Reporter {
-    async fn connect(server: &Server, node: Node) -> Self {
+    pub(super) async fn connect(server: &Server, node: Node) -> Self {
         let channel = channel(server).await;
         let pod = Pod::over(channel.clone(), node.clone(), &[RULES]).await;
         let (reports, waiting) = mpsc::channel(8);
@@ -48,10 +48,12 @@ impl Reporter {
         set
     }
 
-    /// The domains that the server asks for next.
-    async fn asked(&mut self) -> Vec<String> {
+    /// The domains that the server asks for by name next, besides all others.
+    pub(super) async fn asked(&mut self) -> Vec<String> {
         let asked = timeout(SOON, self.asked.message()).await.expect("a question in time");
-        asked.unwrap().expect("the stream goes on").clusters
+        let asked = asked.unwrap().expect("the stream goes on");
+        assert!(asked.send_all_clusters);
+        asked.clusters
     }
 
     /// Reports hits of `shop` that passed, were denied, and would have been denied.
@@ -59,14 +61,14 @@ impl Reporter {
         self.report_of(vec![stats("shop", passed, denied, shadow)]).await;
     }
 
-    async fn report_of(&self, cluster_stats: Vec<ClusterStats>) {
+    pub(super) async fn report_of(&self, cluster_stats: Vec<ClusterStats>) {
         let report = LoadStatsRequest { node: None, cluster_stats };
         self.reports.send(report).await.unwrap();
     }
 }
 
 /// Hits of a domain that passed, were denied, and would have been denied.
-fn stats(domain: &str, passed: u64, denied: u64, shadow: u64) -> ClusterStats {
+pub(super) fn stats(domain: &str, passed: u64, denied: u64, shadow: u64) -> ClusterStats {
     let locality =
         UpstreamLocalityStats { total_issued_requests: passed, ..UpstreamLocalityStats::default() };
     let shadow = DroppedRequests { category: "shadow".into(), dropped_count: shadow };
@@ -118,7 +120,9 @@ async fn hits_of_both_groups_are_shown_side_by_side_and_only_those_of_the_step()
     let mut other = Reporter::connect(&server, node_in("two", "b")).await;
     chosen.runs("1").await;
     other.runs("1").await;
-    assert!(timeout(NEVER, chosen.asked.message()).await.is_err(), "no rollout, no question");
+    for pod in [&mut chosen, &mut other] {
+        assert_eq!(pod.asked().await, Vec::<String>::new(), "no rollout");
+    }
     server.post("/v1/rollouts", &bounded("shadow")).await;
     for pod in [&mut chosen, &mut other] {
         assert_eq!(pod.asked().await, ["shop", "shop@candidate"]);
@@ -180,6 +184,7 @@ async fn a_bound_that_is_exceeded_rolls_back_once_whichever_replica_sees_it() {
         for (server, id) in [(first, "one"), (last, "two")] {
             let mut pod = Reporter::connect(server, node_in(id, "a")).await;
             pod.runs("1").await;
+            assert_eq!(pod.asked().await, Vec::<String>::new());
             pods.push(pod);
         }
         first.post("/v1/rollouts", &bounded("enforced")).await;
@@ -229,6 +234,7 @@ async fn a_rollout_that_exceeds_its_bound_while_the_database_is_away_is_rolled_b
     prepare(&server).await;
     let mut pod = Reporter::connect(&server, node_in("one", "a")).await;
     pod.runs("1").await;
+    assert_eq!(pod.asked().await, Vec::<String>::new());
     server.post("/v1/rollouts", &bounded("enforced")).await;
     assert_eq!(pod.asked().await, ["shop"]);
     pod.runs("2").await;

@@ -175,6 +175,8 @@ fn keys_are_listed_by_requests_and_by_denials() {
     assert_eq!(listed(&top.requested), [(&*often.to_string(), 3), (&*seldom.to_string(), 1)]);
     assert_eq!(listed(&top.denied), [(&*seldom.to_string(), 1)]);
     let of = |hot: &HotKey| (hot.rule.clone(), hot.share, hot.values.clone());
+    let domains = top.requested.iter().map(|hot| hot.domain.as_deref());
+    assert_eq!(domains.collect::<Vec<_>>(), [Some("d"), None]);
     assert_eq!(of(&top.requested[0]), ("d.user".to_owned(), 0.75, None));
     assert_eq!(of(&top.denied[0]), ("override".to_owned(), 1.0, None));
     assert_eq!(hot.top(1).requested.len(), 1);

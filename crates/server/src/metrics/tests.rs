@@ -360,9 +360,8 @@ fn hits_of_a_domain_are_those_of_all_its_rules_with_shadow_apart() {
     note(&meters, &rules, &[("dark", "")], 0, true);
     note(&meters, &rules, &[("by_value", "x"), ("deep", "y")], 0, true);
     note(&meters, &rules, &[("nothing", "")], 0, false);
-    let found = meters.hits_of(&["other".into(), "d".into()]);
     let expected = DomainHits { total: 4, denied: 2, shadow: 1 };
-    assert_eq!(found, [DomainHits::default(), expected]);
+    assert_eq!(meters.hits_by_domain(), HashMap::from([("d".into(), expected)]));
 }
 
 mod table {

@@ -296,7 +296,7 @@ fn hot_keys(hot: &[HotKey]) -> Value {
 }
 
 fn hot_key(hot: &HotKey) -> Value {
-    let HotKey { key, rule, count, share, values } = hot;
+    let HotKey { key, rule, count, share, values, .. } = hot;
     json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 

@@ -129,8 +129,9 @@ impl App {
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
-        let counted = meters.clone().zip(statsd);
-        let parts = rule_parts(&published, snapshot.clone(), clock, meters.clone(), given);
+        let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
+        let counted = meters.clone().map(|it| (it, hot_keys.clone()));
+        let parts = rule_parts(&published, snapshot.clone(), clock, counted, given);
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
@@ -138,7 +139,7 @@ impl App {
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
         let banner = banner(&bound, &store.describe(), &published)?;
-        let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
+        let statsd = meters.clone().zip(statsd);
         let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let observers = stats.observers(samples(&settings.logging, clock), tracer.clone());
         let service = service(&limiter, &published, &listeners, headers, &observers);
@@ -163,7 +164,7 @@ impl App {
         Ok(Self {
             admin: debug_pages(&listeners, &sources, &live, explain),
             push: telemetry.push.map(|p| threads.on_pages(|| pusher(p, &origin, clock, &sources))),
-            statsd: counted.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
+            statsd: statsd.map(|(meters, it)| statsd_push(it, clock, meters, &published)),
             decisions: bound.decisions.map(|bound| decision_ports(bound, &listeners, tls)),
             debug: bound.debug,
             metrics: bound.metrics.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
@@ -190,10 +191,10 @@ fn rule_parts(
     published: &Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
     clock: Clock,
-    meters: Option<Meters>,
+    counted: Option<(Meters, HotKeys)>,
     given: Arc<GivenRules>,
 ) -> RuleParts<'_> {
-    RuleParts { published, snapshot, clock, meters, given }
+    RuleParts { published, snapshot, clock, counted, given }
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.

@@ -5,7 +5,7 @@
 //! stream ─▶ resource: text ─▶ rule_set ─▶ watch: compile, publish
 //!    └◀──── accepted, or all faults ◀────────────┘
 //! ```
-//! `load_report` sends the server the hits of domains, if it asks. The stream runs on the thread of
+//! `load_report` sends the server the hits of domains and hot keys, if it asks. The stream runs on the thread of
 //! pages, and a thread that may block reads responses. Rules are compiled on the thread of rules,
 //! as those of files are.
 
@@ -30,6 +30,7 @@ use ratelease_engine::rng::{fraction, next_u64};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::{Options, Source, excerpt};
 use ratelease_server::current_rules::CurrentRules;
+use ratelease_server::hot_keys::HotKeys;
 use ratelease_server::metrics::Meters;
 use ratelease_server::metrics::counter::{Count, Counter};
 use serde_json::{Value, json};
@@ -67,7 +68,7 @@ pub struct XdsWatch {
 
 impl XdsWatch {
     /// Puts the rules of `snapshot` in force, if it has any, and starts to follow the server, on
-    /// `runtime`. The server may ask for the hits that `meters` count, if it serves rules of
+    /// `runtime`. The server may ask for the hits that are `counted`, if it serves rules of
     /// ratelease's own type.
     ///
     /// # Errors
@@ -78,7 +79,7 @@ impl XdsWatch {
         published: &Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
         clock: Clock,
-        meters: Option<Meters>,
+        counted: Option<(Meters, HotKeys)>,
         runtime: &Handle,
     ) -> io::Result<Self> {
         let status = XdsStatus::new(&settings.server.to_string(), clock);
@@ -90,8 +91,8 @@ impl XdsWatch {
         types.extend(settings.own_rules.then_some(ResourceType::Rules));
         let pusher = pusher(wake);
         let rules = RuleSet::new(&types, merges_domains, pusher, memory, status.clone(), clock);
-        let meters = meters.filter(|_| settings.own_rules);
-        let loads = meters.map(|it| Arc::new(Mutex::new(LoadReporter::new(it, clock))));
+        let counted = counted.filter(|_| settings.own_rules);
+        let loads = counted.map(|it| Arc::new(Mutex::new(LoadReporter::new(it, clock))));
         let client = Client { settings: Arc::new(settings), rules, status: status.clone(), loads };
         let stream = runtime.spawn(follow(client, kept)).abort_handle();
         Ok(Self { watcher, stream, status })

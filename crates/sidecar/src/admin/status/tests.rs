@@ -145,6 +145,7 @@ fn decisions_count_since_the_start_and_latency_covers_the_last_minute() {
     let hot = |values: Option<&str>| HotKey {
         key: "1b".to_owned(),
         rule: "shop.user".to_owned(),
+        domain: Some("shop".to_owned()),
         count: 4,
         share: 0.5,
         values: values.map(str::to_owned),
@@ -182,6 +183,7 @@ fn hot_keys_are_listed_in_total_and_by_rule() {
     let hot = |key: &str, share| HotKey {
         key: key.to_owned(),
         rule: "shop.user".to_owned(),
+        domain: Some("shop".to_owned()),
         count: 4,
         share,
         values: None,

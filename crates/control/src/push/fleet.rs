@@ -1,0 +1,457 @@
+//! What pods report of all their domains: the hits of each, and the hottest keys.
+//!
+//! ```text
+//! pod ─▶ load_reports ─▶ what each pod of this replica said ─▶ sums ─▶ database ─▶ all replicas
+//! ```
+//! A report is the pod's own word, so that it changes nothing but what is shown. It counts for the
+//! domains that are published and that the pod may have, with so many hits, names and bytes at most;
+//! the pod with the most hits of a domain is named, so that a lie has an author. What a pod said is
+//! forgotten with its stream, and after two minutes.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::excerpt;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+use utoipa::ToSchema;
+
+use crate::store::{HitCount, Store, StoreError, StoreResult};
+
+/// Seconds of a window. Hits are those of the present window and the one before.
+const WINDOW_SECONDS: u64 = 60;
+
+/// Maximum number of domains and of keys of one pod, and of texts of a key in bytes: with those of
+/// as many pods as there are connections some 90 MB.
+const DOMAINS_OF_POD_MAX: usize = 64;
+pub(super) const KEYS_OF_POD_MAX: usize = 10;
+const TEXT_BYTES_MAX: usize = 160;
+
+/// Bytes of the hash of a key: 128 bits in base 64.
+const HASH_BYTES: usize = 22;
+
+/// Maximum number of domains and of keys in the sums of a replica, and of keys of one domain: some
+/// 2 MB at most.
+const DOMAINS_MAX: usize = 4096;
+const KEYS_MAX: usize = 2000;
+const KEYS_OF_DOMAIN_MAX: usize = 20;
+
+/// Pause after the sums were written, and the longest one: a row that is not written is forgotten.
+const WRITE_PAUSE: Duration = Duration::from_secs(5);
+const WRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What the pods of this replica said. A cheap handle: clones share all state.
+#[derive(Debug, Clone)]
+pub struct Fleet(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    clock: Clock,
+    pods: Mutex<HashMap<u64, Arc<Mutex<PodReport>>>>,
+    changed: Notify,
+}
+
+/// A pod that reports, until this is dropped.
+#[derive(Debug)]
+pub(super) struct FleetPod {
+    fleet: Fleet,
+    number: u64,
+    report: Arc<Mutex<PodReport>>,
+}
+
+/// What a pod said.
+#[derive(Debug, Default)]
+struct PodReport {
+    pod: BusiestPod,
+    /// The number of the present window.
+    window: u64,
+    /// The hits of each domain in this window and the one before.
+    domains: BTreeMap<Box<str>, [HitCount; 2]>,
+    /// The hottest keys, as its last report had them.
+    keys: Vec<HotKey>,
+}
+
+/// A hot key of a pod.
+#[derive(Debug, Clone)]
+pub(super) struct HotKey {
+    domain: Box<str>,
+    key: Box<str>,
+    rule: Box<str>,
+    values: Option<Box<str>>,
+    count: HitCount,
+}
+
+/// What several pods said together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct FleetSums {
+    /// Each domain.
+    pub domains: BTreeMap<String, DomainSums>,
+    /// The hottest keys of each domain, by their hash.
+    pub keys: BTreeMap<String, BTreeMap<String, KeySums>>,
+}
+
+/// The hits of a domain.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DomainSums {
+    /// The hits of all pods.
+    pub count: HitCount,
+    /// How many pods had some.
+    pub pods: u64,
+    /// The pod that had the most.
+    pub busiest: BusiestPod,
+}
+
+/// The pod that had the most hits of a domain.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BusiestPod {
+    /// The id of its node, which is its own word.
+    pub node: String,
+    /// Its address, as `/v1/pods` has it.
+    pub peer: String,
+    /// Its hits of the domain.
+    pub hits: u64,
+}
+
+/// The hits of a key.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeySums {
+    /// The path of its rule.
+    pub rule: String,
+    /// Its entries, if pods may show them.
+    pub values: Option<String>,
+    /// The hits on pods of which it is one of the hottest keys.
+    pub count: HitCount,
+    /// How many pods these are.
+    pub pods: u64,
+}
+
+// === impl Fleet ===
+
+impl Default for Fleet {
+    fn default() -> Self {
+        let (pods, changed) = Default::default();
+        Self(Arc::new(Shared { clock: Clock::start(), pods, changed }))
+    }
+}
+
+impl Fleet {
+    /// Adds the pod of a node at an address.
+    pub(super) fn add(&self, node: &str, peer: &str) -> FleetPod {
+        let pod = BusiestPod { node: shown(node).into(), peer: peer.to_owned(), hits: 0 };
+        let report = PodReport { pod, ..PodReport::default() };
+        let report = Arc::new(Mutex::new(report));
+        let number = ratelease_engine::rng::next_u64();
+        self.0.pods.lock().insert(number, Arc::clone(&report));
+        FleetPod { fleet: self.clone(), number, report }
+    }
+
+    fn second(&self) -> u64 {
+        self.0.clock.now().since(Time::default()).as_secs()
+    }
+
+    /// What all pods said, within the bounds of a replica.
+    fn sums(&self, second: u64) -> FleetSums {
+        let pods: Vec<_> = self.0.pods.lock().values().cloned().collect();
+        let mut sums = FleetSums::default();
+        for pod in pods {
+            let mut pod = pod.lock();
+            pod.turn(second);
+            sums.add_pod(&pod);
+        }
+        sums.cut();
+        sums
+    }
+}
+
+// === impl FleetPod ===
+
+impl FleetPod {
+    /// Takes a report: what was counted since the one before, and the hottest keys.
+    pub(super) fn take<'d>(
+        &self,
+        domains: impl Iterator<Item = (&'d str, HitCount)>,
+        keys: Vec<HotKey>,
+    ) {
+        let second = self.fleet.second();
+        self.report.lock().take(domains, keys, second);
+        self.fleet.0.changed.notify_one();
+    }
+}
+
+impl Drop for FleetPod {
+    fn drop(&mut self) {
+        self.fleet.0.pods.lock().remove(&self.number);
+        self.fleet.0.changed.notify_one();
+    }
+}
+
+// === impl PodReport ===
+
+impl PodReport {
+    fn take<'d>(
+        &mut self,
+        domains: impl Iterator<Item = (&'d str, HitCount)>,
+        mut keys: Vec<HotKey>,
+        second: u64,
+    ) {
+        self.turn(second);
+        for (domain, count) in domains.filter(|(_, count)| count.hits > 0) {
+            if let Some([present, _]) = self.domains.get_mut(domain) {
+                present.add(&count);
+            } else if self.domains.len() < DOMAINS_OF_POD_MAX {
+                self.domains.insert(domain.into(), [count, HitCount::default()]);
+            }
+        }
+        keys.truncate(KEYS_OF_POD_MAX);
+        self.keys = keys;
+    }
+
+    /// Begins the window of this second.
+    fn turn(&mut self, second: u64) {
+        let window = second / WINDOW_SECONDS;
+        let passed = window.saturating_sub(self.window);
+        if passed == 0 {
+            return;
+        }
+        self.window = window;
+        self.domains.retain(|_, [present, former]| {
+            *former = if passed == 1 { *present } else { HitCount::default() };
+            *present = HitCount::default();
+            former.hits > 0
+        });
+        // A pod that reports names them each time.
+        if self.domains.is_empty() {
+            self.keys.clear();
+        }
+    }
+}
+
+// === impl HotKey ===
+
+impl HotKey {
+    /// A key of a domain: its hash, the path of its rule and its entries, each on a line. `None` if
+    /// it has no hash.
+    pub(super) fn read(domain: &str, text: &str, count: HitCount) -> Option<Self> {
+        let mut lines = text.splitn(3, '\n');
+        let key = lines.next().filter(|it| is_hash(it))?.into();
+        let rule = shown(lines.next().unwrap_or_default());
+        let values = lines.next().map(shown);
+        Some(Self { domain: domain.into(), key, rule, values, count })
+    }
+}
+
+/// Whether a text is the hash of a key, as it is written.
+fn is_hash(text: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    text.len() == HASH_BYTES && text.bytes().all(is_digit)
+}
+
+/// A text of a pod: bounded, and without what would alter a display.
+fn shown(text: &str) -> Box<str> {
+    let text = excerpt(text);
+    text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().into()
+}
+
+// === impl FleetSums ===
+
+impl FleetSums {
+    fn add_pod(&mut self, pod: &PodReport) {
+        for (domain, [present, former]) in &pod.domains {
+            let mut count = *present;
+            count.add(former);
+            let busiest = BusiestPod { hits: count.hits, ..pod.pod.clone() };
+            let sums = DomainSums { count, pods: 1, busiest };
+            self.domains.entry(domain.to_string()).or_default().add(sums);
+        }
+        for HotKey { domain, key, rule, values, count } in &pod.keys {
+            let (rule, values) = (rule.to_string(), values.as_deref().map(str::to_owned));
+            let sums = KeySums { rule, values, count: *count, pods: 1 };
+            let of_domain = self.keys.entry(domain.to_string()).or_default();
+            of_domain.entry(key.to_string()).or_default().add(sums);
+        }
+    }
+
+    /// Adds those of another replica.
+    pub fn add(&mut self, other: Self) {
+        for (domain, sums) in other.domains {
+            self.domains.entry(domain).or_default().add(sums);
+        }
+        for (domain, keys) in other.keys {
+            let of_domain = self.keys.entry(domain).or_default();
+            for (key, sums) in keys {
+                of_domain.entry(key).or_default().add(sums);
+            }
+        }
+    }
+
+    /// Leaves out what is beyond the bounds of a replica: of each domain first, so that one takes no
+    /// room of others.
+    fn cut(&mut self) {
+        keep_most(&mut self.domains, DOMAINS_MAX, |it| it.count.hits);
+        for keys in self.keys.values_mut() {
+            keep_most(keys, KEYS_OF_DOMAIN_MAX, |it| it.count.hits);
+        }
+        let hits_of = |keys: &BTreeMap<_, KeySums>| keys.values().map(|it| it.count.hits).max();
+        let domains_max = KEYS_MAX / KEYS_OF_DOMAIN_MAX;
+        keep_most(&mut self.keys, domains_max, |it| hits_of(it).unwrap_or_default());
+    }
+}
+
+/// Keeps those of the highest rank.
+fn keep_most<V>(map: &mut BTreeMap<String, V>, max: usize, rank: impl Fn(&V) -> u64) {
+    if map.len() > max {
+        let mut all: Vec<_> = std::mem::take(map).into_iter().collect();
+        all.sort_by_key(|(_, value)| Reverse(rank(value)));
+        all.truncate(max);
+        *map = all.into_iter().collect();
+    }
+}
+
+// === impl DomainSums ===
+
+impl DomainSums {
+    fn add(&mut self, other: Self) {
+        self.count.add(&other.count);
+        self.pods = self.pods.saturating_add(other.pods);
+        if other.busiest.hits > self.busiest.hits {
+            self.busiest = other.busiest;
+        }
+    }
+}
+
+// === impl KeySums ===
+
+impl KeySums {
+    /// Of pods that say different texts of one key, the first stands.
+    fn add(&mut self, other: Self) {
+        if self.pods == 0 {
+            self.rule = other.rule;
+        }
+        self.values = self.values.take().or(other.values);
+        self.count.add(&other.count);
+        self.pods = self.pods.saturating_add(other.pods);
+    }
+}
+
+/// Writes what the pods of this replica said to the database, for all replicas. Does not return.
+pub async fn report_fleet(store: Store, fleet: Fleet, replica: String) {
+    let mut is_away = false;
+    loop {
+        let _ = timeout(WRITE_INTERVAL, fleet.0.changed.notified()).await;
+        match write(&store, &fleet, &replica).await {
+            Ok(()) => is_away = false,
+            Err(error) if !is_away => {
+                is_away = true;
+                warn!("{error}: what pods deny is not shown");
+            }
+            Err(_) => {}
+        }
+        sleep(WRITE_PAUSE).await;
+    }
+}
+
+async fn write(store: &Store, fleet: &Fleet, replica: &str) -> StoreResult<()> {
+    let fleet = fleet.clone();
+    let text = spawn_blocking(move || serde_json::to_string(&fleet.sums(fleet.second()))).await;
+    let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
+    let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
+    store.write_fleet(replica, text).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratelease_rules::key::Key;
+
+    fn hits(hits: u64, denied: u64) -> HitCount {
+        HitCount { hits, denied, shadow: 0 }
+    }
+
+    fn key(domain: &str, number: u64, count: HitCount) -> HotKey {
+        let text = format!("{}\n{domain}.user", Key::for_test(number));
+        HotKey::read(domain, &text, count).unwrap()
+    }
+
+    /// Has a pod report hits of a domain, and keys, at a second.
+    fn report(pod: &FleetPod, domain: &str, count: HitCount, keys: Vec<HotKey>, second: u64) {
+        pod.report.lock().take([(domain, count)].into_iter(), keys, second);
+    }
+
+    /// The hits of a domain at a second, and the number of keys.
+    fn seen(fleet: &Fleet, second: u64) -> (u64, usize) {
+        let sums = fleet.sums(second);
+        let hits = sums.domains.get("shop").map_or(0, |it| it.count.hits);
+        (hits, sums.keys.values().map(BTreeMap::len).sum())
+    }
+
+    #[test]
+    fn hits_count_for_one_to_two_minutes_and_a_pod_that_is_silent_or_gone_is_forgotten() {
+        let fleet = Fleet::default();
+        let (one, two) = (fleet.add("one", "10.0.0.1:1"), fleet.add("two", "10.0.0.2:1"));
+        report(&one, "shop", hits(10, 1), vec![key("shop", 1, hits(5, 0))], 59);
+        report(&one, "shop", hits(10, 1), vec![key("shop", 1, hits(9, 0))], 61);
+        report(&two, "shop", hits(100, 1), Vec::new(), 61);
+        assert_eq!(seen(&fleet, 61), (120, 1));
+        assert_eq!(fleet.sums(61).keys["shop"].values().next().unwrap().count.hits, 9);
+        assert_eq!(seen(&fleet, 119), (120, 1));
+        assert_eq!(seen(&fleet, 120), (110, 1));
+        drop(two);
+        assert_eq!(seen(&fleet, 120), (10, 1));
+        assert_eq!(seen(&fleet, 180), (0, 0));
+        report(&one, "shop", hits(1, 0), Vec::new(), 181);
+        assert_eq!(seen(&fleet, 600), (0, 0));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_pod_is_bounded() {
+        let fleet = Fleet::default();
+        let long = "\u{7}".repeat(1 << 20);
+        let pod = fleet.add(&long, "10.0.0.1:1");
+        let names: Vec<_> = (0..10 * DOMAINS_OF_POD_MAX).map(|at| format!("d{at}")).collect();
+        for window in [0, 1] {
+            let second = window * WINDOW_SECONDS;
+            let domains = names.iter().map(|it| (&**it, hits(1, 1)));
+            let text = format!("{}\n{long}\n{long}", Key::for_test(1));
+            let keys = (0..100).filter_map(|_| HotKey::read("d1", &text, hits(1, 1))).collect();
+            pod.report.lock().take(domains, keys, second);
+        }
+        let report = pod.report.lock();
+        assert_eq!(
+            (report.domains.len(), report.keys.len()),
+            (DOMAINS_OF_POD_MAX, KEYS_OF_POD_MAX)
+        );
+        let HotKey { rule, values, .. } = &report.keys[0];
+        let texts = [&*report.pod.node, rule, values.as_deref().unwrap()];
+        assert!(texts.iter().all(|it| it.len() <= TEXT_BYTES_MAX && it.starts_with("\\u{7}")));
+    }
+
+    #[test]
+    fn sums_are_bounded_and_one_domain_takes_no_room_of_others() {
+        let mut sums = FleetSums::default();
+        let pod = BusiestPod { node: "n".repeat(TEXT_BYTES_MAX), ..BusiestPod::default() };
+        for at in 0..2 * DOMAINS_MAX {
+            let domain = format!("domain-{at:05}");
+            let hits = hits(1 + at as u64, 1);
+            let keys = (0..KEYS_OF_POD_MAX as u64).map(|at| key(&domain, at, hits)).collect();
+            let domains = [(domain.as_str().into(), [hits, hits])].into();
+            let pod = pod.clone();
+            sums.add_pod(&PodReport { pod, domains, keys, ..PodReport::default() });
+        }
+        let loud = (0..5000).map(|at| key("loud", at, hits(1 << 40, 0))).collect();
+        sums.add_pod(&PodReport { keys: loud, ..PodReport::default() });
+        sums.cut();
+        assert_eq!(sums.domains.len(), DOMAINS_MAX);
+        assert!(sums.domains.values().all(|it| it.count.hits > 2 * DOMAINS_MAX as u64));
+        assert_eq!((sums.keys.len(), sums.keys["loud"].len()), (100, KEYS_OF_DOMAIN_MAX));
+        let text = serde_json::to_string(&sums).unwrap();
+        assert!(text.len() < 2 << 20, "{}", text.len());
+        assert_eq!(serde_json::from_str::<FleetSums>(&text).unwrap(), sums);
+    }
+}
