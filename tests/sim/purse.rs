@@ -116,11 +116,13 @@ impl Purse {
     }
 
     /// Gives back `hits` for a request at `now`. A pod adds them to the lease that ends last, if it
-    /// has a live one.
+    /// has a live one, once the request passes: to that of the next window, if that begins while the
+    /// request waits.
     pub fn refund(&mut self, hits: u64, now: Time) {
-        match self.lots.iter().rev().find(|lot| lot.from <= now) {
+        match self.lots.iter().rev().find(|lot| lot.from <= now + WAIT_MAX) {
             Some(last) if last.until > now && hits > 0 => {
-                self.insert(Lot { tokens: hits, refunded: Some(now), ..*last });
+                let from = last.from.min(now);
+                self.insert(Lot { tokens: hits, refunded: Some(now), from, ..*last });
             }
             _ => self.refunds += hits,
         }
