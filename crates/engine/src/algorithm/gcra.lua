@@ -183,8 +183,10 @@ if value then
   of, nanos, requests = tonumber(of), tonumber(nanos), requests and tonumber(requests, 16) or parts
   more, held = tonumber(more) or 0, tonumber(held) or 0
   stored, beyond, capacity, converted = owed_by(of, nanos, requests, more, held)
-  if converted and want == 0 and need == 0 and owed == 0 then
-    -- A look, or a pure return, at a state of another limit: the state stays in the terms of the limit that wrote it.
+  local is_excess = more == 0 and held > 0
+  if (converted or is_excess) and want == 0 and need == 0 and owed == 0 then
+    -- A look, or a pure return, at a state of another limit, or of costs that exceed a bucket: the state stays in the terms
+    -- of the limit that wrote it.
     if is_returned then
       local old_cost, old_part = math.floor(window / requests), window % requests
       local us = of * 1000000 - worth_at(math.max(0, back - more), old_cost, old_part, requests) + math.floor(nanos / 1000)

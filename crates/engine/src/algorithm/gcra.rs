@@ -203,7 +203,8 @@ impl Pace {
     pub fn step(&self, state: Option<State>, now_unix_us: u64, by: Move) -> (State, Moved) {
         let owed = state.map_or(Owed::default(), |state| self.owed(state, now_unix_us));
         let lends_nothing = by.want == 0 && by.need == 0 && by.owed == 0;
-        if let Some(state) = state.filter(|_| lends_nothing && owed.converted) {
+        let stays = |state: &State| lends_nothing && (owed.converted || state.is_excess());
+        if let Some(state) = state.filter(stays) {
             return self.credit_of_another(state, now_unix_us, by.back);
         }
         // What comes back pays first what no bucket of this size would have leased.
@@ -253,7 +254,8 @@ impl Pace {
 
     /// A look, or a pure return, at a state of another limit. The pod may have leased the tokens
     /// before it loaded the present limit, so the state stays in the terms of the limit that wrote
-    /// it: otherwise its debt would be earned back at an old rate until the next request.
+    /// it: otherwise its debt would be earned back at an old rate until the next request. So does one
+    /// of costs that exceeded a bucket: what fits into the pod's may not fit into the present one.
     fn credit_of_another(&self, state: State, now_unix_us: u64, back: u64) -> (State, Moved) {
         let state = if back > 0 { self.credited_in_place(state, back) } else { state };
         let debt = self.owed(state, now_unix_us).debt;
@@ -367,7 +369,7 @@ impl Pace {
         let paid = if state.beyond > 0 { rate.whole(idle_us) } else { 0 };
         let beyond = state.beyond.saturating_sub(paid);
         let capacity = state.capacity;
-        let is_excess = state.beyond == 0 && capacity > 0;
+        let is_excess = state.is_excess();
         let most = if is_excess { self.longest_of(capacity) } else { self.longest() };
         if same && debt <= most && (beyond == 0 || capacity >= self.tokens_max) {
             return Owed { debt, beyond, capacity, converted: false };
@@ -470,6 +472,11 @@ impl Rate {
 // === impl State ===
 
 impl State {
+    /// Whether costs made the debt larger than that of an empty bucket.
+    fn is_excess(&self) -> bool {
+        self.beyond == 0 && self.capacity > 0
+    }
+
     /// When everything is paid, in seconds since the Unix epoch, for a window of this length.
     pub fn ends_at(&self, window_seconds: u64) -> u64 {
         let beyond = u128::from(self.beyond) * u128::from(window_seconds);

@@ -225,6 +225,21 @@ fn a_clock_that_was_set_back_leaves_an_empty_bucket_and_no_more() {
 }
 
 #[test]
+fn a_return_under_a_larger_bucket_leaves_what_costs_owe_to_a_smaller_one() {
+    let [large, small] = [24, 5].map(|burst| limit(10, burst, Unit::Second));
+    let (state, _) = step(None, NOON, &Ask { owed: 26, ..ask(large, 0) });
+    let back = Some(Return { tokens: 2, epoch: Some(NOON) });
+    let (mut state, grant) = step(Some(state), NOON, &Ask { back, ..ask(large, 0) });
+    assert_eq!(grant.left, 0, "24 are owed");
+    for (after_us, lent) in [(1_000_000, 0), (1_800_000, 0), (1_900_000, 0), (2_000_000, 1)] {
+        let wants = Ask { charge_denied: false, ..ask(small, 1) };
+        let grant;
+        (state, grant) = step(Some(state), NOON + after_us, &wants);
+        assert_eq!(grant.tokens, lent, "after {after_us} us");
+    }
+}
+
+#[test]
 fn a_rate_or_a_bucket_of_none_has_nothing_ever() {
     for limit in [limit(0, 5, Unit::Minute), limit(5, 0, Unit::Minute)] {
         let (state, grant) = step(None, NOON, &Ask { need: 1, ..ask(limit, 1) });
