@@ -893,18 +893,20 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
 impl Drop for Transaction<'_, '_> {
     /// Puts back what was taken, unless refunds have been sent: then the request stands, and its
-    /// charges are spent even though its caller does not receive the answer.
+    /// charges are spent even though its caller does not receive the answer. The other refunds of
+    /// such a request are applied too.
     fn drop(&mut self) {
         if self.attempts.is_empty() {
             return; // the verdict was made
         }
         let now = self.shared.clock.now();
         self.settle(now);
-        if !self.stands {
-            self.release(&[]);
-        } else {
-            self.hold_slots(now); // the end of the request has to find what it holds
+        // The end of a request that stands has to find what it holds.
+        if self.stands && (self.hold_slots(now) || !self.is_denied()) {
+            self.apply_refunds(now);
             self.spend(now);
+        } else {
+            self.release(&[]);
         }
     }
 }

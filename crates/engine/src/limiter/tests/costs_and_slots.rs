@@ -84,6 +84,28 @@ async fn an_estimate_of_a_dropped_request_with_a_refund_is_settled() {
     assert_eq!(decide(&rig.pod(), &rig.rules, &look).await, (true, 970));
 }
 
+/// Of two refunds of a request, one waits when the caller gives up; the other one counts too.
+#[tokio::test(start_paused = true)]
+async fn a_refund_beside_one_under_way_is_applied_though_the_caller_gave_up() {
+    let rig = Rig::new(
+        "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: day, requests_per_unit: 9}}\n\
+         - {key: b, rate_limit: {unit: day, requests_per_unit: 9}}\n",
+    );
+    let pod = rig.pod_numbered(7);
+    let of = |key: &'static str, hits: u64, refund: bool| {
+        let mut entry = descriptor(key);
+        (entry.hits_addend, entry.refund) = (Some(hits), refund);
+        entry
+    };
+    assert!(decide(&pod, &rig.rules, &all(vec![of("a", 5, false)])).await.0);
+    *rig.store.days_late.lock() = Duration::from_millis(50);
+    let both = all(vec![of("a", 3, true), of("b", 1, true)]);
+    let dropped =
+        tokio::time::timeout(Duration::from_millis(3), pod.decided(&rig.rules, &both)).await;
+    assert!(dropped.is_err(), "it waits for the refund of b");
+    assert_eq!(decide(&pod, &rig.rules, &all(vec![of("a", 0, false)])).await, (true, 7));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slot_of_a_request_that_its_own_second_descriptor_denies_comes_back() {
     let rig = Rig::new(&slots(1, "", ""));
