@@ -97,12 +97,17 @@ async fn rules_of_a_filters_configuration_are_in_force_with_it_beside_those_of_f
     let status = async || envoy.get("/a", &[]).await.status;
     assert_eq!((status().await, status().await), (200, 429), "two were spent, and one was denied");
 
-    changing.replace(&options.clone().filter(json!({"rules": "domain: other"})));
-    let refused = async || envoy.counter("listener_manager.lds.update_rejected").await == 1;
-    envoy.until("told of the fault", refused).await;
-    let log = envoy.process().log();
-    assert!(log.contains("expected the filter's own domain, \"brought\""), "{log}");
-    assert_eq!(status().await, 429, "the last good rules are in force");
+    for (rejected, (domain, fault)) in
+        (1..).zip([("brought", "expected the filter's own domain"), ("filed", "a file has rules")])
+    {
+        let fields = json!({"rules": "domain: filed", "domain": domain});
+        changing.replace(&options.clone().filter(fields));
+        let count = async || envoy.counter("listener_manager.lds.update_rejected").await;
+        envoy.until("told of the fault", async || count().await == rejected).await;
+        let log = envoy.process().log();
+        assert!(log.contains(fault), "{log}");
+        assert_eq!(status().await, 429, "the last good rules are in force");
+    }
     end(changing.envoy).await;
 }
 
@@ -111,7 +116,7 @@ async fn an_envoy_whose_filter_brings_the_rules_needs_no_file() {
     let mut options = Options::new("alone", &Rules::new("domain: unused"));
     (options.json, options.settings) = (true, None);
     let options = options.filter(json!({"rules": file("alone", &[rule("path", 1, "")])}));
-    let envoy = options.start_in(&[("RUNTIME_ROOT", "/of/nobody")]).await;
+    let envoy = options.start().await;
     for status in [200, 429] {
         assert_eq!(envoy.get("/a", &[]).await.status, status);
     }

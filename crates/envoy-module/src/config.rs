@@ -14,8 +14,7 @@ use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::{Message, Name};
 use ratelease_envoy_abi::{Counter, Setup};
-use ratelease_rules::Source;
-use ratelease_sidecar::rule_source::directory::Given;
+use ratelease_sidecar::rule_source::directory::{self, Given};
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
@@ -175,7 +174,7 @@ impl FilterConfig {
         if !validates {
             config.given = rules.map(|text| engine::give(&config.domain, &text));
             config.engine = Some(Engine::of_process(None)?);
-            config.given.iter().for_each(|_| engine::wait_for_given());
+            config.given.as_ref().map_or(Ok(()), engine::wait_for)?;
         }
         Ok(config)
     }
@@ -506,8 +505,7 @@ fn check_rules(domain: &str, text: &str, faults: &mut Faults) {
         let text = "the settings have the rules come from an xDS server; leave one of both out";
         return faults.add(RULES, text);
     }
-    let source = Source { name: RULES.to_owned(), text: text.as_bytes().to_vec() };
-    match ratelease_rules::load(&[source], settings.rules.reading.options) {
+    match directory::check(RULES, text, &settings.rules.reading.options) {
         Err(found) => found.iter().for_each(|fault| {
             faults.add(format_args!("{RULES}:{}:{}", fault.line, fault.column), &*fault.message);
         }),

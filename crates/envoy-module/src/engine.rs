@@ -18,7 +18,7 @@ use ratelease_cli::settings::{Settings, SettingsError, is_read_sometimes, proces
 use ratelease_engine::time::Clock;
 use ratelease_server::service::{DecisionService, Peer};
 use ratelease_sidecar::app::{self, App};
-use ratelease_sidecar::rule_source::directory::{Given, GivenRules};
+use ratelease_sidecar::rule_source::directory::{Given, GivenOutcome, GivenRules};
 use ratelease_sidecar::telemetry::{self, LogWriter};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -61,9 +61,9 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 /// What a shutdown may take beyond the drain time, for threads that wait for a processor.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time that Envoy's main thread waits until rules of a filter are in force. They are loaded
-/// after 0.2 s without a change of files, at most 0.6 s.
-const LOAD_MAX: Duration = Duration::from_secs(2);
+/// Maximum time that Envoy's main thread waits until rules of a filter are in force: a second is what
+/// Envoy's watchdog reports as a long stall.
+const LOAD_MAX: Duration = Duration::from_millis(800);
 
 static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 
@@ -174,10 +174,21 @@ pub fn give(domain: &str, text: &str) -> Given {
     GIVEN.give(domain, text.as_bytes().to_vec())
 }
 
-/// Waits until what was given is in force, or is refused because of other rules, which is logged.
-pub fn wait_for_given() {
-    if !GIVEN.wait_until_loaded(LOAD_MAX) {
-        crate::warn("rules of a filter are not in force yet; they will be once they are loaded");
+/// Waits until what was given is in force, or is late, which is logged.
+///
+/// # Errors
+///
+/// A file has rules of the same domain.
+pub fn wait_for(given: &Given) -> Result<(), String> {
+    match given.wait(LOAD_MAX) {
+        GivenOutcome::Loaded => Ok(()),
+        GivenOutcome::Clashes => {
+            Err("rules: a file has rules of this domain; leave one of both out".to_owned())
+        }
+        GivenOutcome::Late => {
+            crate::warn("rules of a filter are in force once all rules are loaded, not yet");
+            Ok(())
+        }
     }
 }
 

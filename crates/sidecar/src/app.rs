@@ -492,8 +492,8 @@ struct RuleParts<'a> {
     clock: Clock,
     /// The hits that an xDS server may ask for, and the keys with the most of them.
     counted: Option<(Meters, HotKeys)>,
-    /// Rules beside those of files.
-    given: Arc<GivenRules>,
+    /// Rules beside those of files, if any can be given.
+    given: Option<Arc<GivenRules>>,
 }
 
 // === impl RuleParts ===
@@ -522,7 +522,7 @@ impl RuleParts<'_> {
     async fn watch_files(self, source: &RulesSource) -> Result<RuleWatch, BuildError> {
         let Self { published, snapshot, given, .. } = self;
         let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
-        let load = Directory::new(source.clone(), Arc::clone(&given));
+        let load = Directory::new(source.clone(), given.clone());
         let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
         let (watcher, first) =
             started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
@@ -543,7 +543,7 @@ impl RuleParts<'_> {
             }
             failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
         }
-        given.wake_by(watcher.waker());
+        given.iter().for_each(|given| given.wake_by(watcher.waker()));
         Ok(RuleWatch::Files(watcher))
     }
 

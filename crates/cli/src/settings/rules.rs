@@ -218,6 +218,11 @@ fn store_names(text: &str) -> Result<StoreNames, Expected> {
 // === impl RulesSource ===
 
 impl RulesSource {
+    /// Whether the directory is the one that is read if no setting names one.
+    pub fn has_default_directory(&self) -> bool {
+        self.dir == Path::new(DIR_OF_RATELEASE)
+    }
+
     pub(super) fn read(role: Role, values: Values<'_>, faults: &mut Faults) -> Self {
         let RulesDir { dir, root, reading } = RulesDir::read(role, values, faults);
         let service = Service::read(values, faults);

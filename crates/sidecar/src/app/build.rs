@@ -90,7 +90,7 @@ impl App {
         raise_limit();
         let threads = Threads::start(settings.listeners.threads)?;
         let bound = bind_listeners(&settings.listeners, &settings.metrics).await?;
-        Self::assemble(settings, clock, log, threads, bound, Arc::default()).await
+        Self::assemble(settings, clock, log, threads, bound, None).await
     }
 
     /// Builds the app within another process, which decides by [`App::service`]: without the ports
@@ -110,7 +110,7 @@ impl App {
         let threads = Threads::start(Some(0))?;
         let bound = bind_pages(&settings).await;
         let settings = Settings { grpc_tls: None, ..settings };
-        Self::assemble(settings, clock, log, threads, bound, given).await
+        Self::assemble(settings, clock, log, threads, bound, Some(given)).await
     }
 
     async fn assemble(
@@ -119,7 +119,7 @@ impl App {
         log: Option<LogWriter>,
         threads: Threads,
         bound: BoundListeners,
-        given: Arc<GivenRules>,
+        given: Option<Arc<GivenRules>>,
     ) -> Result<Self, BuildError> {
         let connections = bind::connection_limits(threads.runtimes.len());
         let Settings { listeners, rules, store, headers, responses, leases, metrics, .. } =
@@ -192,7 +192,7 @@ fn rule_parts(
     snapshot: Option<Arc<Snapshot>>,
     clock: Clock,
     counted: Option<(Meters, HotKeys)>,
-    given: Arc<GivenRules>,
+    given: Option<Arc<GivenRules>>,
 ) -> RuleParts<'_> {
     RuleParts { published, snapshot, clock, counted, given }
 }

@@ -1,6 +1,6 @@
 //! The rules directory as the watcher reads it, and the rules that a process gives beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -8,19 +8,18 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
-use ratelease_rules::{self as rules, Endings, Faults, Found, Source};
+use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Source};
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
 use crate::rule_source::watch::{Compiled, Load, Terms};
 
-/// Reads and compiles every rule file of a directory, and the given rules.
+/// Reads and compiles every rule file of a directory, and the rules that are given beside them.
 pub struct Directory {
     settings: RulesSource,
-    given: Arc<GivenRules>,
-    /// How many changes of the given rules the last reading has seen.
-    given_changes: u64,
     memory: MemoryLeft,
+    /// `None` if none can be given.
+    beside: Option<Beside>,
     /// What the last reading left out, one line each.
     left_out: Vec<String>,
     /// What of that was logged.
@@ -37,12 +36,11 @@ pub struct Directory {
 
 impl Directory {
     /// Creates a source for the directory of `settings`, and for what is given beside it.
-    pub fn new(settings: RulesSource, given: Arc<GivenRules>) -> Self {
+    pub fn new(settings: RulesSource, given: Option<Arc<GivenRules>>) -> Self {
         Self {
             settings,
-            given,
-            given_changes: 0,
             memory: MemoryLeft::of_process(),
+            beside: given.map(Beside::new),
             left_out: Vec::new(),
             logged: Vec::new(),
             is_empty: false,
@@ -56,40 +54,71 @@ impl Directory {
         let dir = self.settings.dir.display();
         format!("{dir}: has no rule files; put the rules there, in files that end in .yaml or .yml")
     }
+
+    fn read_files(&mut self) -> Result<Vec<Arc<Source>>, String> {
+        let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
+        // Where rules may be given, nobody need have named a directory.
+        if self.beside.is_some() && self.settings.has_default_directory() && !dir.exists() {
+            return Ok(Vec::new());
+        }
+        let found = rules::read_directory(dir, *dotfiles, *endings);
+        let Found { sources, left_out } = found.map_err(|error| error.to_string())?;
+        let line = |(name, why): (String, &str)| format!("{}: {why}", dir.join(name).display());
+        self.left_out = left_out.into_iter().map(line).collect();
+        Ok(sources.into_iter().map(Arc::new).collect())
+    }
+
+    fn load(&self, sources: &[Arc<Source>]) -> Result<Loaded, Faults> {
+        let options = &self.settings.reading.options;
+        self.memory.load(|memory| rules::load_within(sources, options.clone(), memory))
+    }
+
+    /// Loads the files, and the given rules of domains that no file has: the others must not keep a
+    /// change of any rule from being in force. `faults` are those of all together.
+    fn load_apart(&mut self, sources: &[Arc<Source>], faults: Faults) -> Result<Loaded, Faults> {
+        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
+        let of_files = self.load(&files)?;
+        let domains: HashSet<_> = of_files.rules.domains().map(name_of_given).collect();
+        drop(of_files);
+        let (clashing, apart): (Vec<_>, Vec<_>) =
+            given.into_iter().partition(|source| domains.contains(&source.name));
+        if clashing.is_empty() {
+            return Err(faults);
+        }
+        let names = clashing.into_iter().map(|source| source.name.clone());
+        self.beside.iter_mut().for_each(|beside| beside.clashing.extend(names.clone()));
+        self.load(&files.into_iter().chain(apart).collect::<Vec<_>>())
+    }
 }
 
 impl Load for Directory {
     fn read(&mut self) -> Result<Vec<Arc<Source>>, String> {
-        let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
-        let (changes, given) = self.given.now();
-        self.given_changes = changes;
-        let has_no_directory = !given.is_empty() && !self.had_rules && !dir.exists();
-        let Found { sources, left_out } = match has_no_directory {
-            true => Found::default(),
-            false => {
-                rules::read_directory(dir, *dotfiles, *endings).map_err(|it| it.to_string())?
-            }
+        let files = self.read_files();
+        let nothing = self.nothing();
+        let sources = match &mut self.beside {
+            None => files?,
+            Some(beside) => beside.join(files, nothing)?,
         };
-        let line = |(name, why): (String, &str)| format!("{}: {why}", dir.join(name).display());
-        self.left_out = left_out.into_iter().map(line).collect();
-        self.is_empty = sources.is_empty() && given.is_empty();
-        Ok(sources.into_iter().map(Arc::new).chain(given).collect())
+        self.is_empty = sources.is_empty();
+        Ok(sources)
     }
 
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        let has_files = sources.iter().any(|source| !source.name.starts_with(GIVEN));
+        let has_files = !sources.iter().all(is_given);
         if !has_files && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let options = &self.settings.reading.options;
-        let load = |memory| rules::load_within(sources, options.clone(), memory);
-        let loaded = self.memory.load(load);
+        let loaded = match self.load(sources) {
+            Err(faults) if sources.iter().any(is_given) => self.load_apart(sources, faults),
+            loaded => loaded,
+        };
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
                 self.had_rules |= has_files;
+                self.beside.iter_mut().for_each(|beside| beside.keep_files(sources));
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -97,16 +126,25 @@ impl Load for Directory {
         }
     }
 
-    fn terms(&self) -> Terms {
-        let nothing = self.is_empty.then(|| self.nothing());
-        Terms { nothing, is_for_now: self.lacked_memory, ..Terms::default() }
+    fn has_given(&self) -> bool {
+        self.beside.as_ref().is_some_and(Beside::has_changed)
     }
 
-    fn note_outcome(&mut self, _: Option<Result<(), Vec<String>>>) {
-        let new = self.left_out.iter().filter(|line| !self.logged.contains(line));
-        new.for_each(|line| warn!("rules: {line}"));
-        self.logged.clone_from(&self.left_out);
-        self.given.note_loaded(self.given_changes);
+    fn terms(&self) -> Terms {
+        let nothing = self.is_empty.then(|| self.nothing());
+        let left_out = self.beside.as_ref().map(Beside::faults).unwrap_or_default();
+        Terms { nothing, is_for_now: self.lacked_memory, left_out, ..Terms::default() }
+    }
+
+    fn note_outcome(&mut self, outcome: Option<Result<(), Vec<String>>>) {
+        let faults = outcome.and_then(|_| self.beside.as_ref().map(Beside::faults));
+        let lines = self.left_out.iter().chain(faults.iter().flatten());
+        lines
+            .clone()
+            .filter(|line| !self.logged.contains(line))
+            .for_each(|it| warn!("rules: {it}"));
+        self.logged = lines.cloned().collect();
+        self.beside.iter().for_each(Beside::note_loaded);
     }
 
     fn left_out(&self) -> usize {
@@ -114,14 +152,25 @@ impl Load for Directory {
     }
 
     fn changed_at(&mut self, source: &Source) -> Option<SystemTime> {
+        if source.name.starts_with(GIVEN) {
+            return None;
+        }
         fs::metadata(self.settings.dir.join(&source.name)).ok()?.modified().ok()
     }
 }
 
 // Rules without a file.
 
-/// How the names of given sources begin; none has the name of a file.
-const GIVEN: &str = "rules given for ";
+/// How the names of given sources begin. Those of files are relative.
+const GIVEN: &str = "/rules given for ";
+
+fn name_of_given(domain: &str) -> String {
+    format!("{GIVEN}{domain}")
+}
+
+fn is_given(source: &Arc<Source>) -> bool {
+    source.name.starts_with(GIVEN)
+}
 
 /// Rules that the process around an embedded app gives, beside those of files. Of those for one
 /// domain, the last that were given count.
@@ -140,6 +189,10 @@ struct GivenState {
     /// How many times those that count have changed, and how many of these changes are loaded.
     changes: u64,
     loaded: u64,
+    /// The names of those that the last load left out.
+    clashing: Vec<String>,
+    /// Somebody has waited for a load in vain; nobody waits until one has ended.
+    is_late: bool,
     wake: Option<SyncSender<()>>,
 }
 
@@ -147,7 +200,28 @@ struct GivenState {
 #[derive(Debug)]
 pub struct Given {
     id: u64,
+    name: String,
     rules: Arc<GivenRules>,
+}
+
+/// What became of given rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenOutcome {
+    /// They are in force, or the files have faults, which are logged.
+    Loaded,
+    /// A file has rules of their domain, so they are left out.
+    Clashes,
+    /// They are not loaded yet.
+    Late,
+}
+
+/// Checks the text of a rule file, within the memory that is left.
+///
+/// # Errors
+/// All faults.
+pub fn check(name: &str, text: &str, options: &Options) -> Result<Loaded, Faults> {
+    let source = [Source { name: name.to_owned(), text: text.as_bytes().to_vec() }];
+    MemoryLeft::of_process().load(|memory| rules::load_within(&source, options.clone(), memory))
 }
 
 // === impl GivenRules ===
@@ -155,21 +229,13 @@ pub struct Given {
 impl GivenRules {
     /// Gives the text of a rule file for `domain`, which has been checked.
     pub fn give(self: &Arc<Self>, domain: &str, text: Vec<u8>) -> Given {
-        let source = Arc::new(Source { name: format!("{GIVEN}{domain}"), text });
+        let name = name_of_given(domain);
+        let source = Arc::new(Source { name: name.clone(), text });
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
         state.change(|given| given.push((id, source)));
-        Given { id, rules: Arc::clone(self) }
-    }
-
-    /// Waits until a load has ended, well or not, that knew of all that is given now; at most `max`.
-    /// Returns whether there was one.
-    pub fn wait_until_loaded(&self, max: Duration) -> bool {
-        let mut state = self.state.lock();
-        let changes = state.changes;
-        let is_unknown = |state: &mut GivenState| state.loaded < changes;
-        !self.loaded.wait_while_for(&mut state, is_unknown, max).timed_out()
+        Given { id, name, rules: Arc::clone(self) }
     }
 
     /// Sends to `wake` when what is given changes.
@@ -178,17 +244,6 @@ impl GivenRules {
         // A change since the first reading has woken nobody.
         let _ = wake.try_send(());
         state.wake = Some(wake);
-    }
-
-    /// How many changes there were, and the sources that count, in order of their names.
-    fn now(&self) -> (u64, Vec<Arc<Source>>) {
-        let state = self.state.lock();
-        (state.changes, last_of_each(&state.given))
-    }
-
-    fn note_loaded(&self, changes: u64) {
-        self.state.lock().loaded = changes;
-        self.loaded.notify_all();
     }
 }
 
@@ -216,34 +271,133 @@ fn last_of_each(given: &[(u64, Arc<Source>)]) -> Vec<Arc<Source>> {
 
 // === impl Given ===
 
+impl Given {
+    /// Waits until a load has ended, well or not, that knew of all that is given now; at most `max`,
+    /// and not at all while a wait of before has found no end.
+    pub fn wait(&self, max: Duration) -> GivenOutcome {
+        let mut state = self.rules.state.lock();
+        let changes = state.changes;
+        let is_unknown = |state: &mut GivenState| state.loaded < changes;
+        let max = if state.is_late { Duration::ZERO } else { max };
+        if self.rules.loaded.wait_while_for(&mut state, is_unknown, max).timed_out() {
+            state.is_late = true;
+            return GivenOutcome::Late;
+        }
+        match state.clashing.contains(&self.name) {
+            true => GivenOutcome::Clashes,
+            false => GivenOutcome::Loaded,
+        }
+    }
+}
+
 impl Drop for Given {
     fn drop(&mut self) {
         self.rules.state.lock().change(|given| given.retain(|(id, _)| *id != self.id));
     }
 }
 
+// The given rules as a reading finds them.
+
+struct Beside {
+    rules: Arc<GivenRules>,
+    /// How many of their changes the last reading has seen.
+    changes: u64,
+    /// The files of the last good load.
+    files: Vec<Arc<Source>>,
+    /// Why these stand in for the files of now.
+    stand_in: Option<String>,
+    /// Names of given rules that are left out since a file has their domain.
+    clashing: Vec<String>,
+}
+
+// === impl Beside ===
+
+impl Beside {
+    fn new(rules: Arc<GivenRules>) -> Self {
+        Self { rules, changes: 0, files: Vec::new(), stand_in: None, clashing: Vec::new() }
+    }
+
+    /// Whether something has changed that no load knows of.
+    fn has_changed(&self) -> bool {
+        let state = self.rules.state.lock();
+        state.loaded < state.changes
+    }
+
+    /// The files and what is given. A change of that is not kept back by files that are gone or
+    /// cannot be read: the last good ones stand in for them.
+    fn join(
+        &mut self,
+        files: Result<Vec<Arc<Source>>, String>,
+        nothing: String,
+    ) -> Result<Vec<Arc<Source>>, String> {
+        let (has_changed, given) = {
+            let state = self.rules.state.lock();
+            self.changes = state.changes;
+            (state.loaded < state.changes, last_of_each(&state.given))
+        };
+        self.clashing.clear();
+        self.stand_in = None;
+        let may_stand_in = has_changed && !self.files.is_empty();
+        let lack = match &files {
+            Ok(files) => files.is_empty().then_some(nothing),
+            Err(error) => Some(error.clone()),
+        };
+        let files = match lack.filter(|_| may_stand_in) {
+            Some(lack) => {
+                self.stand_in = Some(lack);
+                self.files.clone()
+            }
+            None => files?,
+        };
+        Ok(files.into_iter().chain(given).collect())
+    }
+
+    fn keep_files(&mut self, sources: &[Arc<Source>]) {
+        self.files = sources.iter().filter(|source| !is_given(source)).cloned().collect();
+    }
+
+    /// What is wrong beside the rules in force, a line each.
+    fn faults(&self) -> Vec<String> {
+        let clash = |name: &String| format!("{name}: a file has rules of this domain, which count");
+        self.stand_in.iter().cloned().chain(self.clashing.iter().map(clash)).collect()
+    }
+
+    fn note_loaded(&self) {
+        let mut state = self.rules.state.lock();
+        state.loaded = self.changes;
+        state.clashing.clone_from(&self.clashing);
+        state.is_late &= state.loaded < state.changes;
+        self.rules.loaded.notify_all();
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use ratelease_cli::settings::HealthyWith;
-    use ratelease_rules::{Dotfiles, Options};
+    use ratelease_rules::Dotfiles;
     use tempfile::TempDir;
 
     use super::*;
 
     fn directory(dir: &TempDir, endings: Endings) -> Directory {
-        directory_with(dir, endings, &Arc::default())
+        Directory::new(settings(dir.path(), endings), None)
     }
 
-    fn directory_with(dir: &TempDir, endings: Endings, given: &Arc<GivenRules>) -> Directory {
-        let settings = RulesSource {
-            dir: dir.path().to_owned(),
+    fn directory_with(dir: &TempDir, given: &Arc<GivenRules>) -> Directory {
+        Directory::new(settings(dir.path(), Endings::Yaml), Some(Arc::clone(given)))
+    }
+
+    fn settings(dir: &Path, endings: Endings) -> RulesSource {
+        RulesSource {
+            dir: dir.to_owned(),
             watch_root: None,
             reading: Reading { dotfiles: Dotfiles::Skip, endings, options: Options::default() },
             healthy_with: HealthyWith::Rules,
             force_start: false,
             snapshot: None,
-        };
-        Directory::new(settings, Arc::clone(given))
+        }
     }
 
     /// Loads the directory: the number of domains, or the faults; and why there is nothing.
@@ -296,7 +450,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
         let given = Arc::default();
-        let mut directory = directory_with(&dir, Endings::Yaml, &given);
+        let mut directory = directory_with(&dir, &given);
         let (wake, woken) = std::sync::mpsc::sync_channel(1);
         given.wake_by(wake);
         woken.try_recv().expect("what was given before is loaded");
@@ -316,35 +470,77 @@ mod tests {
         assert_eq!(texts(&mut directory), ["domain: a"]);
     }
 
+    /// Reads and loads once, as a watch does: what was found, or the faults.
+    fn load_once(directory: &mut Directory) -> Result<Vec<String>, Vec<String>> {
+        let loaded = directory.read().map_err(|error| vec![error]);
+        let loaded = loaded.and_then(|sources| directory.compile(&sources));
+        let names = |it: &Compiled| it.rules.domains().map(str::to_owned).collect();
+        let found = loaded.as_ref().map(names).map_err(Clone::clone);
+        directory.note_outcome(Some(loaded.map(drop)));
+        found
+    }
+
     #[test]
-    fn given_rules_need_no_directory_but_do_not_take_its_files_away() {
-        let parent = tempfile::tempdir().unwrap();
-        let dir = TempDir::new_in(&parent).unwrap();
+    fn given_rules_need_no_directory_if_none_is_named() {
         let given = Arc::default();
-        let mut directory = directory_with(&dir, Endings::Yaml, &given);
-        let path = dir.path().to_owned();
-        fs::remove_dir(&path).unwrap();
-        assert!(directory.read().is_err());
-        let _given = given.give("b", b"domain: b".to_vec());
-        assert_eq!(load(&mut directory), (Ok(1), None));
-        fs::create_dir(&path).unwrap();
-        fs::write(path.join("a.yaml"), "domain: a").unwrap();
-        assert_eq!(load(&mut directory), (Ok(2), None));
-        fs::remove_file(path.join("a.yaml")).unwrap();
-        assert!(load(&mut directory).0.is_err(), "no file is not an empty set of rules");
-        fs::remove_dir(&path).unwrap();
-        assert!(directory.read().is_err());
+        let mut of_default = settings(Path::new("config/rules"), Endings::Yaml);
+        assert!(of_default.has_default_directory() && !of_default.dir.exists());
+        let mut directory = Directory::new(of_default.clone(), Some(Arc::clone(&given)));
+        assert_eq!(load_once(&mut directory), Ok(vec![]));
+        assert!(directory.terms().nothing.is_some());
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load_once(&mut directory), Ok(vec!["b".to_owned()]));
+        drop(b);
+        assert_eq!(load_once(&mut directory), Ok(vec![]), "they end with what gave them");
+        of_default.dir = "/of/nobody".into();
+        let mut directory = Directory::new(of_default, Some(given));
+        assert!(load_once(&mut directory).is_err());
+    }
+
+    #[test]
+    fn files_that_are_gone_stay_in_force_beside_rules_that_are_given_then() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]));
+        fs::remove_file(dir.path().join("a.yaml")).unwrap();
+        let fault = load_once(&mut directory).unwrap_err();
+        let _b = given.give("b", b"domain: b".to_vec());
+        assert!(directory.has_given());
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(directory.terms().left_out, fault);
+        assert_eq!(load_once(&mut directory), Err(fault), "until somebody mends it");
+        fs::write(dir.path().join("c.yaml"), "domain: c").unwrap();
+        assert_eq!(load_once(&mut directory), Ok(vec!["b".to_owned(), "c".to_owned()]));
+        assert!(directory.terms().left_out.is_empty());
+    }
+
+    #[test]
+    fn given_rules_of_a_domain_that_a_file_has_are_left_out_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        let a = given.give("a", b"domain: a".to_vec());
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        let outcome = |given: &Given| given.wait(Duration::ZERO);
+        assert_eq!((outcome(&a), outcome(&b)), (GivenOutcome::Clashes, GivenOutcome::Loaded));
+        assert!(directory.terms().left_out[0].starts_with("/rules given for a: a file has"));
+        fs::write(dir.path().join("a.yaml"), "domain: [").unwrap();
+        assert!(load_once(&mut directory).unwrap_err()[0].starts_with("a.yaml:"));
     }
 
     #[test]
     fn what_is_given_is_waited_for_until_a_load_knows_of_it() {
         let dir = tempfile::tempdir().unwrap();
         let given = Arc::default();
-        let mut directory = directory_with(&dir, Endings::Yaml, &given);
-        let _given = given.give("b", b"domain: b".to_vec());
-        assert!(!given.wait_until_loaded(Duration::ZERO));
-        load(&mut directory).0.unwrap();
-        directory.note_outcome(Some(Ok(())));
-        assert!(given.wait_until_loaded(Duration::ZERO));
+        let mut directory = directory_with(&dir, &given);
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(b.wait(Duration::ZERO), GivenOutcome::Late);
+        assert_eq!(b.wait(Duration::MAX), GivenOutcome::Late, "nobody waits after that");
+        load_once(&mut directory).unwrap();
+        assert_eq!(b.wait(Duration::MAX), GivenOutcome::Loaded);
     }
 }

@@ -252,7 +252,9 @@ impl<L: Load> Watch<L> {
     fn follow(mut self) {
         loop {
             let waited = self.wait();
-            let next = next_cause(waited, &self.wake, self.timing, &self.is_stopping);
+            // What is given comes whole, and somebody waits for it.
+            let timing = if self.load.has_given() { PUSHED } else { self.timing };
+            let next = next_cause(waited, &self.wake, timing, &self.is_stopping);
             let Some(cause) = next else { return };
             let result = catch_unwind(AssertUnwindSafe(|| self.reload(cause, log_faults)));
             if result.is_err() {
@@ -430,6 +432,11 @@ pub trait Load: Send + 'static {
     /// Whether the sources of one reading are always of one version, so that no second reading has
     /// to agree with it.
     fn is_atomic(&self) -> bool {
+        false
+    }
+
+    /// Whether rules were given, besides those of files, that no reading has found.
+    fn has_given(&self) -> bool {
         false
     }
 
