@@ -31,18 +31,20 @@ async fn the_fleet_is_shown_with_what_it_denies_and_its_hottest_keys() {
     let rule = json!({"domain": "shop", "entries": [{"key": "user_id"}], "rate_limit": limit});
     control.call("POST", "/v1/rules?publish=true", &rule).await;
     let all = ("HOT_KEYS_SAMPLE", "1");
-    let (hidden, _hidden_dir) = pod(&control, "hidden", &[all]);
+    let (hidden, _hidden_dir) = pod(&control, "hidden", &[all, ("KEY_SECRET", "of pods")]);
     let (shown, _shown_dir) = pod(&control, "shown", &[all, ("HOT_KEYS_VALUES", "true")]);
-    for pod in [&hidden, &shown] {
+    // It sends no key: without a secret anyone could try values.
+    let (open, _open_dir) = pod(&control, "open", &[all]);
+    for pod in [&hidden, &shown, &open] {
         pod.ready().await;
     }
     let mut browser = opened(&control).await;
     go(&mut browser, "#/pods", "Pods").await;
-    browser.until(&contains("#pods-summary", "2 of 2 pods run version 1"), &true.into()).await;
+    browser.until(&contains("#pods-summary", "3 of 3 pods run version 1"), &true.into()).await;
     // What was counted before a pod was asked for the first time is not reported.
     let reports = async || {
         let pods = control.call("GET", "/v1/pods", &serde_json::Value::Null).await;
-        pods["pods"].as_array().unwrap().iter().filter(|it| it["reports"] == true).count() >= 2
+        pods["pods"].as_array().unwrap().iter().filter(|it| it["reports"] == true).count() >= 3
     };
     control.process.until("pods that report", super::rollouts::SOON, reports).await;
     for _ in 0..20 {
@@ -51,9 +53,12 @@ async fn the_fleet_is_shown_with_what_it_denies_and_its_hottest_keys() {
     for _ in 0..8 {
         ask(&shown, HOSTILE).await;
     }
+    for _ in 0..10 {
+        ask(&open, "no key").await;
+    }
     // Domain, share, denied, hits, in shadow, pods and the busiest of them.
     let is_shown = format!(
-        "(([domain, share, , , shadow, pods, busiest]) => domain === 'shop' && pods === '2' && \
+        "(([domain, share, , , shadow, pods, busiest]) => domain === 'shop' && pods === '3' && \
          parseFloat(share) > 50 && shadow === '0' && busiest.startsWith('hidden: '))({})",
         first_row("denied")
     );
@@ -63,6 +68,7 @@ async fn the_fleet_is_shown_with_what_it_denies_and_its_hottest_keys() {
     let keys = "[...document.querySelectorAll('#pods table.hot tbody tr')]\
                 .map((row) => [...row.cells].map((it) => it.textContent))";
     let hottest = browser.evaluate(keys).await;
+    assert_eq!(hottest.as_array().unwrap().len(), 2, "{hottest}");
     let hash = hottest[0][0].as_str().unwrap();
     assert!(hash.len() == 22, "{hottest}");
     assert_eq!(hottest[0].as_array().unwrap()[1..], ["shop.user_id", "20", "15", "1"]);

@@ -10,7 +10,7 @@ async function podsView(main, {signal}) {
   let last = "";
   while (!signal.aborted) {
     const found = await allPods(signal), rollout = await lastRollout(signal);
-    const denied = await get("/v1/fleet", null, signal);
+    const denied = await get("/v1/fleet", null, signal).catch(ofOlderReplica);
     // Drawn only if something changed, so that a selection stays.
     const text = JSON.stringify([found, rollout, denied]);
     if (text !== last) showPods(summary, list, found, rollout, denied);
@@ -75,6 +75,12 @@ function versionsTable(lines, version) {
     rows.map(([accepted, rollout, n]) => [[accepted ? `Version ${accepted}` : "none",
       accepted === version && tag("newest", "good"), rollout > 0 && tag(`rollout ${rollout}`)],
     count(n), share(n, lines.length)]));
+}
+
+// While replicas are replaced, one of an older release may answer.
+function ofOlderReplica(problem) {
+  if (problem.status !== 404) throw problem;
+  return {domains: [], keys: []};
 }
 
 // What pods report of the last one to two minutes: a large fleet has only its first lines here.

@@ -9,7 +9,7 @@
 //! forgotten with its stream, and after two minutes.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +46,10 @@ const KEYS_OF_DOMAIN_MAX: usize = 20;
 /// Pause after the sums were written, and the longest one: a row that is not written is forgotten.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
 const WRITE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long the database may take.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+const SILENT: &str = "silent for 10 s";
 
 /// What the pods of this replica said. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
@@ -205,12 +209,30 @@ impl PodReport {
         for (domain, count) in domains.filter(|(_, count)| count.hits > 0) {
             if let Some([present, _]) = self.domains.get_mut(domain) {
                 present.add(&count);
-            } else if self.domains.len() < DOMAINS_OF_POD_MAX {
+            } else if self.has_room_for(&count) {
                 self.domains.insert(domain.into(), [count, HitCount::default()]);
             }
         }
+        let mut seen = HashSet::new();
+        keys.retain(|it| seen.insert((it.domain.clone(), it.key.clone())));
         keys.truncate(KEYS_OF_POD_MAX);
         self.keys = keys;
+    }
+
+    /// Whether a domain with so many hits is kept: the one with the fewest makes room for more.
+    fn has_room_for(&mut self, count: &HitCount) -> bool {
+        if self.domains.len() < DOMAINS_OF_POD_MAX {
+            return true;
+        }
+        let hits_of = |[present, former]: &[HitCount; 2]| present.hits.saturating_add(former.hits);
+        let of_each = self.domains.iter().map(|(domain, counts)| (hits_of(counts), domain));
+        let Some((fewest, domain)) = of_each.min() else { return false };
+        let makes_room = fewest < count.hits;
+        if makes_room {
+            let domain = domain.clone();
+            self.domains.remove(&domain);
+        }
+        makes_room
     }
 
     /// Begins the window of this second.
@@ -345,7 +367,8 @@ pub async fn report_fleet(store: Store, fleet: Fleet, replica: String) {
     let mut is_away = false;
     loop {
         let _ = timeout(WRITE_INTERVAL, fleet.0.changed.notified()).await;
-        match write(&store, &fleet, &replica).await {
+        let written = timeout(SILENCE_MAX, write(&store, &fleet, &replica)).await;
+        match written.unwrap_or_else(|_| Err(StoreError::Unavailable(SILENT.to_owned()))) {
             Ok(()) => is_away = false,
             Err(error) if !is_away => {
                 is_away = true;
@@ -403,6 +426,10 @@ mod tests {
         assert_eq!(seen(&fleet, 119), (120, 1));
         assert_eq!(seen(&fleet, 120), (110, 1));
         drop(two);
+        let same = vec![key("shop", 1, hits(9, 0)), key("shop", 1, hits(9, 0))];
+        report(&one, "shop", hits(0, 0), same, 120);
+        let key = fleet.sums(120).keys["shop"].values().next().unwrap().clone();
+        assert_eq!((key.count.hits, key.pods), (9, 1), "a key counts once");
         assert_eq!(seen(&fleet, 120), (10, 1));
         assert_eq!(seen(&fleet, 180), (0, 0));
         report(&one, "shop", hits(1, 0), Vec::new(), 181);
@@ -418,11 +445,15 @@ mod tests {
         for window in [0, 1] {
             let second = window * WINDOW_SECONDS;
             let domains = names.iter().map(|it| (&**it, hits(1, 1)));
-            let text = format!("{}\n{long}\n{long}", Key::for_test(1));
-            let keys = (0..100).filter_map(|_| HotKey::read("d1", &text, hits(1, 1))).collect();
+            let text = format!("\n{long}\n{long}");
+            let key = |at| HotKey::read("d1", &format!("{}{text}", Key::for_test(at)), hits(1, 1));
+            let keys = (0..100).filter_map(key).collect();
             pod.report.lock().take(domains, keys, second);
         }
+        let keys = pod.report.lock().keys.clone();
+        report(&pod, "busy", hits(9, 1), keys, WINDOW_SECONDS);
         let report = pod.report.lock();
+        assert!(report.domains.contains_key("busy"), "it has more hits than those that were there");
         assert_eq!(
             (report.domains.len(), report.keys.len()),
             (DOMAINS_OF_POD_MAX, KEYS_OF_POD_MAX)

@@ -129,8 +129,12 @@ impl App {
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
+        // Who reads the hash of a key finds its values by trying, without a secret.
+        let has_secret = !leases.key_secret.is_empty();
+        let keys_leave = hot_keys.as_ref().is_some_and(|it| it.values || has_secret);
         let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
-        let counted = meters.clone().map(|it| (it, hot_keys.clone()));
+        let reported = if keys_leave { hot_keys.clone() } else { HotKeys::default() };
+        let counted = meters.clone().map(|it| (it, reported));
         let parts = rule_parts(&published, snapshot.clone(), clock, counted, given);
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);

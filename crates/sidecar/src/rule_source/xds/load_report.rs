@@ -40,6 +40,10 @@ use super::wire::{
 const INTERVAL_MIN: Duration = Duration::from_millis(500);
 const INTERVAL_MAX: Duration = Duration::from_secs(3600);
 
+/// After a longer silence, hits of domains that the server does not name are none of the recent past,
+/// which is what it shows.
+const RECENT: Duration = Duration::from_secs(60);
+
 /// Maximum number of domains that a server may name.
 const DOMAINS_MAX: usize = 1000;
 
@@ -171,7 +175,7 @@ impl LoadReporter {
     }
 
     /// Takes what the server asks for. Hits of a domain that it did not ask for before, or now asks
-    /// for by name, count from now on.
+    /// for by name, count from now on; and so do those of the others after a long silence.
     fn take(&mut self, response: LoadStatsResponse) {
         let interval = response.load_reporting_interval.unwrap_or_default();
         let seconds = u64::try_from(interval.seconds).unwrap_or_default();
@@ -185,7 +189,9 @@ impl LoadReporter {
         named.sort();
         named.dedup();
         let former = std::mem::replace(&mut self.named, named);
+        let is_recent = self.clock.now().since(self.reported_at) <= RECENT;
         let all_before = std::mem::replace(&mut self.wants_all, response.send_all_clusters);
+        let all_before = all_before && is_recent;
         let mut reported = self.meters.hits_by_domain();
         for (domain, hits) in &mut reported {
             let goes_on = has(&former, domain) || (all_before && !has(&self.named, domain));
