@@ -110,6 +110,7 @@ impl Load for Directory {
         if !has_files && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
+        self.beside.iter_mut().for_each(|beside| beside.clashing.clear());
         let loaded = match self.load(sources) {
             Err(faults) if sources.iter().any(is_given) => self.load_apart(sources, faults),
             loaded => loaded,
@@ -306,7 +307,7 @@ struct Beside {
     files: Vec<Arc<Source>>,
     /// Why these stand in for the files of now.
     stand_in: Option<String>,
-    /// Names of given rules that are left out since a file has their domain.
+    /// Names of given rules that the last load left out, since a file has their domain.
     clashing: Vec<String>,
 }
 
@@ -335,7 +336,6 @@ impl Beside {
             self.changes = state.changes;
             (state.loaded < state.changes, last_of_each(&state.given))
         };
-        self.clashing.clear();
         self.stand_in = None;
         let may_stand_in = has_changed && !self.files.is_empty();
         let lack = match &files {
@@ -528,6 +528,9 @@ mod tests {
         let outcome = |given: &Given| given.wait(Duration::ZERO);
         assert_eq!((outcome(&a), outcome(&b)), (GivenOutcome::Clashes, GivenOutcome::Loaded));
         assert!(directory.terms().left_out[0].starts_with("/rules given for a: a file has"));
+        directory.read().unwrap();
+        directory.note_outcome(None);
+        assert_eq!(outcome(&a), GivenOutcome::Clashes, "nothing has changed since");
         fs::write(dir.path().join("a.yaml"), "domain: [").unwrap();
         assert!(load_once(&mut directory).unwrap_err()[0].starts_with("a.yaml:"));
     }
