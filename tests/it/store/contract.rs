@@ -246,15 +246,17 @@ async fn replies_in_order(store: &dyn Store) {
     }
 }
 
-/// In real time, over three windows of a second: none leases more than the limit, and each leases
-/// all of it.
+/// In real time, over windows of a second: none leases more than the limit, and one that is not
+/// missed, as the first one may be, leases all of it.
 async fn begins_anew_with_each_window(store: &dyn Store) {
     let mut ask = ask(10, 3, 0);
     ask.limit.unit = Unit::Second;
     let mut lent = std::collections::BTreeMap::new();
     let start = now();
-    within(10, "three windows pass", async {
-        while lent.len() < 4 {
+    let all =
+        |lent: &std::collections::BTreeMap<_, u64>| lent.values().filter(|it| **it == 10).count();
+    within(10, "two windows lease all of it", async {
+        while all(&lent) < 2 {
             let before = now();
             let grant = one(store, ask).await.unwrap();
             *lent.entry(grant.epoch).or_insert(0) += grant.tokens;
@@ -267,6 +269,5 @@ async fn begins_anew_with_each_window(store: &dyn Store) {
         }
     })
     .await;
-    lent.pop_last();
-    assert!(lent.values().all(|tokens| *tokens == 10), "{lent:?}");
+    assert!(lent.values().all(|tokens| *tokens <= 10), "{lent:?}");
 }
