@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 use utoipa::ToSchema;
 
+use super::load_reports::in_time;
 use crate::store::{HitCount, Store, StoreError, StoreResult};
 
 /// Seconds of a window. Hits are those of the present window and the one before.
@@ -46,10 +47,6 @@ const KEYS_OF_DOMAIN_MAX: usize = 20;
 /// Pause after the sums were written, and the longest one: a row that is not written is forgotten.
 const WRITE_PAUSE: Duration = Duration::from_secs(5);
 const WRITE_INTERVAL: Duration = Duration::from_secs(10);
-
-/// How long the database may take.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
-const SILENT: &str = "silent for 10 s";
 
 /// What the pods of this replica said. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
@@ -367,8 +364,7 @@ pub async fn report_fleet(store: Store, fleet: Fleet, replica: String) {
     let mut is_away = false;
     loop {
         let _ = timeout(WRITE_INTERVAL, fleet.0.changed.notified()).await;
-        let written = timeout(SILENCE_MAX, write(&store, &fleet, &replica)).await;
-        match written.unwrap_or_else(|_| Err(StoreError::Unavailable(SILENT.to_owned()))) {
+        match in_time(write(&store, &fleet, &replica)).await {
             Ok(()) => is_away = false,
             Err(error) if !is_away => {
                 is_away = true;

@@ -617,6 +617,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time of a look. A database that hangs is asked again.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
+/// Waits for the database, [`LOOK_MAX`] at most.
+pub(super) async fn in_time<T>(reply: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
+    let reply = timeout(LOOK_MAX, reply).await;
+    reply.unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {LOOK_MAX:?}"))))
+}
+
 /// The author of steps that the control plane takes.
 pub(crate) const AUTHOR: &str = "rollout";
 
@@ -642,10 +648,7 @@ pub async fn watch_rollout(
                 None => Ok(false),
             }
         };
-        let looked = timeout(LOOK_MAX, looked).await;
-        let looked = looked
-            .unwrap_or_else(|_| Err(StoreError::Unavailable(format!("silent for {LOOK_MAX:?}"))));
-        match looked {
+        match in_time(looked).await {
             Ok(is_rolled_back) => {
                 is_away = false;
                 if is_rolled_back {

@@ -129,7 +129,7 @@ impl App {
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let meters = (!metrics.is_off).then(|| meters(&responses, &metrics, statsd.is_some()));
-        // Who reads the hash of a key finds its values by trying, without a secret.
+        // Without a secret, the values of a key can be found from its hash by trial.
         let has_secret = !leases.key_secret.is_empty();
         let keys_leave = hot_keys.as_ref().is_some_and(|it| it.values || has_secret);
         let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();

@@ -57,7 +57,7 @@ impl Directory {
 
     fn read_files(&mut self) -> Result<Vec<Arc<Source>>, String> {
         let RulesSource { dir, reading: Reading { dotfiles, endings, .. }, .. } = &self.settings;
-        // Where rules may be given, nobody need have named a directory.
+        // A process that gives rules may run without a rules directory.
         if self.beside.is_some() && self.settings.has_default_directory() && !dir.exists() {
             return Ok(Vec::new());
         }
@@ -192,7 +192,7 @@ struct GivenState {
     loaded: u64,
     /// The names of those that the last load left out.
     clashing: Vec<String>,
-    /// Somebody has waited for a load in vain; nobody waits until one has ended.
+    /// A wait has timed out; until the next load ends, `wait` returns at once.
     is_late: bool,
     wake: Option<SyncSender<()>>,
 }
@@ -242,7 +242,7 @@ impl GivenRules {
     /// Sends to `wake` when what is given changes.
     pub(crate) fn wake_by(&self, wake: SyncSender<()>) {
         let mut state = self.state.lock();
-        // A change since the first reading has woken nobody.
+        // The first reading may have missed a change that came before `wake` was set.
         let _ = wake.try_send(());
         state.wake = Some(wake);
     }
@@ -510,7 +510,7 @@ mod tests {
         assert!(directory.has_given());
         assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
         assert_eq!(directory.terms().left_out, fault);
-        assert_eq!(load_once(&mut directory), Err(fault), "until somebody mends it");
+        assert_eq!(load_once(&mut directory), Err(fault), "until the files are back");
         fs::write(dir.path().join("c.yaml"), "domain: c").unwrap();
         assert_eq!(load_once(&mut directory), Ok(vec!["b".to_owned(), "c".to_owned()]));
         assert!(directory.terms().left_out.is_empty());
@@ -542,7 +542,11 @@ mod tests {
         let mut directory = directory_with(&dir, &given);
         let b = given.give("b", b"domain: b".to_vec());
         assert_eq!(b.wait(Duration::ZERO), GivenOutcome::Late);
-        assert_eq!(b.wait(Duration::MAX), GivenOutcome::Late, "nobody waits after that");
+        assert_eq!(
+            b.wait(Duration::MAX),
+            GivenOutcome::Late,
+            "a wait that timed out is not repeated"
+        );
         load_once(&mut directory).unwrap();
         assert_eq!(b.wait(Duration::MAX), GivenOutcome::Loaded);
     }

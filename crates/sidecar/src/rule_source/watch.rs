@@ -252,7 +252,7 @@ impl<L: Load> Watch<L> {
     fn follow(mut self) {
         loop {
             let waited = self.wait();
-            // What is given comes whole, and somebody waits for it.
+            // Given rules are complete when they arrive, and a caller waits until they are loaded.
             let timing = if self.load.has_given() { PUSHED } else { self.timing };
             let next = next_cause(waited, &self.wake, timing, &self.is_stopping);
             let Some(cause) = next else { return };

@@ -5,9 +5,9 @@
 //! stream ─▶ resource: text ─▶ rule_set ─▶ watch: compile, publish
 //!    └◀──── accepted, or all faults ◀────────────┘
 //! ```
-//! `load_report` sends the server the hits of domains and hot keys, if it asks. The stream runs on the thread of
-//! pages, and a thread that may block reads responses. Rules are compiled on the thread of rules,
-//! as those of files are.
+//! `load_report` sends the server the hits of domains and hot keys, if it asks. The stream runs on
+//! the thread of pages, and a thread that may block reads responses. Rules are compiled on the
+//! thread of rules, as those of files are.
 
 mod connect;
 mod load_report;
