@@ -6,7 +6,6 @@
 //! the API of the control plane are made; and what `/rlconfig` and the tools show of a rule. To
 //! add an option that is true or false, add it to `flags!`, and use it where it has its effect.
 
-use std::marker::PhantomData;
 use std::num::{NonZeroU8, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -280,9 +279,15 @@ options! {
         /// Domain of the requests, as the rate limit filter of Envoy names it.
         Reference domain: Parsed<&'d str> = Text::Required;
         /// Nodes of the next level; a request's next entry selects one.
-        Reference descriptors: Option<&'d Node<'d>> = DescriptorList;
+        Reference descriptors: Option<&'d Node<'d>> = Own {
+            read: |reader, field, kept| reader.replace(kept, field.node),
+            schema: || list("descriptor"),
+        };
         /// Options of every rate_limit of this file that has none of its own.
-        Ratelease defaults: LimitOptions = DefaultsMap;
+        Ratelease defaults: LimitOptions = Own {
+            read: |reader, field, kept| reader.defaults(field.node, kept),
+            schema: || reference_or_null("defaults"),
+        };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
     }
@@ -300,9 +305,15 @@ options! {
         /// has its own count.
         Reference value: Parsed<&'d str> = Text::Any;
         /// The limit of requests whose last entry is at this node.
-        Reference rate_limit: Option<RateLimit<'d>> = RateLimitMap;
+        Reference rate_limit: Option<RateLimit<'d>> = Own {
+            read: |reader, field, kept| reader.rate_limit(field.node, kept),
+            schema: || reference_or_null("rate_limit"),
+        };
         /// Nodes of the next level; a request's next entry selects one.
-        Reference descriptors: Option<&'d Node<'d>> = DescriptorList;
+        Reference descriptors: Option<&'d Node<'d>> = Own {
+            read: |reader, field, kept| reader.replace(kept, field.node),
+            schema: || list("descriptor"),
+        };
         /// Metrics of the rule have the value of this level.
         Reference value_to_metric: Parsed<bool> = Flag;
         /// All values that match this pattern share one count.
@@ -329,20 +340,34 @@ options! {
         /// Name of the rule in answers, and for replaces.
         Reference name: Parsed<&'d str> = Text::Any;
         /// Rules that are set aside in a request that this rule matches too.
-        Reference replaces: Vec<Replaced<'d>> = ReplacedList;
+        Reference replaces: Vec<Replaced<'d>> = Own {
+            read: |reader, field, kept| *kept = reader.replaces(field.node),
+            schema: || list("replaced"),
+        };
         /// Units in a window, which is ten years at most.
         Ratelease unit_multiplier: Parsed<NonZeroU32> =
             Number { range: 1..=UNIT_MULTIPLIER_MAX.into(), check: unit_multiplier };
         /// Time zone of a calendar unit, as in Europe/Zurich; UTC by default.
         Ratelease time_zone: Parsed<&'d str> = Text::ZoneName;
         /// When the windows of a calendar unit begin; by default on the first day at 00:00.
-        Ratelease anchor: Parsed<AnchorOptions> = AnchorMap;
+        Ratelease anchor: Parsed<AnchorOptions> = Own {
+            read: |reader, field, kept| {
+                reader.terms::<AnchorOptions>(field, MapKind::Anchor, "a map", kept);
+            },
+            schema: || reference_or_null("anchor"),
+        };
         /// Requests that a token_bucket holds; requests_per_unit by default.
         Ratelease burst: Parsed<NonZeroU64> = Number { range: 1..=AMOUNT_MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
         /// The hits of a request are held under its id until its cost is known.
-        Ratelease hold: Parsed<HoldOptions<'d>> = HoldMap;
+        Ratelease hold: Parsed<HoldOptions<'d>> = Own {
+            read: |reader, field, kept| {
+                let expected = "a map such as {for: 2m}";
+                reader.terms::<HoldOptions<'_>>(field, MapKind::Hold, expected, kept);
+            },
+            schema: || reference_or_null("hold"),
+        };
     }
 }
 
@@ -363,15 +388,20 @@ options! {
         flags: FlagOptions,
         --
         /// How requests are counted; fixed_window by default.
-        Ratelease algorithm: Parsed<Algorithm> = Word::<Algorithm>(PhantomData);
+        Ratelease algorithm: Parsed<Algorithm> =
+            Word { what: "algorithm", all: &Algorithm::ALL, name: Algorithm::name };
         /// Longest time that a leaky_bucket holds a request; 0 by default.
         Ratelease max_delay: Parsed<u32> = Span { example: "50ms", check: max_delay };
         /// How tokens are leased to pods; with off every decision asks Redis.
-        Ratelease lease: Parsed<LeaseOption> = LeaseValue;
+        Ratelease lease: Parsed<LeaseOption> = Own {
+            read: |reader, field, kept| reader.lease(field, kept),
+            schema: lease_schema,
+        };
         /// Pools of each count, on Redis slots of their own.
         Ratelease shards: Parsed<NonZeroU8> = Number { range: 1..=POOLS_MAX.into(), check: shards };
         /// What answers when Redis cannot be asked; local by default.
-        Ratelease failure_mode: Parsed<FailureMode> = Word::<FailureMode>(PhantomData);
+        Ratelease failure_mode: Parsed<FailureMode> =
+            Word { what: "failure mode", all: &FailureMode::ALL, name: FailureMode::name };
     }
 }
 
@@ -394,7 +424,8 @@ options! {
     struct AnchorOptions {
         --
         /// Day on which a calendar_week begins; monday by default.
-        Ratelease weekday: Parsed<Weekday> = Word::<Weekday>(PhantomData);
+        Ratelease weekday: Parsed<Weekday> =
+            Word { what: "weekday", all: &Weekday::ALL, name: Weekday::name };
         /// Month in which a calendar_year begins; 1 by default.
         Ratelease month: Parsed<NonZeroU8> = Number { range: 1..=MONTH_MAX.into(), check: month };
         /// Day on which a calendar_month or calendar_year begins, the last one in a month with
@@ -421,7 +452,8 @@ options! {
         /// Longest time from the start of a request to its settlement, from 1s to 24h.
         Ratelease r#for: Parsed<Duration> = Span { example: "2m", check: lasts };
         /// What becomes of the hits that no settlement has come for; keep by default.
-        Ratelease unless_settled: Parsed<UnlessSettled> = Word::<UnlessSettled>(PhantomData);
+        Ratelease unless_settled: Parsed<UnlessSettled> =
+            Word { what: "end of a hold", all: &UnlessSettled::ALL, name: UnlessSettled::name };
     }
 }
 
@@ -463,14 +495,12 @@ pub(crate) enum LeaseOption {
     On(LeaseOptions),
 }
 
-/// An item of `descriptors` at a time is read by [`Reader::descriptors`].
-struct DescriptorList;
-struct RateLimitMap;
-struct DefaultsMap;
-struct ReplacedList;
-struct LeaseValue;
-struct HoldMap;
-struct AnchorMap;
+/// A map or a list, which the reader reads into what is kept of it. Of `descriptors` an item at a
+/// time is read, by [`Reader::descriptors`].
+struct Own<'d, K> {
+    read: fn(&mut Reader<'d, '_>, Field<'d>, &mut K),
+    schema: fn() -> Value,
+}
 
 fn month(number: u64) -> Result<NonZeroU8, String> {
     within("month", number, MONTH_MAX)
@@ -644,93 +674,29 @@ pub(crate) fn is_known_to_reference(name: &str) -> Option<bool> {
     all().find(|option| option.name == name).map(OptionRow::is_known_to_reference)
 }
 
-// === impl Takes: the maps and lists of a rule file, which `file` reads ===
+// === impl Own ===
 
-impl<'d> Takes<'d> for DescriptorList {
-    type Kept = Option<&'d Node<'d>>;
+impl<'d, K> Takes<'d> for Own<'d, K> {
+    type Kept = K;
 
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.replace(kept, field.node);
+    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut K) {
+        (self.read)(reader, field, kept);
     }
 
     fn schema(&self) -> Value {
-        list("descriptor")
+        (self.schema)()
     }
 }
 
-impl<'d> Takes<'d> for RateLimitMap {
-    type Kept = Option<RateLimit<'d>>;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.rate_limit(field.node, kept);
-    }
-
-    fn schema(&self) -> Value {
-        json!({"anyOf": [reference("rate_limit"), {"type": "null"}]})
-    }
+/// Without quotes, `off` and `on` are booleans in YAML 1.1.
+fn lease_schema() -> Value {
+    json!({"anyOf": [
+        {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
+    ]})
 }
 
-impl<'d> Takes<'d> for DefaultsMap {
-    type Kept = LimitOptions;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.defaults(field.node, kept);
-    }
-
-    fn schema(&self) -> Value {
-        json!({"anyOf": [reference("defaults"), {"type": "null"}]})
-    }
-}
-
-impl<'d> Takes<'d> for ReplacedList {
-    type Kept = Vec<Replaced<'d>>;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        *kept = reader.replaces(field.node);
-    }
-
-    fn schema(&self) -> Value {
-        list("replaced")
-    }
-}
-
-impl<'d> Takes<'d> for LeaseValue {
-    type Kept = Parsed<LeaseOption>;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.lease(field, kept);
-    }
-
-    // Without quotes, `off` and `on` are booleans in YAML 1.1.
-    fn schema(&self) -> Value {
-        json!({"anyOf": [
-            {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
-        ]})
-    }
-}
-
-impl<'d> Takes<'d> for AnchorMap {
-    type Kept = Parsed<AnchorOptions>;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.anchor(field.node, kept);
-    }
-
-    fn schema(&self) -> Value {
-        json!({"anyOf": [reference("anchor"), {"type": "null"}]})
-    }
-}
-
-impl<'d> Takes<'d> for HoldMap {
-    type Kept = Parsed<HoldOptions<'d>>;
-
-    fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
-        reader.hold(field, kept);
-    }
-
-    fn schema(&self) -> Value {
-        json!({"anyOf": [reference("hold"), {"type": "null"}]})
-    }
+fn reference_or_null(definition: &str) -> Value {
+    json!({"anyOf": [reference(definition), {"type": "null"}]})
 }
 
 fn reference(definition: &str) -> Value {
@@ -1053,7 +1019,7 @@ impl<'d> Reader<'d, '_> {
             }
             Kind::Map(pairs) => {
                 let entries = self.entries(pairs);
-                *lease = Parsed::As(node.place, self.terms(entries, std::mem::take(lease)));
+                *lease = Parsed::As(node.place, self.lease_terms(entries, std::mem::take(lease)));
                 return;
             }
             Kind::Scalar(_, Meaning::Bool(on)) => Some(*on),
@@ -1062,13 +1028,19 @@ impl<'d> Reader<'d, '_> {
             _ => None,
         };
         *lease = match word {
-            Some(true) => Parsed::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
+            Some(true) => {
+                Parsed::As(node.place, self.lease_terms(Vec::new(), std::mem::take(lease)))
+            }
             Some(false) => Parsed::As(node.place, LeaseOption::Off),
             None => self.refuse(field, "off, on, or a map such as {max: 1000}"),
         };
     }
 
-    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<LeaseOption>) -> LeaseOption {
+    fn lease_terms(
+        &mut self,
+        entries: Vec<Entry<'d>>,
+        earlier: Parsed<LeaseOption>,
+    ) -> LeaseOption {
         let mut read = match earlier {
             Parsed::As(_, LeaseOption::On(terms)) => terms,
             _ => LeaseOptions::default(),
@@ -1079,45 +1051,32 @@ impl<'d> Reader<'d, '_> {
         LeaseOption::On(read)
     }
 
-    fn anchor(&mut self, node: &'d Node<'d>, anchor: &mut Parsed<AnchorOptions>) {
-        if is_null(node) {
-            *anchor = Parsed::Absent;
-            return;
-        }
-        let Some(entries) = self.map(node, "'anchor'") else {
-            *anchor = Parsed::Faulty;
-            return;
-        };
-        let mut read = match std::mem::take(anchor) {
-            Parsed::As(_, read) => read,
-            _ => AnchorOptions::default(),
-        };
-        for field in self.options(entries, MapKind::Anchor) {
-            read.read(self, field);
-        }
-        *anchor = Parsed::As(node.place, read);
-    }
-
-    /// Reads a `hold`, into the one that is already there.
-    fn hold(&mut self, field: Field<'d>, hold: &mut Parsed<HoldOptions<'d>>) {
+    /// Reads a map of this kind into the one that is already there.
+    fn terms<M: MapOptions<'d> + Default>(
+        &mut self,
+        field: Field<'d>,
+        map: MapKind,
+        expected: &str,
+        kept: &mut Parsed<M>,
+    ) {
         let node = field.node;
         if is_null(node) {
-            *hold = Parsed::Absent;
+            *kept = Parsed::Absent;
             return;
         }
         let Kind::Map(pairs) = &node.kind else {
-            *hold = self.refuse(field, "a map such as {for: 2m}");
+            *kept = self.refuse(field, expected);
             return;
         };
-        let mut read = match std::mem::take(hold) {
-            Parsed::As(_, terms) => terms,
-            _ => HoldOptions::default(),
+        let mut read = match std::mem::take(kept) {
+            Parsed::As(_, earlier) => earlier,
+            _ => M::default(),
         };
         let entries = self.entries(pairs);
-        for field in self.options(entries, MapKind::Hold) {
+        for field in self.options(entries, map) {
             read.read(self, field);
         }
-        *hold = Parsed::As(node.place, read);
+        *kept = Parsed::As(node.place, read);
     }
 
     fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {

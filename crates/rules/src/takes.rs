@@ -3,14 +3,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde_json::{Map, Number as JsonNumber, Value, json};
 
 use crate::fault::{Place, excerpt};
-use crate::limit::{Algorithm, FailureMode, Unit, UnlessSettled, Weekday};
+use crate::limit::Unit;
 use crate::memory::boxed;
 use crate::node::{Kind, Meaning, Node};
 use crate::reader::{Entry, Parsed, Reader};
@@ -41,18 +40,6 @@ pub(crate) trait Takes<'d> {
     }
 }
 
-/// A type whose values have names in rule files.
-pub(crate) trait Named: Copy + 'static {
-    /// The type in words, for a message.
-    const WHAT: &'static str;
-
-    /// All values.
-    const ALL: &'static [Self];
-
-    /// Returns the name in rule files.
-    fn name(self) -> &'static str;
-}
-
 /// `true` or `false`.
 pub(crate) struct Flag;
 
@@ -69,7 +56,14 @@ pub(crate) enum Text {
 }
 
 /// The name of a `T`, in any case.
-pub(crate) struct Word<T>(pub(crate) PhantomData<T>);
+pub(crate) struct Word<T: 'static> {
+    /// The type in words, for a message.
+    pub(crate) what: &'static str,
+    /// All values.
+    pub(crate) all: &'static [T],
+    /// Returns the name of a value in rule files.
+    pub(crate) name: fn(T) -> &'static str,
+}
 
 /// A whole number.
 pub(crate) struct Number<T> {
@@ -154,17 +148,23 @@ pub(crate) fn unit_names() -> Value {
 
 // === impl Word ===
 
-impl<'d, T: Named> Takes<'d> for Word<T> {
+impl<T: Copy> Word<T> {
+    fn names(&self) -> Vec<&'static str> {
+        self.all.iter().map(|value| (self.name)(*value)).collect()
+    }
+}
+
+impl<'d, T: Copy> Takes<'d> for Word<T> {
     type Kept = Parsed<T>;
 
     fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut Self::Kept) {
         *kept = reader.text(field).checked(|word| {
-            let named = |value: &&T| value.name().eq_ignore_ascii_case(word);
-            T::ALL.iter().find(named).copied().ok_or_else(|| {
-                let names: Vec<_> = T::ALL.iter().map(|value| value.name()).collect();
+            let named = |value: &&T| (self.name)(**value).eq_ignore_ascii_case(word);
+            self.all.iter().find(named).copied().ok_or_else(|| {
+                let names = self.names();
                 let shown = excerpt(word);
                 let meant = reader.findings.suggestion(word, &[&names]);
-                let what = T::WHAT;
+                let what = self.what;
                 let names = names.join(", ");
                 format!("unknown {what} '{shown}'; expected one of {names}{meant}")
             })
@@ -172,48 +172,11 @@ impl<'d, T: Named> Takes<'d> for Word<T> {
     }
 
     fn schema(&self) -> Value {
-        let names: Vec<_> = T::ALL.iter().map(|value| value.name()).collect();
-        nullable(words(&names))
+        nullable(words(&self.names()))
     }
 
     fn is_text(&self) -> bool {
         true
-    }
-}
-
-impl Named for Algorithm {
-    const WHAT: &'static str = "algorithm";
-    const ALL: &'static [Algorithm] = &Algorithm::ALL;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
-}
-
-impl Named for FailureMode {
-    const WHAT: &'static str = "failure mode";
-    const ALL: &'static [FailureMode] = &FailureMode::ALL;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
-}
-
-impl Named for Weekday {
-    const WHAT: &'static str = "weekday";
-    const ALL: &'static [Weekday] = &Weekday::ALL;
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
-}
-
-impl Named for UnlessSettled {
-    const WHAT: &'static str = "end of a hold";
-    const ALL: &'static [UnlessSettled] = &UnlessSettled::ALL;
-
-    fn name(self) -> &'static str {
-        self.name()
     }
 }
 
@@ -400,8 +363,7 @@ impl<'d> Takes<'d> for Metadata {
     }
 }
 
-/// These words in any case. Editors offer those of the `enum`.
-/// Returns the schema of one of these words, in any case.
+/// Returns the schema of one of these words, in any case. Editors offer those of the `enum`.
 pub(crate) fn words(words: &[impl AsRef<str>]) -> Value {
     let words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
     let mut pattern = String::new();
