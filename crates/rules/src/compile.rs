@@ -443,7 +443,7 @@ impl<'f> Compiler<'f> {
         node
     }
 
-    fn level(&mut self, descriptor: &Descriptor<'_>, start: u32) -> Level {
+    fn level(&self, descriptor: &Descriptor<'_>, start: u32) -> Level {
         let key = descriptor.key.text();
         let value = descriptor.value.text();
         let has_pattern = key.contains('*') || value.contains('*');
@@ -470,7 +470,7 @@ impl<'f> Compiler<'f> {
         }
     }
 
-    fn warn_of_idle_flags(&mut self, descriptor: &Descriptor<'_>) {
+    fn warn_of_idle_flags(&self, descriptor: &Descriptor<'_>) {
         for (row, flag) in descriptor.flags.iter() {
             if let Parsed::As(place, value) = *flag
                 && value != row.default
@@ -679,7 +679,7 @@ impl Compiler<'_> {
         self.paths.take_room(&rule_path.path, memory)
     }
 
-    fn replaces(&mut self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
+    fn replaces(&self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
         for replaced in &limit.replaces {
             let place = replaced.name.place_or(replaced.place);
             match replaced.name.text() {
@@ -701,7 +701,7 @@ impl Compiler<'_> {
         limit.replaces.iter().map(|replaced| replaced.name.text().into()).collect()
     }
 
-    fn warn_of_name(&mut self, limit: &RateLimit<'_>) {
+    fn warn_of_name(&self, limit: &RateLimit<'_>) {
         if let Parsed::As(place, name) = limit.name
             && name.contains(['"', '\\'])
         {
@@ -753,7 +753,7 @@ impl Level {
 impl Compiler<'_> {
     /// Returns the store of a limit: its own, or that of its domain. `None` if it is faulty, after
     /// reporting the fault.
-    fn store_of_limit(&mut self, limit: &RateLimit<'_>) -> Option<StoreId> {
+    fn store_of_limit(&self, limit: &RateLimit<'_>) -> Option<StoreId> {
         match self.named(&limit.store) {
             Parsed::Absent => Some(self.store),
             Parsed::Faulty | Parsed::Refused(..) => None,
@@ -763,7 +763,7 @@ impl Compiler<'_> {
 
     /// Returns the store of the domain that `file` configures, or adds to. All files of a domain
     /// have one store: overrides belong to no file.
-    fn store_of_file(&mut self, file: &File<'_>, is_new: bool, domain: &Domain) -> StoreId {
+    fn store_of_file(&self, file: &File<'_>, is_new: bool, domain: &Domain) -> StoreId {
         let Parsed::As(place, store) = self.named(&file.store) else { return domain.store };
         if !is_new && store != domain.store {
             let message = format!(
@@ -777,7 +777,7 @@ impl Compiler<'_> {
         store
     }
 
-    fn named(&mut self, name: &Parsed<&str>) -> Parsed<StoreId> {
+    fn named(&self, name: &Parsed<&str>) -> Parsed<StoreId> {
         match name {
             Parsed::Absent => Parsed::Absent,
             Parsed::Faulty | Parsed::Refused(..) => Parsed::Faulty,
@@ -788,7 +788,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn refuse_store(&mut self, place: Place, name: &str) -> Parsed<StoreId> {
+    fn refuse_store(&self, place: Place, name: &str) -> Parsed<StoreId> {
         let shown = excerpt(name);
         let known = self.options.stores.all();
         let meant = self.findings.suggestion(name, &[&known]);

@@ -32,7 +32,7 @@ impl Compiler<'_> {
     /// Returns `None` if `limit` is faulty, after reporting the fault. `flags` are those of the
     /// descriptor, and `rule_path` ends with its level.
     pub(super) fn compiled_limit(
-        &mut self,
+        &self,
         limit: &RateLimit<'_>,
         flags: &FlagOptions,
         rule_path: &RulePath,
@@ -49,25 +49,9 @@ impl Compiler<'_> {
             Parsed::Absent => Some(Algorithm::default()),
             other => other.value().copied(),
         };
-        let allowed = self.limit(limit, &own, kind);
-        let leasing = self.leasing(&own, &options, kind);
-        let shards = self.shards(&own, &options, kind, allowed);
-        let hold = self.hold(limit, kind, rule_path)?;
-        let mut flags =
-            self.debt_flags(&own, flags.over(&options.flags).flags(hold.is_some()), kind);
-        if hold.is_some() {
-            let why = "'settle' has no effect with 'hold', whose settlements are marked by their \
-                       last entry, ratelease.settle; remove one of them";
-            self.refuse_flag(&own.flags.settle, &mut flags.settle, why.to_owned());
-        }
-        Some(CompiledLimit {
-            allowance: Allowance::Limited(allowed?),
-            leasing,
-            shards,
-            hold,
-            flags,
-            failure_mode: options.failure_mode.value().copied().unwrap_or_default(),
-        })
+        let findings = self.findings;
+        let counted = Counted { compiler: self, findings, limit, own, options, kind, rule_path };
+        counted.compiled(flags)
     }
 
     /// Returns options whose values out of range have been reported.
@@ -77,27 +61,7 @@ impl Compiler<'_> {
         settled
     }
 
-    /// Applies `check` to the value. If `check` refuses it, or if it is out of range anyway, that
-    /// is reported.
-    fn within<T: Copy, U>(
-        &mut self,
-        given: &Parsed<T>,
-        check: impl FnOnce(T) -> Result<U, String>,
-    ) -> Parsed<U> {
-        let checked = match given {
-            Parsed::Absent => Parsed::Absent,
-            Parsed::Faulty => Parsed::Faulty,
-            Parsed::Refused(place, why) => Parsed::Refused(*place, why.clone()),
-            Parsed::As(place, value) => Parsed::As(*place, *value).checked(check),
-        };
-        if let Parsed::Refused(place, why) = checked {
-            self.findings.fault(place, why);
-            return Parsed::Faulty;
-        }
-        checked
-    }
-
-    fn unlimited(&mut self, limit: &RateLimit<'_>, flags: &FlagOptions) -> Option<CompiledLimit> {
+    fn unlimited(&self, limit: &RateLimit<'_>, flags: &FlagOptions) -> Option<CompiledLimit> {
         let unit = limit.unit.text();
         let place = limit.unit.place_or(limit.place);
         if limit.unit.is_faulty() {
@@ -126,7 +90,7 @@ impl Compiler<'_> {
 
     /// Warns of the options that have no effect beside `unlimited: true`: those that the reference
     /// does not have.
-    fn warn_of_idle(&mut self, limit: &RateLimit<'_>) {
+    fn warn_of_idle(&self, limit: &RateLimit<'_>) {
         let flags = limit.options.flags.iter().map(|(row, flag)| (&row.option, flag.place()));
         for (option, place) in limit.places().chain(limit.options.places()).chain(flags) {
             if let Some(place) = place.filter(|_| !option.is_known_to_reference()) {
@@ -135,17 +99,67 @@ impl Compiler<'_> {
             }
         }
     }
+}
 
-    fn limit(
-        &mut self,
-        limit: &RateLimit<'_>,
-        own: &LimitOptions,
-        kind: Option<Algorithm>,
-    ) -> Option<Limit> {
-        let (unit, unit_multiplier, calendar) = self.window(limit, own, kind);
-        let requests_per_unit = self.requests_per_unit(limit, kind);
-        let algorithm = self.algorithm(limit, own, kind, requests_per_unit);
-        let store = self.store_of_limit(limit);
+/// A `rate_limit` that counts requests, while it is compiled.
+struct Counted<'c> {
+    compiler: &'c Compiler<'c>,
+    findings: &'c Findings,
+    limit: &'c RateLimit<'c>,
+    /// Its own options, and those in force: completed by the file's `defaults`.
+    own: LimitOptions,
+    options: LimitOptions,
+    /// Its algorithm, without amounts; `None` if that is faulty.
+    kind: Option<Algorithm>,
+    rule_path: &'c RulePath,
+}
+
+// === impl Counted ===
+
+impl Counted<'_> {
+    /// `flags` are those of the descriptor.
+    fn compiled(&self, flags: &FlagOptions) -> Option<CompiledLimit> {
+        let allowed = self.limit();
+        let leasing = self.leasing();
+        let shards = self.shards(allowed);
+        let hold = self.hold()?;
+        let mut flags = flags.over(&self.options.flags).flags(hold.is_some());
+        self.debt_flags(&mut flags);
+        if hold.is_some() {
+            let why = "'settle' has no effect with 'hold', whose settlements are marked by their \
+                       last entry, ratelease.settle; remove one of them";
+            self.refuse_flag(&self.own.flags.settle, &mut flags.settle, why.to_owned());
+        }
+        Some(CompiledLimit {
+            allowance: Allowance::Limited(allowed?),
+            leasing,
+            shards,
+            hold,
+            flags,
+            failure_mode: self.options.failure_mode.value().copied().unwrap_or_default(),
+        })
+    }
+
+    /// Applies `check` to the value. If `check` refuses it, or if it is out of range anyway, that
+    /// is reported.
+    fn within<T: Clone, U>(
+        &self,
+        given: &Parsed<T>,
+        check: impl FnOnce(T) -> Result<U, String>,
+    ) -> Parsed<U> {
+        let checked = given.clone().checked(check);
+        if let Parsed::Refused(place, why) = checked {
+            self.findings.fault(place, why);
+            return Parsed::Faulty;
+        }
+        checked
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        let (unit, unit_multiplier, calendar) = self.window();
+        let requests_per_unit = self.requests_per_unit();
+        let algorithm = self.algorithm(requests_per_unit);
+        let store = self.compiler.store_of_limit(self.limit);
         let built = Limit {
             requests_per_unit: requests_per_unit?,
             unit: unit?,
@@ -154,26 +168,23 @@ impl Compiler<'_> {
             algorithm: algorithm?,
             store: store?,
         };
-        if let Parsed::As(place, _) = limit.burst
+        if let Parsed::As(place, _) = self.limit.burst
             && let Err(why) = check_fill(built)
         {
             self.findings.fault(place, why);
         }
-        Some(if self.options.calendar_months { built.with_calendar_month() } else { built })
+        let has_months = self.compiler.options.calendar_months;
+        Some(if has_months { built.with_calendar_month() } else { built })
     }
 
     /// Returns the unit of the window, their number, and the calendar that it follows.
     #[allow(clippy::type_complexity, reason = "each is None if it is faulty")]
-    fn window(
-        &mut self,
-        limit: &RateLimit<'_>,
-        own: &LimitOptions,
-        kind: Option<Algorithm>,
-    ) -> (Option<Unit>, Option<NonZeroU32>, Option<Option<Calendar>>) {
-        let Some(kind) = kind.filter(|kind| !kind.has_window()) else {
-            let unit = self.unit(limit);
-            let unit_multiplier = self.unit_multiplier(limit, unit);
-            let calendar = self.calendar(limit, own, unit, kind);
+    fn window(&self) -> (Option<Unit>, Option<NonZeroU32>, Option<Option<Calendar>>) {
+        let limit = self.limit;
+        let Some(kind) = self.kind.filter(|kind| !kind.has_window()) else {
+            let unit = self.unit();
+            let unit_multiplier = self.unit_multiplier(unit);
+            let calendar = self.calendar(unit);
             return (unit.map(|(unit, _)| unit), unit_multiplier, calendar);
         };
         for (option, place) in [
@@ -188,35 +199,31 @@ impl Compiler<'_> {
     }
 
     /// Refuses an option, if it is given at `place`, for an algorithm that has no window.
-    fn refuse_of_window(&mut self, kind: Algorithm, option: &str, place: Option<Place>) {
+    fn refuse_of_window(&self, kind: Algorithm, option: &str, place: Option<Place>) {
         if let Some((place, why)) = place.zip(kind.refuses_window(option)) {
             self.findings.fault(place, why);
         }
     }
 
     /// Returns the unit; `true` for one of the calendar.
-    fn unit(&mut self, limit: &RateLimit<'_>) -> Option<(Unit, bool)> {
-        if limit.unit.is_faulty() {
+    fn unit(&self) -> Option<(Unit, bool)> {
+        let given = &self.limit.unit;
+        if given.is_faulty() {
             return None;
         }
-        let unit = Unit::parse_any(limit.unit.text());
+        let unit = Unit::parse_any(given.text());
         if unit.is_none() {
-            let place = limit.unit.place_or(limit.place);
-            self.findings.fault(place, unit_refusal(limit.unit.text(), self.findings));
+            let place = given.place_or(self.limit.place);
+            self.findings.fault(place, unit_refusal(given.text(), self.findings));
         }
         unit
     }
 
     /// Returns the calendar of a limit whose `unit` is one of the calendar.
-    fn calendar(
-        &mut self,
-        limit: &RateLimit<'_>,
-        own: &LimitOptions,
-        unit: Option<(Unit, bool)>,
-        kind: Option<Algorithm>,
-    ) -> Option<Option<Calendar>> {
-        let zone = self.zone(limit);
-        let anchor = self.anchor(limit, unit);
+    fn calendar(&self, unit: Option<(Unit, bool)>) -> Option<Option<Calendar>> {
+        let limit = self.limit;
+        let zone = self.zone();
+        let anchor = self.anchor(unit);
         let (unit, is_calendar) = unit?;
         if !is_calendar {
             let places = [("time_zone", limit.time_zone.place()), ("anchor", limit.anchor.place())];
@@ -227,8 +234,8 @@ impl Compiler<'_> {
             }
             return faults.is_empty().then_some(None);
         }
-        if let Some(kind) = kind.filter(|kind| *kind != Algorithm::FixedWindow) {
-            let place = own.algorithm.place_or(limit.unit.place_or(limit.place));
+        if let Some(kind) = self.kind.filter(|kind| *kind != Algorithm::FixedWindow) {
+            let place = self.own.algorithm.place_or(limit.unit.place_or(limit.place));
             let name = unit.name().to_ascii_lowercase();
             let message = format!(
                 "calendar_{name} is a fixed window, and this limit is a {}; write 'algorithm: \
@@ -241,8 +248,8 @@ impl Compiler<'_> {
         Some(Some(Calendar::new(zone?, anchor?, unit)))
     }
 
-    fn zone(&mut self, limit: &RateLimit<'_>) -> Option<Zone> {
-        let name = match &limit.time_zone {
+    fn zone(&self) -> Option<Zone> {
+        let name = match &self.limit.time_zone {
             Parsed::Absent => Zone::DEFAULT,
             given => given.value()?,
         };
@@ -254,13 +261,13 @@ impl Compiler<'_> {
                 "unknown time zone '{shown}'; expected a name of the IANA database, such as \
                  Europe/Zurich{meant}"
             );
-            self.findings.fault(limit.time_zone.place_or(limit.place), message);
+            self.findings.fault(self.limit.time_zone.place_or(self.limit.place), message);
         }
         zone
     }
 
-    fn anchor(&mut self, limit: &RateLimit<'_>, unit: Option<(Unit, bool)>) -> Option<Anchor> {
-        let given = match &limit.anchor {
+    fn anchor(&self, unit: Option<(Unit, bool)>) -> Option<Anchor> {
+        let given = match &self.limit.anchor {
             Parsed::Absent => return Some(Anchor::FIRST),
             given => given.value()?,
         };
@@ -281,78 +288,62 @@ impl Compiler<'_> {
         })
     }
 
-    fn unit_multiplier(
-        &mut self,
-        limit: &RateLimit<'_>,
-        unit: Option<(Unit, bool)>,
-    ) -> Option<NonZeroU32> {
-        match self.within(&limit.unit_multiplier, |units| multiplier(units, unit)) {
+    fn unit_multiplier(&self, unit: Option<(Unit, bool)>) -> Option<NonZeroU32> {
+        match self.within(&self.limit.unit_multiplier, |units| multiplier(units, unit)) {
             Parsed::Absent => Some(NonZeroU32::MIN),
             Parsed::As(_, units) => Some(units),
             Parsed::Faulty | Parsed::Refused(..) => None,
         }
     }
 
-    fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u64> {
+    fn requests_per_unit(&self) -> Option<u64> {
         let within = |requests| {
-            let refusal = kind.and_then(|kind| kind.refuses_requests(requests));
+            let refusal = self.kind.and_then(|kind| kind.refuses_requests(requests));
             refusal.map_or(Ok(requests), Err)
         };
-        match self.within(&limit.requests_per_unit, within) {
+        match self.within(&self.limit.requests_per_unit, within) {
             Parsed::As(_, requests) => Some(requests),
             Parsed::Faulty | Parsed::Refused(..) => None,
             Parsed::Absent => {
                 let message =
                     "no 'requests_per_unit': every request is denied; write 0 to mean that";
-                self.findings.warn(limit.place, message);
+                self.findings.warn(self.limit.place, message);
                 Some(0)
             }
         }
     }
 
     /// Returns the algorithm with its amounts.
-    fn algorithm(
-        &mut self,
-        limit: &RateLimit<'_>,
-        own: &LimitOptions,
-        kind: Option<Algorithm>,
-        requests_per_unit: Option<u64>,
-    ) -> Option<Algorithm> {
-        let burst = self.burst(limit, kind);
-        self.within(&own.max_delay, |_| {
-            let refusal = kind.and_then(|kind| kind.refuses_option("max_delay"));
+    fn algorithm(&self, requests_per_unit: Option<u64>) -> Option<Algorithm> {
+        let burst = self.burst();
+        self.within(&self.own.max_delay, |_| {
+            let refusal = self.kind.and_then(|kind| kind.refuses_option("max_delay"));
             refusal.map_or(Ok(()), Err)
         });
-        let max_delay = own.max_delay.over(&self.defaults.max_delay);
-        let max_delay_us = max_delay.value().copied().unwrap_or_default();
+        let max_delay_us = self.options.max_delay.value().copied().unwrap_or_default();
         let burst = burst.or(requests_per_unit).unwrap_or_default();
-        Some(kind?.with_burst(burst).with_max_delay_us(max_delay_us))
+        Some(self.kind?.with_burst(burst).with_max_delay_us(max_delay_us))
     }
 
     /// Returns the burst that `limit` gives; one that another algorithm has no use for is refused
     /// for that reason, whatever it is.
-    fn burst(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u64> {
-        if let Some(place) = limit.burst.place()
-            && let Some(message) = kind.and_then(|kind| kind.refuses_option("burst"))
+    fn burst(&self) -> Option<u64> {
+        if let Some(place) = self.limit.burst.place()
+            && let Some(message) = self.kind.and_then(|kind| kind.refuses_option("burst"))
         {
             self.findings.fault(place, message);
             return None;
         }
-        self.within(&limit.burst, |burst| Ok(burst.get())).value().copied()
+        self.within(&self.limit.burst, |burst| Ok(burst.get())).value().copied()
     }
 
-    fn leasing(
-        &mut self,
-        own: &LimitOptions,
-        options: &LimitOptions,
-        kind: Option<Algorithm>,
-    ) -> Leasing {
-        if let Some(kind) = kind.filter(|kind| !kind.has_window()) {
-            self.refuse_of_window(kind, "lease", own.lease.place());
+    fn leasing(&self) -> Leasing {
+        if let Some(kind) = self.kind.filter(|kind| !kind.has_window()) {
+            self.refuse_of_window(kind, "lease", self.own.lease.place());
             return Leasing::default();
         }
-        if let Some(kind) = kind.filter(|kind| !kind.is_leased()) {
-            if let Parsed::As(place, LeaseOption::On(_)) = own.lease {
+        if let Some(kind) = self.kind.filter(|kind| !kind.is_leased()) {
+            if let Parsed::As(place, LeaseOption::On(_)) = self.own.lease {
                 let name = kind.name();
                 let message =
                     format!("{name} is never leased; remove 'lease', or write 'lease: off'");
@@ -360,37 +351,31 @@ impl Compiler<'_> {
             }
             return Leasing::Off;
         }
-        options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
+        self.options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
     }
 
-    /// Returns the flags without those that the algorithm cannot have; one that the limit itself
-    /// gives is reported.
-    fn debt_flags(
-        &mut self,
-        own: &LimitOptions,
-        mut flags: Flags,
-        kind: Option<Algorithm>,
-    ) -> Flags {
-        let Some(kind) = kind else { return flags };
+    /// Clears the flags that the algorithm cannot have; one that the limit itself gives is reported.
+    fn debt_flags(&self, flags: &mut Flags) {
+        let Some(kind) = self.kind else { return };
+        let own = &self.own.flags;
         if !kind.has_window() {
             let why = "a start that is denied takes no slot; remove 'charge_denied'".to_owned();
-            self.refuse_flag(&own.flags.charge_denied, &mut flags.charge_denied, why);
+            self.refuse_flag(&own.charge_denied, &mut flags.charge_denied, why);
         }
         let refused = kind.refuses_settlements("settle").or_else(|| kind.refuses_window("settle"));
         if let Some(why) = refused {
-            self.refuse_flag(&own.flags.settle, &mut flags.settle, why);
+            self.refuse_flag(&own.settle, &mut flags.settle, why);
         }
         if kind != Algorithm::FixedWindow {
             let why = format!(
                 "'carry_debt' belongs to fixed_window, and this limit is a {}; remove it",
                 kind.name()
             );
-            self.refuse_flag(&own.flags.carry_debt, &mut flags.carry_debt, why);
+            self.refuse_flag(&own.carry_debt, &mut flags.carry_debt, why);
         }
-        flags
     }
 
-    fn refuse_flag(&mut self, own: &Parsed<bool>, flag: &mut bool, why: String) {
+    fn refuse_flag(&self, own: &Parsed<bool>, flag: &mut bool, why: String) {
         *flag = false;
         if let Some(place) = own.place().filter(|_| own.is_true()) {
             self.findings.fault(place, why);
@@ -399,28 +384,22 @@ impl Compiler<'_> {
 
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would
     /// always be empty, and asking them would be wasted.
-    fn shards(
-        &mut self,
-        own: &LimitOptions,
-        options: &LimitOptions,
-        kind: Option<Algorithm>,
-        limit: Option<Limit>,
-    ) -> NonZeroU8 {
-        if let Some(kind) = kind
+    fn shards(&self, limit: Option<Limit>) -> NonZeroU8 {
+        if let Some(kind) = self.kind
             && let Some(why) = kind.has_no_pools()
         {
-            self.within(&own.shards, |shards| match shards {
+            self.within(&self.own.shards, |shards| match shards {
                 NonZeroU8::MIN => Ok(()),
                 _ => Err(format!("{} {why}; remove 'shards'", kind.name())),
             });
             return NonZeroU8::MIN;
         }
-        let shards = options.shards.value().copied().unwrap_or(NonZeroU8::MIN);
+        let shards = self.options.shards.value().copied().unwrap_or(NonZeroU8::MIN);
         let Some(limit) = limit else { return shards };
         let tokens = limit.capacity().min(limit.requests_per_unit);
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
         let useful = shards.min(NonZeroU8::new(tokens).unwrap_or(NonZeroU8::MIN));
-        if let Parsed::As(place, own) = own.shards
+        if let Parsed::As(place, own) = self.own.shards
             && own > useful
         {
             let message = format!("'shards' is more than the limit has tokens; {useful} are used");
@@ -428,40 +407,29 @@ impl Compiler<'_> {
         }
         useful
     }
-}
 
-// The hold of a limit.
-
-// === impl Compiler ===
-
-impl Compiler<'_> {
-    /// Returns the hold of `limit`, if it has one; `None` if that is faulty.
-    fn hold(
-        &mut self,
-        limit: &RateLimit<'_>,
-        kind: Option<Algorithm>,
-        rule_path: &RulePath,
-    ) -> Option<Option<Hold>> {
-        let is_of_slots = kind.is_some_and(|kind| !kind.has_window());
-        let (place, terms) = match &limit.hold {
+    /// Returns the hold of the limit, if it has one; `None` if that is faulty.
+    fn hold(&self) -> Option<Option<Hold>> {
+        let is_of_slots = self.kind.is_some_and(|kind| !kind.has_window());
+        let (place, terms) = match &self.limit.hold {
             Parsed::Absent if is_of_slots => {
                 let message = "concurrency needs a 'hold', which says how long a request may last \
                                at most; add one, such as 'hold: {for: 5m}'";
-                self.findings.fault(limit.place, message);
+                self.findings.fault(self.limit.place, message);
                 return None;
             }
             Parsed::Absent => return Some(None),
             Parsed::Faulty | Parsed::Refused(..) => return None,
             Parsed::As(place, terms) => (*place, terms),
         };
-        let refused = kind.and_then(|kind| kind.refuses_settlements("hold"));
+        let refused = self.kind.and_then(|kind| kind.refuses_settlements("hold"));
         let is_refused = refused.map(|why| self.findings.fault(place, why)).is_some();
         let lasts = self.within(&terms.r#for, Ok);
         if matches!(lasts, Parsed::Absent) {
             let message = "'hold' has no 'for'; add how long a request may last, such as 'for: 2m'";
             self.findings.fault(place, message);
         }
-        let level = self.level_of_id(terms, place, rule_path);
+        let level = self.level_of_id(terms, place);
         let unless_settled = match self.within(&terms.unless_settled, Ok) {
             Parsed::Absent if is_of_slots => Some(UnlessSettled::Release),
             Parsed::As(place, UnlessSettled::Keep) if is_of_slots => {
@@ -477,27 +445,21 @@ impl Compiler<'_> {
     }
 
     /// Returns the index of the level that has the id of the request as its value.
-    fn level_of_id(
-        &mut self,
-        terms: &HoldOptions<'_>,
-        place: Place,
-        rule_path: &RulePath,
-    ) -> Option<u8> {
+    fn level_of_id(&self, terms: &HoldOptions<'_>, place: Place) -> Option<u8> {
         if terms.by.is_faulty() {
             return None;
         }
         let place = terms.by.place_or(place);
         let found = match terms.by.text() {
-            "" => rule_path.iter().enumerate().last(),
-            key => rule_path
-                .iter()
-                .enumerate()
-                .filter(|(_, (level, text))| is_of(key, level, text))
-                .last(),
+            "" => self.rule_path.iter().enumerate().last(),
+            key => {
+                let levels = self.rule_path.iter().enumerate();
+                levels.filter(|(_, (level, text))| is_of(key, level, text)).last()
+            }
         };
         let refusal = match found {
             None => {
-                let keys: Vec<_> = rule_path.iter().map(|(_, text)| text).collect();
+                let keys: Vec<_> = self.rule_path.iter().map(|(_, text)| text).collect();
                 let shown = excerpt(terms.by.text());
                 let meant = self.findings.suggestion(terms.by.text(), &[&keys]);
                 format!("no level of this rule has the key '{shown}'{meant}")
