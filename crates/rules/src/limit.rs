@@ -23,8 +23,9 @@ pub struct Limit {
     pub unit: Unit,
     /// Length of the window in units; the window is at most [`WINDOW_SECONDS_MAX`].
     pub unit_multiplier: NonZeroU32,
-    /// Where windows begin that are days, weeks, months or years of a calendar: of one unit, counted
-    /// as fixed windows. With `None`, windows have one length and are aligned to the Unix epoch.
+    /// Where windows begin that are days, weeks, months or years of a calendar: of one unit,
+    /// counted as fixed windows. With `None`, windows have one length and are aligned to the Unix
+    /// epoch.
     pub calendar: Option<Calendar>,
     /// How requests are counted.
     pub algorithm: Algorithm,
@@ -57,23 +58,26 @@ const MICROS: u64 = 1_000_000;
 /// What the names of the units of the calendar begin with.
 const CALENDAR: &str = "calendar_";
 
-/// The windows that the reference's `unit` names; each is aligned to the Unix epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Unit {
-    /// 1 s
-    Second,
-    /// 60 s
-    Minute,
-    /// 3600 s
-    Hour,
-    /// 86 400 s
-    Day,
-    /// 7 days
-    Week,
-    /// 30 days, as in the reference
-    Month,
-    /// 365 days, as in the reference
-    Year,
+crate::named! {
+    /// The windows that the reference's `unit` names, shortest first; each is aligned to the Unix
+    /// epoch. The names are in capitals, as the protocol and `/rlconfig` write them.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum Unit {
+        /// 1 s
+        Second = "SECOND",
+        /// 60 s
+        Minute = "MINUTE",
+        /// 3600 s
+        Hour = "HOUR",
+        /// 86 400 s
+        Day = "DAY",
+        /// 7 days
+        Week = "WEEK",
+        /// 30 days, as in the reference
+        Month = "MONTH",
+        /// 365 days, as in the reference
+        Year = "YEAR",
+    }
 }
 
 // === impl Limit ===
@@ -122,8 +126,8 @@ impl Limit {
         }
     }
 
-    /// Returns when the window of this number begins, and the one before it ends, in microseconds of
-    /// the Unix epoch.
+    /// Returns when the window of this number begins, and the one before it ends, in microseconds
+    /// of the Unix epoch.
     #[inline]
     pub fn window_starts(self, window: u64) -> u64 {
         match self.calendar {
@@ -216,10 +220,6 @@ fn part_of(amount: u64, pods: u32, rng: u64) -> u64 {
 // === impl Unit ===
 
 impl Unit {
-    /// Every unit, shortest first.
-    pub const ALL: [Unit; 7] =
-        [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
-
     /// Returns the length in seconds. A month has 30 days and a year 365, as in the reference
     /// (`utilities.go`).
     #[inline]
@@ -233,19 +233,6 @@ impl Unit {
             Unit::Week => 7 * DAY,
             Unit::Month => 30 * DAY,
             Unit::Year => 365 * DAY,
-        }
-    }
-
-    /// Returns the name in capitals, as the protocol and `/rlconfig` write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Unit::Second => "SECOND",
-            Unit::Minute => "MINUTE",
-            Unit::Hour => "HOUR",
-            Unit::Day => "DAY",
-            Unit::Week => "WEEK",
-            Unit::Month => "MONTH",
-            Unit::Year => "YEAR",
         }
     }
 
@@ -351,37 +338,21 @@ impl Default for Leasing {
 
 // What a rule answers while the store is unavailable.
 
-/// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FailureMode {
-    /// Each pod admits its own part of the limit, by [`Limit::part`](crate::Limit::part): of n pods
-    /// ⌊limit / n⌋ per window, plus one if a hash of pod, key and window falls below the fraction
-    /// that is left. n is the number of live pods that the store last reported.
-    #[default]
-    Local,
-    /// Admits every request, uncounted.
-    Allow,
-    /// Denies every request as over the limit.
-    Deny,
-    /// Returns an error, so that Envoy's `failure_mode_deny` decides, as with the reference.
-    Error,
-}
-
-// === impl FailureMode ===
-
-impl FailureMode {
-    /// All failure modes.
-    pub const ALL: [FailureMode; 4] =
-        [FailureMode::Local, FailureMode::Allow, FailureMode::Deny, FailureMode::Error];
-
-    /// Returns the name in rule files.
-    pub fn name(self) -> &'static str {
-        match self {
-            FailureMode::Local => "local",
-            FailureMode::Allow => "allow",
-            FailureMode::Deny => "deny",
-            FailureMode::Error => "error",
-        }
+crate::named! {
+    /// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum FailureMode {
+        /// Each pod admits its own part of the limit, by [`Limit::part`](crate::Limit::part): of n
+        /// pods ⌊limit / n⌋ per window, plus one if a hash of pod, key and window falls below the
+        /// fraction that is left. n is the number of live pods that the store last reported.
+        #[default]
+        Local = "local",
+        /// Admits every request, uncounted.
+        Allow = "allow",
+        /// Denies every request as over the limit.
+        Deny = "deny",
+        /// Returns an error, so that Envoy's `failure_mode_deny` decides, as with the reference.
+        Error = "error",
     }
 }
 
@@ -399,15 +370,17 @@ pub struct Hold {
     lasts_ms: u32,
 }
 
-/// What becomes of the hits of a hold that no settlement has come for in time
-/// (`unless_settled`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum UnlessSettled {
-    /// They stay counted.
-    #[default]
-    Keep,
-    /// They are given back.
-    Release,
+crate::named! {
+    /// What becomes of the hits of a hold that no settlement has come for in time
+    /// (`unless_settled`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum UnlessSettled {
+        /// They stay counted.
+        #[default]
+        Keep = "keep",
+        /// They are given back.
+        Release = "release",
+    }
 }
 
 // === impl Hold ===
@@ -434,21 +407,6 @@ impl Hold {
     #[inline]
     pub fn is_at(self, level: usize) -> bool {
         usize::from(self.level) == level
-    }
-}
-
-// === impl UnlessSettled ===
-
-impl UnlessSettled {
-    /// All values.
-    pub const ALL: [UnlessSettled; 2] = [UnlessSettled::Keep, UnlessSettled::Release];
-
-    /// Returns the name in rule files.
-    pub fn name(self) -> &'static str {
-        match self {
-            UnlessSettled::Keep => "keep",
-            UnlessSettled::Release => "release",
-        }
     }
 }
 

@@ -65,25 +65,27 @@ enum Origin {
     Ratelease,
 }
 
-/// The kinds of map in a rule file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MapKind {
-    /// The top level of a file.
-    Root,
-    /// An item of `descriptors`.
-    Descriptor,
-    /// A `rate_limit`.
-    RateLimit,
-    /// An item of `replaces`.
-    Replaced,
-    /// The `defaults` of a file.
-    Defaults,
-    /// The terms of a `lease`.
-    Lease,
-    /// The `anchor` of a calendar unit.
-    Anchor,
-    /// The terms of a `hold`.
-    Hold,
+crate::named! {
+    /// The kinds of map in a rule file, by the names of their definitions in the schema.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum MapKind {
+        /// The top level of a file.
+        Root = "file",
+        /// An item of `descriptors`.
+        Descriptor = "descriptor",
+        /// A `rate_limit`.
+        RateLimit = "rate_limit",
+        /// An item of `replaces`.
+        Replaced = "replaced",
+        /// The `defaults` of a file.
+        Defaults = "defaults",
+        /// The terms of a `lease`.
+        Lease = "lease",
+        /// The `anchor` of a calendar unit.
+        Anchor = "anchor",
+        /// The terms of a `hold`.
+        Hold = "hold",
+    }
 }
 
 /// The options of a map as they are read.
@@ -594,18 +596,6 @@ impl OptionRow {
 // === impl MapKind ===
 
 impl MapKind {
-    /// Every kind of map.
-    pub const ALL: [MapKind; 8] = [
-        MapKind::Root,
-        MapKind::Descriptor,
-        MapKind::RateLimit,
-        MapKind::Replaced,
-        MapKind::Defaults,
-        MapKind::Lease,
-        MapKind::Anchor,
-        MapKind::Hold,
-    ];
-
     /// Returns the options that the map may hold.
     pub fn options(self) -> impl Iterator<Item = &'static OptionRow> {
         let (own, more) = match self {
@@ -635,16 +625,12 @@ impl MapKind {
     }
 
     /// Describes the map, for a message.
-    pub(crate) const fn describe(self) -> &'static str {
+    pub(crate) fn describe(self) -> String {
         match self {
-            MapKind::Root => "the file's top level",
-            MapKind::Descriptor => "a descriptor",
-            MapKind::RateLimit => "'rate_limit'",
-            MapKind::Replaced => "an item of 'replaces'",
-            MapKind::Defaults => "'defaults'",
-            MapKind::Lease => "'lease'",
-            MapKind::Anchor => "'anchor'",
-            MapKind::Hold => "'hold'",
+            MapKind::Root => "the file's top level".to_owned(),
+            MapKind::Descriptor => "a descriptor".to_owned(),
+            MapKind::Replaced => "an item of 'replaces'".to_owned(),
+            _ => format!("'{}'", self.name()),
         }
     }
 

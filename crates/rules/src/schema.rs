@@ -17,7 +17,7 @@ const DIALECT: &str = "http://json-schema.org/draft-07/schema#";
 pub fn schema() -> Value {
     let mut definitions = Map::new();
     for kind in MapKind::ALL.into_iter().filter(|kind| *kind != MapKind::Root) {
-        definitions.insert(definition(kind).to_owned(), map(kind));
+        definitions.insert(kind.name().to_owned(), map(kind));
     }
     let mut root = map(MapKind::Root);
     if let Value::Object(root) = &mut root {
@@ -26,20 +26,6 @@ pub fn schema() -> Value {
         root.insert("definitions".to_owned(), definitions.into());
     }
     root
-}
-
-/// The name of the definition of a kind of map.
-const fn definition(kind: MapKind) -> &'static str {
-    match kind {
-        MapKind::Root => "file",
-        MapKind::Descriptor => "descriptor",
-        MapKind::RateLimit => "rate_limit",
-        MapKind::Replaced => "replaced",
-        MapKind::Defaults => "defaults",
-        MapKind::Lease => "lease",
-        MapKind::Anchor => "anchor",
-        MapKind::Hold => "hold",
-    }
 }
 
 fn map(kind: MapKind) -> Value {

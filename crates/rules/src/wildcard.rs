@@ -393,18 +393,15 @@ impl<'s> Search<'s> {
             #[cfg(test)]
             looks: 0,
         };
-        for number in candidates {
-            let at = *number as usize;
-            let (Some(pattern), Some([piece, end])) =
+        for number in candidates.iter().copied() {
+            let at = number as usize;
+            let (Some(pattern), Some(&[piece, end])) =
                 (patterns.get(at), pieces.starts.get(at..at + 2))
             else {
                 continue;
             };
             let from = pattern.prefix().len();
             let to = text.len() - pattern.suffix().len();
-            let number = *number;
-            let piece = *piece;
-            let end = *end;
             search.runs.push(Run { number, piece, end, from, to, next: None });
             search.wait(search.runs.len() - 1);
             search.alive += 1;

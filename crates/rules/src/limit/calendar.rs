@@ -39,16 +39,18 @@ pub(crate) struct Anchor {
     pub(crate) minute: u16,
 }
 
-/// A day of the week.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Weekday {
-    Monday,
-    Tuesday,
-    Wednesday,
-    Thursday,
-    Friday,
-    Saturday,
-    Sunday,
+crate::named! {
+    /// A day of the week.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) enum Weekday {
+        Monday = "monday",
+        Tuesday = "tuesday",
+        Wednesday = "wednesday",
+        Thursday = "thursday",
+        Friday = "friday",
+        Saturday = "saturday",
+        Sunday = "sunday",
+    }
 }
 
 /// A time zone, by its place in the table of this process.
@@ -170,29 +172,6 @@ impl Anchor {
 // === impl Weekday ===
 
 impl Weekday {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::Monday,
-        Self::Tuesday,
-        Self::Wednesday,
-        Self::Thursday,
-        Self::Friday,
-        Self::Saturday,
-        Self::Sunday,
-    ];
-
-    /// Returns the name in rule files.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Monday => "monday",
-            Self::Tuesday => "tuesday",
-            Self::Wednesday => "wednesday",
-            Self::Thursday => "thursday",
-            Self::Friday => "friday",
-            Self::Saturday => "saturday",
-            Self::Sunday => "sunday",
-        }
-    }
-
     /// Returns the number as [`Anchor::day`] has it.
     pub(crate) fn number(self) -> NonZeroU8 {
         NonZeroU8::MIN.saturating_add(self as u8)

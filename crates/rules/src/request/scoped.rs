@@ -39,19 +39,21 @@ pub const VALUE_BYTES_MAX: usize = 8192;
 /// Maximum number of faults that are listed for one request.
 const FAULTS_MAX: usize = 20;
 
-/// Who calls: the key of the first entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// A user.
-    User,
-    /// An address.
-    Ip,
-    /// An organisation.
-    Org,
-    /// An API key.
-    ApiKey,
-    /// A plan that many users have.
-    Tier,
+crate::named! {
+    /// Who calls: the key of the first entry. The name is that in requests, and the key in rules.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Scope {
+        /// A user.
+        User = "user",
+        /// An address.
+        Ip = "ip",
+        /// An organisation.
+        Org = "org",
+        /// An API key.
+        ApiKey = "api_key",
+        /// A plan that many users have.
+        Tier = "tier",
+    }
 }
 
 /// A request in this form; owns its text.
@@ -94,20 +96,6 @@ pub fn entries<'a>(scope: Scope, value: &'a str, api: &'a str) -> Entries<'a> {
 // === impl Scope ===
 
 impl Scope {
-    /// All scopes.
-    pub const ALL: [Self; 5] = [Self::User, Self::Ip, Self::Org, Self::ApiKey, Self::Tier];
-
-    /// The name in requests, and the key in rules.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Ip => "ip",
-            Self::Org => "org",
-            Self::ApiKey => "api_key",
-            Self::Tier => "tier",
-        }
-    }
-
     /// The scope of this name.
     ///
     /// # Errors
