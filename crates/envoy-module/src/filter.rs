@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
-use ratelease_envoy_abi::{Filter, Flow, Headers, Stream};
+use ratelease_envoy_abi::{Filter, Flow, Headers, Scheduler, Stream};
 use ratelease_server::request::{RequestError, Transport};
 use ratelease_server::service::{Answer, BodyReservation, Caller};
+use ratelease_sidecar::rule_source::directory::Loading;
 
 use crate::RateleaseModule;
 use crate::actions::{Drafts, Phase, RateLimitHeaders};
@@ -49,8 +50,8 @@ enum Decided {
     Free,
     /// The answer.
     Now(Result<Outcome, RequestError>, Option<OwnedRequest>),
-    /// It has to wait.
-    Later(OwnedRequest, Shown),
+    /// It has to wait, for rules too if they are loading.
+    Later(OwnedRequest, Shown, Option<Loading>),
 }
 
 type S<'h> = Stream<'h, RateleaseModule>;
@@ -77,7 +78,9 @@ impl Filter for RateFilter {
                     Concluded::Answered => Flow::Answered,
                 }
             }
-            Decided::Later(request, shown) => self.wait(engine, config, stream, request, shown),
+            Decided::Later(request, shown, loading) => self.wait(config, stream, |scheduler| {
+                Wait::start(engine, config, scheduler, request, shown, loading)
+            }),
         }
     }
 
@@ -119,6 +122,7 @@ impl Filter for RateFilter {
 impl RateFilter {
     /// Looks at the request, and decides it unless it has to wait.
     fn decide(&self, engine: &Arc<Engine>, config: &FilterConfig, stream: &S<'_>) -> Decided {
+        let loading = config.need_rules();
         let route = stream.route_config();
         let limits = limits_of(config, route.map(Arc::as_ref));
         if limits.ends_streams(config.stage) {
@@ -133,27 +137,26 @@ impl RateFilter {
         let shown = shown(config, &drafts);
         let _entered = engine.runtime.enter();
         let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
-        match engine.service.answer_at_once(Transport::Grpc, &request, make) {
+        let decide = || engine.service.answer_at_once(Transport::Grpc, &request, make);
+        match loading.is_none().then(decide).flatten() {
             Some(outcome) => {
                 let ends = OwnedRequest::ends_of_slots(&request, &outcome);
                 Decided::Now(outcome, ends)
             }
-            None => Decided::Later(OwnedRequest::of(&request), shown),
+            None => Decided::Later(OwnedRequest::of(&request), shown, loading),
         }
     }
 
     fn wait(
         &self,
-        engine: &Arc<Engine>,
         config: &FilterConfig,
         stream: S<'_>,
-        request: OwnedRequest,
-        shown: Shown,
+        start: impl FnOnce(Scheduler) -> Result<Wait, RequestError>,
     ) -> Flow {
         let Some(scheduler) = stream.scheduler() else {
             return self.refuse(config, stream, RequestError::Overloaded);
         };
-        match Wait::start(engine, config, scheduler, request, shown) {
+        match start(scheduler) {
             Ok(wait) => {
                 self.state.borrow_mut().wait = Some(wait);
                 Flow::Wait

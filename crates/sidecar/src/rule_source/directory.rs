@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::BoxFuture;
 use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
-use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Source};
+use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Rules, Source};
+use tokio::sync::Notify;
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
@@ -26,7 +29,7 @@ pub struct Directory {
     logged: Vec<String>,
     /// Whether the last reading found no rules.
     is_empty: bool,
-    /// Whether rules of files were in force.
+    /// Whether the last good load had rules of files.
     had_rules: bool,
     /// Whether the last load had too little memory.
     lacked_memory: bool,
@@ -107,7 +110,12 @@ impl Load for Directory {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
         let has_files = !sources.iter().all(is_given);
-        if !has_files && self.had_rules && self.settings.reading.endings == Endings::Yaml {
+        let have_moved = self.beside.as_ref().is_some_and(|beside| beside.have_moved_to(sources));
+        if !has_files
+            && !have_moved
+            && self.had_rules
+            && self.settings.reading.endings == Endings::Yaml
+        {
             return Err(vec![self.nothing()]);
         }
         self.beside.iter_mut().for_each(|beside| beside.clashing.clear());
@@ -118,8 +126,8 @@ impl Load for Directory {
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
-                self.had_rules |= has_files;
-                self.beside.iter_mut().for_each(|beside| beside.keep_files(sources));
+                self.had_rules = has_files;
+                self.beside.iter_mut().for_each(|beside| beside.keep_files(sources, &loaded.rules));
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -174,18 +182,20 @@ fn is_given(source: &Arc<Source>) -> bool {
 }
 
 /// Rules that the process around an embedded app gives, beside those of files. Of those for one
-/// domain, the last that were given count.
+/// domain, the last count that a request has needed. Before any has, the first count: the others
+/// may be taken back before there are requests for them.
 #[derive(Debug, Default)]
 pub struct GivenRules {
     state: Mutex<GivenState>,
-    /// Notified after each load.
+    /// Notified after each load: the threads that wait for it, and the tasks.
     loaded: Condvar,
+    loaded_for_tasks: Notify,
 }
 
 #[derive(Debug, Default)]
 struct GivenState {
     /// In the order in which they were given.
-    given: Vec<(u64, Arc<Source>)>,
+    given: Vec<GivenSource>,
     next_id: u64,
     /// How many times those that count have changed, and how many of these changes are loaded.
     changes: u64,
@@ -197,18 +207,31 @@ struct GivenState {
     wake: Option<SyncSender<()>>,
 }
 
+#[derive(Debug)]
+struct GivenSource {
+    id: u64,
+    source: Arc<Source>,
+    is_needed: bool,
+}
+
 /// Rules that are given until this is dropped.
 #[derive(Debug)]
 pub struct Given {
     id: u64,
     name: String,
     rules: Arc<GivenRules>,
+    /// A load has ended since a request needed them.
+    are_loaded: AtomicBool,
 }
+
+/// Ends once a load has ended, well or not.
+pub type Loading = BoxFuture<'static, ()>;
 
 /// What became of given rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenOutcome {
-    /// They are in force, or the files have faults, which are logged.
+    /// They are in force, or will be once a request needs them, or the files have faults, which are
+    /// logged.
     Loaded,
     /// A file has rules of their domain, so they are left out.
     Clashes,
@@ -235,8 +258,8 @@ impl GivenRules {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
-        state.change(|given| given.push((id, source)));
-        Given { id, name, rules: Arc::clone(self) }
+        state.change(|given| given.push(GivenSource { id, source, is_needed: false }));
+        Given { id, name, rules: Arc::clone(self), are_loaded: AtomicBool::new(false) }
     }
 
     /// Sends to `wake` when what is given changes.
@@ -246,16 +269,27 @@ impl GivenRules {
         let _ = wake.try_send(());
         state.wake = Some(wake);
     }
+
+    /// Waits until a load knows of so many changes.
+    async fn until_loaded(self: Arc<Self>, changes: u64) {
+        loop {
+            let loaded = self.loaded_for_tasks.notified();
+            if self.state.lock().loaded >= changes {
+                return;
+            }
+            loaded.await;
+        }
+    }
 }
 
 // === impl GivenState ===
 
 impl GivenState {
     /// Changes the list, and has it loaded if other sources count now.
-    fn change(&mut self, change: impl FnOnce(&mut Vec<(u64, Arc<Source>)>)) {
-        let before = last_of_each(&self.given);
+    fn change(&mut self, change: impl FnOnce(&mut Vec<GivenSource>)) {
+        let before = counting(&self.given);
         change(&mut self.given);
-        if last_of_each(&self.given) != before {
+        if counting(&self.given) != before {
             self.changes += 1;
             if let Some(wake) = &self.wake {
                 // If a wake-up is pending already, it serves for this one too.
@@ -265,9 +299,16 @@ impl GivenState {
     }
 }
 
-fn last_of_each(given: &[(u64, Arc<Source>)]) -> Vec<Arc<Source>> {
-    let by_name = given.iter().map(|(_, source)| (&source.name, source));
-    by_name.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
+/// Those that count, one of each name.
+fn counting(given: &[GivenSource]) -> Vec<Arc<Source>> {
+    let mut by_name = BTreeMap::new();
+    for it in given {
+        let counts = by_name.entry(&it.source.name).or_insert(&it.source);
+        if it.is_needed {
+            *counts = &it.source;
+        }
+    }
+    by_name.into_values().cloned().collect()
 }
 
 // === impl Given ===
@@ -289,11 +330,29 @@ impl Given {
             false => GivenOutcome::Loaded,
         }
     }
+
+    /// Has these rules count, since there is a request for them. `None` if they are in force, or a
+    /// load has ended without: then what is in force has to decide.
+    pub fn need(&self) -> Option<Loading> {
+        if self.are_loaded.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut state = self.rules.state.lock();
+        if state.given.iter().any(|it| it.id == self.id && !it.is_needed) {
+            let own = |it: &&mut GivenSource| it.id == self.id;
+            state.change(|given| given.iter_mut().filter(own).for_each(|it| it.is_needed = true));
+        }
+        if state.loaded >= state.changes {
+            self.are_loaded.store(true, Ordering::Relaxed);
+            return None;
+        }
+        Some(Box::pin(Arc::clone(&self.rules).until_loaded(state.changes)))
+    }
 }
 
 impl Drop for Given {
     fn drop(&mut self) {
-        self.rules.state.lock().change(|given| given.retain(|(id, _)| *id != self.id));
+        self.rules.state.lock().change(|given| given.retain(|it| it.id != self.id));
     }
 }
 
@@ -303,8 +362,9 @@ struct Beside {
     rules: Arc<GivenRules>,
     /// How many of their changes the last reading has seen.
     changes: u64,
-    /// The files of the last good load.
+    /// The files of the last good load, and the names that rules given for their domains have.
     files: Vec<Arc<Source>>,
+    names: HashSet<String>,
     /// Why these stand in for the files of now.
     stand_in: Option<String>,
     /// Names of given rules that the last load left out, since a file has their domain.
@@ -315,7 +375,14 @@ struct Beside {
 
 impl Beside {
     fn new(rules: Arc<GivenRules>) -> Self {
-        Self { rules, changes: 0, files: Vec::new(), stand_in: None, clashing: Vec::new() }
+        Self {
+            rules,
+            changes: 0,
+            files: Vec::new(),
+            names: HashSet::new(),
+            stand_in: None,
+            clashing: Vec::new(),
+        }
     }
 
     /// Whether something has changed that no load knows of.
@@ -325,7 +392,7 @@ impl Beside {
     }
 
     /// The files and what is given. A change of that is not kept back by files that are gone or
-    /// cannot be read: the last good ones stand in for them.
+    /// cannot be read: the last good ones stand in for them, unless all their domains are given now.
     fn join(
         &mut self,
         files: Result<Vec<Arc<Source>>, String>,
@@ -334,12 +401,12 @@ impl Beside {
         let (has_changed, given) = {
             let state = self.rules.state.lock();
             self.changes = state.changes;
-            (state.loaded < state.changes, last_of_each(&state.given))
+            (state.loaded < state.changes, counting(&state.given))
         };
         self.stand_in = None;
         let may_stand_in = has_changed && !self.files.is_empty();
         let lack = match &files {
-            Ok(files) => files.is_empty().then_some(nothing),
+            Ok(files) => (files.is_empty() && !self.have_moved_to(&given)).then_some(nothing),
             Err(error) => Some(error.clone()),
         };
         let files = match lack.filter(|_| may_stand_in) {
@@ -352,8 +419,18 @@ impl Beside {
         Ok(files.into_iter().chain(given).collect())
     }
 
-    fn keep_files(&mut self, sources: &[Arc<Source>]) {
-        self.files = sources.iter().filter(|source| !is_given(source)).cloned().collect();
+    /// Whether all rules of the last good files are among these, given.
+    fn have_moved_to(&self, sources: &[Arc<Source>]) -> bool {
+        self.names.iter().all(|name| sources.iter().any(|source| source.name == *name))
+    }
+
+    fn keep_files(&mut self, sources: &[Arc<Source>], rules: &Rules) {
+        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
+        self.files = files;
+        self.names = rules.domains().map(name_of_given).collect();
+        given.iter().filter(|it| !self.clashing.contains(&it.name)).for_each(|it| {
+            self.names.remove(&it.name);
+        });
     }
 
     /// What is wrong beside the rules in force, a line each.
@@ -368,6 +445,7 @@ impl Beside {
         state.clashing.clone_from(&self.clashing);
         state.is_late &= state.loaded < state.changes;
         self.rules.loaded.notify_all();
+        self.rules.loaded_for_tasks.notify_waiters();
     }
 }
 
@@ -446,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_given_last_for_a_domain_count_beside_files_until_they_are_dropped() {
+    fn the_rules_needed_last_for_a_domain_count_beside_files_until_they_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
         let given = Arc::default();
@@ -456,18 +534,52 @@ mod tests {
         woken.try_recv().expect("what was given before is loaded");
         let first = given.give("b", b"domain: b".to_vec());
         woken.try_recv().expect("a change wakes");
-        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
-        let again = given.give("b", b"domain: b".to_vec());
         let second = given.give("b", b"domain: b # 2".to_vec());
-        woken.try_recv().expect("one change of two wakes");
+        let third = given.give("b", b"domain: b # 3".to_vec());
+        woken.try_recv().expect_err("nothing needs them yet");
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
+        let _ = second.need();
+        woken.try_recv().expect("a change wakes");
         assert_eq!(texts(&mut directory), ["domain: a", "domain: b # 2"]);
+        let _ = first.need();
         drop(first);
-        woken.try_recv().expect_err("the last one counts still");
+        woken.try_recv().expect_err("the last one that was needed counts still");
         drop(second);
         woken.try_recv().expect("a change wakes");
-        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
-        drop(again);
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b # 3"]);
+        drop(third);
         assert_eq!(texts(&mut directory), ["domain: a"]);
+    }
+
+    #[test]
+    fn rules_that_are_taken_back_before_a_request_needs_them_were_never_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        let first = given.give("b", b"domain: b".to_vec());
+        load_once(&mut directory).unwrap();
+        drop(given.give("b", b"domain: b # refused".to_vec()));
+        assert!(!directory.has_given(), "nothing is to be loaded");
+        assert!(first.need().is_none(), "in force since it was loaded");
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_until_the_rules_that_it_needs_are_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        let _first = given.give("b", b"domain: b".to_vec());
+        load_once(&mut directory).unwrap();
+        let second = given.give("b", b"domain: b # 2".to_vec());
+        assert_eq!(second.wait(Duration::MAX), GivenOutcome::Loaded, "nothing is to be loaded");
+        let mut requests = [(); 2].map(|()| second.need().expect("they are not loaded"));
+        for request in &mut requests {
+            assert!(futures_util::poll!(request).is_pending());
+        }
+        load_once(&mut directory).unwrap();
+        assert_eq!(texts(&mut directory), ["domain: b # 2"]);
+        futures_util::future::join_all(requests).await;
+        assert!(second.need().is_none());
     }
 
     /// Reads and loads once, as a watch does: what was found, or the faults.
@@ -514,6 +626,33 @@ mod tests {
         fs::write(dir.path().join("c.yaml"), "domain: c").unwrap();
         assert_eq!(load_once(&mut directory), Ok(vec!["b".to_owned(), "c".to_owned()]));
         assert!(directory.terms().left_out.is_empty());
+    }
+
+    #[test]
+    fn files_whose_rules_are_all_given_are_not_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a", "b"] {
+            fs::write(dir.path().join(name).with_extension("yaml"), format!("domain: {name}"))
+                .unwrap();
+        }
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        load_once(&mut directory).unwrap();
+        for name in ["a.yaml", "b.yaml"] {
+            fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        let fault = load_once(&mut directory).unwrap_err();
+        let a = given.give("a", b"domain: a".to_vec());
+        load_once(&mut directory).unwrap();
+        assert_eq!(a.wait(Duration::ZERO), GivenOutcome::Clashes, "b is missed");
+        assert_eq!(directory.terms().left_out[0], fault[0]);
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        let outcomes = [&a, &b].map(|given| given.wait(Duration::ZERO));
+        assert_eq!(outcomes, [GivenOutcome::Loaded; 2]);
+        assert!(directory.terms().left_out.is_empty());
+        drop(b);
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]), "no file is missed");
     }
 
     #[test]
