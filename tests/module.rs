@@ -14,6 +14,9 @@ mod support;
 #[path = "module/stand.rs"]
 mod stand;
 
+/// Small limits that two Envoys share.
+#[path = "module/accuracy.rs"]
+mod accuracy;
 /// Each kind of action: the descriptors are those of Envoy's own filter.
 #[path = "module/actions.rs"]
 mod actions;
