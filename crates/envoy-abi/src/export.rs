@@ -1,8 +1,8 @@
 //! The symbols that Envoy looks up in a module.
 
 /// Exports every hook that Envoy 1.40 requires of a module with an HTTP filter and a bootstrap
-/// extension, each calling `$module`, which implements [`crate::Module`]. Hooks that this crate has
-/// no use for do nothing.
+/// extension. Those that this crate has a use for call `$module`, which implements
+/// [`crate::Module`].
 #[macro_export]
 macro_rules! export_module {
     ($module:ty) => {
@@ -40,44 +40,15 @@ macro_rules! export_module {
                 "envoy_dynamic_module_on_http_filter_request_headers"
                     request_headers(envoy: M, filter: P, _end: bool) -> u32
                     { hooks::request_headers::<$module>(envoy, filter) }
-                "envoy_dynamic_module_on_http_filter_request_body"
-                    request_body(_envoy: M, _filter: P, _end: bool) -> u32 { 0 }
-                "envoy_dynamic_module_on_http_filter_request_trailers"
-                    request_trailers(_envoy: M, _filter: P) -> u32 { 0 }
                 "envoy_dynamic_module_on_http_filter_response_headers"
                     response_headers(envoy: M, filter: P, _end: bool) -> u32
                     { hooks::response_headers::<$module>(envoy, filter) }
-                "envoy_dynamic_module_on_http_filter_response_body"
-                    response_body(_envoy: M, _filter: P, _end: bool) -> u32 { 0 }
-                "envoy_dynamic_module_on_http_filter_response_trailers"
-                    response_trailers(_envoy: M, _filter: P) -> u32 { 0 }
                 "envoy_dynamic_module_on_http_filter_stream_complete"
                     stream_complete(envoy: M, filter: P) -> ()
                     { hooks::stream_complete::<$module>(envoy, filter) }
                 "envoy_dynamic_module_on_http_filter_scheduled"
                     scheduled(envoy: M, filter: P, event: u64) -> ()
                     { hooks::scheduled::<$module>(envoy, filter, event) }
-                "envoy_dynamic_module_on_http_filter_http_callout_done"
-                    callout_done(_envoy: M, _filter: P, _id: u64, _result: u32, _headers: M,
-                        _headers_length: usize, _body: M, _body_length: usize) -> () { () }
-                "envoy_dynamic_module_on_http_filter_http_stream_headers"
-                    stream_headers(_envoy: M, _filter: P, _id: u64, _headers: M, _length: usize,
-                        _end: bool) -> () { () }
-                "envoy_dynamic_module_on_http_filter_http_stream_data"
-                    stream_data(_envoy: M, _filter: P, _id: u64, _data: P, _length: usize,
-                        _end: bool) -> () { () }
-                "envoy_dynamic_module_on_http_filter_http_stream_trailers"
-                    stream_trailers(_envoy: M, _filter: P, _id: u64, _trailers: M,
-                        _length: usize) -> () { () }
-                "envoy_dynamic_module_on_http_filter_http_stream_complete"
-                    callout_complete(_envoy: M, _filter: P, _id: u64) -> () { () }
-                "envoy_dynamic_module_on_http_filter_http_stream_reset"
-                    stream_reset(_envoy: M, _filter: P, _id: u64, _reason: u32) -> () { () }
-                "envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark"
-                    above_watermark(_envoy: M, _filter: P) -> () { () }
-                "envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark"
-                    below_watermark(_envoy: M, _filter: P) -> () { () }
-
                 "envoy_dynamic_module_on_bootstrap_extension_config_new"
                     bootstrap_config_new(config: M, name: B, bytes: B) -> P
                     { hooks::bootstrap_config_new::<$module>(config, name, bytes) }
@@ -86,15 +57,9 @@ macro_rules! export_module {
                     { hooks::bootstrap_config_destroy::<$module>(config) }
                 "envoy_dynamic_module_on_bootstrap_extension_new"
                     bootstrap_new(config: P, _envoy: M) -> P { config }
-                "envoy_dynamic_module_on_bootstrap_extension_destroy"
-                    bootstrap_destroy(_extension: P) -> () { () }
                 "envoy_dynamic_module_on_bootstrap_extension_server_initialized"
                     server_initialized(_envoy: M, extension: P) -> ()
                     { hooks::server_initialized::<$module>(extension) }
-                "envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized"
-                    worker_initialized(_envoy: M, _extension: P) -> () { () }
-                "envoy_dynamic_module_on_bootstrap_extension_drain_started"
-                    drain_started(_envoy: M, _extension: P) -> () { () }
                 "envoy_dynamic_module_on_bootstrap_extension_shutdown"
                     bootstrap_shutdown(_envoy: M, extension: P, done: ShutdownDone,
                         context: M) -> ()
@@ -105,22 +70,53 @@ macro_rules! export_module {
                 "envoy_dynamic_module_on_bootstrap_extension_admin_request"
                     admin_request(_envoy: M, config: P, method: B, path: B, body: B) -> u32
                     { hooks::admin_request::<$module>(config, method, path, body) }
+            }
+
+            $crate::__idle_hooks! {
+                "envoy_dynamic_module_on_http_filter_request_body"
+                    request_body(M, P, bool) -> u32;
+                "envoy_dynamic_module_on_http_filter_request_trailers"
+                    request_trailers(M, P) -> u32;
+                "envoy_dynamic_module_on_http_filter_response_body"
+                    response_body(M, P, bool) -> u32;
+                "envoy_dynamic_module_on_http_filter_response_trailers"
+                    response_trailers(M, P) -> u32;
+                "envoy_dynamic_module_on_http_filter_http_callout_done"
+                    callout_done(M, P, u64, u32, M, usize, M, usize);
+                "envoy_dynamic_module_on_http_filter_http_stream_headers"
+                    stream_headers(M, P, u64, M, usize, bool);
+                "envoy_dynamic_module_on_http_filter_http_stream_data"
+                    stream_data(M, P, u64, P, usize, bool);
+                "envoy_dynamic_module_on_http_filter_http_stream_trailers"
+                    stream_trailers(M, P, u64, M, usize);
+                "envoy_dynamic_module_on_http_filter_http_stream_complete"
+                    callout_complete(M, P, u64);
+                "envoy_dynamic_module_on_http_filter_http_stream_reset"
+                    stream_reset(M, P, u64, u32);
+                "envoy_dynamic_module_on_http_filter_downstream_above_write_buffer_high_watermark"
+                    above_watermark(M, P);
+                "envoy_dynamic_module_on_http_filter_downstream_below_write_buffer_low_watermark"
+                    below_watermark(M, P);
+                "envoy_dynamic_module_on_bootstrap_extension_destroy"
+                    bootstrap_destroy(P);
+                "envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized"
+                    worker_initialized(M, P);
+                "envoy_dynamic_module_on_bootstrap_extension_drain_started"
+                    drain_started(M, P);
                 "envoy_dynamic_module_on_bootstrap_extension_http_callout_done"
-                    bootstrap_callout_done(_envoy: M, _extension: P, _id: u64, _result: u32,
-                        _headers: M, _headers_length: usize, _body: M, _body_length: usize) -> ()
-                    { () }
+                    bootstrap_callout_done(M, P, u64, u32, M, usize, M, usize);
                 "envoy_dynamic_module_on_bootstrap_extension_timer_fired"
-                    timer_fired(_envoy: M, _extension: P, _timer: M) -> () { () }
+                    timer_fired(M, P, M);
                 "envoy_dynamic_module_on_bootstrap_extension_file_changed"
-                    file_changed(_envoy: M, _extension: P, _path: B, _events: u32) -> () { () }
+                    file_changed(M, P, B, u32);
                 "envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update"
-                    cluster_updated(_envoy: M, _extension: P, _name: B) -> () { () }
+                    cluster_updated(M, P, B);
                 "envoy_dynamic_module_on_bootstrap_extension_cluster_removal"
-                    cluster_removed(_envoy: M, _extension: P, _name: B) -> () { () }
+                    cluster_removed(M, P, B);
                 "envoy_dynamic_module_on_bootstrap_extension_listener_add_or_update"
-                    listener_updated(_envoy: M, _extension: P, _name: B) -> () { () }
+                    listener_updated(M, P, B);
                 "envoy_dynamic_module_on_bootstrap_extension_listener_removal"
-                    listener_removed(_envoy: M, _extension: P, _name: B) -> () { () }
+                    listener_removed(M, P, B);
             }
         }
     };
@@ -138,6 +134,22 @@ macro_rules! __hooks {
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
                 // SAFETY: Envoy calls the hook with what it was given for it.
                 unsafe { $body }
+            }
+        )*
+    };
+}
+
+/// Exports functions that do nothing, and return 0 if anything.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __idle_hooks {
+    ($($symbol:literal $name:ident($($type:ty),*) $(-> $ret:ty)?;)*) => {
+        $(
+            /// Called by Envoy only.
+            #[unsafe(export_name = $symbol)]
+            #[allow(unreachable_pub)]
+            pub extern "C" fn $name($(_: $type),*) $(-> $ret)? {
+                Default::default()
             }
         )*
     };

@@ -141,22 +141,30 @@ impl<M: Module> FilterCell<M> {
         }
     }
 
-    /// Ends what [`Self::of`] began. If Envoy has destroyed the filter meanwhile, this drops it.
-    fn release(self: Rc<Self>) {
-        guard("http_filter_destroy", (), || drop(self));
-    }
-
+    /// Calls the filter for the stream `envoy` in `hook`; `None` if it panics. `conclude` makes of
+    /// that what the hook returns.
+    ///
     /// # Safety
-    /// The hook of the stream `envoy` is running.
-    unsafe fn run<R>(
-        &self,
+    /// The hook is running, and was called with both pointers.
+    unsafe fn visit<R, T>(
+        hook: &str,
         envoy: *mut c_void,
+        filter: *const c_void,
         visit: impl FnOnce(&<M::Config as Config>::Filter, &M::Config, Stream<'_, M>) -> R,
-    ) -> R {
-        // SAFETY: the stream is dropped within the hook.
-        let stream = unsafe { Stream::new(envoy, self) };
-        // SAFETY: the configuration lives longer than its filters.
-        visit(&self.filter, unsafe { &*self.config }, stream)
+        conclude: impl FnOnce(&Self, Option<R>) -> T,
+    ) -> T {
+        // SAFETY: the hook's filter.
+        let cell = unsafe { Self::of(filter) };
+        let visited = guard(hook, None, || {
+            // SAFETY: the hook's stream, which is dropped within it.
+            let stream = unsafe { Stream::new(envoy, &cell) };
+            // SAFETY: the configuration lives longer than its filters.
+            Some(visit(&cell.filter, unsafe { &*cell.config }, stream))
+        });
+        let concluded = conclude(&cell, visited);
+        // If Envoy has destroyed the filter meanwhile, this drops it.
+        guard("http_filter_destroy", (), || drop(cell));
+        concluded
     }
 }
 
@@ -230,17 +238,7 @@ mod http {
     }
 
     pub unsafe fn request_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
-        // SAFETY: the hook's filter.
-        let cell = unsafe { FilterCell::<M>::of(filter) };
-        let flow = guard("http_filter_request_headers", None, || {
-            let begin =
-                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
-                    filter.request_headers(config, stream)
-                };
-            // SAFETY: the hook's stream.
-            Some(unsafe { cell.run(envoy, begin) })
-        });
-        let status = match flow {
+        let status = |cell: &FilterCell<M>, flow| match flow {
             // It may have been answered while `Wait` was returned, or before a panic.
             _ if cell.is_over.get() => STOP_ITERATION,
             Some(Flow::Wait) => {
@@ -250,56 +248,41 @@ mod http {
             Some(Flow::Answered) => STOP_ITERATION,
             Some(Flow::Continue) | None => CONTINUE,
         };
-        cell.release();
-        status
+        let hook = "http_filter_request_headers";
+        // SAFETY: the hook's pointers.
+        unsafe { FilterCell::<M>::visit(hook, envoy, filter, Filter::request_headers, status) }
     }
 
     pub unsafe fn response_headers<M: Module>(envoy: *mut c_void, filter: *const c_void) -> u32 {
-        // SAFETY: the hook's filter.
-        let cell = unsafe { FilterCell::<M>::of(filter) };
-        guard("http_filter_response_headers", (), || {
-            let visit =
-                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
-                    filter.response_headers(config, stream);
-                };
-            // SAFETY: the hook's stream.
-            unsafe { cell.run(envoy, visit) };
-        });
-        cell.release();
-        CONTINUE
+        let hook = "http_filter_response_headers";
+        // SAFETY: the hook's pointers.
+        unsafe {
+            FilterCell::<M>::visit(hook, envoy, filter, Filter::response_headers, |_, _| CONTINUE)
+        }
     }
 
     pub unsafe fn scheduled<M: Module>(envoy: *mut c_void, filter: *const c_void, event: u64) {
-        // SAFETY: the hook's filter.
-        let cell = unsafe { FilterCell::<M>::of(filter) };
-        let is_done = guard("http_filter_scheduled", false, || {
+        let go_on_after_panic = |cell: &FilterCell<M>, done: Option<()>| {
+            if done.is_none() && cell.waits.get() && !cell.is_over.replace(true) {
+                // SAFETY: the hook's stream. A stream must not wait for ever.
+                unsafe { abi::continue_decoding(envoy) };
+            }
+        };
+        let hook = "http_filter_scheduled";
+        // SAFETY: the hook's pointers.
+        unsafe {
             let visit =
                 |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
                     filter.scheduled(config, stream, event);
                 };
-            // SAFETY: the hook's stream.
-            unsafe { cell.run(envoy, visit) };
-            true
-        });
-        if !is_done && cell.waits.get() && !cell.is_over.replace(true) {
-            // SAFETY: the hook's stream. A stream must not wait for ever.
-            unsafe { abi::continue_decoding(envoy) };
+            FilterCell::<M>::visit(hook, envoy, filter, visit, go_on_after_panic);
         }
-        cell.release();
     }
 
     pub unsafe fn stream_complete<M: Module>(envoy: *mut c_void, filter: *const c_void) {
-        // SAFETY: the hook's filter.
-        let cell = unsafe { FilterCell::<M>::of(filter) };
-        guard("http_filter_stream_complete", (), || {
-            let visit =
-                |filter: &<M::Config as Config>::Filter, config: &_, stream: Stream<'_, M>| {
-                    filter.complete(config, stream);
-                };
-            // SAFETY: the hook's stream.
-            unsafe { cell.run(envoy, visit) };
-        });
-        cell.release();
+        let hook = "http_filter_stream_complete";
+        // SAFETY: the hook's pointers.
+        unsafe { FilterCell::<M>::visit(hook, envoy, filter, Filter::complete, |_, _| ()) }
     }
 }
 

@@ -25,8 +25,8 @@ use ratelease_rules::{Limit, Unit};
 use smallvec::SmallVec;
 
 use self::action::Action;
-use self::fault::expect_some;
 pub use self::fault::{Fault, Faults, Place};
+use self::fault::{each, expect_some};
 use self::hits::Hits;
 use crate::runtime::Fraction;
 
@@ -239,9 +239,7 @@ impl RateLimit {
             }
             _ => {}
         }
-        let compiled: Vec<_> = (actions.iter().enumerate())
-            .map(|(at, action)| Action::compile(action, &listed.item(at), faults))
-            .collect();
+        let actions = each(actions, &listed, faults, Action::compile);
         let limit = limit.as_ref().map(|it| limit_of(it, &place.field("limit"), faults));
         let hits = Hits::compile(hits_addend.as_ref(), &place.field("hits_addend"), faults);
         let headers = headers_of(message, place, faults);
@@ -251,7 +249,7 @@ impl RateLimit {
                 .then(|| format!("ratelimit.{disable_key}.http_filter_enabled")),
             enabled: Fraction::ALL,
             phase: if message.apply_on_stream_done { Phase::Done } else { Phase::Start },
-            actions: compiled.into_iter().collect::<Option<_>>()?,
+            actions: actions?,
             limit: limit.map_or(Some(None), |it| it.map(Some))?,
             hits: hits?,
             refund: hits_addend.as_ref().is_some_and(|it| it.is_negative_hits),

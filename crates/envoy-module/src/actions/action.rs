@@ -10,7 +10,7 @@ use envoy_types::pb::envoy::r#type::matcher::v3::{
 use prost::{Message, Name};
 
 use super::address::{AddressMatcher, MaskLengths};
-use super::fault::{Faults, Place, expect_some, expect_text};
+use super::fault::{Faults, Place, each, expect_some, expect_text};
 use super::format::Format;
 use super::headers::{HeaderMatcher, all_values, header_name};
 use super::metadata::MetadataKey;
@@ -177,17 +177,9 @@ impl Action {
     ) -> Option<Self> {
         let value = expect_text(&message.descriptor_value, place, "descriptor_value", faults);
         let listed = place.field("headers");
-        if message.headers.is_empty() {
-            faults.add(listed, "missing; expected one matcher at least");
-        }
-        let headers: Vec<_> = (message.headers.iter().enumerate())
-            .map(|(at, header)| HeaderMatcher::compile(header, &listed.item(at), faults))
-            .collect();
-        let kind = Kind::HeaderMatch {
-            value: value?,
-            expect_match: message.expect_match.is_none_or(|it| it.value),
-            headers: headers.into_iter().collect::<Option<_>>()?,
-        };
+        let headers = matchers(&message.headers, &listed, faults, HeaderMatcher::compile)?;
+        let expect_match = message.expect_match.is_none_or(|it| it.value);
+        let kind = Kind::HeaderMatch { value: value?, expect_match, headers };
         Some(Self::new(or(&message.descriptor_key, HEADER_MATCH), kind))
     }
 
@@ -198,17 +190,10 @@ impl Action {
     ) -> Option<Self> {
         let value = expect_text(&message.descriptor_value, place, "descriptor_value", faults);
         let listed = place.field("query_parameters");
-        if message.query_parameters.is_empty() {
-            faults.add(listed, "missing; expected one matcher at least");
-        }
-        let parameters: Vec<_> = (message.query_parameters.iter().enumerate())
-            .map(|(at, parameter)| QueryMatcher::compile(parameter, &listed.item(at), faults))
-            .collect();
-        let kind = Kind::QueryMatch {
-            value: value?,
-            expect_match: message.expect_match.is_none_or(|it| it.value),
-            parameters: parameters.into_iter().collect::<Option<_>>()?,
-        };
+        let parameters =
+            matchers(&message.query_parameters, &listed, faults, QueryMatcher::compile)?;
+        let expect_match = message.expect_match.is_none_or(|it| it.value);
+        let kind = Kind::QueryMatch { value: value?, expect_match, parameters };
         Some(Self::new(or(&message.descriptor_key, QUERY_MATCH), kind))
     }
 
@@ -393,6 +378,19 @@ const fn name(specifier: &Specifier) -> &'static str {
         Specifier::QueryParameterValueMatch(_) => "query_parameter_value_match",
         Specifier::RemoteAddressMatch(_) => REMOTE_ADDRESS_MATCH,
     }
+}
+
+/// As [`each`], of at least one.
+fn matchers<M, T>(
+    messages: &[M],
+    place: &Place<'_>,
+    faults: &mut Faults,
+    compile: fn(&M, &Place<'_>, &mut Faults) -> Option<T>,
+) -> Option<Vec<T>> {
+    if messages.is_empty() {
+        faults.add(place, "missing; expected one matcher at least");
+    }
+    each(messages, place, faults, compile)
 }
 
 fn or<'a>(key: &'a str, default: &'a str) -> &'a str {

@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use envoy_types::pb::envoy::config::route::v3::rate_limit::action::MaskedRemoteAddress;
 use envoy_types::pb::envoy::r#type::matcher::v3 as pb;
+use envoy_types::pb::xds::core::v3::CidrRange;
 
 use super::Stream;
-use super::fault::{Faults, Place};
+use super::fault::{Faults, Place, each};
 
 const V4_BITS: u8 = 32;
 const V6_BITS: u8 = 128;
@@ -107,14 +108,7 @@ impl AddressMatcher {
         place: &Place<'_>,
         faults: &mut Faults,
     ) -> Option<Self> {
-        let listed = place.field("ranges");
-        let ranges: Vec<_> = (message.ranges.iter().enumerate())
-            .map(|(at, range)| {
-                let length = range.prefix_len.map_or(0, |it| it.value);
-                range_of(&range.address_prefix, length, &listed.item(at), faults)
-            })
-            .collect();
-        let ranges = ranges.into_iter().collect::<Option<_>>()?;
+        let ranges = each(&message.ranges, &place.field("ranges"), faults, range_of)?;
         Some(Self { ranges, invert_match: message.invert_match })
     }
 
@@ -128,18 +122,14 @@ impl AddressMatcher {
     }
 }
 
-fn range_of(
-    prefix: &str,
-    length: u32,
-    place: &Place<'_>,
-    faults: &mut Faults,
-) -> Option<(IpAddr, u8)> {
-    let Some(first) = parse(prefix.as_bytes()) else {
+fn range_of(range: &CidrRange, place: &Place<'_>, faults: &mut Faults) -> Option<(IpAddr, u8)> {
+    let Some(first) = parse(range.address_prefix.as_bytes()) else {
         let text = "no address; expected one such as 10.0.0.0 or 2001:db8::";
         faults.add(place.field("address_prefix"), text);
         return None;
     };
     let max = if first.is_ipv4() { V4_BITS } else { V6_BITS };
+    let length = range.prefix_len.map_or(0, |it| it.value);
     let bits = u8::try_from(length).ok().filter(|bits| *bits <= max);
     if bits.is_none() {
         faults.add(place.field("prefix_len"), format!("{length}; expected 0 to {max}"));

@@ -58,6 +58,19 @@ pub(super) fn expect_text(
     expect_some(Some(text).filter(|text| !text.is_empty()), place, field, faults).map(str::to_owned)
 }
 
+/// Compiles each item of the list at `place`; `None` if one has a fault.
+pub(super) fn each<M, T>(
+    messages: &[M],
+    place: &Place<'_>,
+    faults: &mut Faults,
+    compile: fn(&M, &Place<'_>, &mut Faults) -> Option<T>,
+) -> Option<Vec<T>> {
+    let compiled = messages.iter().enumerate();
+    let compiled: Vec<_> =
+        compiled.map(|(at, message)| compile(message, &place.item(at), faults)).collect();
+    compiled.into_iter().collect()
+}
+
 // === impl Faults ===
 
 impl Faults {

@@ -111,9 +111,7 @@ impl Condition {
             }
         }
     }
-}
 
-impl Condition {
     /// Whether a value of the header matches.
     fn holds(&self, value: &[u8]) -> bool {
         match self {
