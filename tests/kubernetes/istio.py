@@ -53,7 +53,7 @@ class Report:
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ["work", "ratelease", "injector", "envoy", "chart", "recipes", "module",
+    for name in ["work", "ratelease", "injector", "envoy", "recipes", "module",
                  "install-module", "istioctl", "pilot-discovery", "pilot-agent", "bootstrap"]:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--timeout", default="", help="of Envoy's calls; by default the recipe's")

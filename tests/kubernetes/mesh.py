@@ -19,6 +19,7 @@ import objects
 from api import Api, Failed, until
 from injection import require
 from load import Client, Load
+from page import Page
 from pods import BRIDGE, Node, Pod, module_files, run
 
 SYSTEM = "istio-system"
@@ -59,7 +60,8 @@ class Mesh:
         self.start_redis()
         self.install_istio()
         self.start_istiod()
-        injection.install(self.api, self.given.chart)
+        self.page = Page("In Istio", self.work, self.given.timeout)
+        self.page.run("helm install")
         injection.start(self.node, self.given.injector)
         return "both are ready, and all certificates are made"
 

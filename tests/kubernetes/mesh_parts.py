@@ -40,9 +40,26 @@ def pod(name, annotations, labels=None, namespace="shop", containers=None):
             "spec": {"serviceAccountName": "shop", "containers": containers or [APPLICATION]}}
 
 
+def apply_deployment(api, of):
+    """A Deployment `shop` of such pods; its path."""
+    meta = {key: of["metadata"][key] for key in ["labels", "annotations"]}
+    api.apply({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": objects.meta("shop", "shop"),
+        "spec": {"selector": {"matchLabels": SHOP},
+                 "template": {"metadata": meta, "spec": of["spec"]}}})
+    return api.path("apps/v1", "Deployment", "shop", "shop")
+
+
+def pod_of(template, name):
+    """A pod of a Deployment in `shop`."""
+    return {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"],
+            "metadata": {**template["metadata"], **objects.meta(name, "shop")}}
+
+
 class Part:
     name = ""
     counters = "ratelimit"  # what Envoy counts answers under
+    labels = {"istio-injection": "enabled", "ratelease.io/injection": "enabled"}
 
     def __init__(self, mesh, report):
         self.mesh, self.report, self.pods, self.doors = mesh, report, [], []
@@ -54,8 +71,7 @@ class Part:
 
     def run(self):
         """Runs the steps until one fails."""
-        self.mesh.namespace("shop", **{"istio-injection": "enabled",
-                                       "ratelease.io/injection": "enabled"})
+        self.mesh.namespace("shop", **self.labels)
         try:
             for step, act in self.steps():
                 if not self.report.check(self.name, step, act):
@@ -149,6 +165,40 @@ class Part:
         require(passed > 0, "Envoy counted no call")
         missed = f", but for {self.missed} of the steps in which they may" if self.missed else ""
         return f"{passed} calls passed; 0 failed{missed}"
+
+
+class Install(Part):
+    """The path of docs/install.md in Istio, whose chart is installed: a Deployment without a word
+    of ratelease gets it."""
+
+    name = "install"
+    labels = {"istio-injection": "enabled"}
+
+    def steps(self):
+        return [
+            ("the commands up to the restart", self.applied_as_shown),
+            ("a pod starts", self.started),
+            ("the requests and the live page", self.denied),
+            ("calls that failed", self.counted),
+        ]
+
+    def applied_as_shown(self):
+        apply_deployment(self.mesh.api, pod("shop", {**COUNTERS, "ratelease.io/env": PATIENT}))
+        self.mesh.page.run("rollout restart")
+        return f"{self.mesh.page.count} commands"
+
+    def started(self):
+        made = self.mesh.api.get("apps/v1", "Deployment", "shop", "shop")["spec"]["template"]
+        require("kubectl.kubernetes.io/restartedAt" in made["metadata"]["annotations"],
+                "the Deployment is not restarted")
+        self.pods.append(Workload(self.mesh, "10.77.0.60", pod_of(made, "install-1")))
+        require(is_injected(self.pods[0].stored), f"{self.pods[0].stored['metadata']}")
+        seen = self.start_pods()
+        until("the limit", lambda: self.doors[0].limit() == 4)
+        return seen
+
+    def denied(self):
+        return self.mesh.page.require_denial(self.pods[0].address, APP, self.pods[0].within)
 
 
 class Loopback(Part):
@@ -261,19 +311,11 @@ class Pipe(Part):
     def of_the_deployment(self):
         """A pod of a Deployment with an application, once the recipe's file is merged into it."""
         api = self.mesh.api
-        template = pod("shop", COUNTERS, {**SHOP, "ratelease.io/inject": "false"})
-        path = api.path("apps/v1", "Deployment", "shop", "shop")
-        api.apply({
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": objects.meta("shop", "shop"),
-            "spec": {"selector": {"matchLabels": SHOP},
-                     "template": {"metadata": {key: template["metadata"][key]
-                                               for key in ["labels", "annotations"]},
-                                  "spec": template["spec"]}}})
+        path = apply_deployment(
+            api, pod("shop", COUNTERS, {**SHOP, "ratelease.io/inject": "false"}))
         head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: shop}\n"
         api.patch(path, head + self.mesh.file("istio-pipe", "deployment.yaml"), "recipe")
-        made = api.request("GET", path)["spec"]["template"]
-        of = {"apiVersion": "v1", "kind": "Pod", "spec": made["spec"],
-              "metadata": {**made["metadata"], **objects.meta("pipe-1", "shop")}}
+        of = pod_of(api.request("GET", path)["spec"]["template"], "pipe-1")
         container = next(it for it in of["spec"]["initContainers"] if it["name"] == "ratelease")
         container["env"] += [dict(zip(["name", "value"], line.split("=")))
                              for line in PATIENT.splitlines()]
@@ -316,10 +358,10 @@ class Gateway(Part):
     def of_the_deployment(self):
         """A pod of the recipe's Deployment."""
         made = self.mesh.api.get("apps/v1", "Deployment", "shop", "gateway")["spec"]["template"]
-        meta = {**made["metadata"], **objects.meta("gateway", "shop")}
-        meta["annotations"] = {**meta["annotations"], **COUNTERS, "ratelease.io/env": PATIENT}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta,
-                "spec": {**made["spec"], "serviceAccountName": "shop"}}
+        of = pod_of(made, "gateway")
+        of["metadata"]["annotations"].update({**COUNTERS, "ratelease.io/env": PATIENT})
+        of["spec"]["serviceAccountName"] = "shop"
+        return of
 
     def claimed(self):
         """At a gateway a client cannot choose its address."""
@@ -469,4 +511,4 @@ class Injection(Part):
 
 
 # The last one changes the order of webhooks.
-PARTS = {it.name: it for it in [Loopback, Pipe, Gateway, Module, Injection]}
+PARTS = {it.name: it for it in [Install, Loopback, Pipe, Gateway, Module, Injection]}

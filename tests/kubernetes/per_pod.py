@@ -17,6 +17,7 @@ from asks import MONTH
 from in_force import ADMIN, fetch, section
 from load import Client
 from objects import SYSTEM
+from page import Page
 from pods import Pod, module_files
 from scene import ENFORCED_MAX, HTTP, say, scrape
 
@@ -134,7 +135,7 @@ class Recipe:
 
 
 class PerPod(Recipe):
-    """ratelease as a container beside Envoy."""
+    """ratelease as a container beside Envoy, applied with the commands of docs/install.md."""
 
     name = "per-pod"
     addresses = ["10.77.0.9", "10.77.0.10"]
@@ -150,6 +151,7 @@ class PerPod(Recipe):
             ("two pods start", self.started),
             ("the policy is taken", self.patched),
             ("Envoy calls ratelease on loopback", self.on_loopback),
+            ("the requests and the live page of docs/install.md", self.denied),
             ("the pods share one limit", self.shared),
             ("the policy is changed", self.changed),
             ("ratelease restarted", self.restarted),
@@ -158,18 +160,20 @@ class PerPod(Recipe):
 
     # === What the user applies ===
 
+    def apply(self, name):
+        """With the command of docs/install.md."""
+        self.page.run(f"{self.recipe.name}/{name}")
+
     def configured(self):
         """Gives Envoy Gateway the recipe's configuration, and restarts it."""
-        text = (self.recipe / "envoy-gateway.yaml").read_text()
+        self.page = Page("With Envoy Gateway", self.scene.work, self.scene.given.timeout)
         if self.scene.given.timeout:
             # The last part of the file is `rateLimit`.
-            text += f"  timeout: {self.scene.given.timeout}\n"
+            with open(self.page.home / self.recipe / "envoy-gateway.yaml", "a") as file:
+                file.write(f"  timeout: {self.scene.given.timeout}\n")
         self.scene.probes.stop()
         self.scene.control.stop()
-        self.scene.api.apply({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": objects.meta("envoy-gateway-config", SYSTEM),
-            "data": {"envoy-gateway.yaml": text}})
+        self.page.run("rollout restart")
         self.scene.control.refresh()
         self.scene.control.start()
         self.scene.control.await_probe("readinessProbe")
@@ -240,6 +244,9 @@ class PerPod(Recipe):
                      if it["name"] == "ratelimit_cluster"), [])
 
     # === What it does ===
+
+    def denied(self):
+        return self.page.require_denial(self.addresses[0], HTTP, self.sidecars[0].within)
 
     def shared(self):
         passed = super().shared()

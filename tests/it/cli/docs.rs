@@ -19,12 +19,10 @@ use crate::support::ratelease::{BINARY, inherited};
 const LANGUAGES: [&str; 3] = ["console", "sh", "bash"];
 
 /// Blocks that are not run: the page, how the block begins, and why.
-const NOT_RUN: [(&str, &str, &str); 25] = [
+const NOT_RUN: [(&str, &str, &str); 24] = [
     ("accuracy.md", "$ cargo bench --bench accuracy", "takes ten minutes"),
     ("capacity.md", "$ scripts/bench-shard", "takes three minutes"),
     ("cli.md", "$ ratectl completions bash >", "writes into /etc"),
-    ("operate.md", "$ docker build", "needs Docker; scripts/images runs it"),
-    ("operate.md", "$ docker compose up", "needs Docker; scripts/test-containers does"),
     ("faults.md", "$ scripts/faults", "takes minutes; cargo test --test faults is the small scale"),
     ("operate.md", "$ curl -s localhost:6070/hotkeys", "needs a pod on the fixed port 6070"),
     (
@@ -32,10 +30,11 @@ const NOT_RUN: [(&str, &str, &str); 25] = [
         "$ curl http://localhost:8080/shouldAllow",
         "needs a pod on the fixed port 8080; contract::scoped",
     ),
-    ("injection.md", "$ helm install", "needs a Kubernetes cluster; scripts/test-kubernetes"),
     ("injection.md", "$ ratelease-injector inject", "needs a Kubernetes cluster to apply to"),
     ("install.md", "$ cargo build", "builds a release; scripts/test-install runs it"),
-    ("install.md", "$ for image", "needs a registry, and a cluster with Istio"),
+    ("install.md", "$ docker compose up", "needs Docker; scripts/test-containers"),
+    ("install.md", "$ for image", "needs a cluster with Istio; scripts/test-istio"),
+    ("install.md", "$ docker build", "needs Envoy Gateway; scripts/test-envoy-gateway"),
     ("operate.md", "$ redis-cli -h new-redis", "needs two servers; ops::moved runs it"),
     ("operate.md", "$ ratelease serve", "serves until a signal"),
     ("operate.md", "OTEL_EXPORTER_OTLP_ENDPOINT=", "variables for a collector elsewhere"),

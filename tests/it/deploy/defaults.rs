@@ -53,12 +53,40 @@ fn the_socket_of_ratelease_has_one_path() {
 }
 
 #[test]
+fn the_library_of_the_module_has_one_path() {
+    let mut found = 0;
+    for (path, text) in copied() {
+        for name in after(&text, "/opt/ratelease/", |it| it.is_ascii_alphanumeric() || it == '.') {
+            assert_eq!(name.trim_end_matches('.'), "libratelease.so", "{}", path.display());
+            found += 1;
+        }
+    }
+    assert!(found > 2, "{found} places");
+    let injector = file("crates/injector/src/sidecar.rs");
+    assert!(injector.contains("LIBRARY: &str = \"/opt/ratelease/libratelease.so\""));
+}
+
+/// Envoy asks the port on which the injector has the sidecar listen.
+#[test]
+fn recipes_of_pods_with_the_injector_ask_its_port() {
+    let is_digit = |it: char| it.is_ascii_digit();
+    let injector = file("crates/injector/src/annotation.rs");
+    let [port] = after(&injector, "\"listen\", \"", is_digit)[..] else { panic!() };
+    for recipe in ["istio-loopback", "istio-gateway"] {
+        let text = file(&format!("envoy/recipes/{recipe}/envoyfilter.yaml"));
+        let asked = after(&text, "address: 127.0.0.1, port_value: ", is_digit);
+        assert_eq!(asked, [port], "{recipe}");
+    }
+}
+
+#[test]
 fn images_and_packages_are_named_by_the_version_of_the_program() {
     let version = env!("CARGO_PKG_VERSION");
     let is_version = |it: char| it.is_ascii_digit() || it == '.';
     let mut found = 0;
     for (path, text) in copied() {
-        for before in ["ratelease:", "ratelease-injector:", "ratelease-control:", "ratelease_"] {
+        let names = ["", "-injector", "-control", "-module"].map(|it| format!("ratelease{it}:"));
+        for before in names.iter().map(String::as_str).chain(["$image:", "ratelease_"]) {
             let named = after(&text, before, is_version);
             for named in named.iter().filter(|it| it.matches('.').count() == 2) {
                 assert_eq!(named.trim_end_matches('.'), version, "{}", path.display());
