@@ -39,29 +39,31 @@ pub enum Counter {
     Redis(RedisCounter),
 }
 
-/// What requests hold until their cost is known: levels, and events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HoldCounter {
-    /// Requests that hold something at present.
-    InForce,
-    /// Hits that they hold at present.
-    Hits,
-    /// Memory that they take at present.
-    Bytes,
-    /// Holds that were settled.
-    Settled,
-    /// Holds that ended, because nothing settled them in time.
-    Expired,
-    /// Starts that are charged and hold nothing, for lack of room.
-    NotKept,
-    /// Settlements of requests that hold nothing, which count whole.
-    WithoutHold,
-    /// Starts and settlements whose id is empty.
-    WithoutId,
-    /// Hits that were held and not used.
-    OverEstimated,
-    /// Hits that were used beyond what was held.
-    UnderEstimated,
+ratelease_rules::named! {
+    /// What requests hold until their cost is known: levels, and events.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum HoldCounter {
+        /// Requests that hold something at present.
+        InForce = "holds",
+        /// Hits that they hold at present.
+        Hits = "held_hits",
+        /// Memory that they take at present.
+        Bytes = "holds_bytes",
+        /// Holds that were settled.
+        Settled = "holds_settled",
+        /// Holds that ended, because nothing settled them in time.
+        Expired = "holds_expired",
+        /// Starts that are charged and hold nothing, for lack of room.
+        NotKept = "holds_not_kept",
+        /// Settlements of requests that hold nothing, which count whole.
+        WithoutHold = "settlements_without_hold",
+        /// Starts and settlements whose id is empty.
+        WithoutId = "holds_without_id",
+        /// Hits that were held and not used.
+        OverEstimated = "holds_over_estimated_hits",
+        /// Hits that were used beyond what was held.
+        UnderEstimated = "holds_under_estimated_hits",
+    }
 }
 
 /// A counter of the store in Redis.
@@ -79,50 +81,52 @@ pub enum RedisCounter {
     Failure(RedisFailure),
 }
 
-/// The reasons why a command to Redis has no result. Each is counted apart; the store's table says
-/// what to do about each.
-///
-/// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
-/// outcome unknown, and then nothing is sent again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RedisFailure {
-    /// The server has not seen the script yet, or forgot it.
-    NoScript,
-    /// Another node owns the slot now.
-    Moved,
-    /// Another node is taking over the slot: ask that node for this command only.
-    AskRedirect,
-    /// Some keys of the command have moved already and some have not.
-    TryAgain,
-    /// The slot has no owner, or the node is cut off from most of the cluster.
-    ClusterDown,
-    /// The server is loading its data.
-    Loading,
-    /// The server is a replica that is not in sync with its master.
-    MasterDown,
-    /// The server is a replica.
-    ReadOnly,
-    /// The server's memory is full, and it evicts nothing.
-    OutOfMemory,
-    /// A script has blocked the server for a long time.
-    Busy,
-    /// We are not logged in, or lack the permission.
-    Denied,
-    /// The key holds a value of another program: other keys are served.
-    ForeignValue,
-    /// The count has moved to its name under another secret, where the ask follows it.
-    Renamed,
-    /// Any other error reply.
-    Refused,
-    /// There is no connection: the command was not sent.
-    NotSent,
-    /// The connection broke with the command on its way.
-    Lost,
-    /// No reply in time.
-    TimedOut,
-    /// The reply is not one that this command can have.
-    MalformedReply,
+ratelease_rules::named! {
+    /// The reasons why a command to Redis has no result. Each is counted apart; the store's table says
+    /// what to do about each.
+    ///
+    /// A server's error reply means that the command changed nothing: a script that takes an ask writes
+    /// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
+    /// outcome unknown, and then nothing is sent again.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum RedisFailure {
+        /// The server has not seen the script yet, or forgot it.
+        NoScript = "redis_noscript",
+        /// Another node owns the slot now.
+        Moved = "redis_moved",
+        /// Another node is taking over the slot: ask that node for this command only.
+        AskRedirect = "redis_ask",
+        /// Some keys of the command have moved already and some have not.
+        TryAgain = "redis_tryagain",
+        /// The slot has no owner, or the node is cut off from most of the cluster.
+        ClusterDown = "redis_clusterdown",
+        /// The server is loading its data.
+        Loading = "redis_loading",
+        /// The server is a replica that is not in sync with its master.
+        MasterDown = "redis_masterdown",
+        /// The server is a replica.
+        ReadOnly = "redis_readonly",
+        /// The server's memory is full, and it evicts nothing.
+        OutOfMemory = "redis_oom",
+        /// A script has blocked the server for a long time.
+        Busy = "redis_busy",
+        /// We are not logged in, or lack the permission.
+        Denied = "redis_denied",
+        /// The key holds a value of another program: other keys are served.
+        ForeignValue = "redis_foreign",
+        /// The count has moved to its name under another secret, where the ask follows it.
+        Renamed = "redis_renamed",
+        /// Any other error reply.
+        Refused = "redis_refused",
+        /// There is no connection: the command was not sent.
+        NotSent = "redis_not_sent",
+        /// The connection broke with the command on its way.
+        Lost = "redis_lost",
+        /// No reply in time.
+        TimedOut = "redis_timed_out",
+        /// The reply is not one that this command can have.
+        MalformedReply = "redis_garbled",
+    }
 }
 
 /// A counter and its value: the number of events since the process began, or the present level.
@@ -157,25 +161,6 @@ impl Counter {
     }
 }
 
-// === impl HoldCounter ===
-
-impl HoldCounter {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::InForce => "holds",
-            Self::Hits => "held_hits",
-            Self::Bytes => "holds_bytes",
-            Self::Settled => "holds_settled",
-            Self::Expired => "holds_expired",
-            Self::NotKept => "holds_not_kept",
-            Self::WithoutHold => "settlements_without_hold",
-            Self::WithoutId => "holds_without_id",
-            Self::OverEstimated => "holds_over_estimated_hits",
-            Self::UnderEstimated => "holds_under_estimated_hits",
-        }
-    }
-}
-
 // === impl RedisCounter ===
 
 impl RedisCounter {
@@ -193,32 +178,5 @@ impl RedisCounter {
 impl From<RedisFailure> for RedisCounter {
     fn from(failure: RedisFailure) -> Self {
         Self::Failure(failure)
-    }
-}
-
-// === impl RedisFailure ===
-
-impl RedisFailure {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::NoScript => "redis_noscript",
-            Self::Moved => "redis_moved",
-            Self::AskRedirect => "redis_ask",
-            Self::TryAgain => "redis_tryagain",
-            Self::ClusterDown => "redis_clusterdown",
-            Self::Loading => "redis_loading",
-            Self::MasterDown => "redis_masterdown",
-            Self::ReadOnly => "redis_readonly",
-            Self::OutOfMemory => "redis_oom",
-            Self::Busy => "redis_busy",
-            Self::Denied => "redis_denied",
-            Self::ForeignValue => "redis_foreign",
-            Self::Renamed => "redis_renamed",
-            Self::Refused => "redis_refused",
-            Self::NotSent => "redis_not_sent",
-            Self::Lost => "redis_lost",
-            Self::TimedOut => "redis_timed_out",
-            Self::MalformedReply => "redis_garbled",
-        }
     }
 }

@@ -129,21 +129,16 @@ struct Part {
     first_end: Time,
     /// Sum of the hits that are held.
     hits: u64,
+    /// Events since the process began.
     tally: Tally,
 }
 
-/// Events since the process began.
-#[derive(Debug, Clone, Copy, Default)]
-struct Tally {
-    settled: u64,
-    expired: u64,
-    /// Starts for which there was no room.
-    not_kept: u64,
-    /// Settlements of requests that hold nothing.
-    without_hold: u64,
-    /// Hits that were held and not used, and those that were used beyond what was held.
-    over_estimated: u64,
-    under_estimated: u64,
+/// The counters by their numbers.
+type Tally = [u64; HoldCounter::ALL.len()];
+
+fn add_to(tally: &mut Tally, of: HoldCounter, count: u64) {
+    let sum = &mut tally[of as usize];
+    *sum = sum.saturating_add(count);
 }
 
 // === impl Holds ===
@@ -183,28 +178,18 @@ impl Holds {
 
     /// What has happened, and what is held at present.
     pub fn counts(&self) -> Vec<Count> {
-        let mut sum = Tally::default();
-        let (mut holds, mut hits, mut bytes) = (0, 0_u64, 0);
+        let mut sums = Tally::default();
+        let mut add = |of, count| add_to(&mut sums, of, count);
+        add(HoldCounter::WithoutId, self.without_id.load(Ordering::Relaxed));
         for part in &self.parts {
             let part = part.lock();
-            sum.add(part.tally);
-            holds += part.holds.len() as u64;
-            hits = hits.saturating_add(part.hits);
-            bytes += part.bytes() as u64;
+            HoldCounter::ALL.into_iter().zip(part.tally).for_each(|(of, count)| add(of, count));
+            add(HoldCounter::InForce, part.holds.len() as u64);
+            add(HoldCounter::Hits, part.hits);
+            add(HoldCounter::Bytes, part.bytes() as u64);
         }
-        let of = |event, count| (Counter::Holds(event), count);
-        vec![
-            of(HoldCounter::InForce, holds),
-            of(HoldCounter::Hits, hits),
-            of(HoldCounter::Bytes, bytes),
-            of(HoldCounter::Settled, sum.settled),
-            of(HoldCounter::Expired, sum.expired),
-            of(HoldCounter::NotKept, sum.not_kept),
-            of(HoldCounter::WithoutHold, sum.without_hold),
-            of(HoldCounter::WithoutId, self.without_id.load(Ordering::Relaxed)),
-            of(HoldCounter::OverEstimated, sum.over_estimated),
-            of(HoldCounter::UnderEstimated, sum.under_estimated),
-        ]
+        let counts = HoldCounter::ALL.into_iter().zip(sums);
+        counts.map(|(of, count)| (Counter::Holds(of), count)).collect()
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "a remainder of PARTS fits")]
@@ -219,7 +204,7 @@ impl Part {
     fn take(&mut self, id: HoldId, hold: Hold) -> Option<Taken> {
         // Looked at first, since to look for a free slot makes one.
         if !self.has_room(&hold) && !self.holds.contains_key(&id) {
-            self.tally.not_kept += 1;
+            self.count(HoldCounter::NotKept, 1);
             return None;
         }
         let was_idle = self.holds.is_empty();
@@ -257,7 +242,7 @@ impl Part {
     /// Settles one start of the request: its share of what the request holds, or all that is left.
     fn settle(&mut self, id: HoldId, hits: u64) -> Option<Settled> {
         let Some(hold) = self.remove(id) else {
-            self.tally.without_hold += 1;
+            self.count(HoldCounter::WithoutHold, 1);
             return None;
         };
         let (hold, rest) = hold.shared();
@@ -266,9 +251,9 @@ impl Part {
         }
         let unused = hold.hits.saturating_sub(hits);
         let due = hits.saturating_sub(hold.hits);
-        self.tally.settled += 1;
-        self.tally.over_estimated = self.tally.over_estimated.saturating_add(unused);
-        self.tally.under_estimated = self.tally.under_estimated.saturating_add(due);
+        self.count(HoldCounter::Settled, 1);
+        self.count(HoldCounter::OverEstimated, unused);
+        self.count(HoldCounter::UnderEstimated, due);
         Some(Settled { unspent: hold.unspent(unused), due })
     }
 
@@ -296,11 +281,15 @@ impl Part {
         for (id, _) in &ended {
             self.remove(*id);
         }
-        self.tally.expired += ended.len() as u64;
+        self.count(HoldCounter::Expired, ended.len() as u64);
         self.first_end = self.holds.values().map(|hold| hold.ends).min().unwrap_or_default();
         let released = ended.iter().filter(|(_, hold)| hold.releases);
         let released = released.map(|(_, hold)| hold.unspent(hold.hits)).collect();
         (released, !self.holds.is_empty())
+    }
+
+    fn count(&mut self, event: HoldCounter, times: u64) {
+        add_to(&mut self.tally, event, times);
     }
 
     /// Whether a further request may hold this. The last eighth of the room is for slots, which
@@ -426,21 +415,6 @@ impl Unspent {
             self.alone = self.alone.saturating_add(other.alone);
         }
         joins
-    }
-}
-
-// === impl Tally ===
-
-impl Tally {
-    fn add(&mut self, other: Self) {
-        let Self { settled, expired, not_kept, without_hold, over_estimated, under_estimated } =
-            self;
-        *settled += other.settled;
-        *expired += other.expired;
-        *not_kept += other.not_kept;
-        *without_hold += other.without_hold;
-        *over_estimated = over_estimated.saturating_add(other.over_estimated);
-        *under_estimated = under_estimated.saturating_add(other.under_estimated);
     }
 }
 

@@ -78,31 +78,6 @@ pub(super) enum ConnectionFate {
 // === impl Kind ===
 
 impl Kind {
-    /// All kinds, in the order of their numbers.
-    pub(super) const ALL: [Kind; 18] = {
-        use Kind::*;
-        [
-            NoScript,
-            Moved,
-            AskRedirect,
-            TryAgain,
-            ClusterDown,
-            Loading,
-            MasterDown,
-            ReadOnly,
-            OutOfMemory,
-            Busy,
-            Denied,
-            ForeignValue,
-            Renamed,
-            Refused,
-            NotSent,
-            Lost,
-            TimedOut,
-            MalformedReply,
-        ]
-    };
-
     #[rustfmt::skip] // a table
     pub(super) const fn meaning(self) -> Meaning {
         use ConnectionFate::{IsAbandoned, Keeps, Retires};
