@@ -33,7 +33,7 @@ use crate::lease::{LeaseClient, Reply, ShardCounters, ShardSnapshot};
 use crate::limiter::failure_mode::FailureModes;
 use crate::limiter::holds::{Hold, Holds, Unspent};
 use crate::limiter::key::{
-    Attempt, KeyState, PodContext, ReplyReceiver, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
+    Attempt, KeyState, ReplyReceiver, Visit, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY,
     answered,
 };
 use crate::limiter::lease_policy::LeasePolicy;
@@ -282,31 +282,29 @@ impl Shared {
     /// not last. For a refund, previews its effect on the key. A key that an operator has blocked
     /// is denied.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, TableFull> {
-        let blocked_for = |key| self.orders.blocked_for(key, now);
-        let blocked = blocked_for(charge.own).or_else(|| charge.previous.and_then(blocked_for));
-        if let Some(lasts) = blocked
+        if let Some(lasts) = self.orders.charge_blocked_for(charge, now)
             && !charge.refund
             && !charge.settles()
         {
             return Ok(Attempt::blocked(lasts));
         }
         let attempt = || {
-            self.with_state(charge, now, 0, |state, context, asks| {
+            self.with_state(charge, now, 0, |state, visit| {
                 if charge.refund {
-                    return state.preview_refund(charge, context);
+                    return state.preview_refund(charge, visit);
                 }
                 if charge.settles() {
-                    return state.preview_settlement(context);
+                    return state.preview_settlement(visit);
                 }
-                let attempt = state.charge_and_note_demand(charge, context);
+                let attempt = state.charge_and_note_demand(charge, visit);
                 if attempt.is_decided() {
-                    state.request_next_window(charge, &attempt, context, asks);
+                    state.request_next_window(charge, &attempt, visit);
                 }
                 // Also for a charge that is short: its request comes again at once, through
                 // `enqueue`, and joins this ask. Where the store is far away it does not: the
                 // request asks for itself, in time, and for as much as it lacks.
-                if attempt.is_decided() || !state.is_distant(context) {
-                    state.ask_ahead(charge, context, asks);
+                if attempt.is_decided() || !state.is_distant(visit) {
+                    state.ask_ahead(visit);
                 }
                 attempt
             })
@@ -320,8 +318,7 @@ impl Shared {
     /// Credits what `charge` refunds to a lease held here, else to the store.
     fn refund(&self, charge: &Charge<'_>, now: Time) {
         // Without room for the key the refund is lost, as when the store is unavailable.
-        let _ = self
-            .with_state(charge, now, 0, |state, context, asks| state.refund(charge, context, asks));
+        let _ = self.with_state(charge, now, 0, |state, visit| state.refund(charge, visit));
     }
 
     /// Charges a cost of so many `hits` that has been incurred. Without room for the key, or if the
@@ -333,23 +330,22 @@ impl Shared {
         let blank = policy.blank_ask(charge.key());
         let lasts = || self.failure_modes.debt_lasts(limit, self.lease_client.shard(&blank));
         let until = policy.owed_until(now + lasts());
-        let settle = |state: &mut KeyState, context: &PodContext<'_>, asks: &mut Vec<Ask>| {
-            (state.settle(charge, hits, until, context, asks), state.watch(context))
+        let settle = |state: &mut KeyState, visit: &mut Visit<'_>| {
+            let owed = state.settle(charge, hits, until, visit);
+            state.watch(visit);
+            owed
         };
         let settled = if self.has_room_for_debts() {
             self.with_state(charge, now, WAITER_BYTES, settle)
         } else {
             Err(TableFull)
         };
-        let (owed, is_watched) = settled.unwrap_or_else(|TableFull| {
+        let owed = settled.unwrap_or_else(|TableFull| {
             let previous = charge.previous_key();
             let report = Ask { owed: hits, purpose: Purpose::Return, previous, ..blank };
-            self.queue_asks(vec![report]);
-            (hits, false)
+            self.lease_client.queue(report);
+            hits
         });
-        if is_watched {
-            self.watch(charge.key(), now + WATCH_EVERY);
-        }
         if owed > 0
             && charge.failure_mode() == FailureMode::Local
             && !self.lease_client.takes(&blank)
@@ -368,10 +364,8 @@ impl Shared {
     /// Charges the tokens held here, or queues for the next lease.
     fn enqueue(&self, charge: &Charge<'_>, now: Time) -> Result<ReplyReceiver, StoreError> {
         self.note_active(charge.domain(), now);
-        self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
-            state.enqueue(charge, context, asks)
-        })
-        .map_err(|TableFull| StoreError::NoRoom)?
+        self.with_state(charge, now, WAITER_BYTES, |state, visit| state.enqueue(charge, visit))
+            .map_err(|TableFull| StoreError::NoRoom)?
     }
 
     /// Asks for the tokens that `charge` lacks, for later charges of its key. Sends one ask at a time
@@ -388,10 +382,10 @@ impl Shared {
             return;
         }
         self.note_active(charge.domain(), now);
-        let place = self.with_state(charge, now, WAITER_BYTES, |state, context, asks| {
-            let reply = state.enqueue(charge, context, asks);
+        let place = self.with_state(charge, now, WAITER_BYTES, |state, visit| {
+            let reply = state.enqueue(charge, visit);
             // No request waits for it, so a shard under load sheds it before those of requests.
-            let asks = asks.iter_mut().filter(|ask| ask.purpose == Purpose::Request);
+            let asks = visit.asks.iter_mut().filter(|ask| ask.purpose == Purpose::Request);
             asks.for_each(|ask| ask.purpose = Purpose::Ahead);
             reply
         });
@@ -400,107 +394,126 @@ impl Shared {
         drop(PlaceInQueue::new(self, charge, reply));
     }
 
-    /// Runs `visit` on the key of `charge`, then sends the asks that it adds, after the lock is
-    /// released. `visit` may add up to `room` bytes to what waits at the key.
+    /// Runs `act` on the key of `charge`, then does what that leads to. It may add up to `room` bytes
+    /// to what waits at the key.
     fn with_state<R>(
         &self,
         charge: &Charge<'_>,
         now: Time,
         room: usize,
-        visit: impl FnOnce(&mut KeyState, &PodContext<'_>, &mut Vec<Ask>) -> R,
+        act: impl FnOnce(&mut KeyState, &mut Visit<'_>) -> R,
     ) -> Result<R, TableFull> {
-        let context = self.context(now);
-        let mut asks = Vec::new();
+        let mut visit = self.visit(charge.key(), now);
         let (result, evicted) = self.table.with(
             charge.region(),
             now,
             room,
-            || KeyState::new(charge, &context),
+            || KeyState::new(charge, self.options.pod, &self.round_trips),
             |state| {
-                state.bind_rule(charge, &context, &mut asks);
-                visit(state, &context, &mut asks)
+                state.bind_rule(charge, &mut visit);
+                act(state, &mut visit)
             },
         )?;
-        name_before(charge.key(), charge.previous_key(), &mut asks);
+        self.finish(visit, charge.previous_key());
         if let Some((key, mut state)) = evicted {
-            state.give_back(key, &context, &mut asks);
+            let mut visit = self.visit(key, now);
+            state.give_back(&mut visit);
+            self.finish(visit, None);
         }
-        self.queue_asks(asks);
         Ok(result)
+    }
+
+    /// Runs `act` on the state of `key`, if it has one, then does what that leads to. `previous` is
+    /// the key of the same count under the secret before.
+    fn with_existing<R>(
+        &self,
+        key: Key,
+        previous: Option<Key>,
+        now: Time,
+        act: impl FnOnce(&mut KeyState, &mut Visit<'_>) -> R,
+    ) -> Option<R> {
+        let mut visit = self.visit(key, now);
+        let result = self.table.with_existing(key, |state| act(state, &mut visit));
+        self.finish(visit, previous);
+        result
     }
 
     /// Hands a reply of the store to its key, and asks again if requests still wait.
     fn on_reply(&self, reply: Reply) {
-        let key = reply.ask.key;
-        let context = self.context(self.clock.now());
+        let Ask { key, previous, .. } = reply.ask;
+        let now = self.clock.now();
         if reply.ask.is_return() {
-            // No request waits for a return. Tokens that the store did not take are still held;
-            // tokens lost on the way end with their lease. What was owed is still owed unless the
-            // store has answered.
-            let is_owed = |error: &StoreError| error.is_not_applied() || reply.ask.owed > 0;
-            let may_owe = reply.ask.owed == 0 || self.has_room_for_debts();
-            if reply.outcome.as_ref().is_err_and(is_owed) {
-                let take_back = |state: &mut KeyState| {
-                    state.take_back_unsent(&reply, &context);
-                    state.watch(&context)
-                };
-                let starts = may_owe.then(|| self.table.with_existing(key, take_back)).flatten();
-                match starts {
-                    Some(true) => self.watch(key, context.now + WATCH_EVERY),
-                    Some(false) => {}
-                    None => self.failure_modes.note_unmetered(reply.ask.owed),
-                }
-            }
-            return;
+            return self.on_reply_to_return(&reply, now);
         }
         if let Ok(grant) = &reply.outcome {
             self.failure_modes.note_time(&reply, grant);
-            self.round_trips.note(reply.ask.limit.store, context.now.since(reply.asked_at));
+            self.round_trips.note(reply.ask.limit.store, now.since(reply.asked_at));
         }
-        let mut asks = Vec::new();
-        let visited = self.table.with_existing(key, |state| {
-            let debt = state.reply(&reply, &context, &mut asks);
+        let visited = self.with_existing(key, previous, now, |state, visit| {
+            let debt = state.reply(&reply, visit);
             let pods = if debt.returned > 0 { self.pods.of(state.domain()) } else { 1 };
             if self.orders.was_reset_since(key, reply.asked_at) {
                 // It may be about the count that was deleted.
                 state.forget_count();
             }
-            (state.watch(&context), debt, pods)
+            state.watch(visit);
+            (debt, pods)
         });
-        match visited {
-            Some((starts, debt, pods)) => {
-                if starts {
-                    self.watch(key, context.now + WATCH_EVERY);
-                }
-                if debt.returned > 0 {
-                    self.return_own(key, reply.ask.limit, debt.returned, pods);
-                }
-                self.failure_modes.note_unmetered(debt.unmetered);
-            }
+        let Some((debt, pods)) = visited else {
             // A key that was evicted meanwhile has no use for its lease.
-            None => asks.extend(lease_policy::unwanted(&reply)),
+            let unwanted = lease_policy::unwanted(&reply);
+            unwanted.into_iter().for_each(|ask| self.lease_client.queue(Ask { previous, ..ask }));
+            return;
+        };
+        if debt.returned > 0 {
+            self.return_own(key, reply.ask.limit, debt.returned, pods);
         }
-        name_before(key, reply.ask.previous, &mut asks);
-        self.queue_asks(asks);
+        self.failure_modes.note_unmetered(debt.unmetered);
     }
 
-    /// Hands `asks` to the lease client. Refused asks are answered within this call, through
-    /// [`Shared::on_reply`], so no lock of a key may be held.
-    fn queue_asks(&self, asks: Vec<Ask>) {
-        for ask in asks {
-            self.lease_client.queue(ask);
+    /// No request waits for a return. Tokens that the store did not take are still held; tokens lost
+    /// on the way end with their lease. What was owed is still owed unless the store has answered.
+    fn on_reply_to_return(&self, reply: &Reply, now: Time) {
+        let Ask { key, owed, .. } = reply.ask;
+        let is_owed = |error: &StoreError| error.is_not_applied() || owed > 0;
+        if !reply.outcome.as_ref().is_err_and(is_owed) {
+            return;
+        }
+        let take_back = |state: &mut KeyState, visit: &mut Visit<'_>| {
+            state.take_back_unsent(reply, visit);
+            state.watch(visit);
+        };
+        let may_owe = owed == 0 || self.has_room_for_debts();
+        let noted = may_owe.then(|| self.with_existing(key, None, now, take_back)).flatten();
+        if noted.is_none() {
+            self.failure_modes.note_unmetered(owed);
         }
     }
 
-    fn context(&self, now: Time) -> PodContext<'_> {
+    fn visit(&self, key: Key, now: Time) -> Visit<'_> {
         let Options { pod, wait_min, .. } = self.options;
-        PodContext {
+        Visit {
+            key,
             now,
             pods: &self.pods,
             pod,
             wait_min,
-            round_trips: &self.round_trips,
             lease_client: &self.lease_client,
+            asks: Vec::new(),
+            starts_watch: false,
+        }
+    }
+
+    /// Does what a visit has led to. Its asks for its key name the key that its count has under the
+    /// secret before, if there is one. Refused asks are answered within this call, through
+    /// [`Shared::on_reply`], so no lock of a key may be held.
+    fn finish(&self, visit: Visit<'_>, previous: Option<Key>) {
+        let Visit { key, now, asks, starts_watch, .. } = visit;
+        if starts_watch {
+            self.watch(key, now + WATCH_EVERY);
+        }
+        for ask in asks {
+            self.lease_client.queue(Ask { previous, ..ask });
         }
     }
 
@@ -512,13 +525,6 @@ impl Shared {
     /// Number of pods that share the limit of `charge`.
     fn pods_of(&self, charge: &Charge<'_>) -> u32 {
         self.pods.of(charge.domain())
-    }
-}
-
-/// Names in the asks for `key` the key that its count has under the secret before, if there is one.
-fn name_before(key: Key, previous: Option<Key>, asks: &mut [Ask]) {
-    if previous.is_some() {
-        asks.iter_mut().filter(|ask| ask.key == key).for_each(|ask| ask.previous = previous);
     }
 }
 
@@ -667,7 +673,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 let _ = self.shared.note_debt(charge, can_pay);
             }
             let alone = if is_local && owed_until.is_none() { charge.hits } else { 0 };
-            self.shared.hold(charge, PaidBy { tokens: LeasedTokens::default(), alone }, now);
+            self.shared.hold(charge, LeasedTokens::default(), alone, now);
         }
     }
 
@@ -705,7 +711,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
             if !charge.is_of_slots() || tokens.tokens == 0 {
                 continue;
             }
-            if self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now) {
+            if self.shared.hold(charge, tokens, 0, now) {
                 noted.push((charge, tokens));
             } else {
                 *attempt = Attempt::shed(charge);
@@ -733,8 +739,7 @@ impl<'a, 'r> Transaction<'a, 'r> {
                 && matches!(attempt.take, Take::Taken(_))
                 && (!attempt.is_admitted_by_failure_mode() || attempt.taken().tokens > 0)
             {
-                let tokens = attempt.taken();
-                self.shared.hold(charge, PaidBy { tokens, alone: 0 }, now);
+                self.shared.hold(charge, attempt.taken(), 0, now);
             }
         }
     }
@@ -1017,18 +1022,11 @@ impl Drop for PlaceInQueue<'_, '_> {
 // Hits that a failure mode admitted and that are owed stay counted, whatever the request costs: a
 // lease pays for them, and which tokens those are is not known.
 
-/// What has paid for a charge.
-#[derive(Debug, Clone, Copy)]
-struct PaidBy {
-    tokens: LeasedTokens,
-    /// Hits that this pod has admitted by itself, and that are not owed.
-    alone: u64,
-}
-
 impl Shared {
-    /// Notes that the request of `charge` holds what it was charged, if its rule says so. Returns
-    /// whether it does; if not, slots have been put back.
-    fn hold(&self, charge: &Charge<'_>, paid: PaidBy, now: Time) -> bool {
+    /// Notes that the request of `charge` holds what it was charged, if its rule says so: the tokens
+    /// `taken` have paid for it, and `alone` of its hits this pod has admitted by itself, and they are
+    /// not owed. Returns whether it does; if not, slots have been put back.
+    fn hold(&self, charge: &Charge<'_>, taken: LeasedTokens, alone: u64, now: Time) -> bool {
         let Some(HeldBy { terms, id }) = charge.held.filter(|_| charge.holds()) else {
             return false;
         };
@@ -1040,8 +1038,8 @@ impl Shared {
             key: charge.key(),
             limit,
             hits: charge.hits,
-            taken: paid.tokens,
-            alone: paid.alone,
+            taken,
+            alone,
             ends: now + terms.lasts(),
             releases: terms.unless_settled == UnlessSettled::Release,
             carry_debt: rule.is_some_and(|rule| rule.flags.carry_debt),
@@ -1055,7 +1053,7 @@ impl Shared {
             self.give_back_unspent(&displaced, now);
         }
         if noted.is_none() && charge.is_of_slots() {
-            self.put_back(charge, paid.tokens);
+            self.put_back(charge, taken);
         }
         noted.is_some()
     }
@@ -1090,26 +1088,21 @@ impl Shared {
         if tokens.tokens == 0 && alone == 0 {
             return None;
         }
-        let context = self.context(now);
-        let mut asks = Vec::new();
-        let taken_in = self.table.with_existing(key, |state| {
+        let taken_in = self.with_existing(key, None, now, |state, visit| {
             if tokens.tokens > 0 {
-                state.take_in(unspent, &context, &mut asks);
+                state.take_in(unspent, visit);
             }
+            state.watch(visit);
             let pods = if alone > 0 { self.pods.of(state.domain()) } else { 1 };
-            (state.watch(&context), pods, state.preview_settlement(&context))
+            (pods, state.preview_settlement(visit))
         });
         if taken_in.is_none() && tokens.tokens > 0 {
-            asks.push(unspent.returned()); // the key was evicted meanwhile
-        }
-        if let Some((true, ..)) = taken_in {
-            self.watch(key, now + WATCH_EVERY);
+            self.lease_client.queue(unspent.returned()); // the key was evicted meanwhile
         }
         if alone > 0 {
-            self.return_own(key, limit, alone, taken_in.map_or(1, |(_, pods, _)| pods));
+            self.return_own(key, limit, alone, taken_in.map_or(1, |(pods, _)| pods));
         }
-        self.queue_asks(asks);
-        taken_in.map(|(.., attempt)| attempt)
+        taken_in.map(|(_, attempt)| attempt)
     }
 }
 
@@ -1147,18 +1140,14 @@ impl Shared {
         if taken.tokens == 0 {
             return;
         }
-        let context = self.context(self.clock.now());
         let key = charge.key();
-        let mut asks = Vec::new();
-        let put_back = |state: &mut KeyState| state.put_back(taken, key, &context, &mut asks);
-        let kept = self.table.with_existing(key, put_back);
-        if kept.is_none() {
+        let put_back = |state: &mut KeyState, visit: &mut Visit<'_>| state.put_back(taken, visit);
+        if self.with_existing(key, None, self.clock.now(), put_back).is_none() {
             // The key was evicted meanwhile.
             let AppliedLimit { limit, rule } = &charge.applied;
             let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.wait_min);
-            asks.extend(policy.returning(key, taken));
+            policy.returning(key, taken).into_iter().for_each(|ask| self.lease_client.queue(ask));
         }
-        self.queue_asks(asks);
     }
 }
 

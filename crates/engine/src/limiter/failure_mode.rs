@@ -19,7 +19,7 @@ use crate::algorithm::{Token, counting};
 use crate::buffer::{LeasedTokens, Take};
 use crate::counter::{Count, Counter};
 use crate::lease::Reply;
-use crate::limiter::key::{Attempt, KeyState, Noted, QuotaSnapshot, WATCH_EVERY};
+use crate::limiter::key::{Attempt, KeyState, Noted, QuotaSnapshot};
 use crate::limiter::resolve::Charge;
 use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
@@ -133,13 +133,12 @@ impl Shared {
             FailureMode::Deny | FailureMode::Error => return None,
         };
         self.failure_modes.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
-        let took = self.with_state(charge, now, 0, |state, context, _| {
-            (state.take_alone(charge.hits, most), state.watch(context))
+        let took = self.with_state(charge, now, 0, |state, visit| {
+            let take = state.take_alone(charge.hits, most);
+            state.watch(visit);
+            take
         });
-        let (take, starts) = took.unwrap_or((Take::Denied, false));
-        if starts {
-            self.watch(charge.key(), now + WATCH_EVERY);
-        }
+        let take = took.unwrap_or(Take::Denied);
         let left = if take == Take::Denied { 0 } else { most.min(limit.capacity()) };
         Some(Attempt { take, ..passed(mode, left) })
     }
@@ -157,12 +156,12 @@ impl Shared {
         can_pay: bool,
     ) -> Result<Option<Time>, Attempt> {
         let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
-        let context = self.context(self.clock.now());
+        let visit = self.visit(charge.key(), self.clock.now());
         let is_local = charge.failure_mode() == FailureMode::Local;
-        let until = context.now + self.debt_lasts(charge);
-        let note = |state: &mut KeyState| match state.used_up(charge, context.now) {
+        let until = visit.now + self.debt_lasts(charge);
+        let note = |state: &mut KeyState| match state.used_up(charge, visit.now) {
             Some(quota) if is_local => Err(quota),
-            _ => Ok(state.note_debt(hits, until, can_pay, &context)),
+            _ => Ok(state.note_debt(hits, until, can_pay, &visit)),
         };
         let noted = self.table.with_existing(charge.key(), note);
         let noted = noted.unwrap_or(Ok(Noted { is_owed: false, unpaid: hits, paid: 0 }));
@@ -184,11 +183,11 @@ impl Shared {
     /// Takes back the debt of a charge that `local` admitted and whose request does not pass, unless
     /// it has ended at `until`. Of what a lease has paid of it, the pod's own count has been told.
     pub(super) fn cancel_debt(&self, charge: &Charge<'_>, until: Time) {
-        let context = self.context(self.clock.now());
-        if context.now >= until {
+        let now = self.clock.now();
+        if now >= until {
             return;
         }
-        let cancel = |state: &mut KeyState| state.cancel_debt(charge.hits, context.now);
+        let cancel = |state: &mut KeyState| state.cancel_debt(charge.hits, now);
         let unpaid = self.table.with_existing(charge.key(), cancel).unwrap_or(0);
         if unpaid > 0 {
             let limit = charge.applied.limit;

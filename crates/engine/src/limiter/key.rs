@@ -73,7 +73,7 @@ pub(super) struct KeyState {
 // === impl KeyState ===
 
 impl KeyState {
-    pub(super) fn new(charge: &Charge<'_>, context: &PodContext<'_>) -> Self {
+    pub(super) fn new(charge: &Charge<'_>, pod: u64, round_trips: &RoundTrips) -> Self {
         let mut state = Self {
             buffer: Buffer::unknown(),
             rule: charge.applied.rule.cloned(),
@@ -81,9 +81,9 @@ impl KeyState {
             limit_source: LimitSource::Rule,
             flags: Flags::default(),
             asking: 0,
-            pool: context.first_pool(charge.key()),
+            pool: first_pool(pod, charge.key()),
             demand: Demand::default(),
-            round_trip_us: CompactU64::floor(context.round_trips.of(charge.applied.limit.store)),
+            round_trip_us: CompactU64::floor(round_trips.of(charge.applied.limit.store)),
             chain_link: Link::default(),
         };
         state.set_limit(charge.applied.limit);
@@ -91,12 +91,7 @@ impl KeyState {
     }
 
     /// Binds the key to the rule and limit of `charge`. Tokens leased under another limit go back.
-    pub(super) fn bind_rule(
-        &mut self,
-        charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    pub(super) fn bind_rule(&mut self, charge: &Charge<'_>, visit: &mut Visit<'_>) {
         let AppliedLimit { limit, rule } = charge.applied;
         let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
         // The limit of a charge with a rule is the limit of that rule.
@@ -105,9 +100,9 @@ impl KeyState {
         }
         let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| rule.pools());
         if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
-            self.empty_pools(charge.key(), pools(rule), context, asks);
+            self.empty_pools(pools(rule), visit);
         }
-        self.change_limit(limit, charge.key(), context, asks);
+        self.change_limit(limit, visit);
         if !same {
             self.rule = rule.cloned();
             self.set_limit(limit);
@@ -123,11 +118,11 @@ impl KeyState {
     pub(super) fn charge_and_note_demand(
         &mut self,
         charge: &Charge<'_>,
-        context: &PodContext<'_>,
+        visit: &Visit<'_>,
     ) -> Attempt {
-        let attempt = self.try_charge(PendingCharge::of(charge), context);
+        let attempt = self.try_charge(PendingCharge::of(charge), visit);
         if attempt.is_decided() {
-            self.note_demand(charge, context.now);
+            self.note_demand(charge, visit.now);
         }
         attempt
     }
@@ -142,26 +137,25 @@ impl KeyState {
     pub(super) fn enqueue(
         &mut self,
         charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
+        visit: &mut Visit<'_>,
     ) -> Result<ReplyReceiver, StoreError> {
         let pending = PendingCharge::of(charge);
-        self.note_demand(charge, context.now);
-        let attempt = self.try_charge(pending, context);
+        self.note_demand(charge, visit.now);
+        let attempt = self.try_charge(pending, visit);
         if attempt.is_decided() {
             return Ok(answered(Ok(attempt)));
         }
-        self.forget_lost_ask(context.now);
-        if self.is_overdue(context) {
+        self.forget_lost_ask(visit.now);
+        if self.is_overdue(visit) {
             return Err(StoreError::Unavailable);
         }
-        if self.asking == 0 && self.is_suspended(context.now) {
+        if self.asking == 0 && self.is_suspended(visit.now) {
             return Err(StoreError::ForeignValue);
         }
-        let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
+        let purpose = if self.is_probe(visit) { Purpose::Probe } else { Purpose::Request };
         let reply = self.buffer.make_cold().waiting.push(pending)?;
-        if self.asking == 0 || self.is_uncovered(context) {
-            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
+        if self.asking == 0 || self.is_uncovered(visit) {
+            visit.asks.push(Ask { purpose, ..self.make_ask(visit) });
         }
         Ok(reply)
     }
@@ -180,39 +174,38 @@ impl KeyState {
         charge: &Charge<'_>,
         hits: u64,
         until: Time,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
+        visit: &mut Visit<'_>,
     ) -> u64 {
-        self.demand.note(hits, context.now);
-        self.begin_next_window(context.now);
-        let LeasePolicy { limit, kind, .. } = self.policy(context);
-        let held = if limit == charge.applied.limit { self.buffer.tokens(context.now) } else { 0 };
+        self.demand.note(hits, visit.now);
+        self.begin_next_window(visit.now);
+        let LeasePolicy { limit, kind, .. } = self.policy(visit);
+        let held = if limit == charge.applied.limit { self.buffer.tokens(visit.now) } else { 0 };
         let paid = held.min(hits);
         if paid > 0 {
-            self.buffer.take(paid, false, kind, context.now);
+            self.buffer.take(paid, false, kind, visit.now);
         }
         let rest = hits - paid;
-        self.buffer.note_owed(rest, context.now);
+        self.buffer.note_owed(rest, visit.now);
         if rest > 0 {
-            self.owe(rest, until, context.now);
-            self.ask_for_owed(charge.key(), context, asks);
+            self.owe(rest, until, visit.now);
+            self.ask_for_owed(visit);
         }
         rest
     }
 
     /// The state of the key for a settlement, which changes it only when its request has its
     /// verdict.
-    pub(super) fn preview_settlement(&self, context: &PodContext<'_>) -> Attempt {
+    pub(super) fn preview_settlement(&self, visit: &Visit<'_>) -> Attempt {
         let taken = Take::Taken(LeasedTokens::default());
-        Attempt::local(taken, self.quota(self.limit(), context.now))
+        Attempt::local(taken, self.quota(self.limit(), visit.now))
     }
 
     /// The effect of a refund on the key, if a lease is held here that can take the refund.
-    pub(super) fn preview_refund(&self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
+    pub(super) fn preview_refund(&self, charge: &Charge<'_>, visit: &Visit<'_>) -> Attempt {
         let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
-        let LeasePolicy { limit: own, kind, .. } = self.policy(context);
-        let quota = self.quota(own, context.now);
-        if limit != own || !self.buffer.takes_refund(hits, kind, context.now) {
+        let LeasePolicy { limit: own, kind, .. } = self.policy(visit);
+        let quota = self.quota(own, visit.now);
+        if limit != own || !self.buffer.takes_refund(hits, kind, visit.now) {
             return Attempt::local(Take::Short, quota);
         }
         let remaining = quota.remaining.saturating_add(hits).min(limit.capacity());
@@ -222,69 +215,59 @@ impl KeyState {
 
     /// Credits what `charge` refunds to a lease held here if there is one, else to the store.
     /// What the lease then holds above the size that the pod would ask for goes on to the store.
-    pub(super) fn refund(
-        &mut self,
-        charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let policy = self.policy(context);
-        if !self.try_charge(PendingCharge::of(charge), context).is_decided() {
+    pub(super) fn refund(&mut self, charge: &Charge<'_>, visit: &mut Visit<'_>) {
+        let policy = self.policy(visit);
+        if !self.try_charge(PendingCharge::of(charge), visit).is_decided() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
-            self.note_asked(context.now);
-            asks.push(Ask { back, ..policy.blank_ask(charge.key()) });
+            self.note_asked(visit.now);
+            visit.asks.push(Ask { back, ..policy.blank_ask(visit.key) });
             return;
         }
-        if !self.takes_returns(charge.key(), context) {
+        if !self.takes_returns(visit) {
             return;
         }
-        let kept = self.lease_size(&policy, 0, context).tokens();
-        let excess = self.buffer.take_excess(kept, policy.kind, context.now);
-        asks.extend(excess.and_then(|lease| policy.returning(charge.key(), lease)));
+        let kept = self.lease_size(&policy, 0, visit).tokens();
+        let excess = self.buffer.take_excess(kept, policy.kind, visit.now);
+        visit.asks.extend(excess.and_then(|lease| policy.returning(visit.key, lease)));
     }
 
     /// After a charge, asks for the next lease while tokens last, if they will not last until it
     /// arrives.
-    pub(super) fn ask_ahead(
-        &mut self,
-        charge: &Charge<'_>,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    pub(super) fn ask_ahead(&mut self, visit: &mut Visit<'_>) {
         // For nearly all charges this check alone decides: the tokens last.
-        let tokens = self.buffer.tokens(context.now);
+        let tokens = self.buffer.tokens(visit.now);
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
             return;
         }
-        if self.flags.has(Flags::SHED) && self.buffer.ask_age(context.now) < SHED_PAUSE {
+        if self.flags.has(Flags::SHED) && self.buffer.ask_age(visit.now) < SHED_PAUSE {
             return;
         }
-        let policy = self.policy(context);
+        let policy = self.policy(visit);
         let soon = self.demand.uses_soon(policy.limit.window());
         let ahead = soon && policy.is_leased_by_number();
         // An empty bucket has a token again once the reply about it is no longer fresh.
-        let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
-        let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
-        let more = (left || refills) && !self.is_suspended(context.now);
-        if ahead && more && self.lease_size(&policy, 0, context).may_hold_ahead() {
+        let left = self.buffer.left(visit.now).is_some_and(|left| left > 0);
+        let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(visit.now);
+        let more = (left || refills) && !self.is_suspended(visit.now);
+        if ahead && more && self.lease_size(&policy, 0, visit).may_hold_ahead() {
             let purpose = Purpose::Ahead;
-            asks.push(Ask { purpose, ..self.make_ask(charge.key(), context) });
+            visit.asks.push(Ask { purpose, ..self.make_ask(visit) });
         }
     }
 
     /// What is known about the pods that draw on the key.
-    fn scarcity(&self, context: &PodContext<'_>) -> Scarcity {
+    fn scarcity(&self, visit: &Visit<'_>) -> Scarcity {
         Scarcity {
-            pods: self.pods(context),
-            pod: context.pod,
+            pods: self.pods(visit),
+            pod: visit.pod,
             misses: self.flags.misses(),
             relief: self.flags.has(Flags::RELIEF),
         }
     }
 
     /// Number of pods that share the key: the pods that draw on it, once that has been observed.
-    fn pods(&self, context: &PodContext<'_>) -> f64 {
-        let all = context.pods.of(self.domain()).next_power_of_two();
+    fn pods(&self, visit: &Visit<'_>) -> f64 {
+        let all = visit.pods.of(self.domain()).next_power_of_two();
         let all = f64::from(all);
         self.demand.pods().map_or(all, |seen| seen.min(all))
     }
@@ -326,8 +309,8 @@ impl KeyState {
         self.rule = Some(Arc::clone(rule));
     }
 
-    fn policy(&self, context: &PodContext<'_>) -> LeasePolicy {
-        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.wait_min)
+    fn policy(&self, visit: &Visit<'_>) -> LeasePolicy {
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), visit.wait_min)
     }
 
     /// The policy of the key for returns. It assumes no wait, since only a leaky bucket's slots may
@@ -337,10 +320,10 @@ impl KeyState {
     }
 
     /// Charges the tokens held, or credits a refund to them, if they are enough; makes no ask.
-    fn try_charge(&mut self, pending: PendingCharge, context: &PodContext<'_>) -> Attempt {
-        let now = context.now;
+    fn try_charge(&mut self, pending: PendingCharge, visit: &Visit<'_>) -> Attempt {
+        let now = visit.now;
         self.begin_next_window(now);
-        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let LeasePolicy { limit, kind, .. } = self.policy(visit);
         let take = if pending.limit != limit {
             Take::Short
         } else if pending.refund {
@@ -644,30 +627,30 @@ impl PendingCharge {
     }
 }
 
-// === What a key needs to know of its pod while it is visited ===
+/// The pool of a split key that a pod asks: a different one for each pod, as far as there are enough
+/// pools.
+#[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
+fn first_pool(pod: u64, key: Key) -> u8 {
+    pod.wrapping_add(key.bits()) as u8
+}
 
-/// The context that a key needs from its limiter.
-#[derive(Clone, Copy)]
-pub(super) struct PodContext<'a> {
+// === A visit of a key ===
+
+/// A visit of a key, under the lock of its state: what the key needs to know of its pod, and what
+/// the visit leads to, which is done once the lock is released.
+pub(super) struct Visit<'a> {
+    pub(super) key: Key,
     pub(super) now: Time,
     pub(super) pods: &'a PodCounts,
     /// This pod's number.
     pub(super) pod: u64,
     /// The time that a request may wait for a lease, whatever its caller's deadline.
     pub(super) wait_min: Duration,
-    pub(super) round_trips: &'a RoundTrips,
     pub(super) lease_client: &'a LeaseClient,
-}
-
-// === impl PodContext ===
-
-impl PodContext<'_> {
-    /// The pool of a split key that this pod asks: a different one for each pod, as far as there
-    /// are enough pools.
-    #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
-    fn first_pool(&self, key: Key) -> u8 {
-        self.pod.wrapping_add(key.bits()) as u8
-    }
+    /// Asks to send.
+    pub(super) asks: Vec<Ask>,
+    /// The key is watched from now on.
+    pub(super) starts_watch: bool,
 }
 
 // === The interface of a key to the table ===
@@ -858,31 +841,29 @@ impl KeyState {
         &mut self,
         charge: &Charge<'_>,
         attempt: &Attempt,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
+        visit: &mut Visit<'_>,
     ) {
         let limit = charge.applied.limit;
         let Some(rest) = attempt.quota.reset_after else { return };
         if self.flags.has(Flags::NEXT_WINDOW_ASKED)
-            || self.has_next_window(context.now)
+            || self.has_next_window(visit.now)
             || counting(limit).token != Token::OfWindow
             || rest > limit.window() / LAST_PART
             || self.asking > 0
         {
             return;
         }
-        let key = charge.key();
-        let at = UNUSED + (1.0 - UNUSED) * self.position(key, context);
+        let at = UNUSED + (1.0 - UNUSED) * self.position(visit);
         if rest <= (limit.window() / LAST_PART).mul_f64(at) {
-            self.ask_for_next_window(key, context, asks);
+            self.ask_for_next_window(visit);
         }
     }
 
-    fn ask_for_next_window(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let policy = self.policy(context);
+    fn ask_for_next_window(&mut self, visit: &mut Visit<'_>) {
+        let policy = self.policy(visit);
         let limit = policy.limit.capacity();
         let lasts = Some(policy.limit.window());
-        let size = LeaseSize { left: limit, lasts, ..self.lease_size(&policy, 0, context) };
+        let size = LeaseSize { left: limit, lasts, ..self.lease_size(&policy, 0, visit) };
         let used = self.demand.uses_soon(policy.limit.window()) && size.may_hold_ahead();
         // A window to which a debt is carried over may have nothing to lend.
         let may_begin_in_debt = policy.carries_debt;
@@ -891,33 +872,27 @@ impl KeyState {
             return;
         }
         self.flags.set(Flags::NEXT_WINDOW_ASKED, true);
-        self.note_asked(context.now);
-        asks.push(Ask {
+        self.note_asked(visit.now);
+        visit.asks.push(Ask {
             want: size.tokens(),
             purpose: Purpose::Ahead,
             next_window: true,
-            ..policy.blank_ask(key)
+            ..policy.blank_ask(visit.key)
         });
     }
 
     /// Stores the lease of the next window until that window begins.
-    fn keep_next_window(
-        &mut self,
-        reply: &Reply,
-        grant: &Grant,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let policy = self.policy(context);
+    fn keep_next_window(&mut self, reply: &Reply, grant: &Grant, visit: &mut Visit<'_>) {
+        let policy = self.policy(visit);
         if policy.limit != reply.ask.limit || policy.kind != LeaseKind::Windowed {
-            asks.extend(unwanted(reply)); // the limit has changed meanwhile
+            visit.asks.extend(unwanted(reply)); // the limit has changed meanwhile
             return;
         }
         if grant.tokens == 0 {
             return;
         }
-        self.give_back_next_window(reply.ask.key, asks);
-        let refill = policy.refill(reply, grant, self.scarcity(context), context);
+        self.give_back_next_window(visit);
+        let refill = policy.refill(reply, grant, self.scarcity(visit), visit.now);
         let fresh_until = refill.lease.starts;
         self.buffer.make_cold().next_window = Some(Box::new(Refill { fresh_until, ..refill }));
     }
@@ -941,16 +916,16 @@ impl KeyState {
     /// When to check whether the waiting lease is used, if its window begins soon. The check comes
     /// some time after the beginning, different for each pod and key, so that what idle keys give
     /// back does not reach the masters all at once with the window's first asks.
-    fn checks_next_window_at(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
+    fn checks_next_window_at(&self, visit: &Visit<'_>) -> Option<Time> {
         let begins = self.buffer.cold()?.next_window.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
-        let soon = begins.since(context.now) <= LOOK_WITHIN;
-        soon.then(|| begins + spread.mul_f64(self.position(key, context)))
+        let soon = begins.since(visit.now) <= LOOK_WITHIN;
+        soon.then(|| begins + spread.mul_f64(self.position(visit)))
     }
 
     /// This pod's position among all pods that hold the key, from 0 to 1; different in each window.
-    fn position(&self, key: Key, context: &PodContext<'_>) -> f64 {
-        fraction(mixed(key.bits() ^ mixed(context.pod ^ self.buffer.epoch())))
+    fn position(&self, visit: &Visit<'_>) -> f64 {
+        fraction(mixed(visit.key.bits() ^ mixed(visit.pod ^ self.buffer.epoch())))
     }
 
     /// Whether a lease waits for its window, and that window is not over yet.
@@ -960,10 +935,10 @@ impl KeyState {
     }
 
     /// Removes the waiting lease, which is given back.
-    fn give_back_next_window(&mut self, key: Key, asks: &mut Vec<Ask>) {
+    fn give_back_next_window(&mut self, visit: &mut Visit<'_>) {
         let next = self.buffer.cold_mut().and_then(|cold| cold.next_window.take());
         if let Some(refill) = next {
-            asks.extend(self.return_policy().returning(key, refill.lease));
+            visit.asks.extend(self.return_policy().returning(visit.key, refill.lease));
             self.buffer.trim();
         }
     }
@@ -981,10 +956,10 @@ impl KeyState {
     /// queue, or the last if other asks are out. Looks ask for no tokens, and requests held to
     /// another limit are left out.
     /// Refunds for which no lease was held here go to the store with the ask.
-    fn make_ask(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
+    fn make_ask(&mut self, visit: &Visit<'_>) -> Ask {
         let expected = self.expected();
-        self.note_asked(context.now);
-        let policy = self.policy(context);
+        self.note_asked(visit.now);
+        let policy = self.policy(visit);
         let refunds = self.buffer.cold_mut().map_or(0, |cold| {
             // A request that has been answered already needs no tokens and is not charged.
             cold.waiting.forget_answered();
@@ -993,7 +968,7 @@ impl KeyState {
         let waiting = self.buffer.cold().map(|cold| &cold.waiting);
         // Slots that are held pass while a charge waits for more, so a charge gets all its slots at
         // once.
-        let held = if policy.kind.is_spaced() { 0 } else { self.buffer.tokens(context.now) };
+        let held = if policy.kind.is_spaced() { 0 } else { self.buffer.tokens(visit.now) };
         let charges = || {
             waiting
                 .into_iter()
@@ -1001,23 +976,23 @@ impl KeyState {
                 .filter(PendingCharge::spends)
         };
         let wanted = waiting.map_or(0, |queue| queue.wanted(policy.limit));
-        let wanted = wanted.saturating_add(self.debt(context.now));
+        let wanted = wanted.saturating_add(self.debt(visit.now));
         let missing = wanted.saturating_sub(held).saturating_sub(expected);
         // With other asks out, the newest charge, for which this ask is made: the charges before it
         // are covered by those asks, or are asked for again after the replies.
         let needy = if expected > 0 { charges().last() } else { charges().next() };
         let need = needy.map_or(0, |pending| pending.hits.saturating_sub(held));
-        let size = self.lease_size(&policy, missing, context);
-        let owed = self.report_owed(context.now);
+        let size = self.lease_size(&policy, missing, visit);
+        let owed = self.report_owed(visit.now);
         // A pool does not know whether the key is overdrawn, which is all that looks ask.
         let looks = needy.is_none() && self.has_waiting();
         let is_for_count = looks || refunds > 0 || owed > 0;
-        let pool = self.pool(&policy, &size, context.now).filter(|_| !is_for_count);
+        let pool = self.pool(&policy, &size, visit.now).filter(|_| !is_for_count);
         let want = match needy {
             None if looks => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
             _ if policy.is_leased_by_number() => {
-                let fill = if pool.is_none() { self.fill(&policy, &size, key, context) } else { 0 };
+                let fill = if pool.is_none() { self.fill(&policy, &size, visit) } else { 0 };
                 size.tokens().max(need).saturating_add(fill)
             }
             _ => missing,
@@ -1033,10 +1008,10 @@ impl KeyState {
             need: if own { need } else { 0 },
             charge_denied: own && needy.is_some_and(|pending| pending.charge_denied),
             owed,
-            slots: self.stated(context),
+            slots: self.stated(visit),
             back: (refunds > 0).then_some(Return { tokens: refunds, epoch: None }),
             pool,
-            ..policy.blank_ask(key)
+            ..policy.blank_ask(visit.key)
         }
     }
 
@@ -1068,42 +1043,37 @@ impl KeyState {
 
     /// Whether an ask made now would only find out whether an empty key is still empty. This is not
     /// so for a bucket that had a token at the last ask, since it has another one soon.
-    fn is_probe(&self, context: &PodContext<'_>) -> bool {
-        let refills = self.policy(context).inflow() > 0.0 && self.flags.misses() == 0;
-        let recent = context.now.since(self.buffer.replied_at()) < PROBES_SHED_FOR;
-        self.buffer.is_known_empty(context.now) && recent && !refills
+    fn is_probe(&self, visit: &Visit<'_>) -> bool {
+        let refills = self.policy(visit).inflow() > 0.0 && self.flags.misses() == 0;
+        let recent = visit.now.since(self.buffer.replied_at()) < PROBES_SHED_FOR;
+        self.buffer.is_known_empty(visit.now) && recent && !refills
     }
 
     /// Whether a request has no time to wait for three asks in sequence: the one that is out, one
     /// that brings less than is wanted, and one that is denied.
-    pub(super) fn is_distant(&self, context: &PodContext<'_>) -> bool {
-        3 * self.round_trip() > context.wait_min
+    pub(super) fn is_distant(&self, visit: &Visit<'_>) -> bool {
+        3 * self.round_trip() > visit.wait_min
     }
 
     /// Whether the waiting requests want more than the asks on their way may bring, and there is no
     /// time to ask again after the replies.
-    fn is_uncovered(&self, context: &PodContext<'_>) -> bool {
-        let empty = self.buffer.is_known_empty(context.now); // one probe is enough
-        if empty || !self.is_distant(context) || self.asking >= ASKS_MAX || self.is_of_slots() {
+    fn is_uncovered(&self, visit: &Visit<'_>) -> bool {
+        let empty = self.buffer.is_known_empty(visit.now); // one probe is enough
+        if empty || !self.is_distant(visit) || self.asking >= ASKS_MAX || self.is_of_slots() {
             return false;
         }
         let Some(cold) = self.buffer.cold() else { return false };
-        let covered = self.expected().saturating_add(self.buffer.tokens(context.now));
+        let covered = self.expected().saturating_add(self.buffer.tokens(visit.now));
         cold.waiting.want_more_than(covered, self.limit())
     }
 
-    fn lease_size(
-        &self,
-        policy: &LeasePolicy,
-        waiting: u64,
-        context: &PodContext<'_>,
-    ) -> LeaseSize {
+    fn lease_size(&self, policy: &LeasePolicy, waiting: u64, visit: &Visit<'_>) -> LeaseSize {
         let limit = policy.limit.capacity();
         let lasts = match policy.kind {
-            LeaseKind::Windowed => self.buffer.reset_after(context.now),
+            LeaseKind::Windowed => self.buffer.reset_after(visit.now),
             // A sliding window's leases also end with their aligned window.
             LeaseKind::Timed if slides(policy.limit) => {
-                Some(self.rest_of_window(context.now).min(policy.ttl()))
+                Some(self.rest_of_window(visit.now).min(policy.ttl()))
             }
             LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
         };
@@ -1113,11 +1083,11 @@ impl KeyState {
             run: self.demand.run_length(),
             waiting,
             limit,
-            left: self.buffer.left(context.now).unwrap_or(limit),
+            left: self.buffer.left(visit.now).unwrap_or(limit),
             inflow: policy.inflow(),
             lasts,
             round_trip: self.round_trip(),
-            pods: self.pods(context),
+            pods: self.pods(visit),
             relief: self.flags.has(Flags::RELIEF),
             terms: policy.terms(),
         }
@@ -1136,24 +1106,19 @@ impl KeyState {
         }
     }
 
-    fn holds_above_allowance(&self, context: &PodContext<'_>) -> bool {
-        let policy = self.policy(context);
-        let tokens = self.buffer.tokens(context.now);
+    fn holds_above_allowance(&self, visit: &Visit<'_>) -> bool {
+        let policy = self.policy(visit);
+        let tokens = self.buffer.tokens(visit.now);
         let spaced = policy.kind.is_spaced();
-        let allowance = || self.lease_size(&policy, 0, context).unspent_allowance();
-        self.has_next_window(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
+        let allowance = || self.lease_size(&policy, 0, visit).unspent_allowance();
+        self.has_next_window(visit.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
 
     /// Whether the reply to the ask on its way is overdue.
-    fn is_overdue(&self, context: &PodContext<'_>) -> bool {
+    fn is_overdue(&self, visit: &Visit<'_>) -> bool {
         let trips = self.round_trip() * OVERDUE_ROUND_TRIPS;
-        let asked_for = self.buffer.ask_age(context.now);
-        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.wait_min)
-    }
-
-    /// Whether the reply to the ask on its way will never come.
-    fn is_lost(&self, now: Time) -> bool {
-        self.asking > 0 && self.buffer.ask_age(now) > LOST_AFTER
+        let asked_for = self.buffer.ask_age(visit.now);
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(visit.wait_min)
     }
 
     fn round_trip(&self) -> Duration {
@@ -1200,18 +1165,12 @@ impl KeyState {
 
     /// The number of tokens to ask the own count for in addition to a lease, to be put into the
     /// pool.
-    fn fill(
-        &self,
-        policy: &LeasePolicy,
-        size: &LeaseSize,
-        key: Key,
-        context: &PodContext<'_>,
-    ) -> u64 {
+    fn fill(&self, policy: &LeasePolicy, size: &LeaseSize, visit: &Visit<'_>) -> u64 {
         if !self.flags.has(Flags::POOL_EMPTY) || !is_pooled(policy, size) {
             return 0;
         }
         let others = size.pods / f64::from(policy.pools.get()) - 1.0;
-        let drawn = fraction(mixed(key.bits() ^ mixed(context.pod ^ context.now.nanos())));
+        let drawn = fraction(mixed(visit.key.bits() ^ mixed(visit.pod ^ visit.now.nanos())));
         if drawn * (others + 1.0) > FILLING {
             return 0;
         }
@@ -1219,24 +1178,18 @@ impl KeyState {
     }
 
     /// Applies a pool's grant. Notes whether the pool leased less than was asked for.
-    fn take_from_pool(
-        &mut self,
-        reply: &Reply,
-        grant: &Grant,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    fn take_from_pool(&mut self, reply: &Reply, grant: &Grant, visit: &mut Visit<'_>) {
         self.flags.set(Flags::POOL_EMPTY, grant.tokens < reply.ask.want);
         if grant.tokens == 0 {
             return;
         }
-        let LeasePolicy { kind, limit, .. } = self.policy(context);
+        let LeasePolicy { kind, limit, .. } = self.policy(visit);
         let windowed = counting(limit).is_windowed;
         // A pool may end late, by the time that the deposit took to arrive: cut to the window's
         // end.
         let ends = reply.asked_at + grant.ends_after;
-        let ends = match self.buffer.reset_after(context.now) {
-            Some(rest) if windowed => ends.min(context.now + rest),
+        let ends = match self.buffer.reset_after(visit.now) {
+            Some(rest) if windowed => ends.min(visit.now + rest),
             _ => ends,
         };
         let lease = LeasedTokens {
@@ -1247,55 +1200,55 @@ impl KeyState {
         };
         let is_useful = !kind.is_spaced() && (!windowed || grant.epoch == self.buffer.epoch());
         if is_useful && limit == reply.ask.limit {
-            self.buffer.put_back(lease, kind, context.now);
-            self.pay_owed(kind, context.now);
-            self.serve(context);
+            self.buffer.put_back(lease, kind, visit.now);
+            self.pay_owed(kind, visit.now);
+            self.serve(visit);
         } else {
-            asks.extend(unwanted(reply));
+            visit.asks.extend(unwanted(reply));
         }
     }
 
     /// After a grant of the own count, puts the tokens above a lease into the pool.
-    fn fill_pool(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let policy = self.policy(context);
+    fn fill_pool(&mut self, visit: &mut Visit<'_>) {
+        let policy = self.policy(visit);
         if policy.pools.get() == 1 {
             return;
         }
         self.flags.set(Flags::POOL_EMPTY, false);
-        let size = self.lease_size(&policy, 0, context);
+        let size = self.lease_size(&policy, 0, visit);
         let kept = size.tokens();
-        let excess = self.buffer.tokens(context.now).saturating_sub(kept);
+        let excess = self.buffer.tokens(visit.now).saturating_sub(kept);
         if excess < kept || !is_pooled(&policy, &size) {
             return;
         }
         let pool = Some(self.pool % policy.pools);
-        let deposit = Ask { pool, purpose: Purpose::Return, ..policy.blank_ask(key) };
-        if !context.lease_client.takes(&deposit) {
+        let deposit = Ask { pool, purpose: Purpose::Return, ..policy.blank_ask(visit.key) };
+        if !visit.lease_client.takes(&deposit) {
             return; // the excess goes back to the own count
         }
-        let Some(lease) = self.buffer.take_out(kept, policy.kind, context.now) else { return };
+        let Some(lease) = self.buffer.take_out(kept, policy.kind, visit.now) else { return };
         // Less the time to the store and back, which the pool's clock does not count.
-        let lasts = lease.ends.since(context.now).saturating_sub(2 * self.round_trip());
+        let lasts = lease.ends.since(visit.now).saturating_sub(2 * self.round_trip());
         let lease = Some(Deposit { tokens: lease.tokens, epoch: lease.epoch, lasts });
-        asks.push(Ask { deposit: lease, ..deposit });
+        visit.asks.push(Ask { deposit: lease, ..deposit });
     }
 
     /// Before a change to a rule with fewer pools, asks the pool of this pod for all that it holds,
     /// if the pod leases from it. The pod gives back what it does not use itself. A pool that no
     /// pod asks in this way ends with its leases.
-    fn empty_pools(&mut self, key: Key, kept: u8, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let policy = self.policy(context);
+    fn empty_pools(&mut self, kept: u8, visit: &mut Visit<'_>) {
+        let policy = self.policy(visit);
         let pool = self.pool % policy.pools;
-        let live = self.buffer.left(context.now).is_some();
-        if pool < kept || !live || !is_pooled(&policy, &self.lease_size(&policy, 0, context)) {
+        let live = self.buffer.left(visit.now).is_some();
+        if pool < kept || !live || !is_pooled(&policy, &self.lease_size(&policy, 0, visit)) {
             return;
         }
-        self.note_asked(context.now);
-        asks.push(Ask {
+        self.note_asked(visit.now);
+        visit.asks.push(Ask {
             pool: Some(pool),
             want: u64::MAX,
             purpose: Purpose::Ahead,
-            ..policy.blank_ask(key)
+            ..policy.blank_ask(visit.key)
         });
     }
 }
@@ -1325,34 +1278,29 @@ impl KeyState {
     /// served under the limit that the lease was asked for; only then is the next limit's turn.
     ///
     /// Returns what became of the key's debt.
-    pub(super) fn reply(
-        &mut self,
-        reply: &Reply,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> DebtOutcome {
+    pub(super) fn reply(&mut self, reply: &Reply, visit: &mut Visit<'_>) -> DebtOutcome {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
-        self.note_answered(&reply.ask, context.now);
+        self.note_answered(&reply.ask, visit.now);
         self.note_reported(reply);
         match &reply.outcome {
             Ok(grant) if reply.ask.next_window => {
-                self.keep_next_window(reply, grant, context, asks);
+                self.keep_next_window(reply, grant, visit);
             }
             Err(_) if reply.ask.next_window => {}
-            Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
+            Err(StoreError::Shed) => self.note_shed(&reply.ask, visit),
             // The own count is asked instead.
             Err(_) if reply.ask.pool.is_some() => self.flags.set(Flags::POOL_EMPTY, true),
-            Err(error) => self.fail(error, context.now),
+            Err(error) => self.fail(error, visit.now),
             Ok(grant) if reply.ask.pool.is_some() => {
-                self.take_from_pool(reply, grant, context, asks);
-                paid = self.pay_debt(self.policy(context).kind, context.now);
+                self.take_from_pool(reply, grant, visit);
+                paid = self.pay_debt(self.policy(visit).kind, visit.now);
             }
-            Ok(grant) => paid = self.apply_grant(reply, grant, context, asks),
+            Ok(grant) => paid = self.apply_grant(reply, grant, visit),
         }
         let debt = self.update_debt(paid);
         if self.asking == 0 {
-            self.ask_for_waiting(reply, context, asks);
+            self.ask_for_waiting(reply, visit);
         }
         self.buffer.trim();
         debt
@@ -1375,38 +1323,32 @@ impl KeyState {
     }
 
     /// Applies a grant. Returns the number of admitted hits that it has paid for.
-    fn apply_grant(
-        &mut self,
-        reply: &Reply,
-        grant: &Grant,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> u64 {
+    fn apply_grant(&mut self, reply: &Reply, grant: &Grant, visit: &mut Visit<'_>) -> u64 {
         self.resume();
-        self.change_limit(reply.ask.limit, reply.ask.key, context, asks);
-        let policy = self.policy(context);
+        self.change_limit(reply.ask.limit, visit);
+        let policy = self.policy(visit);
         self.flags.set(Flags::RELIEF, reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         if !self.is_of_slots() {
-            self.note_draw(&policy, reply, grant, context.now);
+            self.note_draw(&policy, reply, grant, visit.now);
         }
         if grant.epoch != self.buffer.epoch() {
-            let waits = self.has_next_window(context.now);
+            let waits = self.has_next_window(visit.now);
             self.flags.set(Flags::NEXT_WINDOW_ASKED, waits);
         }
-        let refill = policy.refill(reply, grant, self.scarcity(context), context);
-        let refill = self.with_idle(refill, context.now);
-        self.buffer.refill(refill, policy.kind, context.now);
-        self.note_round_trip(context.now.since(reply.asked_at));
-        let paid = self.pay_debt(policy.kind, context.now);
-        self.pay_owed(policy.kind, context.now);
-        let owed = self.owed(context.now);
+        let refill = policy.refill(reply, grant, self.scarcity(visit), visit.now);
+        let refill = self.with_idle(refill, visit.now);
+        self.buffer.refill(refill, policy.kind, visit.now);
+        self.note_round_trip(visit.now.since(reply.asked_at));
+        let paid = self.pay_debt(policy.kind, visit.now);
+        self.pay_owed(policy.kind, visit.now);
+        let owed = self.owed(visit.now);
         if owed > 0 {
-            self.buffer.note_owed(owed, context.now); // the store does not know the rest yet
+            self.buffer.note_owed(owed, visit.now); // the store does not know the rest yet
         }
-        self.serve(context);
-        self.give_back_unused(reply.ask.key, context, asks);
-        self.fill_pool(reply.ask.key, context, asks);
+        self.serve(visit);
+        self.give_back_unused(visit);
+        self.fill_pool(visit);
         paid
     }
 
@@ -1428,51 +1370,50 @@ impl KeyState {
 
     /// Once no ask is out, asks for the requests that still wait, and for the rest of the debt as
     /// long as the store lends.
-    fn ask_for_waiting(&mut self, reply: &Reply, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let key: Key = reply.ask.key;
+    fn ask_for_waiting(&mut self, reply: &Reply, visit: &mut Visit<'_>) {
         let lends = || reply.outcome.as_ref().is_ok_and(|grant| grant.tokens > 0);
         let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
         if let Some(first) = first {
-            self.change_limit(first.limit, key, context, asks);
-            asks.push(self.make_ask(key, context));
-        } else if self.debt(context.now) > 0 && lends() {
-            asks.push(Ask { purpose: Purpose::Ahead, ..self.make_ask(key, context) });
-        } else if self.owed(context.now) > 0 && reply.outcome.is_ok() {
-            self.ask_for_owed(key, context, asks);
-        } else if !self.policy(context).is_leased() {
+            self.change_limit(first.limit, visit);
+            visit.asks.push(self.make_ask(visit));
+        } else if self.debt(visit.now) > 0 && lends() {
+            visit.asks.push(Ask { purpose: Purpose::Ahead, ..self.make_ask(visit) });
+        } else if self.owed(visit.now) > 0 && reply.outcome.is_ok() {
+            self.ask_for_owed(visit);
+        } else if !self.policy(visit).is_leased() {
             // Tokens that no request asked for must not be spent.
-            self.give_back_tokens(key, context, asks);
+            self.give_back_tokens(visit);
         } else if let (LimitSource::ColdState, Some(limit)) =
             (self.limit_source, self.limit_of_rule())
         {
             // The other limit is kept only as long as the box is needed for waiting requests.
-            self.change_limit(limit, key, context, asks);
+            self.change_limit(limit, visit);
         }
     }
 
     /// Handles an ask that was dropped because its shard has more urgent ones to answer: requests
     /// that probe an empty key are denied by the store's last reply, and nothing is asked ahead for
     /// a while.
-    fn note_shed(&mut self, ask: &Ask, context: &PodContext<'_>) {
+    fn note_shed(&mut self, ask: &Ask, visit: &Visit<'_>) {
         self.flags.set(Flags::SHED, true);
         if self.asking == 0 {
-            self.buffer.note_ask(context.now);
+            self.buffer.note_ask(visit.now);
         }
         // Requests that joined an ask that was made ahead are asked for now.
         if ask.purpose == Purpose::Probe && self.asking == 0 {
-            self.buffer.extend_freshness(context.now + SHED_PAUSE);
-            self.serve(context);
-            self.fail(&StoreError::Shed, context.now);
+            self.buffer.extend_freshness(visit.now + SHED_PAUSE);
+            self.serve(visit);
+            self.fail(&StoreError::Shed, visit.now);
         }
     }
 
     /// Answers the waiting requests that the tokens and the store's reply allow, first come, first
     /// served.
-    fn serve(&mut self, context: &PodContext<'_>) {
-        let kind = self.policy(context).kind;
+    fn serve(&mut self, visit: &Visit<'_>) {
+        let kind = self.policy(visit).kind;
         let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take_all() {
-            let attempt = self.try_charge(waiter.pending, context);
+            let attempt = self.try_charge(waiter.pending, visit);
             if !attempt.is_decided() {
                 self.buffer.make_cold().waiting.push_back(waiter);
                 continue;
@@ -1480,13 +1421,16 @@ impl KeyState {
             let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
             if let Some(unread) = waiter.answer(Ok(attempt)) {
                 self.end_use(unread.taken().tokens);
-                self.buffer.put_back(unread.taken(), kind, context.now);
+                self.buffer.put_back(unread.taken(), kind, visit.now);
             }
         }
     }
 
+    /// Answers the waiting requests that the store gave no grant, because of `error`.
     fn fail(&mut self, error: &StoreError, now: Time) {
-        self.suspend(error, now);
+        if *error == StoreError::ForeignValue {
+            self.buffer.make_cold().suspended_until = now + SUSPENDED_FOR;
+        }
         let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take_all() {
             waiter.answer(Err(error.clone()));
@@ -1514,17 +1458,17 @@ impl KeyState {
         hits: u64,
         until: Time,
         can_pay: bool,
-        context: &PodContext<'_>,
+        visit: &Visit<'_>,
     ) -> Noted {
         let is_owable = counting(self.limit()).token.can_be_owed();
         if !is_owable || (self.asking == 0 && !can_pay) {
             return Noted { is_owed: false, unpaid: hits, paid: 0 };
         }
-        let owed = self.debt(context.now);
+        let owed = self.debt(visit.now);
         let ended = self.noted_debt() - owed;
         self.buffer.make_cold().debt_until = until;
         self.set_debt(owed.saturating_add(hits));
-        let paid = self.pay_debt(self.policy(context).kind, context.now);
+        let paid = self.pay_debt(self.policy(visit).kind, visit.now);
         Noted { is_owed: true, unpaid: ended, paid }
     }
 
@@ -1570,9 +1514,9 @@ impl KeyState {
     }
 
     /// Unless an ask is out, which another one follows, asks the store to count what is owed.
-    fn ask_for_owed(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        if self.asking == 0 && !self.is_suspended(context.now) {
-            asks.push(self.make_ask(key, context));
+    fn ask_for_owed(&mut self, visit: &mut Visit<'_>) {
+        if self.asking == 0 && !self.is_suspended(visit.now) {
+            visit.asks.push(self.make_ask(visit));
         }
     }
 
@@ -1617,7 +1561,7 @@ impl KeyState {
 
     /// Forgets an ask that was lost by an internal error.
     fn forget_lost_ask(&mut self, now: Time) {
-        if !self.is_lost(now) {
+        if self.asking == 0 || self.buffer.ask_age(now) <= LOST_AFTER {
             return;
         }
         self.asking = 0;
@@ -1650,28 +1594,21 @@ impl KeyState {
 
     /// Asks for what has to be said to the store in time, of a key that is not watched since too many
     /// are.
-    pub(super) fn ask_unwatched(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    pub(super) fn ask_unwatched(&mut self, visit: &mut Visit<'_>) {
         if self.flags.has(Flags::WATCHED) {
             return;
         }
-        if self.owed(context.now) > 0 {
-            self.forget_lost_ask(context.now);
-            self.ask_for_owed(key, context, asks);
-        } else if self.has_slots(context.now) {
-            self.inspect_slots(key, context, asks);
+        if self.owed(visit.now) > 0 {
+            self.forget_lost_ask(visit.now);
+            self.ask_for_owed(visit);
+        } else if self.has_slots(visit.now) {
+            self.inspect_slots(visit);
             self.flags.set(Flags::WATCHED, false);
         }
     }
 
-    fn is_worth_watching(&self, context: &PodContext<'_>) -> bool {
-        self.has_slots(context.now)
-            || self.owed(context.now) > 0
-            || self.holds_above_allowance(context)
+    fn is_worth_watching(&self, visit: &Visit<'_>) -> bool {
+        self.has_slots(visit.now) || self.owed(visit.now) > 0 || self.holds_above_allowance(visit)
     }
 }
 
@@ -1681,24 +1618,18 @@ impl KeyState {
     /// From now on the key holds only tokens of `limit`; the others are returned. If their shard
     /// cannot take them they stay, since two limits of one key share the count that they belong to.
     /// Tokens of another store never stay: this store has not counted them.
-    fn change_limit(
-        &mut self,
-        limit: Limit,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    fn change_limit(&mut self, limit: Limit, visit: &mut Visit<'_>) {
         if self.limit() == limit {
             return;
         }
         let spaced = counting(limit).token == Token::Slot;
         let moves = self.limit().store != limit.store;
-        let none_held = || self.buffer.tokens(context.now) == 0;
+        let none_held = || self.buffer.tokens(visit.now) == 0;
         if moves {
-            self.give_back(key, context, asks);
+            self.give_back(visit);
             self.buffer.forget();
-        } else if spaced || none_held() || self.takes_returns(key, context) {
-            self.give_back_tokens(key, context, asks);
+        } else if spaced || none_held() || self.takes_returns(visit) {
+            self.give_back_tokens(visit);
             self.buffer.forget();
         } else {
             self.buffer.mark_estimated();
@@ -1711,45 +1642,40 @@ impl KeyState {
     /// is idle, else what the recent demand will not use, since the measured demand falls only slowly
     /// after it has moved to another pod. Nothing goes back to a shard that cannot take it. Returns
     /// when to check the key again; `None` stops watching it.
-    pub(super) fn inspect(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> Option<Time> {
+    pub(super) fn inspect(&mut self, visit: &mut Visit<'_>) -> Option<Time> {
         if self.is_of_slots() {
-            return self.inspect_slots(key, context, asks);
+            return self.inspect_slots(visit);
         }
-        self.begin_next_window(context.now);
-        self.flags.set(Flags::WATCHED, self.is_worth_watching(context));
+        self.begin_next_window(visit.now);
+        self.flags.set(Flags::WATCHED, self.is_worth_watching(visit));
         if !self.flags.has(Flags::WATCHED) {
             return None;
         }
-        if self.owed(context.now) > 0 {
-            self.forget_lost_ask(context.now);
-            self.ask_for_owed(key, context, asks);
-            return Some(context.now + WATCH_EVERY);
+        if self.owed(visit.now) > 0 {
+            self.forget_lost_ask(visit.now);
+            self.ask_for_owed(visit);
+            return Some(visit.now + WATCH_EVERY);
         }
-        let policy = self.policy(context);
-        if !self.takes_returns(key, context) {
-            return Some(context.now + WATCH_EVERY); // they would be lost on the way
+        let policy = self.policy(visit);
+        if !self.takes_returns(visit) {
+            return Some(visit.now + WATCH_EVERY); // they would be lost on the way
         }
         let idle_after = self.idle_after(&policy);
-        if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
-            self.give_back_tokens(key, context, asks);
+        if self.demand.idle_for(visit.now) >= idle_after && !self.is_busy() {
+            self.give_back_tokens(visit);
             self.flags.set(Flags::WATCHED, false);
             return None;
         }
-        let demand = self.demand.recent_rate(context.now);
+        let demand = self.demand.recent_rate(visit.now);
         let size =
-            LeaseSize { demand, burst: demand, run: None, ..self.lease_size(&policy, 0, context) };
-        if self.buffer.tokens(context.now) > 2 * size.in_use() {
-            let excess = self.buffer.take_excess(size.in_use(), policy.kind, context.now);
-            asks.extend(excess.and_then(|lease| policy.returning(key, lease)));
+            LeaseSize { demand, burst: demand, run: None, ..self.lease_size(&policy, 0, visit) };
+        if self.buffer.tokens(visit.now) > 2 * size.in_use() {
+            let excess = self.buffer.take_excess(size.in_use(), policy.kind, visit.now);
+            visit.asks.extend(excess.and_then(|lease| policy.returning(visit.key, lease)));
         }
-        let silent = self.demand.idle_for(context.now);
-        let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
-        Some(self.checks_next_window_at(key, context).map_or(until_idle, |at| until_idle.max(at)))
+        let silent = self.demand.idle_for(visit.now);
+        let until_idle = visit.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
+        Some(self.checks_next_window_at(visit).map_or(until_idle, |at| until_idle.max(at)))
     }
 
     /// The silence after which the tokens held go back: in time for others to use them in a short
@@ -1764,87 +1690,64 @@ impl KeyState {
 
     /// Removes the unspent tokens; the asks return them to the store, and report what is owed to
     /// it.
-    pub(super) fn give_back(&mut self, key: Key, context: &PodContext<'_>, asks: &mut Vec<Ask>) {
-        let owed = self.take_unreported(context.now);
+    pub(super) fn give_back(&mut self, visit: &mut Visit<'_>) {
+        let owed = self.take_unreported(visit.now);
         if owed > 0 {
-            let blank = self.return_policy().blank_ask(key);
-            asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
+            let blank = self.return_policy().blank_ask(visit.key);
+            visit.asks.push(Ask { owed, purpose: Purpose::Return, ..blank });
         }
-        self.give_back_tokens(key, context, asks);
+        self.give_back_tokens(visit);
     }
 
     /// Removes the unspent tokens; the asks return them to the store. What the key owes stays.
-    pub(super) fn give_back_tokens(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    pub(super) fn give_back_tokens(&mut self, visit: &mut Visit<'_>) {
         if self.is_of_slots() {
-            return self.give_back_idle(key, context, asks);
+            return self.give_back_idle(visit);
         }
-        self.give_back_next_window(key, asks);
+        self.give_back_next_window(visit);
         let policy = self.return_policy();
-        let leases = self.buffer.drain(context.now).into_iter().flatten();
-        asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
+        let leases = self.buffer.drain(visit.now).into_iter().flatten();
+        visit.asks.extend(leases.filter_map(|lease| policy.returning(visit.key, lease)));
     }
 
     /// Puts back tokens that were taken and are not spent after all.
-    pub(super) fn put_back(
-        &mut self,
-        taken: LeasedTokens,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    pub(super) fn put_back(&mut self, taken: LeasedTokens, visit: &mut Visit<'_>) {
         if self.is_of_slots() {
-            return self.release(taken.tokens, key, context, asks);
+            return self.release(taken.tokens, visit);
         }
-        self.put_back_under(&self.policy(context), taken, key, context, asks);
+        self.put_back_under(&self.policy(visit), taken, visit);
     }
 
-    fn put_back_under(
-        &mut self,
-        policy: &LeasePolicy,
-        taken: LeasedTokens,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        self.buffer.put_back(taken, policy.kind, context.now);
+    fn put_back_under(&mut self, policy: &LeasePolicy, taken: LeasedTokens, visit: &mut Visit<'_>) {
+        self.buffer.put_back(taken, policy.kind, visit.now);
         if !policy.is_leased() && !self.has_waiting() {
-            self.give_back_tokens(key, context, asks);
+            self.give_back_tokens(visit);
         }
     }
 
     /// Takes in what a request held and did not use, if the key still has the lease of the tokens;
     /// else they go back to the store, which knows whether they still count. Those of a window that
     /// is over do not.
-    pub(super) fn take_in(
-        &mut self,
-        unspent: &Unspent,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let Unspent { key, tokens, .. } = *unspent;
+    pub(super) fn take_in(&mut self, unspent: &Unspent, visit: &mut Visit<'_>) {
+        let tokens = unspent.tokens;
         if self.is_of_slots() {
-            return self.release(tokens.tokens, key, context, asks);
+            return self.release(tokens.tokens, visit);
         }
-        self.begin_next_window(context.now);
-        let policy = self.policy(context);
+        self.begin_next_window(visit.now);
+        let policy = self.policy(visit);
         let is_windowed = policy.kind == LeaseKind::Windowed;
         let is_of_this_store = policy.limit.store == unspent.limit.store;
-        let lasts = context.now < tokens.ends;
+        let lasts = visit.now < tokens.ends;
         // A count beyond its limit is owed these tokens, and other pods may need them.
-        let has_lease = self.buffer.is_live(context.now)
-            && !self.buffer.is_known_empty(context.now)
+        let has_lease = self.buffer.is_live(visit.now)
+            && !self.buffer.is_known_empty(visit.now)
             && (!is_windowed || tokens.epoch == self.buffer.epoch());
         if is_of_this_store && lasts && has_lease {
-            self.put_back_under(&policy, tokens, key, context, asks);
-        } else if is_of_this_store && lasts && is_windowed && !self.takes_returns(key, context) {
-            self.keep(tokens, context.now); // they would be lost on the way
+            self.put_back_under(&policy, tokens, visit);
+        } else if is_of_this_store && lasts && is_windowed && !self.takes_returns(visit) {
+            self.keep(tokens, visit.now); // they would be lost on the way
         } else if lasts || !is_of_this_store || !is_windowed {
-            asks.push(unspent.returned());
+            visit.asks.push(unspent.returned());
         }
     }
 
@@ -1869,47 +1772,46 @@ impl KeyState {
     }
 
     /// Whether the key's shard accepts returned tokens at present.
-    pub(super) fn takes_returns(&self, key: Key, context: &PodContext<'_>) -> bool {
+    pub(super) fn takes_returns(&self, visit: &Visit<'_>) -> bool {
         let policy = self.return_policy();
-        context.lease_client.takes(&policy.blank_ask(key))
+        visit.lease_client.takes(&policy.blank_ask(visit.key))
     }
 
     /// Takes back the tokens of a return that, by `reply`, were not sent; or what is owed, if that
     /// may not have been counted.
-    pub(super) fn take_back_unsent(&mut self, reply: &Reply, context: &PodContext<'_>) {
+    pub(super) fn take_back_unsent(&mut self, reply: &Reply, visit: &Visit<'_>) {
         if reply.ask.owed > 0 {
             let policy = self.return_policy();
-            let rest = self.buffer.reset_after(context.now).unwrap_or(policy.limit.window());
-            let until = policy.owed_until(context.now + rest);
-            self.owe(reply.ask.owed, until, context.now);
+            let rest = self.buffer.reset_after(visit.now).unwrap_or(policy.limit.window());
+            let until = policy.owed_until(visit.now + rest);
+            self.owe(reply.ask.owed, until, visit.now);
             let is_counted_maybe = !reply.outcome.as_ref().is_err_and(StoreError::is_not_applied);
             if let Some(owed) = self.owed_mut() {
                 owed.held_back |= is_counted_maybe;
             }
             return;
         }
-        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        let LeasePolicy { limit, kind, .. } = self.policy(visit);
         let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
         let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
         let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
         // Only a window's number says when the window ends.
         if let Some((tokens, epoch)) = sent.filter(|_| limit == reply.ask.limit)
             && kind == LeaseKind::Windowed
-            && let Some(rest) = self.buffer.reset_after(context.now)
+            && let Some(rest) = self.buffer.reset_after(visit.now)
         {
-            let ends = context.now + rest;
+            let ends = visit.now + rest;
             let lease = LeasedTokens { tokens, epoch, starts: Time::default(), ends };
-            self.buffer.put_back(lease, kind, context.now);
+            self.buffer.put_back(lease, kind, visit.now);
         }
     }
 
-    /// Starts to watch the key for idleness if it holds enough. Returns whether the watch starts.
-    pub(super) fn watch(&mut self, context: &PodContext<'_>) -> bool {
-        let starts = !self.flags.has(Flags::WATCHED) && self.is_worth_watching(context);
-        if starts {
+    /// Starts to watch the key for idleness if it holds enough.
+    pub(super) fn watch(&mut self, visit: &mut Visit<'_>) {
+        if !self.flags.has(Flags::WATCHED) && self.is_worth_watching(visit) {
             self.flags.set(Flags::WATCHED, true);
+            visit.starts_watch = true;
         }
-        starts
     }
 
     /// Notes that the key is not in the queue of watched keys.
@@ -1979,13 +1881,6 @@ impl KeyState {
         match self.rule.as_ref()?.allowance {
             Allowance::Limited(limit) => Some(limit),
             Allowance::Unlimited => None,
-        }
-    }
-
-    /// Notes that the store gave no grant, because of `error`.
-    fn suspend(&mut self, error: &StoreError, now: Time) {
-        if *error == StoreError::ForeignValue {
-            self.buffer.make_cold().suspended_until = now + SUSPENDED_FOR;
         }
     }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use ratelease_rules::key::Key;
 use ratelease_rules::{LeaseTerms, Leasing, Limit, Rule};
 
-use super::PodContext;
 use crate::algorithm::concurrency::SLOTS_TTL;
 use crate::algorithm::{Token, counting};
 use crate::buffer::{LeaseKind, LeasedTokens, Refill};
@@ -156,12 +155,12 @@ impl LeasePolicy {
         reply: &Reply,
         grant: &Grant,
         scarcity: Scarcity,
-        context: &PodContext<'_>,
+        now: Time,
     ) -> Refill {
         let asked_at = reply.asked_at;
         // The start counts from the reply, so that no slot is taken before it begins. The end
         // counts from before the ask, so that no token is spent after it.
-        let starts = context.now + grant.starts_after;
+        let starts = now + grant.starts_after;
         let ends = match self.kind {
             LeaseKind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
             LeaseKind::Windowed | LeaseKind::Timed => asked_at + grant.ends_after,
@@ -171,7 +170,7 @@ impl LeasePolicy {
         } else {
             (asked_at + LeaseTerms::TTL).max(ends) // as long as there may be tokens
         };
-        let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
+        let fresh_until = self.fresh_until(reply, grant, scarcity, now);
         let is_crowded = scarcity.pods > CROWD && grant.left == 0;
         // Looks alone limit costs that are known afterwards, so the last token is the last.
         let is_spent = self.settles && grant.left == 0;

@@ -8,12 +8,11 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Rule, Rules};
 
 use crate::buffer::table::Entry;
-use crate::store::Ask;
 use crate::time::Time;
 
 use super::{Limiter, Shared};
 use crate::limiter::holds::{LOOK_EVERY, Unspent};
-use crate::limiter::key::KeyState;
+use crate::limiter::key::{KeyState, Visit};
 
 /// The shortest time between two checks of keys that may be idle. Keys that become due within it
 /// are checked together.
@@ -99,10 +98,9 @@ impl Limiter {
 
     /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
     pub async fn apply_rules(&self, rules: &Rules) {
-        self.sweep(|key, state, now, asks| {
-            let context = self.shared.context(now);
-            if stale(rules, state) && state.takes_returns(key, &context) {
-                state.give_back_tokens(key, &context, asks);
+        self.sweep(|state, visit| {
+            if stale(rules, state) && state.takes_returns(visit) {
+                state.give_back_tokens(visit);
             }
         })
         .await;
@@ -112,10 +110,7 @@ impl Limiter {
     /// are. Call it every few seconds.
     pub async fn evict_expired(&self) {
         self.shared.orders.forget_ended(self.shared.clock.now());
-        self.sweep(|key, state, now, asks| {
-            state.ask_unwatched(key, &self.shared.context(now), asks);
-        })
-        .await;
+        self.sweep(KeyState::ask_unwatched).await;
     }
 
     /// Gives every unspent token back, and returns once the store has answered; an unavailable
@@ -127,17 +122,14 @@ impl Limiter {
         for _ in 0..2 {
             self.shared.lease_client.wait_for_replies().await;
         }
-        self.sweep(|key, state, now, asks| {
-            state.give_back(key, &self.shared.context(now), asks);
-        })
-        .await;
+        self.sweep(KeyState::give_back).await;
         self.leave().await;
         self.shared.lease_client.close().await;
     }
 
-    /// Calls `visit` on every key, removes the keys that are of no more use, and sends the asks
-    /// that `visit` adds.
-    async fn sweep(&self, mut visit: impl FnMut(Key, &mut KeyState, Time, &mut Vec<Ask>)) {
+    /// Calls `check` on every key, removes the keys that are of no more use, and sends the asks that
+    /// this leads to.
+    async fn sweep(&self, mut check: impl FnMut(&mut KeyState, &mut Visit<'_>)) {
         let Self { shared } = self;
         let mut visited = 0;
         for partition in shared.table.partitions() {
@@ -145,12 +137,13 @@ impl Limiter {
             let mut returned = Vec::new();
             shared.table.retain(partition, |key, state| {
                 visited += 1;
-                visit(key, state, now, &mut returned);
+                let mut visit = shared.visit(key, now);
+                check(state, &mut visit);
                 let stays = state.is_busy() || state.is_live(now);
                 if !stays {
-                    // What has ended is counted.
-                    state.give_back(key, &shared.context(now), &mut returned);
+                    state.give_back(&mut visit); // what has ended is counted
                 }
+                returned.append(&mut visit.asks);
                 stays
             });
             for ask in returned {
@@ -191,18 +184,16 @@ impl Shared {
 
     /// Gives back what idle keys hold above their allowance.
     fn return_idle(&self) {
-        let context = self.context(self.clock.now());
-        let due = |(due, _): &mut (Time, Key)| *due <= context.now;
-        let mut asks = Vec::new();
+        let now = self.clock.now();
+        let due = |(due, _): &mut (Time, Key)| *due <= now;
         for _ in 0..IDLE_CHECK_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
-            let next =
-                self.table.with_existing(key, |state| state.inspect(key, &context, &mut asks));
+            // The asks are sent while the room that the check found lasts.
+            let next = self.with_existing(key, None, now, KeyState::inspect);
             if let Some(due) = next.flatten() {
                 self.watch(key, due);
             }
-            self.queue_asks(std::mem::take(&mut asks)); // while the room that the check found lasts
         }
     }
 }

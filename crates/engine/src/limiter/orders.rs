@@ -14,7 +14,7 @@ use ratelease_rules::STORES_MAX;
 use ratelease_rules::key::Key;
 use tracing::{info, warn};
 
-use super::{Limiter, Shared};
+use super::{Charge, Limiter, Shared};
 use crate::order::{ORDERS_MAX, Order, Ordered};
 use crate::time::Time;
 
@@ -65,11 +65,18 @@ impl Default for Orders {
 impl Orders {
     /// How much longer `key` is blocked; `None` if it is not.
     #[inline]
-    pub(super) fn blocked_for(&self, key: Key, now: Time) -> Option<Duration> {
+    fn blocked_for(&self, key: Key, now: Time) -> Option<Duration> {
         if self.blocks.load(Ordering::Relaxed) == 0 {
             return None;
         }
         self.find(key, now)
+    }
+
+    /// The same for the key of `charge`, or the one that its count has under the secret before.
+    #[inline]
+    pub(super) fn charge_blocked_for(&self, charge: &Charge<'_>, now: Time) -> Option<Duration> {
+        let blocked_for = |key| self.blocked_for(key, now);
+        blocked_for(charge.own).or_else(|| charge.previous.and_then(blocked_for))
     }
 
     #[cold]

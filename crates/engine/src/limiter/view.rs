@@ -30,8 +30,6 @@ impl Limiter {
 
     /// How much longer the key of `charge` is blocked by order; `None` if it is not.
     pub fn blocked_for(&self, charge: &Charge<'_>) -> Option<Duration> {
-        let now = self.shared.clock.now();
-        let blocked_for = |key| self.shared.orders.blocked_for(key, now);
-        blocked_for(charge.own).or_else(|| charge.previous.and_then(blocked_for))
+        self.shared.orders.charge_blocked_for(charge, self.shared.clock.now())
     }
 }

@@ -9,9 +9,7 @@
 
 use std::time::Duration;
 
-use ratelease_rules::key::Key;
-
-use super::{Flags, KeyState, PodContext, WATCH_EVERY};
+use super::{Flags, KeyState, Visit, WATCH_EVERY};
 use crate::algorithm::concurrency::SLOTS_TTL;
 use crate::algorithm::{Token, counting};
 use crate::buffer::{LeasedTokens, Refill, Take};
@@ -48,31 +46,25 @@ impl KeyState {
     }
 
     /// What an ask states: the slots in use and those that lie idle.
-    pub(super) fn stated(&self, context: &PodContext<'_>) -> Option<Slots> {
-        let held = self.in_use().saturating_add(self.buffer.tokens(context.now));
-        self.is_of_slots().then_some(Slots { pod: context.pod, held })
+    pub(super) fn stated(&self, visit: &Visit<'_>) -> Option<Slots> {
+        let held = self.in_use().saturating_add(self.buffer.tokens(visit.now));
+        self.is_of_slots().then_some(Slots { pod: visit.pod, held })
     }
 
     /// Gives back `slots` that were in use: to the request that waits first, else they lie idle, as
     /// long as the store still counts them.
-    pub(super) fn release(
-        &mut self,
-        slots: u64,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let now = context.now;
+    pub(super) fn release(&mut self, slots: u64, visit: &mut Visit<'_>) {
+        let now = visit.now;
         let slots = self.end_use(slots);
         if self.is_beyond_limit(slots, now) {
-            asks.extend((self.asking == 0).then(|| self.statement(key, context)));
+            visit.asks.extend((self.asking == 0).then(|| self.statement(visit)));
             return; // the slots of other requests that run are more than the limit
         }
         let (epoch, ends) = (self.buffer.epoch(), self.buffer.known_until());
         let lease = LeasedTokens { tokens: slots, epoch, starts: Time::default(), ends };
-        self.buffer.put_back(lease, self.policy(context).kind, now);
-        self.serve(context);
-        self.give_back_unused(key, context, asks);
+        self.buffer.put_back(lease, self.policy(visit).kind, now);
+        self.serve(visit);
+        self.give_back_unused(visit);
     }
 
     /// Whether this pod, with so many slots `more`, or the fleet by the store's last reply has more
@@ -97,15 +89,10 @@ impl KeyState {
 
     /// Gives back at once what this pod will not use soon, above all where few slots are left:
     /// another pod may wait for them.
-    pub(super) fn give_back_unused(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let is_free = self.is_of_slots() && self.asking == 0 && self.buffer.is_live(context.now);
-        if is_free && self.drop_idle(context) {
-            asks.push(self.statement(key, context));
+    pub(super) fn give_back_unused(&mut self, visit: &mut Visit<'_>) {
+        let is_free = self.is_of_slots() && self.asking == 0 && self.buffer.is_live(visit.now);
+        if is_free && self.drop_idle(visit) {
+            visit.asks.push(self.statement(visit));
         }
     }
 
@@ -132,26 +119,18 @@ impl KeyState {
 
     /// Checks the key: gives back idle slots that the recent demand does not use, and asks if the
     /// last ask was a second ago. Returns when to check again; `None` if the pod has no slots.
-    pub(super) fn inspect_slots(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) -> Option<Time> {
-        let has_slots = self.has_slots(context.now);
+    pub(super) fn inspect_slots(&mut self, visit: &mut Visit<'_>) -> Option<Time> {
+        let has_slots = self.has_slots(visit.now);
         self.flags.set(Flags::WATCHED, has_slots);
         if !has_slots {
             return None;
         }
-        self.forget_lost_ask(context.now);
-        let renews = context.now.since(self.buffer.replied_at()) >= RENEWED_AFTER;
-        if self.asking == 0
-            && !self.is_suspended(context.now)
-            && (self.drop_idle(context) || renews)
-        {
-            asks.push(self.statement(key, context));
+        self.forget_lost_ask(visit.now);
+        let renews = visit.now.since(self.buffer.replied_at()) >= RENEWED_AFTER;
+        if self.asking == 0 && !self.is_suspended(visit.now) && (self.drop_idle(visit) || renews) {
+            visit.asks.push(self.statement(visit));
         }
-        Some(context.now + WATCH_EVERY)
+        Some(visit.now + WATCH_EVERY)
     }
 
     /// Whether slots are in use or lie idle.
@@ -160,42 +139,37 @@ impl KeyState {
     }
 
     /// Removes all idle slots, which go back with the ask; those in use stay stated.
-    pub(super) fn give_back_idle(
-        &mut self,
-        key: Key,
-        context: &PodContext<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
-        let idle = self.buffer.drain(context.now).into_iter().flatten().count();
+    pub(super) fn give_back_idle(&mut self, visit: &mut Visit<'_>) {
+        let idle = self.buffer.drain(visit.now).into_iter().flatten().count();
         // The ask that is out, or the next one, says it otherwise.
         if idle > 0 && self.asking == 0 {
-            let slots = self.stated(context);
+            let slots = self.stated(visit);
             let purpose = Purpose::Return;
-            asks.push(Ask { slots, purpose, ..self.policy(context).blank_ask(key) });
+            visit.asks.push(Ask { slots, purpose, ..self.policy(visit).blank_ask(visit.key) });
         }
     }
 
     /// An ask that states what the pod has, and wants nothing.
-    fn statement(&mut self, key: Key, context: &PodContext<'_>) -> Ask {
-        self.note_asked(context.now);
-        let slots = self.stated(context);
-        Ask { slots, ..self.policy(context).blank_ask(key) }
+    fn statement(&mut self, visit: &Visit<'_>) -> Ask {
+        self.note_asked(visit.now);
+        let slots = self.stated(visit);
+        Ask { slots, ..self.policy(visit).blank_ask(visit.key) }
     }
 
     /// Removes the idle slots that the recent demand does not use. Returns whether there were any.
-    fn drop_idle(&mut self, context: &PodContext<'_>) -> bool {
-        let now = context.now;
-        let policy = self.policy(context);
-        let kept = self.kept_idle(context);
+    fn drop_idle(&mut self, visit: &Visit<'_>) -> bool {
+        let now = visit.now;
+        let policy = self.policy(visit);
+        let kept = self.kept_idle(visit);
         self.buffer.take_excess(kept, policy.kind, now).is_some()
     }
 
     /// Idle slots that the pod keeps: none without demand, few where a pod's part of what is left
     /// is no slot, else what the demand uses in about a lease.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
-    fn kept_idle(&self, context: &PodContext<'_>) -> u64 {
-        let now = context.now;
-        let policy = self.policy(context);
+    fn kept_idle(&self, visit: &Visit<'_>) -> u64 {
+        let now = visit.now;
+        let policy = self.policy(visit);
         if self.is_beyond_limit(0, now) {
             return 0;
         }
@@ -206,7 +180,7 @@ impl KeyState {
             return 0;
         }
         let demand = self.demand.recent_rate(now);
-        let size = self.lease_size(&policy, 0, context);
+        let size = self.lease_size(&policy, 0, visit);
         let size = LeaseSize { demand, burst: demand, run: None, ..size };
         if size.may_hold_ahead() {
             2 * size.in_use()

@@ -100,14 +100,14 @@ async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
     *rig.store.days_late.lock() = Duration::ZERO;
     assert_eq!(remaining(&pod, &rig.rules, "a").await, 100);
     rig.store.fails.store(true, Ordering::Relaxed);
-    let context = pod.shared.context(pod.clock().now());
+    let mut visit = pod.shared.visit(Key::for_test(0), pod.clock().now());
     pod.shared.table.with_existing(
         pod.shared.options.hasher.key(
             "d",
             Limit::fixed_window(100, Unit::Day).identity(),
             std::iter::once(("a", KeyPart::Value("x"))),
         ),
-        |slot| slot.give_back(Key::for_test(0), &context, &mut Vec::new()),
+        |slot| slot.give_back(&mut visit),
     );
     let admitted = passed_by_itself(&pod, &rig.rules, 200).await;
     assert_eq!(admitted, 100, "none of its part was spent before");
