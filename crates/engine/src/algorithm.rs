@@ -6,6 +6,20 @@
 //! Each file has a `step`, which applies an ask to a state, and a `grant`, which turns the result
 //! of a step, or a script's reply, into the reply to the pod.
 
+/// A step on the variant of [`State`] that the state of an algorithm is.
+macro_rules! step_of {
+    ($Variant:ident) => {
+        |state, now_unix_us, ask| {
+            let own = match state {
+                Some($crate::algorithm::State::$Variant(own)) => Some(own),
+                _ => None,
+            };
+            let (own, grant) = step(own, now_unix_us, ask);
+            ($crate::algorithm::State::$Variant(own), grant)
+        }
+    };
+}
+
 pub mod concurrency;
 pub mod fixed_window;
 pub mod gcra;

@@ -96,13 +96,9 @@ if value then
 end
 
 local count, next_count, was_marked = stored, stored_next, is_marked
-local function remove_mark()
-  if is_marked then count, is_marked = limit, false end
-end
 if back and (not lent_in or lent_in == window) then
   -- Only the mark is removed: what was counted under a larger limit stays counted.
-  remove_mark()
-  count = math.max(0, count - back)
+  count, is_marked = math.max(0, (is_marked and limit or count) - back), false
 elseif back and lent_in == window + 1 then
   next_count = math.max(0, next_count - back)
 end

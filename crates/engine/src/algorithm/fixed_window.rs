@@ -15,12 +15,7 @@ use crate::ask::{Ask, Grant, Return};
 
 pub(super) static COUNTING: Counting = Counting {
     steps: Steps {
-        step: |state, now_unix_us, ask| {
-            let state =
-                if let Some(super::State::FixedWindow(state)) = state { Some(state) } else { None };
-            let (state, grant) = step(state, now_unix_us, ask);
-            (super::State::FixedWindow(state), grant)
-        },
+        step: step_of!(FixedWindow),
         script: &SCRIPT,
         arguments: |ask, store_us| {
             let limit = limit_of(ask.limit);
@@ -210,8 +205,8 @@ impl State {
     fn credit(&mut self, back: Return, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
             // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
-            self.remove_mark(limit);
-            self.count = self.count.saturating_sub(back.tokens);
+            self.count = self.unmarked(limit).saturating_sub(back.tokens);
+            self.is_cost = true;
         } else if back.epoch == self.window.checked_add(1) {
             self.next = self.next.saturating_sub(back.tokens);
         }
@@ -225,11 +220,6 @@ impl State {
     /// The count without the mark of a denial.
     fn unmarked(&self, limit: u64) -> u64 {
         self.count - u64::from(self.is_marked(limit))
-    }
-
-    fn remove_mark(&mut self, limit: u64) {
-        self.count = self.unmarked(limit);
-        self.is_cost = true;
     }
 
     /// The state as it is stored after a step, which began at `before`. As the script, a step that

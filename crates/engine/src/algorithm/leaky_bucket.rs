@@ -11,12 +11,7 @@ use crate::ask::{Ask, Grant};
 
 pub(super) static COUNTING: Counting = Counting {
     steps: Steps {
-        step: |state, now_unix_us, ask| {
-            let state =
-                if let Some(super::State::LeakyBucket(state)) = state { Some(state) } else { None };
-            let (state, grant) = step(state, now_unix_us, ask);
-            (super::State::LeakyBucket(state), grant)
-        },
+        step: step_of!(LeakyBucket),
         script: &gcra::SCRIPT,
         arguments: |ask, store_us| {
             let taking = Ask { charge_denied: false, owed: 0, back: None, ..*ask };

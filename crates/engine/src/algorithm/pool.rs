@@ -14,11 +14,7 @@ use super::{MICROS_PER_SECOND, Script, Steps, amount, counting};
 use crate::ask::{Ask, Grant};
 
 pub(super) static STEPS: Steps = Steps {
-    step: |state, now_us, ask| {
-        let state = if let Some(super::State::Pool(state)) = state { Some(state) } else { None };
-        let (state, grant) = step(state, now_us, ask);
-        (super::State::Pool(state), grant)
-    },
+    step: step_of!(Pool),
     script: &SCRIPT,
     arguments: |ask, _| {
         let mut arguments =

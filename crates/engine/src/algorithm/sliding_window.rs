@@ -14,15 +14,7 @@ use crate::ask::{Ask, Grant};
 
 pub(super) static COUNTING: Counting = Counting {
     steps: Steps {
-        step: |state, now_unix_us, ask| {
-            let state = if let Some(super::State::SlidingWindow(state)) = state {
-                Some(state)
-            } else {
-                None
-            };
-            let (state, grant) = step(state, now_unix_us, ask);
-            (super::State::SlidingWindow(state), grant)
-        },
+        step: step_of!(SlidingWindow),
         script: &SCRIPT,
         arguments: |ask, _| {
             let limit = limit_of(ask.limit);

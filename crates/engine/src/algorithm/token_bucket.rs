@@ -8,12 +8,7 @@ use crate::ask::{Ask, Grant, Return};
 
 pub(super) static COUNTING: Counting = Counting {
     steps: Steps {
-        step: |state, now_unix_us, ask| {
-            let state =
-                if let Some(super::State::TokenBucket(state)) = state { Some(state) } else { None };
-            let (state, grant) = step(state, now_unix_us, ask);
-            (super::State::TokenBucket(state), grant)
-        },
+        step: step_of!(TokenBucket),
         script: &gcra::SCRIPT,
         arguments: gcra::arguments,
         reply: |ask, numbers| {
