@@ -55,15 +55,6 @@ struct Entry {
     expires_at: u64,
 }
 
-/// The time of a step.
-#[derive(Clone, Copy)]
-struct Times {
-    /// The time that the counts use.
-    counts: Duration,
-    /// The store's clock, by which keys expire.
-    store: Duration,
-}
-
 // === impl MemoryStore ===
 
 impl MemoryStore {
@@ -108,9 +99,7 @@ impl MemoryStore {
     ///
     /// [`StoreError::Full`].
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
-        // The clock is read under the lock, so that the steps of one key happen in the order of
-        // their times.
-        self.step_at(ask, |store| Times { counts: store, store })
+        self.step_at(ask, None)
     }
 
     /// Applies one ask at once, at the time `now` since the Unix epoch: for example that of the
@@ -122,10 +111,10 @@ impl MemoryStore {
     ///
     /// [`StoreError::Full`].
     pub fn take_at(&self, ask: &Ask, now: Duration) -> Result<Grant, StoreError> {
-        self.step_at(ask, |store| Times { counts: now, store })
+        self.step_at(ask, Some(now))
     }
 
-    fn step_at(&self, ask: &Ask, times: impl Fn(Duration) -> Times) -> Result<Grant, StoreError> {
+    fn step_at(&self, ask: &Ask, now: Option<Duration>) -> Result<Grant, StoreError> {
         // The remainder is below the number of parts, so it fits.
         #[allow(clippy::cast_possible_truncation)]
         let at = (ask.counter().bits() % self.parts.len() as u64) as usize;
@@ -133,13 +122,20 @@ impl MemoryStore {
             return Err(StoreError::Full("it holds no keys".into()));
         };
         let mut part = part.lock();
-        let times = times((self.clock)());
-        let now_secs = times.store.as_secs();
+        // The clock is read under the lock, so that the steps of one key happen in the order of
+        // their times.
+        let store = (self.clock)();
+        let counts = now.unwrap_or(store);
+        let now_secs = store.as_secs();
         part.sweep(now_secs);
         let had = part.entries.remove(&ask.counter());
         let is_new = had.is_none();
-        let (state, grant) = step(had.map(|entry| entry.state), times.now_us(), ask);
-        let expires_at = times.expiry(state.ends_at(ask));
+        let now_us = u64::try_from(counts.as_micros()).unwrap_or(u64::MAX);
+        let (state, grant) = step(had.map(|entry| entry.state), now_us, ask);
+        // The state says in its own time when it is equivalent to none.
+        let lasts =
+            state.ends_at(ask).saturating_add(KEPT_SECONDS).saturating_sub(counts.as_secs());
+        let expires_at = now_secs.saturating_add(lasts);
         if is_new && expires_at > now_secs {
             if part.entries.len() >= self.part_keys_max && !self.make_room(&mut part) {
                 let keys_max = self.part_keys_max * self.parts.len();
@@ -221,21 +217,6 @@ impl Part {
                 }
             }
         }
-    }
-}
-
-// === impl Times ===
-
-impl Times {
-    fn now_us(self) -> u64 {
-        u64::try_from(self.counts.as_micros()).unwrap_or(u64::MAX)
-    }
-
-    /// When a state expires by the store's clock, if it is equivalent to none from `ends_at` on, in
-    /// seconds of its own time.
-    fn expiry(self, ends_at: u64) -> u64 {
-        let lasts = ends_at.saturating_add(KEPT_SECONDS).saturating_sub(self.counts.as_secs());
-        self.store.as_secs().saturating_add(lasts)
     }
 }
 
