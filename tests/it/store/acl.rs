@@ -28,8 +28,8 @@ async fn the_user_of_the_file_may_do_all_that_a_pod_does() {
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
     let server = Server::start_with_file(&arguments, &file);
     let mut settings = RedisSettings::new(RedisKind::Single, vec![tcp(server.tls_port())]);
-    settings.username = Some("ratelease".into());
-    settings.password = Some(Secret::from("secret"));
+    settings.login.auth.username = Some("ratelease".into());
+    settings.login.auth.password = Some(Secret::from("secret"));
     settings.tls = Some(ClientFiles {
         roots: Some(files.root.clone()),
         identity: Some(files.client.clone()),

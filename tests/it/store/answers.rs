@@ -83,7 +83,8 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
     };
     set_user("on >pw ~* +@all");
     let mut config = single.config();
-    (config.username, config.password) = (Some("pod".into()), Some(Secret::from("pw")));
+    (config.login.auth.username, config.login.auth.password) =
+        (Some("pod".into()), Some(Secret::from("pw")));
     let store = connected(config).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;

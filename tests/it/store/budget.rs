@@ -135,7 +135,7 @@ async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_a
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let server = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
     let mut settings = server.config();
-    settings.auth_file = Some(SecretFile::from(pipe.display().to_string()));
+    settings.login.file = Some(SecretFile::from(pipe.display().to_string()));
     let store = RedisStore::spawn(settings, "");
     let failed = || count(&*store, RedisCounter::ConnectErrors) > 1;
     let patience =

@@ -74,7 +74,7 @@ async fn lone_master_among(
     };
     let server = Scripted::at(act_at).await;
     let mut settings = server.of_cluster();
-    settings.password = Some(Secret::from("sesame"));
+    settings.login.auth.password = Some(Secret::from("sesame"));
     (server, settings)
 }
 
@@ -214,7 +214,7 @@ async fn a_sentinel_leads_no_password_out_of_the_networks() {
     let sentinel = sentinel_of(stranger.port).await;
     let kind = RedisKind::Sentinel { master: "counts".into() };
     let mut settings = RedisSettings::new(kind, vec![tcp(sentinel)]);
-    settings.password = Some(Secret::from("sesame"));
+    settings.login.auth.password = Some(Secret::from("sesame"));
     let unconfined = RedisStore::spawn(settings.clone(), "");
     let said = within(10, "the master is asked", stranger.said.recv()).await.unwrap();
     assert!(said.contains("sesame"), "a master that a sentinel names is trusted: {said}");

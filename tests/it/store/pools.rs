@@ -337,8 +337,8 @@ async fn the_rights_that_pools_need() {
     let words = ["ACL", "SETUSER", "pools"].into_iter().chain(rights.split_whitespace());
     single.server.command::<()>(&words.collect::<Vec<_>>());
     let mut config = single.config();
-    config.username = Some("pools".into());
-    config.password = Some(ratelease_engine::secret::Secret::from("pw"));
+    config.login.auth.username = Some("pools".into());
+    config.login.auth.password = Some(ratelease_engine::secret::Secret::from("pw"));
     let store = connected(patient(config)).await;
     let ask = Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 2, 0) };
     for _ in 0..2 {

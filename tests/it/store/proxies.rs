@@ -20,8 +20,9 @@ use crate::support::redis::{Server, Single, tcp};
 const START_MAX: Duration = Duration::from_secs(10);
 
 fn settings_of(port: u16, password: Option<&str>) -> RedisSettings {
-    let password = password.map(Secret::from);
-    RedisSettings { password, ..RedisSettings::new(RedisKind::Single, vec![tcp(port)]) }
+    let mut settings = RedisSettings::new(RedisKind::Single, vec![tcp(port)]);
+    settings.login.auth.password = password.map(Secret::from);
+    settings
 }
 
 /// Envoy's redis_proxy in front of servers, which divides the keys among them.
@@ -142,7 +143,7 @@ async fn a_server_without_hello_keeps_the_contract() {
     let file = "rename-command HELLO \"\"\nuser pod on >pw ~* +@all\nuser default off";
     let server = Server::start_as(&[], file, ("pod", "pw"));
     let mut settings = settings_of(server.port(), Some("pw"));
-    settings.username = Some("pod".into());
+    settings.login.auth.username = Some("pod".into());
     keeps_the_contract(&*connected(patient(settings)).await).await;
 }
 
@@ -153,7 +154,7 @@ async fn a_refused_user_is_never_the_default_user_instead() {
     let server = Server::start_with_file(&[], file);
     for (user, password) in [("pod", Some("wrong")), ("pod", None), ("nobody", Some("pw"))] {
         let mut settings = settings_of(server.port(), password);
-        settings.username = Some(user.into());
+        settings.login.auth.username = Some(user.into());
         let refused = one(&*RedisStore::spawn(settings, ""), ask(10, 1, 0)).await;
         let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
         assert!(why.contains("WRONGPASS"), "{user}: {why}");
@@ -176,7 +177,7 @@ async fn a_server_without_scripts_is_refused_with_the_setting_to_change() {
 async fn a_password_that_the_default_user_does_not_need_is_accepted() {
     let single = Single::start();
     let mut settings = single.config();
-    settings.password = Some(Secret::from("needless"));
+    settings.login.auth.password = Some(Secret::from("needless"));
     granted(&*connected(patient(settings)).await, ask(10, 1, 0)).await;
 }
 

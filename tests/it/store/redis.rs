@@ -253,13 +253,13 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
     let mut config = Single::start().config();
     config.addresses = vec![tcp(server.port())];
     for (password, code) in [(Some("barley"), "WRONGPASS"), (None, "NOAUTH")] {
-        config.password = password.map(Secret::from);
+        config.login.auth.password = password.map(Secret::from);
         let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
         let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
         assert!(why.contains(code), "{why}");
         assert!(!why.contains("barley"), "{why}");
     }
-    config.password = Some(Secret::from("sesame"));
+    config.login.auth.password = Some(Secret::from("sesame"));
     granted(&*connected(patient(config)).await, ask(10, 1, 0)).await;
 }
 
@@ -310,11 +310,11 @@ async fn a_user_with_the_fewest_rights_suffices() {
     };
     set_user(&format!("reset {RIGHTS}"));
     let mut config = single.config();
-    config.username = Some("ratelease".into());
+    config.login.auth.username = Some("ratelease".into());
     // A user without a password must not fall back to the default user.
     let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
     assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
-    config.password = Some(Secret::from("pw"));
+    config.login.auth.password = Some(Secret::from("pw"));
     let store = connected(patient(config)).await;
     for by in ALGORITHMS.into_iter().filter(|by| by.0 != Algorithm::SlidingLog) {
         granted(&*store, ask_by(by, 1, 0)).await;

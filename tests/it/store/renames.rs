@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ratelease_engine::counter::RedisFailure;
 use ratelease_engine::lease::BreakerState;
 use ratelease_engine::secret::Secret;
-use ratelease_engine::store::redis::{RedisSettings, RedisStore};
+use ratelease_engine::store::redis::{Auth, Login, RedisSettings, RedisStore};
 use ratelease_engine::store::{Ask, Return, Slots, Store, StoreError};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
@@ -221,8 +221,8 @@ async fn a_fault_at_the_shard_of_the_other_name_is_told_from_one_of_the_own_shar
         let user = ["ACL", "SETUSER", "pods", "on", ">secret", "~*", "+@all", rights];
         server.command::<String>(&user);
     }
-    let (username, password) = (Some("pods".to_owned()), Some(Secret::from("secret")));
-    let settings = RedisSettings { username, password, ..settings };
+    let auth = Auth { username: Some("pods".into()), password: Some(Secret::from("secret")) };
+    let settings = RedisSettings { login: Login { auth, file: None }, ..settings };
     let store = connected(settings.clone()).await;
     let after = Ask { key: other, previous: Some(before.key), ..before };
     let refused = one(&*store, after).await.unwrap_err();

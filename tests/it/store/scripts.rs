@@ -92,7 +92,8 @@ async fn a_user_who_may_not_load_scripts_teaches_them_by_calls() {
     let words = ["ACL", "SETUSER", "pod", "on", ">pw", "~*", "+@all", "-script"];
     single.server.command::<()>(&words);
     let mut config = single.config();
-    (config.username, config.password) = (Some("pod".into()), Some(Secret::from("pw")));
+    (config.login.auth.username, config.login.auth.password) =
+        (Some("pod".into()), Some(Secret::from("pw")));
     let store = connected(patient(config)).await;
     call_every_script(&*store).await;
     call_every_script(&*store).await;

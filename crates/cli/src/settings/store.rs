@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Command;
 use ipnet::IpNet;
 use ratelease_engine::secret::Secret;
-use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
+use ratelease_engine::store::redis::{Address, Auth, Login, RedisKind, RedisSettings};
 use ratelease_engine::store::{NamedRedis, StoreSettings};
 use ratelease_rules::StoreNames;
 use ratelease_tls::{ClientFiles, ServerCheck};
@@ -295,16 +295,13 @@ impl Redis {
         // overrides them.
         let is_sentinel = given.topology == Topology::Sentinel;
         let of_nodes = |is_theirs: bool| nodes.auth.clone().filter(|_| is_theirs);
-        let (username, password) = split(given.auth.or_else(|| of_nodes(!is_sentinel)));
-        let sentinel_auth = given.sentinel_auth.or_else(|| of_nodes(is_sentinel));
-        let (sentinel_username, sentinel_password) = split(sentinel_auth);
+        let login = |row, auth: Option<Auth>, is_theirs| Login {
+            auth: auth.or_else(|| of_nodes(is_theirs)).unwrap_or_default(),
+            file: values.secret_file(row).cloned(),
+        };
         Some(RedisSettings {
-            username,
-            password,
-            sentinel_username,
-            sentinel_password,
-            auth_file: values.secret_file("REDIS_AUTH").cloned(),
-            sentinel_auth_file: values.secret_file("REDIS_SENTINEL_AUTH").cloned(),
+            login: login("REDIS_AUTH", given.auth, !is_sentinel),
+            sentinel_login: login("REDIS_SENTINEL_AUTH", given.sentinel_auth, is_sentinel),
             tls: is_secured.then(|| tls.clone()),
             redirect_networks: given.redirect_networks,
             timeout: given.timeout,
@@ -433,10 +430,6 @@ fn join<T: PartialEq>(known: &mut Option<T>, found: Option<T>) -> Result<(), ()>
         }
         _ => Ok(()),
     }
-}
-
-fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {
-    auth.map_or((None, None), |auth| (auth.username, auth.password))
 }
 
 /// Parses networks, such as `10.0.0.0/8`, or single addresses.

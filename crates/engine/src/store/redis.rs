@@ -40,7 +40,7 @@ pub use self::cluster::slot_of;
 /// The parsers of replies, for `tests/fuzz`.
 #[doc(hidden)]
 pub use self::cluster::{SLOTS, Slots};
-pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
+pub use self::settings::{Address, Auth, Login, RedisKind, RedisSettings, parse_host};
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl Store for RedisStore {
     }
 
     fn other_name(&self, ask: &Ask) -> Option<Key> {
-        self.other_name_of(ask)
+        self.renames.other_name(ask, self.context.clock.now())
     }
 
     /// A connection pipelines the commands that reach it at about the same time.
@@ -272,7 +272,7 @@ enum Route {
 
 impl<'a> Trip<'a> {
     fn new(call: &'a Call) -> Self {
-        Self { call, slot: slot_of(call.key().as_bytes()), route: Route::Owner, in_full: false }
+        Self { call, slot: slot_of(call.key.as_bytes()), route: Route::Owner, in_full: false }
     }
 
     /// Sends the call and returns its result, which `read` makes from the reply, within the
@@ -402,6 +402,14 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(text).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
 fn is_number(reply: &Value) -> Result<(), Fault> {
     match reply {
         Value::Int(_) => Ok(()),
@@ -444,10 +452,6 @@ fn loads() -> impl Iterator<Item = Cmd> {
 impl Call {
     fn new(script: &'static Script, key: String, arguments: Vec<u64>) -> Self {
         Self { script, key, arguments, text: None, is_long: false }
-    }
-
-    fn key(&self) -> &str {
-        &self.key
     }
 
     /// Calls the script by its hash; a server that does not know it replies NOSCRIPT.

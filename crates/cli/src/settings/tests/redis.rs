@@ -33,7 +33,7 @@ fn a_single_server_is_a_host_with_a_port_or_a_socket() {
     ] {
         let (main, per_second, prefix) = store(&[("REDIS_URL", url)]);
         assert_eq!((main.kind, main.addresses), (RedisKind::Single, vec![address]), "{url}");
-        assert_eq!((main.username, main.password), (None, None), "{url}");
+        assert_eq!((main.login.auth.username, main.login.auth.password), (None, None), "{url}");
         assert_eq!((per_second, prefix.as_str()), (None, ""), "{url}");
         assert_eq!(main.timeout, Duration::from_millis(250), "{url}");
     }
@@ -61,20 +61,26 @@ fn sentinels_are_named_behind_their_master() {
     let (main, ..) = store(&env);
     assert_eq!(main.kind, RedisKind::Sentinel { master: "mymaster".into() });
     assert_eq!(addresses(&main), ["s-0:26379", "s-1:26380"]);
-    assert_eq!((main.username, main.password), (None, Some("servers".into())));
-    assert_eq!(main.sentinel_username.as_deref(), Some("ops"));
-    assert_eq!(main.sentinel_password, Some("sentinels".into()));
+    assert_eq!(
+        (main.login.auth.username, main.login.auth.password),
+        (None, Some("servers".into()))
+    );
+    assert_eq!(main.sentinel_login.auth.username.as_deref(), Some("ops"));
+    assert_eq!(main.sentinel_login.auth.password, Some("sentinels".into()));
     let url = "mymaster,redis://:sentinels@s-0,s-1";
     let (main, ..) = store(&[("REDIS_TYPE", "sentinel"), ("REDIS_URL", url)]);
-    assert_eq!(main.password, None, "a sentinel's password is not the servers'");
-    assert_eq!(main.sentinel_password, Some("sentinels".into()));
+    assert_eq!(main.login.auth.password, None, "a sentinel's password is not the servers'");
+    assert_eq!(main.sentinel_login.auth.password, Some("sentinels".into()));
 }
 
 #[test]
 fn user_and_password_come_from_the_setting_else_the_url() {
     let login = |env: Env<'_>| {
         let (main, ..) = store(env);
-        (main.username, main.password.map(|password| password.reveal().to_owned()))
+        (
+            main.login.auth.username,
+            main.login.auth.password.map(|password| password.reveal().to_owned()),
+        )
     };
     let some = |text: &str| Some(text.to_owned());
     let bare = ("REDIS_URL", "redis:6379");
@@ -93,8 +99,8 @@ fn a_url_may_name_a_database_and_credentials_behind_it() {
     let found = |kind: &str, url: &str| {
         let (main, ..) = store(&[("REDIS_TYPE", kind), ("REDIS_URL", url)]);
         let addresses = addresses(&main).join(" ");
-        let password = main.password.map(|password| password.reveal().to_owned());
-        (addresses, main.database, main.username, password)
+        let password = main.login.auth.password.map(|password| password.reveal().to_owned());
+        (addresses, main.database, main.login.auth.username, password)
     };
     let some = |text: &str| Some(text.to_owned());
     for (kind, url, database) in [
@@ -144,10 +150,10 @@ fn limits_per_second_may_have_a_redis_of_their_own() {
     let per_second = per_second.expect("a second Redis");
     assert_eq!(main.kind, RedisKind::Single);
     assert_eq!(addresses(&main), ["main:1"]);
-    assert_eq!((main.password, main.timeout), (None, Duration::from_secs(2)));
+    assert_eq!((main.login.auth.password, main.timeout), (None, Duration::from_secs(2)));
     assert_eq!(per_second.kind, RedisKind::Cluster);
     assert_eq!(addresses(&per_second), ["fast:2"]);
-    assert_eq!(per_second.password, Some("pass".into()));
+    assert_eq!(per_second.login.auth.password, Some("pass".into()));
     assert_eq!(prefix, "shop:");
     let off = [("REDIS_URL", "main:1"), ("REDIS_PERSECOND_URL", "fast:2")];
     assert_eq!(store(&off).1, None);

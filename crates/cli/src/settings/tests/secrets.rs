@@ -41,18 +41,18 @@ fn secrets_are_read_from_files() {
     let (main, per_second) = redis(&settings);
     assert_eq!(main.addresses[0].to_string(), "redis:6379");
     assert_eq!(
-        (main.username.as_deref(), main.password.clone()),
+        (main.login.auth.username.as_deref(), main.login.auth.password.clone()),
         (Some("user"), Some("first".into()))
     );
-    assert_eq!(main.sentinel_password, Some("watch".into()));
-    assert_eq!(per_second.password, Some("second".into()));
-    assert_eq!(per_second.sentinel_password, Some("watch-2".into()));
-    assert_eq!(main.auth_now().unwrap().password, Some("first".into()));
+    assert_eq!(main.sentinel_login.auth.password, Some("watch".into()));
+    assert_eq!(per_second.login.auth.password, Some("second".into()));
+    assert_eq!(per_second.sentinel_login.auth.password, Some("watch-2".into()));
+    assert_eq!(main.login.now().unwrap().password, Some("first".into()));
     std::fs::write(&auth, "rotated").unwrap();
-    let now = main.auth_now().unwrap();
+    let now = main.login.now().unwrap();
     assert_eq!((now.username, now.password), (None, Some("rotated".into())));
     std::fs::remove_file(&auth).unwrap();
-    assert!(main.auth_now().unwrap_err().contains("auth cannot be read: No such file"));
+    assert!(main.login.now().unwrap_err().contains("auth cannot be read: No such file"));
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn a_file_without_a_name_is_none() {
         &[url, ("REDIS_AUTH", "x"), ("KEY_SECRET", "x")],
     );
     let StoreSettings::Redis { main, .. } = &settings.store else { panic!("{settings:?}") };
-    assert_eq!((&main.auth_file, &main.sentinel_auth_file), (&None, &None));
-    assert_eq!(main.auth_now().unwrap().password, Some("x".into()));
+    assert_eq!((&main.login.file, &main.sentinel_login.file), (&None, &None));
+    assert_eq!(main.login.now().unwrap().password, Some("x".into()));
     let unset = "ratelease serve --redis-auth-file=";
     assert_eq!(good(unset, &[]).warnings, [""; 0]);
     let warnings = good("ratelease serve --redis-url-file=", &[("REDIS_AUTH", "x")]).warnings;

@@ -32,12 +32,15 @@ fn each_named_store_has_the_settings_of_a_redis_under_its_name() {
     let stores = named("ratelease serve", &[&TWO[..], &own].concat());
     let [premium, batch] = stores.as_slice() else { panic!("{stores:?}") };
     assert_eq!((&*premium.name, &*batch.name), ("premium", "batch-2"));
-    assert_eq!(premium.redis.username.as_deref(), Some("user"));
+    assert_eq!(premium.redis.login.auth.username.as_deref(), Some("user"));
     assert!(premium.redis.tls.is_some() && batch.redis.tls.is_none());
     assert_eq!(batch.redis.kind, RedisKind::Cluster);
     let addresses: Vec<_> = batch.redis.addresses.iter().map(ToString::to_string).collect();
     assert_eq!(addresses, ["slow:3", "slower:4"]);
-    assert_eq!((&batch.redis.password, batch.redis.timeout), (&None, Duration::from_secs(2)));
+    assert_eq!(
+        (&batch.redis.login.auth.password, batch.redis.timeout),
+        (&None, Duration::from_secs(2))
+    );
 }
 
 #[test]

@@ -27,20 +27,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::Value;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
-use crate::store::redis::connection::{Connection, Connector, Reconnecting};
+use crate::store::redis::connection::{Connection, Connector, Reconnecting, Task};
 use crate::store::redis::context::{AdaptiveTimeout, StoreContext};
 use crate::store::redis::fault::{Fault, Kind, LogOnce};
 use crate::store::redis::settings::Address;
+use crate::store::redis::text;
 
 /// A cluster whose slot map is kept up to date by a task. Dropping it ends the task.
 #[derive(Debug)]
 pub(super) struct Cluster {
     shared: Arc<Shared>,
-    task: AbortHandle,
+    _task: Task,
 }
 
 #[derive(Debug)]
@@ -100,8 +100,8 @@ impl Cluster {
             stale: Notify::new(),
             off_map: OffMap::default(),
         });
-        let task = tokio::spawn(keep_up(Arc::clone(&shared))).abort_handle();
-        Self { shared, task }
+        let _task = Task::spawn(keep_up(Arc::clone(&shared)));
+        Self { shared, _task }
     }
 
     /// Number of the shard that owns `slot`; [`UNOWNED`] while that is unknown.
@@ -127,8 +127,7 @@ impl Cluster {
     /// The connection to the owner of `slot`.
     pub(super) async fn owner(&self, slot: usize) -> Result<Arc<Connection>, Fault> {
         let map = self.map().await?;
-        let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
-        match link {
+        match map.owner(slot) {
             Some(link) => link.first_connection().await,
             None => {
                 let text = format!("no node of the cluster owns slot {slot}");
@@ -141,8 +140,7 @@ impl Cluster {
     /// unknown.
     pub(super) fn timeout(&self, slot: usize) -> Option<Duration> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
-        let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
-        link.map(|link| link.timeout())
+        Some(map.owner(slot)?.timeout())
     }
 
     /// The connection to the node that a redirect named.
@@ -194,12 +192,6 @@ impl Cluster {
             Ok(Known::Nothing(why)) => Err(Fault::new(Kind::NotSent, &**why)),
             Ok(Known::Unknown) | Err(_) => Err(Fault::new(Kind::NotSent, "still connecting")),
         }
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -370,6 +362,10 @@ fn connected(map: Option<&Map>) -> impl Iterator<Item = Arc<Connection>> {
 // === impl Map ===
 
 impl Map {
+    fn owner(&self, slot: usize) -> Option<&Arc<Reconnecting>> {
+        self.links.get(self.slots.owner(slot)?)?.as_ref()
+    }
+
     fn link(&self, address: &Address) -> Option<Arc<Reconnecting>> {
         let at = self.slots.masters().iter().position(|other| other.as_ref() == Some(address))?;
         self.links.get(at)?.clone()
@@ -520,11 +516,9 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
     };
     let [host, Value::Int(port), ..] = master.as_slice() else { return None };
     let host = match host {
-        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
-        Value::SimpleString(host) => host,
         // The node does not know its own name: use the address that we asked.
         Value::Nil => "",
-        _ => return None,
+        host => text(host)?,
     };
     let first = usize::try_from(*first).ok()?;
     let last = usize::try_from(*last).ok()?;
@@ -659,12 +653,7 @@ impl Members {
 /// The nodes of a reply to CLUSTER NODES, by address and by name. Each line is a node; its second
 /// word is `ip:port@bus-port,name,…`.
 fn members(reply: &Value) -> Result<HashSet<Address>, String> {
-    let text = match reply {
-        Value::BulkString(text) => std::str::from_utf8(text).ok(),
-        Value::VerbatimString { text, .. } => Some(text.as_str()),
-        _ => None,
-    };
-    let lines = text.ok_or("no list of nodes")?.lines();
+    let lines = text(reply).ok_or("no list of nodes")?.lines();
     let named = lines.filter_map(|line| line.split(' ').nth(1)).flat_map(names);
     Ok(named.take(MEMBERS_MAX).collect())
 }

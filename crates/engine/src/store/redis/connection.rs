@@ -17,9 +17,9 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::store::redis::context::{AdaptiveTimeout, ConnectLimiters, StoreContext, count};
 use crate::store::redis::fault::{ConnectionFate, Fault, Kind, LogOnce};
-use crate::store::redis::loads;
 use crate::store::redis::settings::{Address, Auth, RedisSettings};
 use crate::store::redis::stream::{self, Bounded, BoxedStream, ReplyLimit};
+use crate::store::redis::{loads, text};
 use crate::time::Time;
 
 /// An open connection; redis-rs pipelines what its users send.
@@ -346,13 +346,14 @@ pub(super) struct Opened {
     connection: MultiplexedConnection,
     limit: Arc<ReplyLimit>,
     address: Address,
-    _driver: Driver,
+    /// Transfers the bytes.
+    _driver: Task,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The task that transfers the bytes of a connection. Dropping this ends both.
+/// A task that ends when this is dropped.
 #[derive(Debug)]
-struct Driver(AbortHandle);
+pub(super) struct Task(AbortHandle);
 
 /// The kind of server at the other end, which determines the login.
 #[derive(Debug, Clone, Copy)]
@@ -420,29 +421,20 @@ async fn connect(
 
 impl Peer {
     /// The credentials, read now if they are in a file.
-    async fn auth(self, context: &Arc<StoreContext>) -> Result<Auth, Fault> {
-        let auth = if self.has_file(&context.settings) {
-            let of = Arc::clone(context);
-            let read = context.files.run(move || self.auth_now(&of.settings)).await;
-            read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
-        } else {
-            self.auth_now(&context.settings)
+    async fn auth(self, context: &StoreContext) -> Result<Auth, Fault> {
+        let login = match self {
+            Self::Server => &context.settings.login,
+            Self::Sentinel => &context.settings.sentinel_login,
+        };
+        let login = login.clone();
+        let auth = match login.file {
+            None => login.now(),
+            Some(_) => {
+                let read = context.files.run(move || login.now()).await;
+                read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
+            }
         };
         auth.map_err(|why| Fault::new(Kind::Denied, why))
-    }
-
-    fn has_file(self, settings: &RedisSettings) -> bool {
-        match self {
-            Self::Server => settings.auth_file.is_some(),
-            Self::Sentinel => settings.sentinel_auth_file.is_some(),
-        }
-    }
-
-    fn auth_now(self, settings: &RedisSettings) -> Result<Auth, String> {
-        match self {
-            Self::Server => settings.auth_now(),
-            Self::Sentinel => settings.sentinel_auth_now(),
-        }
     }
 
     /// The number of the database; sentinels have none.
@@ -486,14 +478,13 @@ impl Opened {
         let new = MultiplexedConnection::new_with_config(&nothing, stream, config).await;
         let (connection, driver) = new.map_err(|error| fault_of(&error, &address, &limit))?;
         let stages = stages.cloned();
-        let driver = tokio::spawn(async move {
+        let _driver = Task::spawn(async move {
             driver.await;
             // redis-rs reports the end only to the callers that wait for replies.
             if let Some(stages) = stages {
                 stages.advance(Stage::Retired);
             }
         });
-        let _driver = Driver(driver.abort_handle());
         Ok(Self { connection, limit, address, _driver, _permit: permit })
     }
 
@@ -506,7 +497,15 @@ impl Opened {
     }
 }
 
-impl Drop for Driver {
+// === impl Task ===
+
+impl Task {
+    pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(task).abort_handle())
+    }
+}
+
+impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -613,7 +612,7 @@ fn shows_life(fault: &Fault) -> bool {
 pub(super) struct Reconnecting {
     state: watch::Receiver<State>,
     timeout: Arc<AdaptiveTimeout>,
-    task: AbortHandle,
+    _task: Task,
 }
 
 /// ```text
@@ -645,8 +644,8 @@ impl Reconnecting {
     pub(super) fn spawn(connector: Connector) -> Arc<Self> {
         let (publish, state) = watch::channel(State::Connecting);
         let timeout = connector.context().timeout();
-        let task = tokio::spawn(keep_up(connector, Arc::clone(&timeout), publish)).abort_handle();
-        Arc::new(Self { state, timeout, task })
+        let _task = Task::spawn(keep_up(connector, Arc::clone(&timeout), publish));
+        Arc::new(Self { state, timeout, _task })
     }
 
     /// The open connection, or at once the reason why there is none.
@@ -685,12 +684,6 @@ impl Reconnecting {
     pub(super) async fn up(&self) {
         let mut state = self.state.clone();
         let _ = state.wait_for(|state| matches!(state, State::Up(_))).await;
-    }
-}
-
-impl Drop for Reconnecting {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -932,14 +925,6 @@ fn named(reply: &Value) -> Option<Address> {
     let [host, port] = parts.as_slice() else { return None };
     let host = text(host).filter(|host| !host.is_empty())?;
     Address::of_node(host, text(port)?.parse().ok()?)
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(text) => std::str::from_utf8(text).ok(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::context::count;
 use super::fault::{Fault, Kind, LogOnce};
 use super::renames::HOPS_MAX;
 use super::settings::RedisKind;
-use super::{Call, RedisStore, Servers, Trip, is_number, millis};
+use super::{Call, RedisStore, Servers, Trip, is_number, millis, text};
 use crate::algorithm::Script;
 use crate::backoff::Backoff;
 use crate::order::{Follow, ORDERS_MAX, Order, Ordered, RESET_LASTS};
@@ -73,7 +73,7 @@ impl RedisStore {
         if !fault.lacks_a_right() {
             return fault;
         }
-        let user = self.context.settings.username.as_deref().unwrap_or("default");
+        let user = self.context.settings.login.auth.username.as_deref().unwrap_or("default");
         let (prefix, why) = (&self.key_prefix, fault.text);
         let text = format!(
             "the user {user} lacks a right; on each node: ACL SETUSER {user} {RIGHTS} \
@@ -294,13 +294,6 @@ fn order(entry: &Value, now_ms: u64) -> Option<(Place, Key, Order)> {
         _ => return None,
     };
     Some((place, key, order))
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(text) => std::str::from_utf8(text).ok(),
-        _ => None,
-    }
 }
 
 /// Reads the reply of `clear.lua`: the key to which the count has moved, if it has.

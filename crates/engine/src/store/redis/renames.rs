@@ -114,7 +114,7 @@ impl Renames {
     }
 
     /// The name that the next ask visits besides that of its own key, as far as it is known.
-    fn other_name(&self, ask: &Ask, now: Time) -> Option<Key> {
+    pub(super) fn other_name(&self, ask: &Ask, now: Time) -> Option<Key> {
         match self.next(ask, now) {
             Next::Ask(key) => (key != ask.key).then_some(key),
             Next::Move { from } => Some(from),
@@ -242,11 +242,6 @@ impl RedisStore {
         let is_elsewhere = key != ask.key && self.shard(&Ask { key, ..*ask }) != self.shard(ask);
         let elsewhere = is_elsewhere.then(|| elsewhere(key)).or(fault.elsewhere);
         Fault { elsewhere, ..fault }
-    }
-
-    /// The name that `ask` visits besides that of its own key.
-    pub(super) fn other_name_of(&self, ask: &Ask) -> Option<Key> {
-        self.renames.other_name(ask, self.context.clock.now())
     }
 
     fn settled_until(&self, limit: Limit) -> Time {

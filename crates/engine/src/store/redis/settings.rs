@@ -24,19 +24,10 @@ pub struct RedisSettings {
     pub addresses: Vec<Address>,
     /// The number of the database at the servers; a cluster has only 0.
     pub database: u32,
-    /// The user to log in as; `None` means Redis' own `default`.
-    pub username: Option<String>,
-    /// The password of the servers; `None` means no login.
-    pub password: Option<Secret>,
-    /// The user to log in to the sentinels as.
-    pub sentinel_username: Option<String>,
-    /// The password of the sentinels, which is separate from that of the servers.
-    pub sentinel_password: Option<Secret>,
-    /// The file with the user and password of the servers, read again for each connection:
-    /// `username` and `password` are its content at the start.
-    pub auth_file: Option<SecretFile>,
-    /// The same for the sentinels.
-    pub sentinel_auth_file: Option<SecretFile>,
+    /// The login to the servers.
+    pub login: Login,
+    /// The login to the sentinels, which is separate.
+    pub sentinel_login: Login,
     /// The files of TLS to all servers and sentinels over TCP; `None` for plaintext.
     pub tls: Option<ClientFiles>,
     /// Networks in which the nodes that a server or sentinel names must lie; those of `addresses`
@@ -75,6 +66,15 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+/// How to log in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Login {
+    /// The user and password; where there is a file, its content at the start.
+    pub auth: Auth,
+    /// The file that holds them, read again for each connection.
+    pub file: Option<SecretFile>,
+}
+
 /// The user and password of a login.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Auth {
@@ -98,42 +98,28 @@ impl RedisSettings {
             kind,
             addresses,
             database: 0,
-            username: None,
-            password: None,
-            sentinel_username: None,
-            sentinel_password: None,
-            auth_file: None,
-            sentinel_auth_file: None,
+            login: Login::default(),
+            sentinel_login: Login::default(),
             tls: None,
             redirect_networks: None,
             connections_max: CONNECTIONS_MAX,
             timeout: TIMEOUT,
         }
     }
-
-    /// The login for the servers: the present content of the file, if there is one. Blocks while
-    /// the file is read. An error describes what is wrong with the file.
-    pub fn auth_now(&self) -> Result<Auth, String> {
-        let given = Auth { username: self.username.clone(), password: self.password.clone() };
-        auth_now(self.auth_file.as_ref(), given)
-    }
-
-    /// The same for the sentinels.
-    pub fn sentinel_auth_now(&self) -> Result<Auth, String> {
-        let given = Auth {
-            username: self.sentinel_username.clone(),
-            password: self.sentinel_password.clone(),
-        };
-        auth_now(self.sentinel_auth_file.as_ref(), given)
-    }
 }
 
-fn auth_now(file: Option<&SecretFile>, given: Auth) -> Result<Auth, String> {
-    let Some(file) = file else { return Ok(given) };
-    let at = |problem: String| format!("the file {} {problem}", file.path().display());
-    let secret = file.read().map_err(at)?;
-    let neither = || at("holds neither password nor user:password".to_owned());
-    Auth::parse(secret.reveal()).ok_or_else(neither)
+// === impl Login ===
+
+impl Login {
+    /// The user and password now: the content of the file, if there is one. Blocks while the file is
+    /// read. An error describes what is wrong with the file.
+    pub fn now(&self) -> Result<Auth, String> {
+        let Some(file) = &self.file else { return Ok(self.auth.clone()) };
+        let at = |problem: String| format!("the file {} {problem}", file.path().display());
+        let secret = file.read().map_err(at)?;
+        let neither = || at("holds neither password nor user:password".to_owned());
+        Auth::parse(secret.reveal()).ok_or_else(neither)
+    }
 }
 
 // === impl Auth ===
