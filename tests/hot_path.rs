@@ -53,7 +53,7 @@ fn service() -> DecisionService {
     let source = Source { name: "hot.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(CurrentRules::new());
-    published.publish(Arc::new(loaded.rules));
+    published.put_in_force(Arc::new(loaded.rules));
     let sample = NonZeroU32::new(4).unwrap();
     let hot_keys =
         HotKeys::new(settings::HotKeys { is_on: true, sample, values: false }, limiter.clock());

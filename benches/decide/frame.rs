@@ -73,7 +73,7 @@ fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
 
 fn service(bench: &Bench) -> DecisionService {
     let published = Arc::new(CurrentRules::new());
-    published.publish(Arc::new(compile(&deep(1))));
+    published.put_in_force(Arc::new(compile(&deep(1))));
     DecisionService::new(bench.limiter.clone(), published, None, CALLS_MAX)
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn service() -> DecisionService {
     #[allow(clippy::expect_used, reason = "the text is above")]
     let loaded = rules::load(&[source], rules::Options::default()).expect("rules without a fault");
     let published = Arc::new(CurrentRules::new());
-    published.publish(Arc::new(loaded.rules));
+    published.put_in_force(Arc::new(loaded.rules));
     const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
     let hot_keys = settings::HotKeys { is_on: true, sample: SAMPLE, values: false };
     let observers = Observers {

@@ -12,8 +12,8 @@ use tokio::sync::watch as channel;
 /// The rules in force, and the results of their loads. Shared by all parts, written by the watcher.
 ///
 /// ```text
-///  none ──publish──▶ in force ──publish──▶ in force (newer)
-///                     └─refuse─▶ in force, with a last fault ─publish or restore─▶ in force
+///  none ──put──▶ in force ──put──▶ in force (newer)
+///                 └─refuse─▶ in force, with a last fault ─put or restore─▶ in force
 /// ```
 /// Rules are replaced whole and never withdrawn. The first rules may come from a snapshot, while
 /// the rules of the source are refused.
@@ -21,7 +21,7 @@ use tokio::sync::watch as channel;
 pub struct CurrentRules {
     rules: ArcSwapOption<Rules>,
     last_fault: Mutex<Option<String>>,
-    /// Number of sets published.
+    /// Number of sets that were put in force.
     changes: channel::Sender<u64>,
     loads: channel::Sender<Loads>,
     is_from_snapshot: AtomicBool,
@@ -77,7 +77,7 @@ impl CurrentRules {
 
     /// Puts `rules` in force, then wakes those that wait for them. Returns the former rules, which
     /// answers in progress may still use. The last holder frees them, which is slow.
-    pub fn publish(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
+    pub fn put_in_force(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
         let former = self.replace(rules);
         self.restore();
         self.changes.send_modify(|count| *count += 1);
@@ -85,7 +85,7 @@ impl CurrentRules {
     }
 
     /// Puts the `rules` of a snapshot in force. Does not count as a load.
-    pub fn publish_snapshot(&self, rules: Arc<Rules>) {
+    pub fn put_snapshot_in_force(&self, rules: Arc<Rules>) {
         self.replace(rules);
         self.is_from_snapshot.store(true, Ordering::Relaxed);
         self.changes.send_modify(|count| *count += 1);
@@ -218,7 +218,7 @@ mod tests {
         published.refuse("a.yaml:1:1: no".to_owned());
         assert!(published.current().is_none());
         let rules = Arc::new(Rules::default());
-        published.publish(rules.clone());
+        published.put_in_force(rules.clone());
         assert_eq!(published.last_fault(), None);
         published.refuse("a.yaml:2:1: no".to_owned());
         assert!(published.current().is_some_and(|current| Arc::ptr_eq(&current, &rules)));
@@ -234,7 +234,7 @@ mod tests {
         let mut changes = published.changes();
         published.refuse("no".to_owned());
         assert!(!changes.has_changed().expect("open"));
-        published.publish(Arc::default());
+        published.put_in_force(Arc::default());
         assert!(changes.has_changed().expect("open"));
         assert_eq!(*changes.borrow_and_update(), 1);
     }

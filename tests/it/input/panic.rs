@@ -69,7 +69,7 @@ impl Doors {
         let published = Arc::new(CurrentRules::new());
         let source = Source { name: "test.yaml".to_owned(), text: RULES.into() };
         let loaded = rules::load(&[source], rules::Options::default()).unwrap();
-        published.publish(Arc::new(loaded.rules));
+        published.put_in_force(Arc::new(loaded.rules));
         let options = Options {
             // This test is not about waiting, and the machine may be compiling.
             wait_min: Duration::from_secs(5),

@@ -27,7 +27,7 @@ use tonic::service::Routes;
 
 use super::call::{Call, CallContext, Kind};
 use super::fallback::FallbackCall;
-use super::write_coalescing::{CoalescingIo, WriteHold};
+use super::write_coalescing::{CoalescingIo, WriteGate};
 use super::{NonHttp2Clients, read_preface};
 use crate::service::{DecisionService, Peer};
 use ratelease_listener::{ConnectionHandle, PREFACE};
@@ -107,9 +107,9 @@ pub(super) async fn serve<I>(
     if preface.is_none() {
         return;
     }
-    let hold = WriteHold::default();
-    let mut calls = Calls::new(&context, &mut io, hold.clone());
-    let io = CoalescingIo::new(io, hold, PREFACE);
+    let gate = WriteGate::default();
+    let mut calls = Calls::new(&context, &mut io, gate.clone());
+    let io = CoalescingIo::new(io, gate, PREFACE);
     let Ok(mut connection) = Box::pin(builder().handshake(io)).await else { return };
     let mut events = Events::new();
     events.push(Box::pin(async {
@@ -161,7 +161,7 @@ struct Calls {
     routes: Routes,
     handle: ConnectionHandle,
     waker: H2Waker,
-    hold: WriteHold,
+    gate: WriteGate,
     /// Calls of which only the headers have been read. The message may still arrive, for example
     /// after the headers of other calls.
     awaiting_message: VecDeque<Call>,
@@ -177,7 +177,7 @@ impl Calls {
     fn new<I>(
         context: &ConnectionContext,
         io: &mut ratelease_listener::Connection<I>,
-        hold: WriteHold,
+        gate: WriteGate,
     ) -> Self {
         let service = context.service.clone();
         let turn = io.require_turns();
@@ -186,7 +186,7 @@ impl Calls {
             routes: context.routes.clone(),
             handle: io.handle(),
             waker: H2Waker::new(),
-            hold,
+            gate,
             awaiting_message: VecDeque::new(),
             waiting: JoinSet::new(),
             others: JoinSet::new(),
@@ -220,7 +220,7 @@ impl Calls {
                 let _ = pin!(yield_now()).poll(cx);
                 return Poll::Pending;
             }
-            self.hold.set(!is_answered);
+            self.gate.set_closed(!is_answered);
             if is_answered {
                 // Only this poll can be the last one. What happens in an earlier one must not wake
                 // the task: it would run again before its thread looks at other connections.

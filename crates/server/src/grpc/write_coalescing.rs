@@ -13,29 +13,30 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Above this many bytes, buffered writes are sent even while they are held back.
 const BUFFER_MAX: usize = 16 * 1024;
 
-/// Holds writes back or releases them. A cheap handle: clones belong to the same connection.
+/// While it is closed, writes are held back. A cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct WriteHold(Arc<AtomicBool>);
+pub(super) struct WriteGate(Arc<AtomicBool>);
 
-/// A connection whose writes are held back by a [`WriteHold`].
+/// A connection whose writes pass a [`WriteGate`].
 #[derive(Debug)]
 pub(super) struct CoalescingIo<I> {
     io: I,
-    hold: WriteHold,
+    gate: WriteGate,
     buffered: BytesMut,
     /// Bytes to return before the rest: they have been read from the connection already.
     read: &'static [u8],
 }
 
-// === impl WriteHold ===
+// === impl WriteGate ===
 
-impl WriteHold {
-    /// Whether flushes do nothing. The next one that does writes everything that is buffered.
-    pub(super) fn set(&self, holds: bool) {
-        self.0.store(holds, Ordering::Relaxed);
+impl WriteGate {
+    /// While it is closed, flushes do nothing. The next one that does writes everything that is
+    /// buffered.
+    pub(super) fn set_closed(&self, is_closed: bool) {
+        self.0.store(is_closed, Ordering::Relaxed);
     }
 
-    fn is_holding(&self) -> bool {
+    fn is_closed(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -44,8 +45,8 @@ impl WriteHold {
 
 impl<I: AsyncWrite + Unpin> CoalescingIo<I> {
     /// `read` has been read from `io` already; the next reader gets it first.
-    pub(super) fn new(io: I, hold: WriteHold, read: &'static [u8]) -> Self {
-        Self { io, hold, buffered: BytesMut::new(), read }
+    pub(super) fn new(io: I, gate: WriteGate, read: &'static [u8]) -> Self {
+        Self { io, gate, buffered: BytesMut::new(), read }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -108,7 +109,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for CoalescingIo<I> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.hold.is_holding() {
+        if self.gate.is_closed() {
             return Poll::Ready(Ok(()));
         }
         ready!(self.poll_drain(cx))?;
@@ -130,16 +131,16 @@ mod tests {
     #[tokio::test]
     async fn held_writes_are_sent_in_one_piece_and_in_order() {
         let (io, mut other) = duplex(1024);
-        let hold = WriteHold::default();
-        let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.set(true);
+        let gate = WriteGate::default();
+        let mut io = CoalescingIo::new(io, gate.clone(), b"");
+        gate.set_closed(true);
         for part in ["one ", "two ", "three"] {
             io.write_all(part.as_bytes()).await.unwrap();
             io.flush().await.unwrap();
         }
         let mut read = [0; 64];
         assert!(futures_util::poll!(std::pin::pin!(other.read(&mut read))).is_pending());
-        hold.set(false);
+        gate.set_closed(false);
         io.flush().await.unwrap();
         let len = other.read(&mut read).await.unwrap();
         assert_eq!(&read[..len], b"one two three");
@@ -148,9 +149,9 @@ mod tests {
     #[tokio::test]
     async fn a_slow_reader_delays_the_writer() {
         let (io, mut other) = duplex(BUFFER_MAX);
-        let hold = WriteHold::default();
-        let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.set(true);
+        let gate = WriteGate::default();
+        let mut io = CoalescingIo::new(io, gate.clone(), b"");
+        gate.set_closed(true);
         let block = vec![7_u8; BUFFER_MAX];
         io.write_all(&block).await.unwrap();
         io.write_all(&block).await.unwrap(); // the first one is in the pipe
@@ -164,7 +165,7 @@ mod tests {
     #[tokio::test]
     async fn bytes_read_before_are_returned_first() {
         let (io, mut other) = duplex(1024);
-        let mut io = CoalescingIo::new(io, WriteHold::default(), b"once upon");
+        let mut io = CoalescingIo::new(io, WriteGate::default(), b"once upon");
         other.write_all(b" a time").await.unwrap();
         drop(other);
         let mut read = [0; 4];
@@ -178,9 +179,9 @@ mod tests {
     #[tokio::test]
     async fn shutdown_sends_held_writes() {
         let (io, mut other) = duplex(1024);
-        let hold = WriteHold::default();
-        let mut io = CoalescingIo::new(io, hold.clone(), b"");
-        hold.set(true);
+        let gate = WriteGate::default();
+        let mut io = CoalescingIo::new(io, gate.clone(), b"");
+        gate.set_closed(true);
         io.write_all(b"goodbye").await.unwrap();
         io.shutdown().await.unwrap();
         let mut read = String::new();

@@ -347,7 +347,7 @@ mod candidate {
         let sources: Vec<_> = texts.iter().enumerate().map(source).collect();
         let loaded = rules::load(&sources, rules::Options::default()).unwrap();
         let in_force = CurrentRules::new();
-        in_force.publish(Arc::new(loaded.rules));
+        in_force.put_in_force(Arc::new(loaded.rules));
         // The machine may be compiling.
         let options = Options { wait_min: Duration::from_secs(5), ..Options::default() };
         let limiter = Limiter::new(store, Clock::start(), options);

@@ -387,7 +387,7 @@ mod decided_tests {
                     rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 100, \
                     algorithm: token_bucket}\n  - key: path\n    value: /x.pdf\n    rate_limit: \
                     {unlimited: true}\n";
-        status.published.publish(rules(text));
+        status.published.put_in_force(rules(text));
         let expected = json!([
             {
                 "rule": "shop.path_/x.pdf", "path": ["shop", "path_/x.pdf"], "ok": 5,
@@ -414,7 +414,7 @@ mod decided_tests {
         let busiest = |count| (0..count).map(|n| counts(&format!("shop.k{n}"), 1)).collect();
         for count in [0, 7, RULES_MAX] {
             let status = status_of(Fixed { rules: busiest(count), ..Fixed::default() });
-            status.published.publish(rules(&format!("domain: shop\ndescriptors:\n{text}")));
+            status.published.put_in_force(rules(&format!("domain: shop\ndescriptors:\n{text}")));
             let listed = status.json()["rules_busiest"].clone();
             assert_eq!(listed.as_array().map(Vec::len), Some(RULES_MAX), "{count} busy");
         }

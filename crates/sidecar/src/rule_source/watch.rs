@@ -330,7 +330,7 @@ impl<L: Load> Watch<L> {
             info!(files, warnings, version, "rules loaded");
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
-            self.old_rules.add(self.published.publish(Arc::new(compiled.rules)));
+            self.old_rules.add(self.published.put_in_force(Arc::new(compiled.rules)));
             if let Some(took) = self.change_times.note(&mut self.load, &sources) {
                 self.published.note_propagation(took);
             }
@@ -384,7 +384,7 @@ impl<L: Load> Watch<L> {
                 let version = format_args!("{:016x}", compiled.rules.version());
                 warn!(version, "the rules of the snapshot are in force: {path}");
                 self.in_force = Some(digest(&sources));
-                self.published.publish_snapshot(Arc::new(compiled.rules));
+                self.published.put_snapshot_in_force(Arc::new(compiled.rules));
                 sources
             }
             Err(error) => {

@@ -212,13 +212,13 @@ fn hot_keys_are_listed_in_total_and_by_rule() {
 fn rules_of_a_snapshot_are_marked_until_others_are_loaded() {
     let status = status();
     status.published.refuse("no such directory".to_owned());
-    status.published.publish_snapshot(Arc::new(Rules::default()));
+    status.published.put_snapshot_in_force(Arc::new(Rules::default()));
     let rules = status.json()["rules"].clone();
     assert_eq!(rules["from_snapshot"], true);
     assert_eq!(rules["last_fault"], "no such directory");
     assert_eq!((&rules["loads_ok"], &rules["loads_failed"]), (&json!(0), &json!(1)));
     assert!(status.lines().contains(" (of the snapshot)\n"), "{}", status.lines());
-    status.published.publish(Arc::default());
+    status.published.put_in_force(Arc::default());
     let rules = status.json()["rules"].clone();
     assert_eq!((&rules["from_snapshot"], &rules["last_fault"]), (&json!(false), &Value::Null));
     assert!(!status.lines().contains("snapshot"), "{}", status.lines());

@@ -28,7 +28,7 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     let source = Source { name: "rules.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(CurrentRules::new());
-    published.publish(Arc::new(loaded.rules));
+    published.put_in_force(Arc::new(loaded.rules));
     let service = DecisionService::new(limiter, published, None, 10);
     let routes = Routes::new(RateLimitService::new(service.clone())).prepare();
     let context =

@@ -67,7 +67,7 @@ pub(super) fn rules() -> CurrentRules {
     let source = Source { name: "rules.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = CurrentRules::new();
-    published.publish(Arc::new(loaded.rules));
+    published.put_in_force(Arc::new(loaded.rules));
     published
 }
 
