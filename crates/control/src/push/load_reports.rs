@@ -127,8 +127,15 @@ struct Reports {
     asked: Option<BTreeSet<String>>,
     /// The step that the pod ran when it was asked, or at its last report.
     step: Option<i64>,
-    /// The second of its last report.
-    reported_at: u64,
+    budget: HitBudget,
+}
+
+/// The hits of a domain that count. All reports of a second have no more than one has.
+#[derive(Debug)]
+struct HitBudget {
+    /// What is left for further reports of the second of the last one.
+    left: u64,
+    second: u64,
 }
 
 // === impl PodServer ===
@@ -156,7 +163,7 @@ impl PodServer {
             node: NodeInfo::default(),
             asked: None,
             step: None,
-            reported_at: 0,
+            budget: HitBudget::default(),
         };
         let guard = pod.client.connection.begin_stream();
         tokio::spawn(async move {
@@ -246,9 +253,9 @@ impl Reports {
         let set = Arc::clone(&self.server.published.borrow());
         let counts = self.server.counts.clone();
         let second = counts.clock().now().since(Time::default()).as_secs();
-        let elapsed = second - std::mem::replace(&mut self.reported_at, second);
-        let hits_max = elapsed.clamp(1, SECONDS_MAX) * HITS_PER_SECOND;
         let mut hits = self.read(report, &set);
+        let most = hits.values().map(|it| it.hits).max();
+        let hits_max = self.budget.take(most.unwrap_or_default(), second);
         self.show(report, &hits, hits_max, &set, fleet);
         let Some(rollout) = set.rollout.as_deref() else { return };
         let since = self.step;
@@ -322,6 +329,27 @@ impl Reports {
         }
         counts.retain(|domain, _| !odd.contains(domain));
         counts
+    }
+}
+
+// === impl HitBudget ===
+
+impl Default for HitBudget {
+    fn default() -> Self {
+        Self { left: HITS_PER_SECOND, second: 0 }
+    }
+}
+
+impl HitBudget {
+    /// How many hits of a domain count in a report at this second, which has so many.
+    fn take(&mut self, hits: u64, second: u64) -> u64 {
+        let passed = second - std::mem::replace(&mut self.second, second);
+        let max = match passed {
+            0 => self.left,
+            _ => passed.min(SECONDS_MAX) * HITS_PER_SECOND,
+        };
+        self.left = max.saturating_sub(hits).min(HITS_PER_SECOND);
+        max
     }
 }
 
@@ -757,6 +785,21 @@ mod tests {
     fn a_report_that_cannot_be_is_not_counted() {
         assert_eq!(read(&stats(1, 0, 2)), None, "more in shadow than passed");
         assert_eq!(read(&stats(u64::MAX, u64::MAX, 0)), None);
+    }
+
+    #[test]
+    fn a_pod_that_reports_more_often_has_no_more_hits_that_count() {
+        let counted = |reports_a_second: u64| {
+            let mut budget = HitBudget::default();
+            let reports = (0..10).flat_map(|second| (0..reports_a_second).map(move |_| second));
+            reports.map(|second| budget.take(HITS_MAX, second)).sum::<u64>()
+        };
+        assert_eq!((counted(1), counted(4)), (10 * HITS_PER_SECOND, 10 * HITS_PER_SECOND));
+        let mut budget = HitBudget::default();
+        assert_eq!(budget.take(1000, 3), 3 * HITS_PER_SECOND, "of each second that has passed");
+        assert_eq!(budget.take(1000, 3), HITS_PER_SECOND, "of another report, one second's");
+        assert_eq!(budget.take(0, 3), HITS_PER_SECOND - 1000);
+        assert_eq!(budget.take(0, 3600), SECONDS_MAX * HITS_PER_SECOND);
     }
 
     #[test]
