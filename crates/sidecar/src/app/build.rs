@@ -135,7 +135,9 @@ impl App {
         let hot_keys = hot_keys.map(|it| HotKeys::new(it, clock)).unwrap_or_default();
         let reported = if keys_leave { hot_keys.clone() } else { HotKeys::default() };
         let counted = meters.clone().map(|it| (it, reported));
-        let parts = rule_parts(&published, snapshot.clone(), clock, counted, given);
+        let snapshot_of = snapshot.clone();
+        let parts =
+            RuleParts { published: &published, snapshot: snapshot_of, clock, counted, given };
         let watcher = parts.watch(settings.xds, &rules, &threads.pages).await?;
         let origin = Origin::new(telemetry.identity);
         let tracer = threads.on_pages(|| Tracer::new(&origin, telemetry.tracing, clock));
@@ -189,16 +191,6 @@ impl App {
             banner,
         })
     }
-}
-
-fn rule_parts(
-    published: &Arc<CurrentRules>,
-    snapshot: Option<Arc<Snapshot>>,
-    clock: Clock,
-    counted: Option<(Meters, HotKeys)>,
-    given: Option<Arc<GivenRules>>,
-) -> RuleParts<'_> {
-    RuleParts { published, snapshot, clock, counted, given }
 }
 
 /// Loads the certificate of the gRPC port, and starts to watch its files.
