@@ -630,8 +630,8 @@ impl Compiler<'_> {
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let counted = self.compiled_limit(limit, &descriptor.flags, rule_path)?;
-        let CompiledLimit { allowance, leasing, shards, hold, flags, failure_mode } = counted;
+        let compiled = self.compiled_limit(limit, &descriptor.flags, rule_path)?;
+        let CompiledLimit { allowance, leasing, shards, hold, flags, failure_mode } = compiled;
         self.take_room(descriptor, limit, rule_path)?;
         let (path, levels) = self.identity(rule_path, limit.place)?;
         let rule = Arc::new(Rule {

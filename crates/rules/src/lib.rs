@@ -19,8 +19,8 @@
 //! reads its maps; `takes` are the kinds of values. `limit` and `store` are the parts of a `rule`;
 //! [`request`] is what is matched against `rules`, and [`key`] names a count. `node` and `reader`
 //! read a rule file, `compile` compiles it, and `directory` finds the files. [`schema()`] describes
-//! them. [`yaml`] reads other YAML files with the same parser. `names` makes enums
-//! whose values have names.
+//! them. [`yaml`] reads other YAML files with the same parser. `names` makes enums whose values
+//! have names.
 
 #![forbid(unsafe_code)]
 

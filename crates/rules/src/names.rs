@@ -11,7 +11,7 @@ macro_rules! named {
         $vis enum $Name { $( $(#[$of])* $Value, )+ }
 
         impl $Name {
-            /// All values, in the order of their numbers.
+            /// All values, in the order in which they are declared.
             $vis const ALL: [Self; [$( $name ),+].len()] = [$( Self::$Value ),+];
 
             /// Returns the name.

@@ -281,14 +281,14 @@ options! {
         /// Domain of the requests, as the rate limit filter of Envoy names it.
         Reference domain: Parsed<&'d str> = Text::Required;
         /// Nodes of the next level; a request's next entry selects one.
-        Reference descriptors: Option<&'d Node<'d>> = Own {
+        Reference descriptors: Option<&'d Node<'d>> = Nested {
             read: |reader, field, kept| reader.replace(kept, field.node),
-            schema: || list("descriptor"),
+            schema: || list(MapKind::Descriptor),
         };
         /// Options of every rate_limit of this file that has none of its own.
-        Ratelease defaults: LimitOptions = Own {
+        Ratelease defaults: LimitOptions = Nested {
             read: |reader, field, kept| reader.defaults(field.node, kept),
-            schema: || reference_or_null("defaults"),
+            schema: || reference_or_null(MapKind::Defaults),
         };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
@@ -307,14 +307,14 @@ options! {
         /// has its own count.
         Reference value: Parsed<&'d str> = Text::Any;
         /// The limit of requests whose last entry is at this node.
-        Reference rate_limit: Option<RateLimit<'d>> = Own {
+        Reference rate_limit: Option<RateLimit<'d>> = Nested {
             read: |reader, field, kept| reader.rate_limit(field.node, kept),
-            schema: || reference_or_null("rate_limit"),
+            schema: || reference_or_null(MapKind::RateLimit),
         };
         /// Nodes of the next level; a request's next entry selects one.
-        Reference descriptors: Option<&'d Node<'d>> = Own {
+        Reference descriptors: Option<&'d Node<'d>> = Nested {
             read: |reader, field, kept| reader.replace(kept, field.node),
-            schema: || list("descriptor"),
+            schema: || list(MapKind::Descriptor),
         };
         /// Metrics of the rule have the value of this level.
         Reference value_to_metric: Parsed<bool> = Flag;
@@ -342,9 +342,9 @@ options! {
         /// Name of the rule in answers, and for replaces.
         Reference name: Parsed<&'d str> = Text::Any;
         /// Rules that are set aside in a request that this rule matches too.
-        Reference replaces: Vec<Replaced<'d>> = Own {
+        Reference replaces: Vec<Replaced<'d>> = Nested {
             read: |reader, field, kept| *kept = reader.replaces(field.node),
-            schema: || list("replaced"),
+            schema: || list(MapKind::Replaced),
         };
         /// Units in a window, which is ten years at most.
         Ratelease unit_multiplier: Parsed<NonZeroU32> =
@@ -352,23 +352,23 @@ options! {
         /// Time zone of a calendar unit, as in Europe/Zurich; UTC by default.
         Ratelease time_zone: Parsed<&'d str> = Text::ZoneName;
         /// When the windows of a calendar unit begin; by default on the first day at 00:00.
-        Ratelease anchor: Parsed<AnchorOptions> = Own {
+        Ratelease anchor: Parsed<AnchorOptions> = Nested {
             read: |reader, field, kept| {
-                reader.terms::<AnchorOptions>(field, MapKind::Anchor, "a map", kept);
+                reader.nested_map::<AnchorOptions>(field, MapKind::Anchor, "a map", kept);
             },
-            schema: || reference_or_null("anchor"),
+            schema: || reference_or_null(MapKind::Anchor),
         };
         /// Requests that a token_bucket holds; requests_per_unit by default.
         Ratelease burst: Parsed<NonZeroU64> = Number { range: 1..=AMOUNT_MAX, check: burst };
         /// Name of the store that counts the limit, of those in REDIS_STORES.
         Ratelease store: Parsed<&'d str> = Text::StoreName;
         /// The hits of a request are held under its id until its cost is known.
-        Ratelease hold: Parsed<HoldOptions<'d>> = Own {
+        Ratelease hold: Parsed<HoldOptions<'d>> = Nested {
             read: |reader, field, kept| {
                 let expected = "a map such as {for: 2m}";
-                reader.terms::<HoldOptions<'_>>(field, MapKind::Hold, expected, kept);
+                reader.nested_map::<HoldOptions<'_>>(field, MapKind::Hold, expected, kept);
             },
-            schema: || reference_or_null("hold"),
+            schema: || reference_or_null(MapKind::Hold),
         };
     }
 }
@@ -395,7 +395,7 @@ options! {
         /// Longest time that a leaky_bucket holds a request; 0 by default.
         Ratelease max_delay: Parsed<u32> = Span { example: "50ms", check: max_delay };
         /// How tokens are leased to pods; with off every decision asks Redis.
-        Ratelease lease: Parsed<LeaseOption> = Own {
+        Ratelease lease: Parsed<LeaseOption> = Nested {
             read: |reader, field, kept| reader.lease(field, kept),
             schema: lease_schema,
         };
@@ -499,7 +499,7 @@ pub(crate) enum LeaseOption {
 
 /// A map or a list, which the reader reads into what is kept of it. Of `descriptors` an item at a
 /// time is read, by [`Reader::descriptors`].
-struct Own<'d, K> {
+struct Nested<'d, K> {
     read: fn(&mut Reader<'d, '_>, Field<'d>, &mut K),
     schema: fn() -> Value,
 }
@@ -625,12 +625,16 @@ impl MapKind {
     }
 
     /// Describes the map, for a message.
-    pub(crate) fn describe(self) -> String {
+    pub(crate) const fn describe(self) -> &'static str {
         match self {
-            MapKind::Root => "the file's top level".to_owned(),
-            MapKind::Descriptor => "a descriptor".to_owned(),
-            MapKind::Replaced => "an item of 'replaces'".to_owned(),
-            _ => format!("'{}'", self.name()),
+            MapKind::Root => "the file's top level",
+            MapKind::Descriptor => "a descriptor",
+            MapKind::RateLimit => "'rate_limit'",
+            MapKind::Replaced => "an item of 'replaces'",
+            MapKind::Defaults => "'defaults'",
+            MapKind::Lease => "'lease'",
+            MapKind::Anchor => "'anchor'",
+            MapKind::Hold => "'hold'",
         }
     }
 
@@ -660,9 +664,9 @@ pub(crate) fn is_known_to_reference(name: &str) -> Option<bool> {
     all().find(|option| option.name == name).map(OptionRow::is_known_to_reference)
 }
 
-// === impl Own ===
+// === impl Nested ===
 
-impl<'d, K> Takes<'d> for Own<'d, K> {
+impl<'d, K> Takes<'d> for Nested<'d, K> {
     type Kept = K;
 
     fn read(&self, reader: &mut Reader<'d, '_>, field: Field<'d>, kept: &mut K) {
@@ -677,20 +681,20 @@ impl<'d, K> Takes<'d> for Own<'d, K> {
 /// Without quotes, `off` and `on` are booleans in YAML 1.1.
 fn lease_schema() -> Value {
     json!({"anyOf": [
-        {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference("lease"),
+        {"enum": ["off", "on"]}, {"type": ["boolean", "null"]}, reference(MapKind::Lease),
     ]})
 }
 
-fn reference_or_null(definition: &str) -> Value {
-    json!({"anyOf": [reference(definition), {"type": "null"}]})
+fn reference_or_null(map: MapKind) -> Value {
+    json!({"anyOf": [reference(map), {"type": "null"}]})
 }
 
-fn reference(definition: &str) -> Value {
-    json!({"$ref": format!("#/definitions/{definition}")})
+fn reference(map: MapKind) -> Value {
+    json!({"$ref": format!("#/definitions/{}", map.name())})
 }
 
-fn list(definition: &str) -> Value {
-    json!({"type": ["array", "null"], "items": reference(definition)})
+fn list(map: MapKind) -> Value {
+    json!({"type": ["array", "null"], "items": reference(map)})
 }
 
 // === impl Given ===
@@ -1038,7 +1042,7 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Reads a map of this kind into the one that is already there.
-    fn terms<M: MapOptions<'d> + Default>(
+    fn nested_map<M: MapOptions<'d> + Default>(
         &mut self,
         field: Field<'d>,
         map: MapKind,

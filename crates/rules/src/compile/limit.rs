@@ -33,24 +33,24 @@ impl Compiler<'_> {
     /// descriptor, and `rule_path` ends with its level.
     pub(super) fn compiled_limit(
         &self,
-        limit: &RateLimit<'_>,
+        given: &RateLimit<'_>,
         flags: &FlagOptions,
         rule_path: &RulePath,
     ) -> Option<CompiledLimit> {
-        if limit.unlimited.is_faulty() {
+        if given.unlimited.is_faulty() {
             return None;
         }
-        if limit.unlimited.is_true() {
-            return self.unlimited(limit, flags);
+        if given.unlimited.is_true() {
+            return self.unlimited(given, flags);
         }
-        let own = self.settled(&limit.options);
-        let options = own.over(&self.defaults);
-        let kind = match &options.algorithm {
+        let own = self.settled(&given.options);
+        let in_force = own.over(&self.defaults);
+        let kind = match &in_force.algorithm {
             Parsed::Absent => Some(Algorithm::default()),
             other => other.value().copied(),
         };
         let findings = self.findings;
-        let counted = Counted { compiler: self, findings, limit, own, options, kind, rule_path };
+        let counted = Counted { compiler: self, findings, given, own, in_force, kind, rule_path };
         counted.compiled(flags)
     }
 
@@ -105,10 +105,11 @@ impl Compiler<'_> {
 struct Counted<'c> {
     compiler: &'c Compiler<'c>,
     findings: &'c Findings,
-    limit: &'c RateLimit<'c>,
-    /// Its own options, and those in force: completed by the file's `defaults`.
+    given: &'c RateLimit<'c>,
+    /// The options that it has itself.
     own: LimitOptions,
-    options: LimitOptions,
+    /// The options in force: its own, completed by the file's `defaults`.
+    in_force: LimitOptions,
     /// Its algorithm, without amounts; `None` if that is faulty.
     kind: Option<Algorithm>,
     rule_path: &'c RulePath,
@@ -123,8 +124,8 @@ impl Counted<'_> {
         let leasing = self.leasing();
         let shards = self.shards(allowed);
         let hold = self.hold()?;
-        let mut flags = flags.over(&self.options.flags).flags(hold.is_some());
-        self.debt_flags(&mut flags);
+        let mut flags = flags.over(&self.in_force.flags).flags(hold.is_some());
+        self.clear_refused_flags(&mut flags);
         if hold.is_some() {
             let why = "'settle' has no effect with 'hold', whose settlements are marked by their \
                        last entry, ratelease.settle; remove one of them";
@@ -136,7 +137,7 @@ impl Counted<'_> {
             shards,
             hold,
             flags,
-            failure_mode: self.options.failure_mode.value().copied().unwrap_or_default(),
+            failure_mode: self.in_force.failure_mode.value().copied().unwrap_or_default(),
         })
     }
 
@@ -159,7 +160,7 @@ impl Counted<'_> {
         let (unit, unit_multiplier, calendar) = self.window();
         let requests_per_unit = self.requests_per_unit();
         let algorithm = self.algorithm(requests_per_unit);
-        let store = self.compiler.store_of_limit(self.limit);
+        let store = self.compiler.store_of_limit(self.given);
         let built = Limit {
             requests_per_unit: requests_per_unit?,
             unit: unit?,
@@ -168,7 +169,7 @@ impl Counted<'_> {
             algorithm: algorithm?,
             store: store?,
         };
-        if let Parsed::As(place, _) = self.limit.burst
+        if let Parsed::As(place, _) = self.given.burst
             && let Err(why) = check_fill(built)
         {
             self.findings.fault(place, why);
@@ -180,7 +181,7 @@ impl Counted<'_> {
     /// Returns the unit of the window, their number, and the calendar that it follows.
     #[allow(clippy::type_complexity, reason = "each is None if it is faulty")]
     fn window(&self) -> (Option<Unit>, Option<NonZeroU32>, Option<Option<Calendar>>) {
-        let limit = self.limit;
+        let limit = self.given;
         let Some(kind) = self.kind.filter(|kind| !kind.has_window()) else {
             let unit = self.unit();
             let unit_multiplier = self.unit_multiplier(unit);
@@ -207,13 +208,13 @@ impl Counted<'_> {
 
     /// Returns the unit; `true` for one of the calendar.
     fn unit(&self) -> Option<(Unit, bool)> {
-        let given = &self.limit.unit;
+        let given = &self.given.unit;
         if given.is_faulty() {
             return None;
         }
         let unit = Unit::parse_any(given.text());
         if unit.is_none() {
-            let place = given.place_or(self.limit.place);
+            let place = given.place_or(self.given.place);
             self.findings.fault(place, unit_refusal(given.text(), self.findings));
         }
         unit
@@ -221,7 +222,7 @@ impl Counted<'_> {
 
     /// Returns the calendar of a limit whose `unit` is one of the calendar.
     fn calendar(&self, unit: Option<(Unit, bool)>) -> Option<Option<Calendar>> {
-        let limit = self.limit;
+        let limit = self.given;
         let zone = self.zone();
         let anchor = self.anchor(unit);
         let (unit, is_calendar) = unit?;
@@ -249,7 +250,7 @@ impl Counted<'_> {
     }
 
     fn zone(&self) -> Option<Zone> {
-        let name = match &self.limit.time_zone {
+        let name = match &self.given.time_zone {
             Parsed::Absent => Zone::DEFAULT,
             given => given.value()?,
         };
@@ -261,13 +262,13 @@ impl Counted<'_> {
                 "unknown time zone '{shown}'; expected a name of the IANA database, such as \
                  Europe/Zurich{meant}"
             );
-            self.findings.fault(self.limit.time_zone.place_or(self.limit.place), message);
+            self.findings.fault(self.given.time_zone.place_or(self.given.place), message);
         }
         zone
     }
 
     fn anchor(&self, unit: Option<(Unit, bool)>) -> Option<Anchor> {
-        let given = match &self.limit.anchor {
+        let given = match &self.given.anchor {
             Parsed::Absent => return Some(Anchor::FIRST),
             given => given.value()?,
         };
@@ -289,7 +290,7 @@ impl Counted<'_> {
     }
 
     fn unit_multiplier(&self, unit: Option<(Unit, bool)>) -> Option<NonZeroU32> {
-        match self.within(&self.limit.unit_multiplier, |units| multiplier(units, unit)) {
+        match self.within(&self.given.unit_multiplier, |units| multiplier(units, unit)) {
             Parsed::Absent => Some(NonZeroU32::MIN),
             Parsed::As(_, units) => Some(units),
             Parsed::Faulty | Parsed::Refused(..) => None,
@@ -301,13 +302,13 @@ impl Counted<'_> {
             let refusal = self.kind.and_then(|kind| kind.refuses_requests(requests));
             refusal.map_or(Ok(requests), Err)
         };
-        match self.within(&self.limit.requests_per_unit, within) {
+        match self.within(&self.given.requests_per_unit, within) {
             Parsed::As(_, requests) => Some(requests),
             Parsed::Faulty | Parsed::Refused(..) => None,
             Parsed::Absent => {
                 let message =
                     "no 'requests_per_unit': every request is denied; write 0 to mean that";
-                self.findings.warn(self.limit.place, message);
+                self.findings.warn(self.given.place, message);
                 Some(0)
             }
         }
@@ -320,7 +321,7 @@ impl Counted<'_> {
             let refusal = self.kind.and_then(|kind| kind.refuses_option("max_delay"));
             refusal.map_or(Ok(()), Err)
         });
-        let max_delay_us = self.options.max_delay.value().copied().unwrap_or_default();
+        let max_delay_us = self.in_force.max_delay.value().copied().unwrap_or_default();
         let burst = burst.or(requests_per_unit).unwrap_or_default();
         Some(self.kind?.with_burst(burst).with_max_delay_us(max_delay_us))
     }
@@ -328,13 +329,13 @@ impl Counted<'_> {
     /// Returns the burst that `limit` gives; one that another algorithm has no use for is refused
     /// for that reason, whatever it is.
     fn burst(&self) -> Option<u64> {
-        if let Some(place) = self.limit.burst.place()
+        if let Some(place) = self.given.burst.place()
             && let Some(message) = self.kind.and_then(|kind| kind.refuses_option("burst"))
         {
             self.findings.fault(place, message);
             return None;
         }
-        self.within(&self.limit.burst, |burst| Ok(burst.get())).value().copied()
+        self.within(&self.given.burst, |burst| Ok(burst.get())).value().copied()
     }
 
     fn leasing(&self) -> Leasing {
@@ -351,11 +352,11 @@ impl Counted<'_> {
             }
             return Leasing::Off;
         }
-        self.options.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
+        self.in_force.lease.value().map_or_else(Leasing::default, LeaseOption::leasing)
     }
 
-    /// Clears the flags that the algorithm cannot have; one that the limit itself gives is reported.
-    fn debt_flags(&self, flags: &mut Flags) {
+    /// Clears flags that the algorithm cannot have; one that the limit itself gives is reported.
+    fn clear_refused_flags(&self, flags: &mut Flags) {
         let Some(kind) = self.kind else { return };
         let own = &self.own.flags;
         if !kind.has_window() {
@@ -394,7 +395,7 @@ impl Counted<'_> {
             });
             return NonZeroU8::MIN;
         }
-        let shards = self.options.shards.value().copied().unwrap_or(NonZeroU8::MIN);
+        let shards = self.in_force.shards.value().copied().unwrap_or(NonZeroU8::MIN);
         let Some(limit) = limit else { return shards };
         let tokens = limit.capacity().min(limit.requests_per_unit);
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
@@ -411,11 +412,11 @@ impl Counted<'_> {
     /// Returns the hold of the limit, if it has one; `None` if that is faulty.
     fn hold(&self) -> Option<Option<Hold>> {
         let is_of_slots = self.kind.is_some_and(|kind| !kind.has_window());
-        let (place, terms) = match &self.limit.hold {
+        let (place, terms) = match &self.given.hold {
             Parsed::Absent if is_of_slots => {
                 let message = "concurrency needs a 'hold', which says how long a request may last \
                                at most; add one, such as 'hold: {for: 5m}'";
-                self.findings.fault(self.limit.place, message);
+                self.findings.fault(self.given.place, message);
                 return None;
             }
             Parsed::Absent => return Some(None),
