@@ -14,7 +14,7 @@ use envoy_types::pb::envoy::extensions::filters::http::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::r#type::v3 as kinds;
 use prost::{Message, Name};
 use ratelease_envoy_abi::{Counter, Setup};
-use ratelease_sidecar::rule_source::directory::{self, Given, Loading};
+use ratelease_sidecar::rule_source::directory::{self, Given};
 use serde_json::Value;
 
 use crate::actions::{Actions, Faults, Phase};
@@ -148,8 +148,7 @@ type Refused = String;
 
 impl FilterConfig {
     /// Reads a `RateLimit` message, serialized or as JSON, for the filter of this name. The JSON may
-    /// have the rules of its domain too; then it waits until they are in force, or those that their
-    /// first request will have them replace.
+    /// have the rules of its domain too; then it waits until they are in force.
     ///
     /// # Errors
     ///
@@ -178,12 +177,6 @@ impl FilterConfig {
             config.given.as_ref().map_or(Ok(()), engine::wait_for)?;
         }
         Ok(config)
-    }
-
-    /// Notes that there is a request, which shows that Envoy uses this configuration. Returns what
-    /// the request has to wait for before the rules that it brings can decide.
-    pub fn need_rules(&self) -> Option<Loading> {
-        self.given.as_ref()?.need()
     }
 
     fn compile(message: &pb::RateLimit, faults: &mut Faults) -> Self {

@@ -61,9 +61,9 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 /// What a shutdown may take beyond the drain time, for threads that wait for a processor.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time that Envoy's main thread, or a request, waits until rules of a filter are in force: a
-/// second is what Envoy's watchdog reports as a long stall.
-pub const LOAD_MAX: Duration = Duration::from_millis(800);
+/// Maximum time that Envoy's main thread waits until rules of a filter are in force: a second is what
+/// Envoy's watchdog reports as a long stall.
+const LOAD_MAX: Duration = Duration::from_millis(800);
 
 static ENGINE: Mutex<Option<Arc<Engine>>> = Mutex::new(None);
 

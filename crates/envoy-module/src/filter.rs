@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
-use ratelease_envoy_abi::{Filter, Flow, Headers, Scheduler, Stream};
+use ratelease_envoy_abi::{Filter, Flow, Headers, Stream};
 use ratelease_server::request::{RequestError, Transport};
 use ratelease_server::service::{Answer, BodyReservation, Caller};
-use ratelease_sidecar::rule_source::directory::Loading;
 
 use crate::RateleaseModule;
 use crate::actions::{Drafts, Phase, RateLimitHeaders};
@@ -50,8 +49,8 @@ enum Decided {
     Free,
     /// The answer.
     Now(Result<Outcome, RequestError>, Option<OwnedRequest>),
-    /// It has to wait, for rules too if they are loading.
-    Later(OwnedRequest, Shown, Option<Loading>),
+    /// It has to wait.
+    Later(OwnedRequest, Shown),
 }
 
 type S<'h> = Stream<'h, RateleaseModule>;
@@ -78,9 +77,7 @@ impl Filter for RateFilter {
                     Concluded::Answered => Flow::Answered,
                 }
             }
-            Decided::Later(request, shown, loading) => self.wait(config, stream, |scheduler| {
-                Wait::start(engine, config, scheduler, request, shown, loading)
-            }),
+            Decided::Later(request, shown) => self.wait(engine, config, stream, request, shown),
         }
     }
 
@@ -122,7 +119,6 @@ impl Filter for RateFilter {
 impl RateFilter {
     /// Looks at the request, and decides it unless it has to wait.
     fn decide(&self, engine: &Arc<Engine>, config: &FilterConfig, stream: &S<'_>) -> Decided {
-        let loading = config.need_rules();
         let route = stream.route_config();
         let limits = limits_of(config, route.map(Arc::as_ref));
         if limits.ends_streams(config.stage) {
@@ -137,26 +133,27 @@ impl RateFilter {
         let shown = shown(config, &drafts);
         let _entered = engine.runtime.enter();
         let make = |answer: &Answer<'_>| Outcome::of(answer, &shown);
-        let decide = || engine.service.answer_at_once(Transport::Grpc, &request, make);
-        match loading.is_none().then(decide).flatten() {
+        match engine.service.answer_at_once(Transport::Grpc, &request, make) {
             Some(outcome) => {
                 let ends = OwnedRequest::ends_of_slots(&request, &outcome);
                 Decided::Now(outcome, ends)
             }
-            None => Decided::Later(OwnedRequest::of(&request), shown, loading),
+            None => Decided::Later(OwnedRequest::of(&request), shown),
         }
     }
 
     fn wait(
         &self,
+        engine: &Arc<Engine>,
         config: &FilterConfig,
         stream: S<'_>,
-        start: impl FnOnce(Scheduler) -> Result<Wait, RequestError>,
+        request: OwnedRequest,
+        shown: Shown,
     ) -> Flow {
         let Some(scheduler) = stream.scheduler() else {
             return self.refuse(config, stream, RequestError::Overloaded);
         };
-        match start(scheduler) {
+        match Wait::start(engine, config, scheduler, request, shown) {
             Ok(wait) => {
                 self.state.borrow_mut().wait = Some(wait);
                 Flow::Wait

@@ -8,13 +8,12 @@ use parking_lot::Mutex;
 use ratelease_envoy_abi::Scheduler;
 use ratelease_server::request::{RequestError, Transport};
 use ratelease_server::service::{Answer, BodyReservation, Caller};
-use ratelease_sidecar::rule_source::directory::Loading;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::answer::{Outcome, Shown};
 use crate::config::FilterConfig;
-use crate::engine::{Engine, LOAD_MAX};
+use crate::engine::Engine;
 use crate::owned::OwnedRequest;
 
 /// The event that says that an answer is there.
@@ -53,7 +52,7 @@ struct WakeOnDrop(Arc<Shared>);
 
 impl Wait {
     /// Decides `request` in the engine's thread, within the time that the filter's configuration
-    /// gives; that does not run while the filter's rules are `loading`.
+    /// gives.
     ///
     /// # Errors
     ///
@@ -64,7 +63,6 @@ impl Wait {
         scheduler: Scheduler,
         request: OwnedRequest,
         shown: Shown,
-        loading: Option<Loading>,
     ) -> Result<Self, RequestError> {
         let _reservation = engine.reserve(request.bytes())?;
         let progress = Mutex::new(Progress { scheduler: Some(scheduler), outcome: None });
@@ -76,7 +74,7 @@ impl Wait {
         let task = runtime.spawn(async move {
             // The thread may have had others to decide first.
             let late = wake.0.engine.service.now().since(begun_at);
-            let outcome = wake.0.decide(limit.saturating_sub(late), &shown, loading).await;
+            let outcome = wake.0.decide(limit.saturating_sub(late), &shown).await;
             wake.0.conclude(outcome);
         });
         Ok(Self { shared, task: task.abort_handle() })
@@ -110,22 +108,12 @@ impl Drop for Wait {
 // === impl Shared ===
 
 impl Shared {
-    async fn decide(
-        &self,
-        limit: Duration,
-        shown: &Shown,
-        loading: Option<Loading>,
-    ) -> Result<Outcome, RequestError> {
+    async fn decide(&self, limit: Duration, shown: &Shown) -> Result<Outcome, RequestError> {
         if limit.is_zero() {
             return Err(RequestError::Overloaded);
         }
         let request = self.request.request();
         let (transport, service) = (Transport::Grpc, &self.engine.service);
-        if let Some(loading) = loading {
-            let _permit = service.admit(transport, &self.engine.peer)?;
-            // If the rules are late, those in force decide.
-            let _ = timeout(LOAD_MAX, loading).await;
-        }
         let caller = Caller { transport, peer: &self.engine.peer, patience: Some(limit) };
         let make = |answer: &Answer<'_>| Outcome::of(answer, shown);
         let answered = service.answer(&caller, &request, make);

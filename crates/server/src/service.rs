@@ -152,20 +152,6 @@ impl DecisionService {
         self.limits(transport).body_budget.reserve(peer)
     }
 
-    /// Counts a call of `peer` that waits before it is decided, as those that wait for an answer.
-    ///
-    /// # Errors
-    ///
-    /// Too many calls wait.
-    pub fn admit<'a>(
-        &'a self,
-        transport: Transport,
-        peer: &'a Peer,
-    ) -> Result<Permit<'a>, RequestError> {
-        let admitted = self.limits(transport).concurrency.admit(peer);
-        admitted.inspect_err(|error| self.observers.note_error(error))
-    }
-
     /// Records a request that a server refused itself.
     pub fn note_error(&self, error: &RequestError) {
         self.observers.note_error(error);
@@ -538,7 +524,7 @@ struct ConcurrencyLimit {
 }
 
 /// Lets one call wait, until it is dropped.
-pub struct Permit<'a> {
+struct Permit<'a> {
     limit: &'a ConcurrencyLimit,
     peer: &'a Peer,
 }

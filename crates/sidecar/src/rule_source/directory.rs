@@ -3,15 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::BoxFuture;
 use parking_lot::{Condvar, Mutex};
 use ratelease_cli::settings::{Reading, RulesSource};
-use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Rules, Source};
-use tokio::sync::Notify;
+use ratelease_rules::{self as rules, Endings, Faults, Found, Loaded, Options, Source};
 use tracing::warn;
 
 use crate::rule_source::memory::MemoryLeft;
@@ -77,20 +74,57 @@ impl Directory {
     }
 
     /// Loads the files, and the given rules of domains that no file has: the others must not keep a
-    /// change of any rule from being in force. `faults` are those of all together.
-    fn load_apart(&mut self, sources: &[Arc<Source>], faults: Faults) -> Result<Loaded, Faults> {
-        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
-        let of_files = self.load(&files)?;
-        let domains: HashSet<_> = of_files.rules.domains().map(name_of_given).collect();
-        drop(of_files);
+    /// change of any rule from being in force, and neither may files with faults, for which the last
+    /// good ones stand in. `faults` are those of all together.
+    fn load_apart(
+        &mut self,
+        files: &mut Vec<Arc<Source>>,
+        given: Vec<Arc<Source>>,
+        faults: Faults,
+    ) -> Result<Loaded, Faults> {
+        let of_files = match self.load(files) {
+            Err(of_files) => {
+                *files = self.stand_in_for(&of_files).ok_or(of_files)?;
+                self.load(files)
+            }
+            loaded => loaded,
+        };
+        let domains: HashSet<_> = of_files?.rules.domains().map(name_of_given).collect();
         let (clashing, apart): (Vec<_>, Vec<_>) =
             given.into_iter().partition(|source| domains.contains(&source.name));
-        if clashing.is_empty() {
+        let Some(beside) = self.beside.as_mut() else { return Err(faults) };
+        if clashing.is_empty() && beside.stand_in.is_none() {
             return Err(faults);
         }
-        let names = clashing.into_iter().map(|source| source.name.clone());
-        self.beside.iter_mut().for_each(|beside| beside.clashing.extend(names.clone()));
-        self.load(&files.into_iter().chain(apart).collect::<Vec<_>>())
+        beside.clashing.extend(clashing.into_iter().map(|source| source.name.clone()));
+        self.load(&files.iter().cloned().chain(apart).collect::<Vec<_>>())
+    }
+
+    /// The files of the last good load, if given rules have changed, which these faults of files
+    /// would keep from being in force.
+    fn stand_in_for(&mut self, faults: &Faults) -> Option<Vec<Arc<Source>>> {
+        let beside = self.beside.as_mut().filter(|beside| beside.has_changed())?;
+        beside.stand_in = Some(faults.to_string());
+        Some(beside.files.clone())
+    }
+
+    /// Leaves out the files that stand in for files that are gone, if rules of their domains are
+    /// given now.
+    fn without_moved(&mut self, sources: Vec<Arc<Source>>) -> Vec<Arc<Source>> {
+        let (given, files): (Vec<_>, Vec<_>) = sources.into_iter().partition(is_given);
+        let names: HashSet<_> = given.iter().map(|source| &source.name).collect();
+        let has_moved = |file: &Arc<Source>| {
+            let loaded = self.load(std::slice::from_ref(file));
+            let domains =
+                |it: Loaded| it.rules.domains().all(|it| names.contains(&name_of_given(it)));
+            loaded.is_ok_and(domains)
+        };
+        let (moved, left): (Vec<_>, Vec<_>) = files.into_iter().partition(has_moved);
+        if !moved.is_empty() && left.is_empty() {
+            self.had_rules = false;
+            self.beside.iter_mut().for_each(|beside| beside.stand_in = None);
+        }
+        left.into_iter().chain(given).collect()
     }
 }
 
@@ -100,7 +134,11 @@ impl Load for Directory {
         let nothing = self.nothing();
         let sources = match &mut self.beside {
             None => files?,
-            Some(beside) => beside.join(files, nothing)?,
+            Some(beside) => {
+                let are_gone = files.as_ref().is_ok_and(Vec::is_empty);
+                let sources = beside.join(files, nothing)?;
+                if are_gone { self.without_moved(sources) } else { sources }
+            }
         };
         self.is_empty = sources.is_empty();
         Ok(sources)
@@ -109,25 +147,24 @@ impl Load for Directory {
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        let has_files = !sources.iter().all(is_given);
-        let have_moved = self.beside.as_ref().is_some_and(|beside| beside.have_moved_to(sources));
-        if !has_files
-            && !have_moved
-            && self.had_rules
-            && self.settings.reading.endings == Endings::Yaml
-        {
+        let (given, mut files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
+        if files.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
         self.beside.iter_mut().for_each(|beside| beside.clashing.clear());
         let loaded = match self.load(sources) {
-            Err(faults) if sources.iter().any(is_given) => self.load_apart(sources, faults),
+            Err(faults) if !given.is_empty() || self.has_given() => {
+                self.load_apart(&mut files, given, faults)
+            }
             loaded => loaded,
         };
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
-                self.had_rules = has_files;
-                self.beside.iter_mut().for_each(|beside| beside.keep_files(sources, &loaded.rules));
+                self.had_rules = !files.is_empty();
+                if let Some(beside) = &mut self.beside {
+                    beside.files = files;
+                }
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -182,20 +219,18 @@ fn is_given(source: &Arc<Source>) -> bool {
 }
 
 /// Rules that the process around an embedded app gives, beside those of files. Of those for one
-/// domain, the last count that a request has needed. Before any has, the first count: the others
-/// may be taken back before there are requests for them.
+/// domain, the last that were given count.
 #[derive(Debug, Default)]
 pub struct GivenRules {
     state: Mutex<GivenState>,
-    /// Notified after each load: the threads that wait for it, and the tasks.
+    /// Notified after each load.
     loaded: Condvar,
-    loaded_for_tasks: Notify,
 }
 
 #[derive(Debug, Default)]
 struct GivenState {
     /// In the order in which they were given.
-    given: Vec<GivenSource>,
+    given: Vec<(u64, Arc<Source>)>,
     next_id: u64,
     /// How many times those that count have changed, and how many of these changes are loaded.
     changes: u64,
@@ -207,31 +242,18 @@ struct GivenState {
     wake: Option<SyncSender<()>>,
 }
 
-#[derive(Debug)]
-struct GivenSource {
-    id: u64,
-    source: Arc<Source>,
-    is_needed: bool,
-}
-
 /// Rules that are given until this is dropped.
 #[derive(Debug)]
 pub struct Given {
     id: u64,
     name: String,
     rules: Arc<GivenRules>,
-    /// A load has ended since a request needed them.
-    are_loaded: AtomicBool,
 }
-
-/// Ends once a load has ended, well or not.
-pub type Loading = BoxFuture<'static, ()>;
 
 /// What became of given rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenOutcome {
-    /// They are in force, or will be once a request needs them, or the files have faults, which are
-    /// logged.
+    /// They are in force, or the files have faults, which are logged.
     Loaded,
     /// A file has rules of their domain, so they are left out.
     Clashes,
@@ -258,8 +280,8 @@ impl GivenRules {
         let mut state = self.state.lock();
         let id = state.next_id;
         state.next_id += 1;
-        state.change(|given| given.push(GivenSource { id, source, is_needed: false }));
-        Given { id, name, rules: Arc::clone(self), are_loaded: AtomicBool::new(false) }
+        state.change(|given| given.push((id, source)));
+        Given { id, name, rules: Arc::clone(self) }
     }
 
     /// Sends to `wake` when what is given changes.
@@ -269,27 +291,17 @@ impl GivenRules {
         let _ = wake.try_send(());
         state.wake = Some(wake);
     }
-
-    /// Waits until a load knows of so many changes.
-    async fn until_loaded(self: Arc<Self>, changes: u64) {
-        loop {
-            let loaded = self.loaded_for_tasks.notified();
-            if self.state.lock().loaded >= changes {
-                return;
-            }
-            loaded.await;
-        }
-    }
 }
 
 // === impl GivenState ===
 
 impl GivenState {
-    /// Changes the list, and has it loaded if other sources count now.
-    fn change(&mut self, change: impl FnOnce(&mut Vec<GivenSource>)) {
-        let before = counting(&self.given);
+    /// Changes the list, and has it loaded if other sources count now, or one was left out whose file
+    /// may be gone.
+    fn change(&mut self, change: impl FnOnce(&mut Vec<(u64, Arc<Source>)>)) {
+        let before = last_of_each(&self.given);
         change(&mut self.given);
-        if counting(&self.given) != before {
+        if last_of_each(&self.given) != before || !self.clashing.is_empty() {
             self.changes += 1;
             if let Some(wake) = &self.wake {
                 // If a wake-up is pending already, it serves for this one too.
@@ -299,16 +311,9 @@ impl GivenState {
     }
 }
 
-/// Those that count, one of each name.
-fn counting(given: &[GivenSource]) -> Vec<Arc<Source>> {
-    let mut by_name = BTreeMap::new();
-    for it in given {
-        let counts = by_name.entry(&it.source.name).or_insert(&it.source);
-        if it.is_needed {
-            *counts = &it.source;
-        }
-    }
-    by_name.into_values().cloned().collect()
+fn last_of_each(given: &[(u64, Arc<Source>)]) -> Vec<Arc<Source>> {
+    let by_name = given.iter().map(|(_, source)| (&source.name, source));
+    by_name.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
 }
 
 // === impl Given ===
@@ -330,29 +335,11 @@ impl Given {
             false => GivenOutcome::Loaded,
         }
     }
-
-    /// Has these rules count, since there is a request for them. `None` if they are in force, or a
-    /// load has ended without: then what is in force has to decide.
-    pub fn need(&self) -> Option<Loading> {
-        if self.are_loaded.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut state = self.rules.state.lock();
-        if state.given.iter().any(|it| it.id == self.id && !it.is_needed) {
-            let own = |it: &&mut GivenSource| it.id == self.id;
-            state.change(|given| given.iter_mut().filter(own).for_each(|it| it.is_needed = true));
-        }
-        if state.loaded >= state.changes {
-            self.are_loaded.store(true, Ordering::Relaxed);
-            return None;
-        }
-        Some(Box::pin(Arc::clone(&self.rules).until_loaded(state.changes)))
-    }
 }
 
 impl Drop for Given {
     fn drop(&mut self) {
-        self.rules.state.lock().change(|given| given.retain(|it| it.id != self.id));
+        self.rules.state.lock().change(|given| given.retain(|(id, _)| *id != self.id));
     }
 }
 
@@ -362,9 +349,8 @@ struct Beside {
     rules: Arc<GivenRules>,
     /// How many of their changes the last reading has seen.
     changes: u64,
-    /// The files of the last good load, and the names that rules given for their domains have.
+    /// The files of the last good load.
     files: Vec<Arc<Source>>,
-    names: HashSet<String>,
     /// Why these stand in for the files of now.
     stand_in: Option<String>,
     /// Names of given rules that the last load left out, since a file has their domain.
@@ -375,14 +361,7 @@ struct Beside {
 
 impl Beside {
     fn new(rules: Arc<GivenRules>) -> Self {
-        Self {
-            rules,
-            changes: 0,
-            files: Vec::new(),
-            names: HashSet::new(),
-            stand_in: None,
-            clashing: Vec::new(),
-        }
+        Self { rules, changes: 0, files: Vec::new(), stand_in: None, clashing: Vec::new() }
     }
 
     /// Whether something has changed that no load knows of.
@@ -392,7 +371,7 @@ impl Beside {
     }
 
     /// The files and what is given. A change of that is not kept back by files that are gone or
-    /// cannot be read: the last good ones stand in for them, unless all their domains are given now.
+    /// cannot be read: the last good ones stand in for them.
     fn join(
         &mut self,
         files: Result<Vec<Arc<Source>>, String>,
@@ -401,12 +380,12 @@ impl Beside {
         let (has_changed, given) = {
             let state = self.rules.state.lock();
             self.changes = state.changes;
-            (state.loaded < state.changes, counting(&state.given))
+            (state.loaded < state.changes, last_of_each(&state.given))
         };
         self.stand_in = None;
         let may_stand_in = has_changed && !self.files.is_empty();
         let lack = match &files {
-            Ok(files) => (files.is_empty() && !self.have_moved_to(&given)).then_some(nothing),
+            Ok(files) => files.is_empty().then_some(nothing),
             Err(error) => Some(error.clone()),
         };
         let files = match lack.filter(|_| may_stand_in) {
@@ -419,24 +398,11 @@ impl Beside {
         Ok(files.into_iter().chain(given).collect())
     }
 
-    /// Whether all rules of the last good files are among these, given.
-    fn have_moved_to(&self, sources: &[Arc<Source>]) -> bool {
-        self.names.iter().all(|name| sources.iter().any(|source| source.name == *name))
-    }
-
-    fn keep_files(&mut self, sources: &[Arc<Source>], rules: &Rules) {
-        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
-        self.files = files;
-        self.names = rules.domains().map(name_of_given).collect();
-        given.iter().filter(|it| !self.clashing.contains(&it.name)).for_each(|it| {
-            self.names.remove(&it.name);
-        });
-    }
-
     /// What is wrong beside the rules in force, a line each.
     fn faults(&self) -> Vec<String> {
         let clash = |name: &String| format!("{name}: a file has rules of this domain, which count");
-        self.stand_in.iter().cloned().chain(self.clashing.iter().map(clash)).collect()
+        let stand_in = self.stand_in.iter().flat_map(|lack| lack.lines().map(str::to_owned));
+        stand_in.chain(self.clashing.iter().map(clash)).collect()
     }
 
     fn note_loaded(&self) {
@@ -445,7 +411,6 @@ impl Beside {
         state.clashing.clone_from(&self.clashing);
         state.is_late &= state.loaded < state.changes;
         self.rules.loaded.notify_all();
-        self.rules.loaded_for_tasks.notify_waiters();
     }
 }
 
@@ -524,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules_needed_last_for_a_domain_count_beside_files_until_they_are_dropped() {
+    fn the_rules_given_last_for_a_domain_count_beside_files_until_they_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
         let given = Arc::default();
@@ -534,52 +499,18 @@ mod tests {
         woken.try_recv().expect("what was given before is loaded");
         let first = given.give("b", b"domain: b".to_vec());
         woken.try_recv().expect("a change wakes");
-        let second = given.give("b", b"domain: b # 2".to_vec());
-        let third = given.give("b", b"domain: b # 3".to_vec());
-        woken.try_recv().expect_err("nothing needs them yet");
         assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
-        let _ = second.need();
-        woken.try_recv().expect("a change wakes");
+        let again = given.give("b", b"domain: b".to_vec());
+        let second = given.give("b", b"domain: b # 2".to_vec());
+        woken.try_recv().expect("one change of two wakes");
         assert_eq!(texts(&mut directory), ["domain: a", "domain: b # 2"]);
-        let _ = first.need();
         drop(first);
-        woken.try_recv().expect_err("the last one that was needed counts still");
+        woken.try_recv().expect_err("the last one counts still");
         drop(second);
         woken.try_recv().expect("a change wakes");
-        assert_eq!(texts(&mut directory), ["domain: a", "domain: b # 3"]);
-        drop(third);
+        assert_eq!(texts(&mut directory), ["domain: a", "domain: b"]);
+        drop(again);
         assert_eq!(texts(&mut directory), ["domain: a"]);
-    }
-
-    #[test]
-    fn rules_that_are_taken_back_before_a_request_needs_them_were_never_in_force() {
-        let dir = tempfile::tempdir().unwrap();
-        let given = Arc::default();
-        let mut directory = directory_with(&dir, &given);
-        let first = given.give("b", b"domain: b".to_vec());
-        load_once(&mut directory).unwrap();
-        drop(given.give("b", b"domain: b # refused".to_vec()));
-        assert!(!directory.has_given(), "nothing is to be loaded");
-        assert!(first.need().is_none(), "in force since it was loaded");
-    }
-
-    #[tokio::test]
-    async fn a_request_waits_until_the_rules_that_it_needs_are_loaded() {
-        let dir = tempfile::tempdir().unwrap();
-        let given = Arc::default();
-        let mut directory = directory_with(&dir, &given);
-        let _first = given.give("b", b"domain: b".to_vec());
-        load_once(&mut directory).unwrap();
-        let second = given.give("b", b"domain: b # 2".to_vec());
-        assert_eq!(second.wait(Duration::MAX), GivenOutcome::Loaded, "nothing is to be loaded");
-        let mut requests = [(); 2].map(|()| second.need().expect("they are not loaded"));
-        for request in &mut requests {
-            assert!(futures_util::poll!(request).is_pending());
-        }
-        load_once(&mut directory).unwrap();
-        assert_eq!(texts(&mut directory), ["domain: b # 2"]);
-        futures_util::future::join_all(requests).await;
-        assert!(second.need().is_none());
     }
 
     /// Reads and loads once, as a watch does: what was found, or the faults.
@@ -629,33 +560,6 @@ mod tests {
     }
 
     #[test]
-    fn files_whose_rules_are_all_given_are_not_missed() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["a", "b"] {
-            fs::write(dir.path().join(name).with_extension("yaml"), format!("domain: {name}"))
-                .unwrap();
-        }
-        let given = Arc::default();
-        let mut directory = directory_with(&dir, &given);
-        load_once(&mut directory).unwrap();
-        for name in ["a.yaml", "b.yaml"] {
-            fs::remove_file(dir.path().join(name)).unwrap();
-        }
-        let fault = load_once(&mut directory).unwrap_err();
-        let a = given.give("a", b"domain: a".to_vec());
-        load_once(&mut directory).unwrap();
-        assert_eq!(a.wait(Duration::ZERO), GivenOutcome::Clashes, "b is missed");
-        assert_eq!(directory.terms().left_out[0], fault[0]);
-        let b = given.give("b", b"domain: b".to_vec());
-        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
-        let outcomes = [&a, &b].map(|given| given.wait(Duration::ZERO));
-        assert_eq!(outcomes, [GivenOutcome::Loaded; 2]);
-        assert!(directory.terms().left_out.is_empty());
-        drop(b);
-        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]), "no file is missed");
-    }
-
-    #[test]
     fn given_rules_of_a_domain_that_a_file_has_are_left_out_and_no_others() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
@@ -670,8 +574,63 @@ mod tests {
         directory.read().unwrap();
         directory.note_outcome(None);
         assert_eq!(outcome(&a), GivenOutcome::Clashes, "nothing has changed since");
+        drop(a);
+        fs::remove_file(dir.path().join("a.yaml")).unwrap();
+        let a = given.give("a", b"domain: a".to_vec());
+        assert!(directory.has_given(), "its file may be gone");
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(outcome(&a), GivenOutcome::Loaded);
+    }
+
+    #[test]
+    fn files_with_faults_keep_no_given_rules_from_being_in_force() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]));
         fs::write(dir.path().join("a.yaml"), "domain: [").unwrap();
         assert!(load_once(&mut directory).unwrap_err()[0].starts_with("a.yaml:"));
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(b.wait(Duration::ZERO), GivenOutcome::Loaded);
+        assert!(directory.terms().left_out[0].starts_with("a.yaml:"), "the fault is told");
+        assert!(load_once(&mut directory).is_err(), "and stays a fault");
+        let c = given.give("c", b"domain: c".to_vec());
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b", "c"]);
+        drop((b, c));
+        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]), "the last good file");
+        let mut at_start = directory_with(&dir, &given);
+        let b = given.give("b", b"domain: b".to_vec());
+        assert_eq!(load_once(&mut at_start), Ok(vec!["b".to_owned()]), "there is no good file");
+        drop(b);
+    }
+
+    #[test]
+    fn the_rules_of_files_that_are_gone_move_to_what_gives_them_one_by_one() {
+        let dir = tempfile::tempdir().unwrap();
+        for domain in ["a", "b"] {
+            fs::write(dir.path().join(format!("{domain}.yaml")), format!("domain: {domain}"))
+                .unwrap();
+        }
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+        for file in ["a.yaml", "b.yaml"] {
+            fs::remove_file(dir.path().join(file)).unwrap();
+        }
+        load_once(&mut directory).unwrap_err();
+        for (domain, text) in [("a", "domain: a # moved"), ("b", "domain: b # moved")] {
+            let moved = given.give(domain, text.as_bytes().to_vec());
+            assert!(directory.has_given());
+            assert!(texts(&mut directory).iter().any(|it| it == text));
+            assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+            assert_eq!(moved.wait(Duration::ZERO), GivenOutcome::Loaded);
+            std::mem::forget(moved);
+        }
+        assert_eq!(texts(&mut directory), ["domain: a # moved", "domain: b # moved"]);
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+        assert!(directory.terms().left_out.is_empty(), "no file is missed");
     }
 
     #[test]
