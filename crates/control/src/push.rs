@@ -26,7 +26,8 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use fleet::{BusiestPod, DomainSums, Fleet, FleetSums, KeySums, report_fleet};
+pub(crate) use fleet::FleetView;
+pub use fleet::{Fleet, report_fleet};
 pub(crate) use load_reports::AUTHOR as ROLLBACK_AUTHOR;
 pub use load_reports::RolloutCounts;
 pub use load_reports::watch_rollout;

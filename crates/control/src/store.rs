@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 pub use pods::PodRow;
+pub(crate) use rollouts::share;
 pub use rollouts::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, ReplicaCount, Rollout,
     RolloutDomain, RolloutStep, Stage,

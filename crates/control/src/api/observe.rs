@@ -1,6 +1,5 @@
 //! What pods run, who did what, and what a token may do.
 
-use std::cmp::{Ordering, Reverse};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,14 +14,15 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
-    CommonProblems, HistoryQuery, PAGE_MAX, Problem, QueryOf, check_text, page_size, time,
+    CommonProblems, HistoryQuery, PAGE_MAX, Problem, QueryOf, check_text, page_size,
 };
 use super::rollouts::is_seen_by;
 use super::{App, METRICS_AGE_MAX};
 use crate::auth::{Access, Caller};
 use crate::metrics;
-use crate::push::{BusiestPod, DomainSums, FleetSums, KeySums};
-use crate::store::{AuditRow, DraftDomain, HitCount, PodRow};
+use crate::push::FleetView;
+use crate::store::{AuditRow, DraftDomain, PodRow};
+use crate::work::heavy;
 
 /// Pods. A token for some domains sees those that get one of them, and of the versions the last one
 /// up to each that changes one of them.
@@ -31,7 +31,7 @@ struct PodList {
     /// The last version.
     version: i64,
     /// The streams of pods that are open, by node.
-    pods: Vec<PodView>,
+    pods: Vec<PodRow>,
     /// `after` of the next page, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -46,90 +46,6 @@ struct PodQuery {
     /// At most so many, up to 1000, which is the default.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<usize>,
-}
-
-/// The stream of a pod for one type of resources.
-#[derive(Debug, Serialize, ToSchema)]
-struct PodView {
-    /// The id of its node.
-    node: String,
-    /// Its address.
-    peer: String,
-    /// The name of its program.
-    agent: String,
-    /// The type of resources.
-    #[serde(rename = "type")]
-    type_url: String,
-    /// The replica of the control plane that it is connected to.
-    replica: String,
-    /// Since when.
-    #[schema(value_type = String, format = DateTime)]
-    connected_at: String,
-    /// The version that it was sent last; 0 for none.
-    sent: i64,
-    /// The version that it runs; 0 for none.
-    accepted: i64,
-    /// The version that it refused, if it refused the last one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    refused: Option<i64>,
-    /// Why it refused that, or which domains its type cannot say. Only for tokens of all domains,
-    /// because it may quote the rules of any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fault: Option<String>,
-    /// The rollout that chose it, if it has the rules of one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rollout: Option<i64>,
-    /// Whether it reports hits of its domains while a rollout is under way.
-    reports: bool,
-}
-
-/// What pods deny. A token for some domains sees these.
-#[derive(Debug, Serialize, ToSchema)]
-struct FleetView {
-    /// Domains, that with the largest denied share first.
-    domains: Vec<DomainView>,
-    /// Keys, the hottest first.
-    keys: Vec<KeyView>,
-}
-
-/// The hits of a domain in the last one to two minutes, as pods report them.
-#[derive(Debug, Serialize, ToSchema)]
-struct DomainView {
-    /// Its name.
-    domain: String,
-    /// All hits of limits.
-    hits: u64,
-    /// Those that were denied.
-    denied: u64,
-    /// The share of these, 0 to 1.
-    denied_share: f64,
-    /// Those that would have been denied, but for shadow mode.
-    shadow_denied: u64,
-    /// How many pods had hits.
-    pods: u64,
-    /// The pod that had the most hits.
-    busiest: BusiestPod,
-}
-
-/// The hits of a key in the last one to two minutes, estimated by the pods of which it is one of the
-/// ten hottest.
-#[derive(Debug, Serialize, ToSchema)]
-struct KeyView {
-    /// Its hash, as in the name of its count in Redis.
-    key: String,
-    /// Its domain.
-    domain: String,
-    /// The path of its rule.
-    rule: String,
-    /// Its entries, if pods show them (`HOT_KEYS_VALUES`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    values: Option<String>,
-    /// All hits.
-    hits: u64,
-    /// Those that were denied.
-    denied: u64,
-    /// How many pods report it.
-    pods: u64,
 }
 
 /// How much of it to list.
@@ -207,7 +123,6 @@ async fn pods(
             }
         }
     }
-    let pods = pods.into_iter().map(PodView::from).collect();
     Ok(Json(PodList { version, pods, next }))
 }
 
@@ -221,50 +136,9 @@ async fn fleet(
     QueryOf(query): QueryOf<FleetQuery>,
 ) -> Result<Json<FleetView>, Problem> {
     let limit = page_size(query.limit)?;
-    let mut sums = FleetSums::default();
-    // What a replica of another release wrote, and this one cannot read, is left out.
-    for text in app.lists().fleets().await? {
-        sums.add(serde_json::from_str(&text).unwrap_or_default());
-    }
-    let domains = sums.domains.into_iter().filter(|(domain, _)| caller.may_use(domain));
-    let mut domains: Vec<_> = domains.map(DomainView::from).collect();
-    let rank = |it: &DomainView| (it.denied_share, it.hits);
-    domains.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(Ordering::Equal));
-    domains.truncate(limit);
-    let keys = sums.keys.into_iter().filter(|(domain, _)| caller.may_use(domain));
-    let of_domain = |(domain, keys): (String, BTreeMap<_, _>)| {
-        keys.into_iter().map(move |key| KeyView::of(domain.clone(), key))
-    };
-    let mut keys: Vec<_> = keys.flat_map(of_domain).collect();
-    keys.sort_by_key(|it| Reverse(it.hits));
-    keys.truncate(limit);
-    Ok(Json(FleetView { domains, keys }))
-}
-
-// === impl DomainView ===
-
-impl From<(String, DomainSums)> for DomainView {
-    fn from((domain, sums): (String, DomainSums)) -> Self {
-        let DomainSums { count, pods, busiest } = sums;
-        Self {
-            domain,
-            hits: count.hits,
-            denied: count.denied,
-            denied_share: count.denied_share().unwrap_or_default(),
-            shadow_denied: count.shadow,
-            pods,
-            busiest,
-        }
-    }
-}
-
-// === impl KeyView ===
-
-impl KeyView {
-    fn of(domain: String, (key, sums): (String, KeySums)) -> Self {
-        let KeySums { rule, values, count: HitCount { hits, denied, .. }, pods } = sums;
-        Self { key, domain, rule, values, hits, denied, pods }
-    }
+    let texts = app.lists().fleets().await?;
+    let sees = move |domain: &str| caller.may_use(domain);
+    Ok(Json(heavy(move |_| FleetView::of_replicas(&texts, sees, limit)).await?))
 }
 
 /// The versions that change one of these domains.
@@ -347,25 +221,6 @@ fn metrics_text(app: &App, has_database: bool) -> String {
     metrics::render_rollout(&mut text, &set, &app.streams, &app.counts);
     metrics::render_objects(&mut text, &app.objects);
     text
-}
-
-impl From<PodRow> for PodView {
-    fn from(row: PodRow) -> Self {
-        Self {
-            node: row.node,
-            peer: row.peer,
-            agent: row.agent,
-            type_url: row.type_url,
-            replica: row.replica,
-            connected_at: time(row.connected_at),
-            sent: row.sent,
-            accepted: row.accepted,
-            refused: Some(row.refused).filter(|version| *version > 0),
-            fault: Some(row.fault).filter(|fault| !fault.is_empty()),
-            rollout: Some(row.chosen_by).filter(|id| *id > 0),
-            reports: row.reports,
-        }
-    }
 }
 
 // What a token may do, for clients that show only that.

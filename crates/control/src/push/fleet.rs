@@ -8,7 +8,8 @@
 //! the pod with the most hits of a domain is named, so that a lie has an author. What a pod said is
 //! forgotten with its stream, and after two minutes.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,7 @@ use tracing::warn;
 use utoipa::ToSchema;
 
 use super::load_reports::in_time;
-use crate::store::{HitCount, Store, StoreError, StoreResult};
+use crate::store::{HitCount, Store, StoreError, StoreResult, share};
 
 /// Seconds of a window. Hits are those of the present window and the one before.
 const WINDOW_SECONDS: u64 = 60;
@@ -89,48 +90,71 @@ pub(super) struct HotKey {
     count: HitCount,
 }
 
-/// What several pods said together.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct FleetSums {
-    /// Each domain.
-    pub domains: BTreeMap<String, DomainSums>,
-    /// The hottest keys of each domain, by their hash.
-    pub keys: BTreeMap<String, BTreeMap<String, KeySums>>,
+/// What pods deny. A token for some domains sees these.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct FleetView {
+    /// Domains, that with the largest denied share first.
+    domains: Vec<DomainView>,
+    /// Keys, the hottest first.
+    keys: Vec<KeyView>,
 }
 
-/// The hits of a domain.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct DomainSums {
-    /// The hits of all pods.
-    pub count: HitCount,
-    /// How many pods had some.
-    pub pods: u64,
-    /// The pod that had the most.
-    pub busiest: BusiestPod,
+/// The hits of a domain in the last one to two minutes, as pods report them.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+struct DomainView {
+    /// Its name.
+    domain: String,
+    /// All hits of limits.
+    hits: u64,
+    /// Those that were denied.
+    denied: u64,
+    /// The share of these, 0 to 1.
+    denied_share: f64,
+    /// Those that would have been denied, but for shadow mode.
+    shadow_denied: u64,
+    /// How many pods had hits.
+    pods: u64,
+    /// The pod that had the most hits.
+    busiest: BusiestPod,
 }
 
 /// The pod that had the most hits of a domain.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct BusiestPod {
+struct BusiestPod {
     /// The id of its node, which is its own word.
-    pub node: String,
+    node: String,
     /// Its address, as `/v1/pods` has it.
-    pub peer: String,
+    peer: String,
     /// Its hits of the domain.
-    pub hits: u64,
+    hits: u64,
 }
 
-/// The hits of a key.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct KeySums {
+/// The hits of a key in the last one to two minutes, estimated by the pods of which it is one of the
+/// ten hottest.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+struct KeyView {
+    /// Its hash, as in the name of its count in Redis.
+    key: String,
+    /// Its domain.
+    domain: String,
     /// The path of its rule.
-    pub rule: String,
-    /// Its entries, if pods may show them.
-    pub values: Option<String>,
-    /// The hits on pods of which it is one of the hottest keys.
-    pub count: HitCount,
-    /// How many pods these are.
-    pub pods: u64,
+    rule: String,
+    /// Its entries, if pods show them (`HOT_KEYS_VALUES`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    values: Option<String>,
+    /// All hits.
+    hits: u64,
+    /// Those that were denied.
+    denied: u64,
+    /// How many pods report it.
+    pods: u64,
+}
+
+/// What several pods said together: by domain, and the hottest keys of each by their hash.
+#[derive(Default)]
+struct Sums {
+    domains: BTreeMap<String, DomainView>,
+    keys: BTreeMap<String, BTreeMap<String, KeyView>>,
 }
 
 // === impl Fleet ===
@@ -158,9 +182,9 @@ impl Fleet {
     }
 
     /// What all pods said, within the bounds of a replica.
-    fn sums(&self, second: u64) -> FleetSums {
+    fn sums(&self, second: u64) -> Sums {
         let pods: Vec<_> = self.0.pods.lock().values().cloned().collect();
-        let mut sums = FleetSums::default();
+        let mut sums = Sums::default();
         for pod in pods {
             let mut pod = pod.lock();
             pod.turn(second);
@@ -278,46 +302,91 @@ fn shown(text: &str) -> Box<str> {
     text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().into()
 }
 
-// === impl FleetSums ===
+// === impl FleetView ===
 
-impl FleetSums {
+impl FleetView {
+    /// What the replicas wrote together, of the domains that `is_seen` has: at most `limit` of them,
+    /// and as many keys. What a replica of another release wrote, and this one cannot read, is left
+    /// out.
+    pub(crate) fn of_replicas(
+        texts: &[String],
+        is_seen: impl Fn(&str) -> bool,
+        limit: usize,
+    ) -> Self {
+        let mut sums = Sums::default();
+        for text in texts {
+            let Self { domains, keys } = serde_json::from_str(text).unwrap_or_default();
+            domains.into_iter().filter(|it| is_seen(&it.domain)).for_each(|it| sums.add(it));
+            keys.into_iter().filter(|it| is_seen(&it.domain)).for_each(|it| sums.add_key(it));
+        }
+        let mut view = sums.view();
+        let rank = |it: &DomainView| (it.denied_share, it.hits);
+        view.domains.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(Ordering::Equal));
+        view.domains.truncate(limit);
+        view.keys.sort_by_key(|it| Reverse(it.hits));
+        view.keys.truncate(limit);
+        view
+    }
+}
+
+// === impl Sums ===
+
+impl Sums {
     fn add_pod(&mut self, pod: &PodReport) {
         for (domain, [present, former]) in &pod.domains {
             let mut count = *present;
             count.add(former);
-            let busiest = BusiestPod { hits: count.hits, ..pod.pod.clone() };
-            let sums = DomainSums { count, pods: 1, busiest };
-            self.domains.entry(domain.to_string()).or_default().add(sums);
+            self.add(DomainView {
+                domain: domain.to_string(),
+                hits: count.hits,
+                denied: count.denied,
+                denied_share: count.denied_share().unwrap_or_default(),
+                shadow_denied: count.shadow,
+                pods: 1,
+                busiest: BusiestPod { hits: count.hits, ..pod.pod.clone() },
+            });
         }
         for HotKey { domain, key, rule, values, count } in &pod.keys {
-            let (rule, values) = (rule.to_string(), values.as_deref().map(str::to_owned));
-            let sums = KeySums { rule, values, count: *count, pods: 1 };
-            let of_domain = self.keys.entry(domain.to_string()).or_default();
-            of_domain.entry(key.to_string()).or_default().add(sums);
+            self.add_key(KeyView {
+                key: key.to_string(),
+                domain: domain.to_string(),
+                rule: rule.to_string(),
+                values: values.as_deref().map(str::to_owned),
+                hits: count.hits,
+                denied: count.denied,
+                pods: 1,
+            });
         }
     }
 
-    /// Adds those of another replica.
-    pub fn add(&mut self, other: Self) {
-        for (domain, sums) in other.domains {
-            self.domains.entry(domain).or_default().add(sums);
+    fn add(&mut self, domain: DomainView) {
+        match self.domains.entry(domain.domain.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(domain)),
+            Entry::Occupied(mut entry) => entry.get_mut().add(domain),
         }
-        for (domain, keys) in other.keys {
-            let of_domain = self.keys.entry(domain).or_default();
-            for (key, sums) in keys {
-                of_domain.entry(key).or_default().add(sums);
-            }
+    }
+
+    fn add_key(&mut self, key: KeyView) {
+        let of_domain = self.keys.entry(key.domain.clone()).or_default();
+        match of_domain.entry(key.key.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(key)),
+            Entry::Occupied(mut entry) => entry.get_mut().add(key),
         }
+    }
+
+    fn view(self) -> FleetView {
+        let keys = self.keys.into_values().flat_map(BTreeMap::into_values);
+        FleetView { domains: self.domains.into_values().collect(), keys: keys.collect() }
     }
 
     /// Leaves out what is beyond the bounds of a replica: of each domain first, so that one takes no
     /// room of others.
     fn cut(&mut self) {
-        keep_most(&mut self.domains, DOMAINS_MAX, |it| it.count.hits);
+        keep_most(&mut self.domains, DOMAINS_MAX, |it| it.hits);
         for keys in self.keys.values_mut() {
-            keep_most(keys, KEYS_OF_DOMAIN_MAX, |it| it.count.hits);
+            keep_most(keys, KEYS_OF_DOMAIN_MAX, |it| it.hits);
         }
-        let hits_of = |keys: &BTreeMap<_, KeySums>| keys.values().map(|it| it.count.hits).max();
+        let hits_of = |keys: &BTreeMap<_, KeyView>| keys.values().map(|it| it.hits).max();
         let domains_max = KEYS_MAX / KEYS_OF_DOMAIN_MAX;
         keep_most(&mut self.keys, domains_max, |it| hits_of(it).unwrap_or_default());
     }
@@ -333,11 +402,14 @@ fn keep_most<V>(map: &mut BTreeMap<String, V>, max: usize, rank: impl Fn(&V) -> 
     }
 }
 
-// === impl DomainSums ===
+// === impl DomainView ===
 
-impl DomainSums {
+impl DomainView {
     fn add(&mut self, other: Self) {
-        self.count.add(&other.count);
+        self.hits = self.hits.saturating_add(other.hits);
+        self.denied = self.denied.saturating_add(other.denied);
+        self.shadow_denied = self.shadow_denied.saturating_add(other.shadow_denied);
+        self.denied_share = share(self.denied, self.hits).unwrap_or_default();
         self.pods = self.pods.saturating_add(other.pods);
         if other.busiest.hits > self.busiest.hits {
             self.busiest = other.busiest;
@@ -345,16 +417,14 @@ impl DomainSums {
     }
 }
 
-// === impl KeySums ===
+// === impl KeyView ===
 
-impl KeySums {
+impl KeyView {
     /// Of pods that say different texts of one key, the first stands.
     fn add(&mut self, other: Self) {
-        if self.pods == 0 {
-            self.rule = other.rule;
-        }
         self.values = self.values.take().or(other.values);
-        self.count.add(&other.count);
+        self.hits = self.hits.saturating_add(other.hits);
+        self.denied = self.denied.saturating_add(other.denied);
         self.pods = self.pods.saturating_add(other.pods);
     }
 }
@@ -378,7 +448,8 @@ pub async fn report_fleet(store: Store, fleet: Fleet, replica: String) {
 
 async fn write(store: &Store, fleet: &Fleet, replica: &str) -> StoreResult<()> {
     let fleet = fleet.clone();
-    let text = spawn_blocking(move || serde_json::to_string(&fleet.sums(fleet.second()))).await;
+    let text =
+        spawn_blocking(move || serde_json::to_string(&fleet.sums(fleet.second()).view())).await;
     let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
     let text = text.map_err(|error| StoreError::Internal(error.to_string()))?;
     store.write_fleet(replica, text).await
@@ -406,7 +477,7 @@ mod tests {
     /// The hits of a domain at a second, and the number of keys.
     fn seen(fleet: &Fleet, second: u64) -> (u64, usize) {
         let sums = fleet.sums(second);
-        let hits = sums.domains.get("shop").map_or(0, |it| it.count.hits);
+        let hits = sums.domains.get("shop").map_or(0, |it| it.hits);
         (hits, sums.keys.values().map(BTreeMap::len).sum())
     }
 
@@ -418,14 +489,15 @@ mod tests {
         report(&one, "shop", hits(10, 1), vec![key("shop", 1, hits(9, 0))], 61);
         report(&two, "shop", hits(100, 1), Vec::new(), 61);
         assert_eq!(seen(&fleet, 61), (120, 1));
-        assert_eq!(fleet.sums(61).keys["shop"].values().next().unwrap().count.hits, 9);
+        assert_eq!(fleet.sums(61).keys["shop"].values().next().unwrap().hits, 9);
         assert_eq!(seen(&fleet, 119), (120, 1));
         assert_eq!(seen(&fleet, 120), (110, 1));
         drop(two);
         let same = vec![key("shop", 1, hits(9, 0)), key("shop", 1, hits(9, 0))];
         report(&one, "shop", hits(0, 0), same, 120);
-        let key = fleet.sums(120).keys["shop"].values().next().unwrap().clone();
-        assert_eq!((key.count.hits, key.pods), (9, 1), "a key counts once");
+        let sums = fleet.sums(120);
+        let key = sums.keys["shop"].values().next().unwrap();
+        assert_eq!((key.hits, key.pods), (9, 1), "a key counts once");
         assert_eq!(seen(&fleet, 120), (10, 1));
         assert_eq!(seen(&fleet, 180), (0, 0));
         report(&one, "shop", hits(1, 0), Vec::new(), 181);
@@ -461,7 +533,7 @@ mod tests {
 
     #[test]
     fn sums_are_bounded_and_one_domain_takes_no_room_of_others() {
-        let mut sums = FleetSums::default();
+        let mut sums = Sums::default();
         let pod = BusiestPod { node: "n".repeat(TEXT_BYTES_MAX), ..BusiestPod::default() };
         for at in 0..2 * DOMAINS_MAX {
             let domain = format!("domain-{at:05}");
@@ -475,10 +547,17 @@ mod tests {
         sums.add_pod(&PodReport { keys: loud, ..PodReport::default() });
         sums.cut();
         assert_eq!(sums.domains.len(), DOMAINS_MAX);
-        assert!(sums.domains.values().all(|it| it.count.hits > 2 * DOMAINS_MAX as u64));
+        assert!(sums.domains.values().all(|it| it.hits > 2 * DOMAINS_MAX as u64));
         assert_eq!((sums.keys.len(), sums.keys["loud"].len()), (100, KEYS_OF_DOMAIN_MAX));
-        let text = serde_json::to_string(&sums).unwrap();
+        let view = sums.view();
+        let text = serde_json::to_string(&view).unwrap();
         assert!(text.len() < 2 << 20, "{}", text.len());
-        assert_eq!(serde_json::from_str::<FleetSums>(&text).unwrap(), sums);
+        let read: FleetView = serde_json::from_str(&text).unwrap();
+        // A share may differ in its last bit.
+        let counts = |view: &FleetView| {
+            let count = |it: &DomainView| (it.domain.clone(), it.hits, it.denied, it.pods);
+            view.domains.iter().map(count).collect::<Vec<_>>()
+        };
+        assert_eq!((counts(&read), read.keys), (counts(&view), view.keys));
     }
 }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use sqlx::Row;
+use serde::Serialize;
 use sqlx::any::AnyRow;
+use sqlx::{Any, Row, Transaction};
+use utoipa::ToSchema;
 
 use super::write::PageQuery;
 use super::write::{Cell, bound, insert};
-use super::{Store, StoreResult};
+use super::{Store, StoreResult, as_time};
 
 /// A stream that no replica has reported for so long is gone.
 const GONE_AFTER: Duration = Duration::from_secs(30);
@@ -21,42 +23,61 @@ const STREAMS_MAX: usize = 1000;
 const REPLICAS_MAX: i64 = 32;
 
 /// The stream of a pod for one type of resources.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, ToSchema)]
+#[schema(as = PodView)]
 pub struct PodRow {
-    /// The replica that it is connected to.
-    pub replica: String,
-    /// The number of the stream and of the type in that replica.
-    pub stream: i64,
     /// The id of its node.
     pub node: String,
     /// Its address.
     pub peer: String,
     /// The name of its program.
     pub agent: String,
-    /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
-    /// and not read again.
-    pub domains: Option<Arc<[String]>>,
     /// The type of resources.
+    #[serde(rename = "type")]
     pub type_url: String,
-    /// Since when, in milliseconds since the Unix epoch.
+    /// The replica of the control plane that it is connected to.
+    pub replica: String,
+    /// Since when.
+    #[serde(serialize_with = "as_time")]
+    #[schema(value_type = String, format = DateTime)]
     pub connected_at: i64,
-    /// When the replica reported it last, in milliseconds since the Unix epoch.
-    pub seen_at: i64,
     /// The version that it was sent last; 0 for none.
     pub sent: i64,
-    /// When the version that it has not answered yet was published; 0 if it has answered. Only its
-    /// replica knows it.
-    pub unanswered_at: i64,
     /// The version that it runs; 0 for none.
     pub accepted: i64,
-    /// The version that it refused, if it refused the last one; else 0.
+    /// The version that it refused, if it refused the last one.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schema(value_type = Option<i64>)]
     pub refused: i64,
-    /// Why.
+    /// Why it refused that, or which domains its type cannot say. Only for tokens of all domains,
+    /// because it may quote the rules of any.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(value_type = Option<String>)]
     pub fault: String,
-    /// The rollout that chose it, whose step it was sent; 0 for none.
+    /// The rollout that chose it, if it has the rules of one.
+    #[serde(rename = "rollout", skip_serializing_if = "is_zero")]
+    #[schema(value_type = Option<i64>)]
     pub chosen_by: i64,
-    /// Whether it reports hits of its domains.
+    /// Whether it reports hits of its domains while a rollout is under way.
     pub reports: bool,
+    /// The number of the stream and of the type in that replica.
+    #[serde(skip)]
+    pub stream: i64,
+    /// The domains that it gets, if it is limited to some; `None` if it gets all. It is written
+    /// and not read again.
+    #[serde(skip)]
+    pub domains: Option<Arc<[String]>>,
+    /// When the replica reported it last, in milliseconds since the Unix epoch.
+    #[serde(skip)]
+    pub seen_at: i64,
+    /// When the version that it has not answered yet was published; 0 if it has answered. Only its
+    /// replica knows it.
+    #[serde(skip)]
+    pub unanswered_at: i64,
+}
+
+fn is_zero(number: &i64) -> bool {
+    *number == 0
 }
 
 const COLUMNS: &str = "replica, stream, node, peer, agent, type, connected_at, seen_at, sent, \
@@ -146,11 +167,7 @@ impl Store {
         let sql = "DELETE FROM pods WHERE replica = $1 OR seen_at <= $2";
         let query = sqlx::query(sql).bind(replica.to_owned()).bind(gone_before());
         query.execute(&mut *tx).await?;
-        let now = Timestamp::now().as_millisecond();
-        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
-        insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
-        tx.commit().await?;
-        Ok(())
+        insert_pods(tx, replica, pods).await
     }
 
     /// Writes these streams of `replica`, which may be there already, and removes those with the
@@ -175,11 +192,7 @@ impl Store {
             let sql = format!("DELETE FROM pods WHERE replica = $1 AND stream IN ({numbers})");
             bound(&sql, vec![Cell::Text(replica.to_owned())]).execute(&mut *tx).await?;
         }
-        let now = Timestamp::now().as_millisecond();
-        let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
-        insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
-        tx.commit().await?;
-        Ok(())
+        insert_pods(tx, replica, pods).await
     }
 
     /// Marks all streams of `replica` as seen, and forgets those of replicas that are gone. Returns
@@ -225,6 +238,18 @@ impl Store {
         let rows = bound(sql, cells).fetch_all(&self.pool).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
+}
+
+/// Writes streams, and commits.
+async fn insert_pods(
+    mut tx: Transaction<'static, Any>,
+    replica: &str,
+    pods: Vec<PodRow>,
+) -> StoreResult<()> {
+    let now = Timestamp::now().as_millisecond();
+    let rows = pods.into_iter().map(|pod| pod.cells(replica, now)).collect();
+    insert(&mut tx, &format!("pods ({COLUMNS}, domains)"), rows).await?;
+    Ok(tx.commit().await?)
 }
 
 /// The table and the condition of streams that are open, and its parameters: of pods that get one
@@ -293,17 +318,16 @@ impl PodRow {
             node: row.try_get(2)?,
             peer: row.try_get(3)?,
             agent: row.try_get(4)?,
-            domains: None,
             type_url: row.try_get(5)?,
             connected_at: row.try_get(6)?,
             seen_at: row.try_get(7)?,
             sent: row.try_get(8)?,
-            unanswered_at: 0,
             accepted: row.try_get(9)?,
             refused: row.try_get(10)?,
             fault: row.try_get(11)?,
             chosen_by: row.try_get(12)?,
             reports: row.try_get::<i64, _>(13)? != 0,
+            ..Self::default()
         })
     }
 }

@@ -463,11 +463,12 @@ impl HitCount {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
-fn share(part: u64, of: u64) -> Option<f64> {
+pub(crate) fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
 
 // === impl Store ===
+/// A part of a number, 0 to 1; `None` of none.
 
 impl Store {
     /// Replaces what this replica counted. All of it or none. `replica` has 31 bits.
