@@ -27,8 +27,8 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+pub use call::Problem;
 pub(crate) use call::check_new_domain;
-pub use call::{FieldFault, Problem};
 use http::{HeaderValue, StatusCode, header};
 use jiff::Timestamp;
 use ratelease_listener::UnreadAnswers;
@@ -41,6 +41,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{RefOr, Required};
 
 use crate::auth::{Access, Caller};
+use crate::document::FieldFault;
 use crate::objects::ObjectCounts;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;

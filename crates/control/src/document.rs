@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 
 pub use address::{Entry, EntryFault, RuleId, check_entries};
 pub use check::{
-    Finding, check_together, check_weights, compile, memory_for_rules, mib, need_at_most, weigh,
+    FieldFault, check_together, check_weights, compile, memory_for_rules, mib, need_at_most, weigh,
 };
 pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
 pub use read::{ReadFaults, read};

@@ -26,7 +26,7 @@ use utoipa::{IntoParams, IntoResponses, ToSchema};
 use super::serve::{Reader, count};
 use super::{App, MIB};
 use crate::auth::{Access, Caller, Token};
-use crate::document::{EntryFault, Finding, ReadFaults};
+use crate::document::{EntryFault, FieldFault, ReadFaults};
 use crate::rates::Quota;
 use crate::store::{Answer, AnswerKey, Author, Earlier, StoreError, Write};
 use crate::work;
@@ -78,13 +78,13 @@ pub(super) struct WriteCall<const MAX: usize = BODY_BYTES_MAX> {
     key: Option<AnswerKey>,
 }
 
-/// Why a write is not done.
+/// Why a request is not handled, or a write not done.
 #[derive(Debug)]
 pub(super) enum Ending {
     /// It is refused.
     Refused(Problem),
-    /// It was done before: the answer that the first request of its key got.
-    Repeated(Box<Response>),
+    /// It has its answer: that of the first request of its key, or one that says when to come again.
+    Answered(Box<Response>),
 }
 
 // === impl WriteCall ===
@@ -218,7 +218,7 @@ fn replay(earlier: Earlier) -> Result<(), Ending> {
             let mut response = response(answer);
             let name = HeaderName::from_static("idempotency-replayed");
             response.headers_mut().insert(name, HeaderValue::from_static("true"));
-            Err(Ending::Repeated(Box::new(response)))
+            Err(Ending::Answered(Box::new(response)))
         }
         Earlier::Other => Err(Ending::from(Problem::faults(
             "the Idempotency-Key was used for another request; choose a new one",
@@ -239,7 +239,7 @@ impl IntoResponse for Ending {
     fn into_response(self) -> Response {
         match self {
             Self::Refused(problem) => problem.into_response(),
-            Self::Repeated(response) => *response,
+            Self::Answered(response) => *response,
         }
     }
 }
@@ -420,19 +420,12 @@ struct Admitted {
     quota: Quota,
 }
 
-/// A request that is not let in, and the rate that it exceeds.
-#[derive(Debug)]
-struct Refused {
-    problem: Box<Problem>,
-    quota: Option<Quota>,
-}
-
 /// Lets in requests with a valid token, at the rate of that token.
 pub(super) async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let admitted = match authenticate(&app, &parts).await {
         Ok(admitted) => admitted,
-        Err(refused) => return refused.into_response(),
+        Err(ending) => return ending.into_response(),
     };
     // The connection is in use, and the request one of those at a time, until the answer is read.
     let connection = parts.extensions.get::<ConnectionHandle>().cloned();
@@ -497,12 +490,11 @@ async fn hold_long_permit(app: &App, caller: &Caller) {
     work::hold(permit);
 }
 
-async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
-    let unauthorized = |detail: &str| {
-        Refused::from(Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail))
-    };
+async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Ending> {
+    let unauthorized =
+        |detail: &str| Problem::new(StatusCode::UNAUTHORIZED, "unauthorized", detail);
     let Some(value) = parts.headers.get(header::AUTHORIZATION) else {
-        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'"));
+        return Err(unauthorized("no token; send 'Authorization: Bearer rlc_…'").into());
     };
     let connection = parts.extensions.get::<ConnectionHandle>();
     let address = connection.and_then(ConnectionHandle::address);
@@ -525,7 +517,7 @@ async fn authenticate(app: &App, parts: &Parts) -> Result<Admitted, Refused> {
     };
     let Some((token, caller)) = token.zip(caller) else {
         app.rates.take_failure(address, text);
-        return Err(unauthorized("the token is not known, expired or revoked"));
+        return Err(unauthorized("the token is not known, expired or revoked").into());
     };
     app.rates.note_valid(text);
     let quota = app.rates.take_request(token.id());
@@ -541,9 +533,11 @@ const LIMITED_ADDRESS: &str = "too many tokens of this address were not valid \
                                (--failed-tokens-per-minute); repeat this request with a valid one \
                                after the seconds of 'Retry-After'";
 
-fn limited(detail: &str, quota: Quota) -> Refused {
+fn limited(detail: &str, quota: Quota) -> Ending {
     let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-requests", detail);
-    Refused { quota: Some(quota), ..Refused::from(problem) }
+    let mut response = problem.into_response();
+    quota.write(response.headers_mut());
+    Ending::Answered(Box::new(response))
 }
 
 /// A time in whole seconds that is not shorter.
@@ -551,43 +545,16 @@ pub(super) fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-// === impl Refused ===
-
-impl From<Problem> for Refused {
-    fn from(problem: Problem) -> Self {
-        Self { problem: Box::new(problem), quota: None }
-    }
-}
-
-impl From<StoreError> for Refused {
-    fn from(error: StoreError) -> Self {
-        Self::from(Problem::from(error))
-    }
-}
-
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        let mut response = (*self.problem).into_response();
-        if let Some(quota) = self.quota {
-            quota.write(response.headers_mut());
-        }
-        response
-    }
-}
-
 // === impl Caller ===
 
 impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Problem> {
-        match parts.extensions.get::<Admitted>() {
-            Some(admitted) => Ok(admitted.caller.clone()),
-            None => match authenticate(app, parts).await {
-                Ok(admitted) => Ok(admitted.caller),
-                Err(refused) => Err(*refused.problem),
-            },
-        }
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Problem> {
+        let caller = parts.extensions.get::<Admitted>().map(|it| it.caller.clone());
+        // Each call that needs a caller is behind `admit`.
+        let unknown = || StoreError::Internal("a request that was not let in".to_owned()).into();
+        caller.ok_or_else(unknown)
     }
 }
 
@@ -698,21 +665,6 @@ pub struct Problem {
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub more: Map<String, Value>,
-}
-
-/// A fault at a field of a request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct FieldFault {
-    /// The domain, where a request is about several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub domain: Option<String>,
-    /// The id of the rule, where a request is about several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rule: Option<String>,
-    /// The field, as in `rate_limit.unit`, or a place in a file, as in `shop.yaml:4:5`.
-    pub field: String,
-    /// What is wrong, then what was expected.
-    pub message: String,
 }
 
 /// The problems that every call may answer.
@@ -827,9 +779,9 @@ impl Problem {
     }
 }
 
-impl From<Vec<Finding>> for Problem {
-    fn from(findings: Vec<Finding>) -> Self {
-        let faults = findings.into_iter().map(FieldFault::from).collect();
+/// What the compiler has found.
+impl From<Vec<FieldFault>> for Problem {
+    fn from(faults: Vec<FieldFault>) -> Self {
         Self::faults("the compiler refuses these rules; fix each field", faults)
     }
 }
@@ -936,21 +888,5 @@ impl IntoResponse for Problem {
             _ => {}
         }
         response
-    }
-}
-
-// === impl FieldFault ===
-
-impl FieldFault {
-    /// A fault at a field of a request about one thing.
-    pub fn of(field: &str, message: impl Into<String>) -> Self {
-        Self { domain: None, rule: None, field: field.to_owned(), message: message.into() }
-    }
-}
-
-impl From<Finding> for FieldFault {
-    fn from(finding: Finding) -> Self {
-        let Finding { domain, rule, field, message } = finding;
-        Self { domain: Some(domain), rule: rule.map(|id| id.to_string()), field, message }
     }
 }

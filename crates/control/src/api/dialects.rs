@@ -18,12 +18,11 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, FieldFault, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer,
-    check_text,
+    CommonProblems, Ending, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer, check_text,
 };
 use super::rules::{Change, Edit, check, make};
 use crate::auth::Caller;
-use crate::document::{Entry, Record, RuleId, check_entries};
+use crate::document::{Entry, FieldFault, Record, RuleId, check_entries};
 use crate::store::{Answer, RuleFilter, StoredRule, Write};
 
 /// The key of the entry that names a policy.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, OpenApi, ToSchema};
 
 use super::call::{
-    CommonProblems, Ending, FieldFault, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
+    CommonProblems, Ending, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
     check_new_domain, check_text, page_size,
 };
 use super::publish::{
@@ -23,7 +23,9 @@ use super::publish::{
 };
 use super::{App, MIB};
 use crate::auth::Caller;
-use crate::document::{Difference, Document, RuleChange, check_weights, difference, read, render};
+use crate::document::{
+    Difference, Document, FieldFault, RuleChange, check_weights, difference, read, render,
+};
 use crate::store::{PublishedText, Replacement, StoreError, Write};
 use crate::work::heavy;
 

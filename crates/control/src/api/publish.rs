@@ -20,12 +20,12 @@ use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
-    check_domain, page_size,
+    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_domain,
+    page_size,
 };
 use crate::auth::Caller;
 use crate::document::{
-    Difference, Document, Finding, check_together, compile, difference, domain_of_shadow,
+    Difference, Document, FieldFault, check_together, compile, difference, domain_of_shadow,
     memory_for_rules, mib, need_at_most, read,
 };
 use crate::push::{PublishedDomain, ROLLBACK_AUTHOR};
@@ -109,7 +109,7 @@ async fn check(State(app): State<Arc<App>>, call: WriteCall) -> Result<Json<Chec
         etag: checked.etag(),
         rules: checked.texts.iter().map(|it| it.rules).sum(),
         differences: differences.filter(|it| !it.is_empty()).collect(),
-        warnings: checked.warnings.into_iter().map(FieldFault::from).collect(),
+        warnings: checked.warnings,
     }))
 }
 
@@ -358,7 +358,7 @@ pub(crate) struct Approved {
 pub(super) struct Checked {
     pub(super) texts: Vec<PublishedText>,
     pub(super) documents: Vec<Document>,
-    pub(super) warnings: Vec<Finding>,
+    pub(super) warnings: Vec<FieldFault>,
 }
 
 /// One domain may need this part of a pod's memory, or the part that it has of the published bytes.
@@ -382,7 +382,7 @@ pub(super) async fn compile_all(
         let texts = texts.collect();
         Ok(Checked { texts, documents, warnings })
     });
-    compiled.await?.map_err(|findings: Vec<Finding>| findings.into())
+    compiled.await?.map_err(|findings: Vec<FieldFault>| findings.into())
 }
 
 /// The part of a pod's memory for rules that one domain may need, or all domains of a token.
@@ -705,19 +705,14 @@ async fn check_share(
 fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem> {
     let max = app.domain_bytes_max;
     let large = texts.iter().filter(|text| bytes_of(text) > max);
-    let faults: Vec<_> = large
-        .map(|text| FieldFault {
-            domain: Some(text.domain.clone()),
-            ..FieldFault::of(
-                "descriptors",
-                format!(
-                    "{} bytes as a rule file; expected at most {max} in one domain \
-                     (--domain-bytes-max)",
-                    bytes_of(text)
-                ),
-            )
-        })
-        .collect();
+    let fault = |text: &PublishedText| {
+        let message = format!(
+            "{} bytes as a rule file; expected at most {max} in one domain (--domain-bytes-max)",
+            bytes_of(text)
+        );
+        FieldFault::of_rules(&text.domain, message)
+    };
+    let faults: Vec<_> = large.map(fault).collect();
     if faults.is_empty() {
         return Ok(());
     }

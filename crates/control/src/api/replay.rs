@@ -14,10 +14,11 @@ use ratelease_rules::{Options, Rules, Source, load};
 use serde::{Deserialize, Serialize};
 use utoipa::{OpenApi, ToSchema};
 
-use super::call::{CommonProblems, FieldFault, Problem, WriteCall, check_domain};
+use super::call::{CommonProblems, Problem, WriteCall, check_domain};
 use super::publish::{compile_all, published_hashes};
 use super::{App, MIB};
 use crate::auth::Caller;
+use crate::document::FieldFault;
 use crate::rates::Permits;
 use crate::work::{self, Cancel, heavy};
 

@@ -16,15 +16,15 @@ use utoipa::{OpenApi, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, FieldFault, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery,
-    check_text, page_size,
+    CommonProblems, Ending, HistoryQuery, Problem, QueryOf, WriteCall, WriteQuery, check_text,
+    page_size,
 };
 use super::publish::{
     ATTEMPTS_MAX, Approved, Selection, approve_end, approve_rollout, check_drafts, compile_all,
     hide_reason, published, under_way,
 };
 use crate::auth::Caller;
-use crate::document::{difference, shadow};
+use crate::document::{FieldFault, difference, shadow};
 use crate::store::{
     Bound, Choice, CountKey, HitCount, LABEL_BYTES_MAX, NewRollout, PodRow, PublishedText, Rollout,
     RolloutStep, Stage, Store, StoreError, Write,

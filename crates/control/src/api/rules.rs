@@ -12,7 +12,6 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, StatusCode, header};
 use ratelease_rules::MapKind;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
@@ -21,14 +20,14 @@ use utoipa::{IntoParams, OpenApi, PartialSchema, ToSchema};
 
 use super::App;
 use super::call::{
-    CommonProblems, Ending, FieldFault, HistoryQuery, IdOf, Problem, QueryOf, WriteCall,
-    WriteQuery, answer, check_new_domain, check_search, check_text, page_size, time,
+    CommonProblems, Ending, HistoryQuery, IdOf, Problem, QueryOf, WriteCall, WriteQuery, answer,
+    check_new_domain, check_search, check_text, page_size, time,
 };
 use super::publish::{
     ATTEMPTS_MAX, Approved, approve, compile_all, publish_texts, unpublished_changes,
 };
 use crate::auth::Caller;
-use crate::document::{self, Document, Entry, Record, RuleId, check_entries};
+use crate::document::{self, Document, Entry, FieldFault, Record, RuleId, check_entries};
 use crate::store::{Answer, ChangeRow, PublishedText, RuleFilter, RulePosition, StoredRule, Write};
 
 /// A rule.
@@ -76,22 +75,10 @@ struct RuleInput {
     #[serde(flatten)]
     #[schema(value_type = RuleSettings)]
     settings: Map<String, Value>,
-    #[serde(rename = "id")]
-    #[schema(ignore)]
-    _id: Option<IgnoredAny>,
-    #[serde(rename = "position")]
-    #[schema(ignore)]
-    _position: Option<IgnoredAny>,
-    #[serde(rename = "revision")]
-    #[schema(ignore)]
-    _revision: Option<IgnoredAny>,
-    #[serde(rename = "updated_at")]
-    #[schema(ignore)]
-    _updated_at: Option<IgnoredAny>,
-    #[serde(rename = "updated_by")]
-    #[schema(ignore)]
-    _updated_by: Option<IgnoredAny>,
 }
+
+/// Fields that a rule has beside its settings when it is read. Sent back, they say nothing.
+const READ_ONLY: [&str; 5] = ["id", "position", "revision", "updated_at", "updated_by"];
 
 /// Which rules to list.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -167,7 +154,7 @@ async fn list(
     (status = 201, description = "Added; published too if `publish` asks for it",
         body = RuleView, headers(("ETag"), ("Location"))), CommonProblems))]
 async fn create(State(app): State<Arc<App>>, call: WriteCall) -> Result<Response, Ending> {
-    let input: RuleInput = call.json()?;
+    let input = RuleInput::of(&call)?;
     let given = [("domain", input.domain.is_some()), ("entries", input.entries.is_some())];
     let missing = given.into_iter().filter(|(_, is_given)| !is_given);
     let mut faults: Vec<_> =
@@ -226,7 +213,7 @@ async fn change(
     IdOf(id): IdOf,
     call: WriteCall,
 ) -> Result<Response, Ending> {
-    let input: RuleInput = call.json()?;
+    let input = RuleInput::of(&call)?;
     let known = known(&app, &call, &id).await?;
     keep_address(&known, &input)?;
     let record = Record { entries: known.record.entries, settings: input.settings };
@@ -360,13 +347,11 @@ pub(super) async fn check(app: &App, domain: &str, record: &Record) -> Result<()
     }
     let defaults = app.store.defaults(domain).await?;
     let document = Document { domain: domain.to_owned(), defaults, records: vec![record.clone()] };
-    let mut findings = match document::compile(from_ref(&document), usize::MAX) {
-        Ok(_) => return Ok(()),
-        Err(findings) => findings,
-    };
-    // What one rule is about needs neither its domain nor its id.
-    let faults = findings.drain(..).map(|it| FieldFault::of(&it.field, it.message)).collect();
-    Err(Problem::faults("the compiler refuses this rule; fix each field", faults))
+    document::compile(from_ref(&document), usize::MAX).map(drop).map_err(|faults| {
+        // What one rule is about needs neither its domain nor its id.
+        let faults = faults.into_iter().map(|it| FieldFault::of(&it.field, it.message)).collect();
+        Problem::faults("the compiler refuses this rule; fix each field", faults)
+    })
 }
 
 /// Refuses to move a rule: another address is another rule.
@@ -399,6 +384,16 @@ async fn changed_meanwhile(app: &App, present: StoredRule) -> Problem {
             problem.with("last_change", json!(last))
         }
         Err(_) => problem,
+    }
+}
+
+// === impl RuleInput ===
+
+impl RuleInput {
+    fn of(call: &WriteCall) -> Result<Self, Problem> {
+        let mut input: Self = call.json()?;
+        input.settings.retain(|name, _| !READ_ONLY.contains(&&**name));
+        Ok(input)
     }
 }
 

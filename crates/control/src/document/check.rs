@@ -5,20 +5,35 @@ use ratelease_xds::memory_left;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{Document, Entry, RuleId, render};
+use super::{Document, Entry, render};
 
-/// A fault or a warning of the compiler, at a field of a rule.
+/// A fault at a field of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Finding {
-    /// The domain.
-    pub domain: String,
-    /// The id of the rule; absent for a fault of the domain.
+pub struct FieldFault {
+    /// The domain, where a request is about several.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rule: Option<RuleId>,
-    /// The field, as in `rate_limit.unit`.
+    pub domain: Option<String>,
+    /// The id of the rule, where a request is about several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// The field, as in `rate_limit.unit`, or a place in a file, as in `shop.yaml:4:5`.
     pub field: String,
-    /// What is wrong, then what was expected: the compiler's own text.
+    /// What is wrong, then what was expected.
     pub message: String,
+}
+
+// === impl FieldFault ===
+
+impl FieldFault {
+    /// A fault at a field of a request about one thing.
+    pub fn of(field: &str, message: impl Into<String>) -> Self {
+        Self { domain: None, rule: None, field: field.to_owned(), message: message.into() }
+    }
+
+    /// A fault of all rules of a domain.
+    pub(crate) fn of_rules(domain: &str, message: String) -> Self {
+        Self { domain: Some(domain.to_owned()), ..Self::of("descriptors", message) }
+    }
 }
 
 /// Compiles documents, each of another domain. Returns the warnings, and the texts of the rule
@@ -29,7 +44,7 @@ pub struct Finding {
 pub fn compile(
     documents: &[Document],
     memory: usize,
-) -> Result<(Vec<Finding>, Vec<String>), Vec<Finding>> {
+) -> Result<(Vec<FieldFault>, Vec<String>), Vec<FieldFault>> {
     check_weights(documents)?;
     let rendered: Vec<_> = documents.iter().map(render).collect();
     // Compiled one by one: a source is known by its index, and no fault is of two of them.
@@ -39,9 +54,9 @@ pub fn compile(
         let found = |fault: &Fault| {
             let line = rendered.line(fault.line);
             let record = line.and_then(|line| document.records.get(line.record?));
-            Finding {
-                domain: document.domain.clone(),
-                rule: record.map(|record| record.id(&document.domain)),
+            FieldFault {
+                domain: Some(document.domain.clone()),
+                rule: record.map(|record| record.id(&document.domain).to_string()),
                 field: line.map_or_else(String::new, |line| line.field.clone()),
                 message: fault.message.clone(),
             }
@@ -66,7 +81,7 @@ pub fn compile(
     }
 }
 
-fn too_large(document: &Document, needed: usize, memory: usize) -> Finding {
+fn too_large(document: &Document, needed: usize, memory: usize) -> FieldFault {
     let message = format!(
         "a pod needs {} of memory while it replaces the rules of this domain; expected at most {} \
          for one domain, by --pod-memory and --domain-bytes-max. Remove rules, or give pods more \
@@ -74,9 +89,7 @@ fn too_large(document: &Document, needed: usize, memory: usize) -> Finding {
         mib(needed),
         mib(memory)
     );
-    let domain = document.domain.clone();
-    let field = "descriptors".to_owned();
-    Finding { domain, rule: None, field, message }
+    FieldFault::of_rules(&document.domain, message)
 }
 
 // What a domain costs the pods, and the part of their ceilings that one domain may use.
@@ -116,14 +129,10 @@ pub fn mib(bytes: usize) -> String {
 ///
 /// # Errors
 /// Each domain that exceeds its part.
-pub fn check_weights(documents: &[Document]) -> Result<(), Vec<Finding>> {
+pub fn check_weights(documents: &[Document]) -> Result<(), Vec<FieldFault>> {
     let mut faults = Vec::new();
     for document in documents {
-        let mut fault = |message: String| {
-            let domain = document.domain.clone();
-            let field = "descriptors".to_owned();
-            faults.push(Finding { domain, rule: None, field, message });
-        };
+        let mut fault = |message| faults.push(FieldFault::of_rules(&document.domain, message));
         let (descriptors, path_bytes) = weight(document);
         if descriptors > DESCRIPTORS_MAX {
             fault(format!(
@@ -220,7 +229,7 @@ mod tests {
         assert_eq!(weight(&small).0, 11);
         let faults = check_weights(&[small, large]).unwrap_err();
         assert_eq!(faults.len(), 1, "{faults:?}");
-        assert_eq!((&*faults[0].domain, &*faults[0].field), ("a", "descriptors"));
+        assert_eq!((faults[0].domain.as_deref(), &*faults[0].field), (Some("a"), "descriptors"));
     }
 
     #[test]

@@ -142,7 +142,7 @@ fn each_fault_names_its_rule_and_field() {
         let faults = compile(std::slice::from_ref(&document), usize::MAX).unwrap_err();
         let [fault] = &faults[..] else { panic!("{settings}: {faults:?}") };
         assert_eq!(fault.field, field, "{fault:?}");
-        assert_eq!(fault.rule, Some(document.records[1].id("d")), "{fault:?}");
+        assert_eq!(fault.rule, Some(document.records[1].id("d").to_string()), "{fault:?}");
         assert!(fault.message.contains(message), "{fault:?}");
     }
 }
