@@ -45,6 +45,7 @@ use crate::document::FieldFault;
 use crate::objects::ObjectCounts;
 use crate::push::{PublishedSet, RolloutCounts, Streams};
 use crate::rates::Rates;
+use crate::settings::Settings;
 use crate::store::{Store, StoreError};
 use crate::{page, work};
 
@@ -74,14 +75,8 @@ const METRICS_AGE_MAX: Duration = Duration::from_secs(1);
 pub struct App {
     /// The database.
     pub store: Store,
-    /// Maximum bytes of all published rules together: what a pod accepts in one message.
-    pub push_bytes_max: usize,
-    /// Maximum bytes of the published rules of one domain.
-    pub domain_bytes_max: usize,
-    /// The limit of the memory of a pod, in bytes.
-    pub pod_memory: usize,
-    /// Maximum bytes that the writes of one token may add to what is kept.
-    pub token_bytes_max: i64,
+    /// The settings of the process, of which calls need the ceilings.
+    pub settings: Settings,
     /// How many requests there may be.
     pub rates: Rates,
     /// The answers that are not read yet.
@@ -130,7 +125,7 @@ impl App {
     /// Maximum bytes that the writes of this caller may add to what is kept. Those of an operator
     /// have no bound, so that one can always roll back.
     fn bytes_max_of(&self, caller: &Caller) -> Option<i64> {
-        (!caller.has(Access::Admin)).then_some(self.token_bytes_max)
+        (!caller.has(Access::Admin)).then_some(self.settings.token_bytes_max)
     }
 
     /// Waits until this request alone publishes, of all replicas. It does so until it is answered,

@@ -147,15 +147,12 @@ impl Control {
             Arc::clone(&wake),
         ));
         tasks.spawn(push::follow(store.clone(), Arc::clone(&wake), sender, polls));
-        tasks.spawn(push::listen(settings.database, Arc::clone(&wake)));
+        tasks.spawn(push::listen(settings.database.clone(), Arc::clone(&wake)));
         tasks.spawn(push::report(store.clone(), streams.clone(), replica.clone()));
         tasks.spawn(push::report_fleet(store.clone(), fleet.clone(), replica));
         let app = Arc::new(App {
             store: store.clone(),
-            push_bytes_max: settings.push_bytes_max,
-            domain_bytes_max: settings.domain_bytes_max,
-            pod_memory: settings.pod_memory,
-            token_bytes_max: settings.token_bytes_max,
+            settings: settings.clone(),
             rates: Rates::new(settings.rates),
             unread: api::unread_answers(),
             database_up: Mutex::default(),

@@ -1,7 +1,8 @@
 //! **Metrics** of the control plane, in Prometheus' text format.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -12,36 +13,24 @@ use crate::store::Stage;
 /// The page of `/metrics`. `streams` is what streams say of the version of `set`.
 pub fn render(set: &PublishedSet, streams: StreamStates, lag: &Lag, has_database: bool) -> String {
     let mut text = String::new();
-    let mut gauge = |name: &str, help: &str, samples: &[(&str, f64)]| {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
-        for (labels, value) in samples {
-            let _ = writeln!(text, "{name}{labels} {value}");
-        }
-    };
-    #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
-    let number = |value: i64| value as f64;
-    gauge("ratelease_control_version", "The version that is pushed.", &[("", number(set.version))]);
-    let database = if has_database { 1.0 } else { 0.0 };
-    gauge("ratelease_control_database_up", "Whether the database answers.", &[("", database)]);
-    let count = |streams: usize| number(i64::try_from(streams).unwrap_or(i64::MAX));
-    gauge(
-        "ratelease_control_streams",
-        "Streams of pods, by what they run.",
-        &[
-            ("{state=\"current\"}", count(streams.current)),
-            ("{state=\"behind\"}", count(streams.behind)),
-            ("{state=\"refused\"}", count(streams.refused)),
-        ],
-    );
+    let name = "ratelease_control_version";
+    family(&mut text, name, "gauge", "The version that is pushed.");
+    sample(&mut text, name, "", set.version);
+    let name = "ratelease_control_database_up";
+    family(&mut text, name, "gauge", "Whether the database answers.");
+    sample(&mut text, name, "", u8::from(has_database));
+    let name = "ratelease_control_streams";
+    family(&mut text, name, "gauge", "Streams of pods, by what they run.");
+    sample(&mut text, name, "{state=\"current\"}", streams.current);
+    sample(&mut text, name, "{state=\"behind\"}", streams.behind);
+    sample(&mut text, name, "{state=\"refused\"}", streams.refused);
     let now = Timestamp::now().as_millisecond();
     let age = streams.late_since.map(|since| now.saturating_sub(since));
-    let waiting = number(age.unwrap_or_default().max(0)) / 1000.0;
-    gauge(
-        "ratelease_control_push_lag_seconds",
-        "Time for which a connected pod has not run the version; 0 if all run it.",
-        &[("", waiting)],
-    );
+    let waiting = Duration::from_millis(age.unwrap_or_default().max(0).unsigned_abs());
+    let name = "ratelease_control_push_lag_seconds";
+    let help = "Time for which a connected pod has not run the version; 0 if all run it.";
+    family(&mut text, name, "gauge", help);
+    sample(&mut text, name, "", waiting.as_secs_f64());
     histogram(&mut text, lag);
     text
 }
@@ -49,7 +38,7 @@ pub fn render(set: &PublishedSet, streams: StreamStates, lag: &Lag, has_database
 fn histogram(text: &mut String, lag: &Lag) {
     let name = "ratelease_control_push_seconds";
     let help = "Time from the commit of a version to its acceptance by a pod.";
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} histogram");
+    family(text, name, "histogram", help);
     let mut total = 0;
     for (count, bound) in lag.buckets.iter().zip(LAG_BOUNDS.iter().map(Some).chain([None])) {
         total += count;
@@ -58,8 +47,8 @@ fn histogram(text: &mut String, lag: &Lag) {
     }
     let _ = writeln!(text, "{name}_sum {}\n{name}_count {total}", lag.sum);
     let name = "ratelease_control_refusals_total";
-    let help = "Versions that pods refused.";
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {}", lag.refused);
+    family(text, name, "counter", "Versions that pods refused.");
+    sample(text, name, "", lag.refused);
 }
 
 // Metrics of the rollout that is under way.
@@ -76,15 +65,15 @@ pub fn render_rollout(
     family(text, name, "gauge", "1 for the stage of the rollout that is under way.");
     for stage in [Stage::Shadow, Stage::Enforced] {
         let is_at = rollout.is_some_and(|it| it.stage == stage);
-        sample(text, name, &format!("{{stage=\"{}\"}}", stage.name()), u64::from(is_at));
+        sample(text, name, &format!("{{stage=\"{}\"}}", stage.name()), u8::from(is_at));
     }
     let name = "ratelease_control_rollout_streams";
     family(text, name, "gauge", "Streams of pods, by whether a rollout chose the pod.");
     let id = rollout.map_or(0, |it| it.id);
     // A row has the number 0 if no rollout chose its pod.
     let chosen = if id > 0 { streams.chosen_by(id) } else { 0 };
-    sample(text, name, "{chosen=\"true\"}", chosen as u64);
-    sample(text, name, "{chosen=\"false\"}", streams.count().saturating_sub(chosen) as u64);
+    sample(text, name, "{chosen=\"true\"}", chosen);
+    sample(text, name, "{chosen=\"false\"}", streams.count().saturating_sub(chosen));
     let name = "ratelease_control_load_reports_total";
     family(text, name, "counter", "Reports of pods that were counted for a rollout.");
     sample(text, name, "", counts.reports());
@@ -98,7 +87,7 @@ pub fn render_objects(text: &mut String, counts: &ObjectCounts) {
     let name = "ratelease_control_objects_connected";
     let help = "1 in the replica that follows objects of Kubernetes, while the API server answers.";
     family(text, name, "gauge", help);
-    sample(text, name, "", u64::from(counts.is_connected.load(Ordering::Relaxed)));
+    sample(text, name, "", u8::from(counts.is_connected.load(Ordering::Relaxed)));
     let name = "ratelease_control_objects";
     family(text, name, "gauge", "Objects that this replica follows, by whether it accepts them.");
     for (state, count) in [("accepted", &counts.accepted), ("refused", &counts.refused)] {
@@ -111,7 +100,7 @@ fn family(text: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-fn sample(text: &mut String, name: &str, labels: &str, value: u64) {
+fn sample(text: &mut String, name: &str, labels: &str, value: impl Display) {
     let _ = writeln!(text, "{name}{labels} {value}");
 }
 

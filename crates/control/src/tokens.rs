@@ -7,7 +7,7 @@ use ratelease_cli::settings::Flags;
 
 use crate::auth::{Access, Token};
 use crate::settings::{DatabaseAddress, TokenCommand};
-use crate::store::{Author, Database, Store, StoreError, TokenRow};
+use crate::store::{Author, Store, StoreError, TokenRow};
 
 /// Runs the command, and returns what it prints.
 ///
@@ -27,7 +27,7 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
             if name.is_empty() || name.contains('\0') || name.len() > 128 {
                 return Err("--name: expected 1 to 128 bytes".to_owned());
             }
-            let store = Store::open(&address(&database)?).await.map_err(said)?;
+            let store = open(&database).await?;
             let token = Token::random().map_err(|error| error.to_string())?;
             let expires_at = days.map(|days| {
                 let valid = Duration::from_secs(u64::from(days) * 24 * 3600);
@@ -44,12 +44,12 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
             Ok(token.reveal())
         }
         TokenCommand::List { database } => {
-            let store = Store::open(&address(&database)?).await.map_err(said)?;
+            let store = open(&database).await?;
             let tokens = store.tokens().await.map_err(said)?;
             Ok(tokens.iter().map(line).collect::<Vec<_>>().join("\n"))
         }
         TokenCommand::Revoke { database, id } => {
-            let store = Store::open(&address(&database)?).await.map_err(said)?;
+            let store = open(&database).await?;
             let mut write = store.begin(&author).await.map_err(said)?;
             if !write.revoke_token(&id).await.map_err(said)? {
                 let id = ratelease_rules::excerpt(&id);
@@ -62,8 +62,9 @@ pub async fn run(command: TokenCommand) -> Result<String, String> {
     }
 }
 
-fn address(flags: &Flags<DatabaseAddress>) -> Result<Database, String> {
-    flags.read(DatabaseAddress::database).map_err(|faults| faults.to_string())
+async fn open(flags: &Flags<DatabaseAddress>) -> Result<Store, String> {
+    let database = flags.read(DatabaseAddress::database).map_err(|faults| faults.to_string())?;
+    Store::open(&database).await.map_err(|error| error.to_string())
 }
 
 /// Maximum number of domains of a token: conditions of the database name each of them.

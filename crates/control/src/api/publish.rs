@@ -387,8 +387,8 @@ pub(super) async fn compile_all(
 
 /// The part of a pod's memory for rules that one domain may need, or all domains of a token.
 pub(crate) fn domain_memory(app: &App) -> usize {
-    let parts = app.push_bytes_max / app.domain_bytes_max.max(1);
-    memory_for_rules(app.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
+    let parts = app.settings.push_bytes_max / app.settings.domain_bytes_max.max(1);
+    memory_for_rules(app.settings.pod_memory) / parts.clamp(1, DOMAIN_PARTS)
 }
 
 /// What makes the drafts of their domains these documents. Compared before the transaction.
@@ -446,7 +446,7 @@ pub(crate) async fn approve(
     check_shares(app, callers, published, &next).await?;
     let before = bytes_of_all(published);
     let after = bytes_of_all(&next);
-    let max = app.push_bytes_max;
+    let max = app.settings.push_bytes_max;
     if after <= max {
         if let Some(open) = &rollout {
             check_rollout(app, callers, &next, open).await?;
@@ -484,7 +484,7 @@ fn too_many_bytes(app: &App, bytes: usize, own: usize) -> Problem {
         "all published rules together would be {bytes} bytes, of which the domains of this request \
          have {own}, and a pod accepts {} in one message; remove some, or raise --push-bytes-max \
          and the pods' XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        app.push_bytes_max
+        app.settings.push_bytes_max
     );
     Problem::conflict("too-many-rules", detail)
 }
@@ -564,7 +564,7 @@ async fn check_overlay(
     let domains = laid_over(published, overlay);
     check_shares(app, callers, published, &domains).await?;
     let bytes = bytes_of_all(&domains);
-    if bytes > app.push_bytes_max {
+    if bytes > app.settings.push_bytes_max {
         return Err(too_many_bytes(app, bytes, own));
     }
     check_set(app, domains, None).await
@@ -610,8 +610,8 @@ async fn check_rollout(
     next: &Domains,
     open: &Rollout,
 ) -> Result<(), Problem> {
-    let present = open.last().map(|step| step.stage);
-    for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| Some(*it) >= present) {
+    let present = open.last().stage;
+    for stage in [Stage::Shadow, Stage::Enforced].into_iter().filter(|it| *it >= present) {
         let overlay = overlay_of_rollout(app, open, stage).await?;
         check_overlay(app, callers, next, overlay).await?;
     }
@@ -677,7 +677,7 @@ async fn check_share(
         return Ok(());
     }
     let (former, bytes) = (bytes_of_all(&before), bytes_of_all(&after));
-    let max = app.domain_bytes_max;
+    let max = app.settings.domain_bytes_max;
     if bytes > max && bytes > former {
         let detail = format!(
             "the published rules of the {} domains together would be {bytes} bytes; expected at \
@@ -703,7 +703,7 @@ async fn check_share(
 /// Refuses a domain that would take more than its part of a message, so that no domain keeps the
 /// others from being published.
 fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem> {
-    let max = app.domain_bytes_max;
+    let max = app.settings.domain_bytes_max;
     let large = texts.iter().filter(|text| bytes_of(text) > max);
     let fault = |text: &PublishedText| {
         let message = format!(
@@ -722,7 +722,7 @@ fn check_domain_bytes(app: &App, texts: &[PublishedText]) -> Result<(), Problem>
 /// Compiles all that would be published, as a pod does, and refuses what needs more memory than
 /// pods have.
 async fn check_set(app: &App, domains: Domains, former: Option<&Domains>) -> Result<(), Problem> {
-    let max = memory_for_rules(app.pod_memory);
+    let max = memory_for_rules(app.settings.pod_memory);
     let Some(needed) = excess(domains, former, max).await? else { return Ok(()) };
     let detail = format!(
         "a pod would need {} of memory while it replaces all published rules, and has {} for that; \

@@ -152,9 +152,10 @@ async fn advance(
             _ => Ok(None),
         };
         let (mut write, rollout) = own(&app, &call, &id).await?;
-        let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id).into()) };
+        let last = rollout.last();
         if last.stage == stage {
-            return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout, &last)).await;
+            let taken = taken(&rollout, stage, last.version);
+            return call.finish(&app, write, StatusCode::OK, None, &taken).await;
         }
         need_open(&rollout, stage)?;
         if !force && let Some(why) = exceeding(&app, &rollout).await? {
@@ -166,10 +167,8 @@ async fn advance(
         {
             continue;
         }
-        step(&mut write, &rollout, stage).await?;
-        let rollout = write.rollout(rollout.id).await?.ok_or_else(|| no_rollout(&id))?;
-        let last = rollout.last().cloned().unwrap_or(last);
-        return call.finish(&app, write, StatusCode::OK, None, &taken(&rollout, &last)).await;
+        let taken = step(&mut write, &rollout, stage).await?;
+        return call.finish(&app, write, StatusCode::OK, None, &taken).await;
     }
     Err(Problem::raced().into())
 }
@@ -179,8 +178,7 @@ async fn advance(
 async fn approve_last(app: &App, call: &WriteCall, id: &str) -> Result<Option<Approved>, Problem> {
     let rollout = app.store.rollout(number(id)?).await?;
     let rollout = rollout.filter(|it| is_seen_by(&call.caller, it));
-    let is_open = |it: &Rollout| it.last().is_some_and(|step| step.stage.is_open());
-    match rollout.filter(is_open) {
+    match rollout.filter(|it| it.last().stage.is_open()) {
         Some(rollout) => approve_end(app, &call.caller, &rollout).await.map(Some),
         None => Ok(None),
     }
@@ -196,14 +194,14 @@ async fn abort(
     call: WriteCall,
 ) -> Result<Response, Ending> {
     let (mut write, rollout) = own(&app, &call, &id).await?;
-    let Some(last) = rollout.last().cloned() else { return Err(no_rollout(&id).into()) };
-    if last.stage != Stage::Aborted {
+    let last = rollout.last();
+    let taken = if last.stage == Stage::Aborted {
+        taken(&rollout, last.stage, last.version)
+    } else {
         need_open(&rollout, Stage::Aborted)?;
-        step(&mut write, &rollout, Stage::Aborted).await?;
-    }
-    let rollout = write.rollout(rollout.id).await?.ok_or_else(|| no_rollout(&id))?;
-    let last = rollout.last().cloned().unwrap_or(last);
-    call.finish(&app, write, StatusCode::OK, None, &taken(&rollout, &last)).await
+        step(&mut write, &rollout, Stage::Aborted).await?
+    };
+    call.finish(&app, write, StatusCode::OK, None, &taken).await
 }
 
 /// List rollouts
@@ -286,7 +284,7 @@ async fn own(app: &App, call: &WriteCall, id: &str) -> Result<(Box<Write>, Rollo
 
 /// Refuses a step of a rollout that has ended, or a step back.
 fn need_open(rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
-    let present = rollout.last().map_or(Stage::Aborted, |step| step.stage);
+    let present = rollout.last().stage;
     if present.is_open() && present < stage {
         return Ok(());
     }
@@ -296,17 +294,15 @@ fn need_open(rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
     Err(Problem::conflict("rollout-ended", detail).with("stage", json!(present)))
 }
 
-async fn step(write: &mut Write, rollout: &Rollout, stage: Stage) -> Result<(), Problem> {
-    let version = write.step_rollout(rollout, stage).await?;
-    write.note_rollout(rollout, stage, version.number).await?;
-    Ok(())
+async fn step(write: &mut Write, rollout: &Rollout, stage: Stage) -> Result<StepTaken, Problem> {
+    let version = write.step_rollout(rollout, stage).await?.number;
+    write.note_rollout(rollout, stage, version).await?;
+    Ok(taken(rollout, stage, version))
 }
 
-fn taken(rollout: &Rollout, step: &RolloutStep) -> StepTaken {
+fn taken(rollout: &Rollout, stage: Stage, version: i64) -> StepTaken {
     let domains = rollout.domains.iter().map(|it| it.domain.clone()).collect();
-    let stage = step.stage.name();
-    let version = step.version;
-    StepTaken { rollout: rollout.id, stage, version, domains }
+    StepTaken { rollout: rollout.id, stage: stage.name(), version, domains }
 }
 
 fn number(id: &str) -> Result<i64, Problem> {
@@ -321,9 +317,6 @@ fn no_rollout(id: &str) -> Problem {
 
 // What a request says of a rollout.
 
-/// Hits from which on a bound counts, if the request names no number.
-const HITS_MIN: i64 = 100;
-
 /// A rollout that is to begin.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -336,7 +329,7 @@ struct RolloutInput {
     #[serde(default)]
     stage: OpenStage,
     /// When to roll back without being asked.
-    bound: Option<BoundInput>,
+    bound: Option<Bound>,
 }
 
 /// Which pods are chosen: exactly one of these.
@@ -360,20 +353,6 @@ struct LabelInput {
     key: String,
     /// The value, which is text.
     value: String,
-}
-
-/// When a rollout is rolled back: once the chosen pods denied a larger share of the hits of a
-/// domain in the last 30 s.
-#[derive(Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-struct BoundInput {
-    /// The largest share that may be denied, 0 to 1.
-    #[schema(minimum = 0, maximum = 1)]
-    denied_share: f64,
-    /// Hits of a domain in these 30 s below which its share does not count, from 1; 100 by default.
-    #[serde(default = "hits_min")]
-    #[schema(minimum = 1)]
-    hits_min: i64,
 }
 
 /// A stage in which pods run different rules.
@@ -408,12 +387,8 @@ struct AdvanceInput {
     force: bool,
 }
 
-fn hits_min() -> i64 {
-    HITS_MIN
-}
-
 /// Checks the choice of pods and the bound, and lists all faults.
-fn checked(pods: PodsInput, bound: Option<BoundInput>) -> Result<(Choice, Option<Bound>), Problem> {
+fn checked(pods: PodsInput, bound: Option<Bound>) -> Result<(Choice, Option<Bound>), Problem> {
     let mut faults = Vec::new();
     let mut fault = |field: &str, message: &str| faults.push(FieldFault::of(field, message));
     let choice = match (pods.percent, pods.label) {
@@ -439,7 +414,7 @@ fn checked(pods: PodsInput, bound: Option<BoundInput>) -> Result<(Choice, Option
             None
         }
     };
-    if let Some(BoundInput { denied_share, hits_min }) = &bound {
+    if let Some(Bound { denied_share, hits_min }) = &bound {
         if !(0.0..=1.0).contains(denied_share) {
             fault("bound.denied_share", "expected a share from 0 to 1, as in 0.05");
         }
@@ -448,10 +423,7 @@ fn checked(pods: PodsInput, bound: Option<BoundInput>) -> Result<(Choice, Option
         }
     }
     match choice {
-        Some(choice) if faults.is_empty() => {
-            let checked = |BoundInput { denied_share, hits_min }| Bound { denied_share, hits_min };
-            Ok((choice, bound.map(checked)))
-        }
+        Some(choice) if faults.is_empty() => Ok((choice, bound)),
         _ => Err(Problem::faults("the rollout cannot begin; fix each field", faults)),
     }
 }
@@ -502,7 +474,7 @@ struct RolloutView {
     choice: PodsInput,
     /// When it is rolled back.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bound: Option<BoundInput>,
+    bound: Option<Bound>,
     /// The pods that are connected and get a domain that the token may use, while it is under way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pods: Option<PodGroups>,
@@ -577,7 +549,7 @@ pub(super) fn is_seen_by(caller: &Caller, rollout: &Rollout) -> bool {
 
 /// What `caller` may see of a rollout.
 async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutView, Problem> {
-    let stage = rollout.last().map_or(Stage::Aborted, |step| step.stage);
+    let stage = rollout.last().stage;
     let version = rollout.last_open().map_or(0, |step| step.version);
     let Counts { all, recent, weighed, unread } = Counts::read(&app.store, version).await?;
     let names = rollout.domains.iter().map(|it| &*it.domain).filter(|it| caller.may_use(it));
@@ -593,16 +565,14 @@ async fn view(app: &App, caller: &Caller, rollout: &Rollout) -> Result<RolloutVi
         pods = Some(groups);
     }
     warnings.extend(unread);
-    let bound =
-        rollout.bound.map(|it| BoundInput { denied_share: it.denied_share, hits_min: it.hits_min });
     let mut steps = rollout.steps.clone();
     steps.iter_mut().for_each(|it| hide_reason(caller, &it.author, &mut it.reason));
     Ok(RolloutView {
         rollout: rollout.id,
         stage: stage.name(),
-        version: rollout.last().map_or(0, |step| step.version),
+        version: rollout.last().version,
         choice: PodsInput::from(&rollout.choice),
-        bound,
+        bound: rollout.bound,
         pods,
         domains,
         steps,
@@ -623,13 +593,13 @@ struct Counts {
 /// Which domains would deny more than the bound allows once the chosen pods enforce the rules, in
 /// words; `None` if there are none, or no bound.
 async fn exceeding(app: &App, rollout: &Rollout) -> Result<Option<String>, Problem> {
-    let version = rollout.last().map_or(0, |step| step.version);
+    let version = rollout.last().version;
     Ok(exceeding_of(rollout, &app.store.weighed_hits(version).await?))
 }
 
 fn exceeding_of(rollout: &Rollout, hits: &BTreeMap<CountKey, HitCount>) -> Option<String> {
     let bound = rollout.bound?;
-    if rollout.last()?.stage != Stage::Shadow {
+    if rollout.last().stage != Stage::Shadow {
         return None;
     }
     let mut all = Vec::new();

@@ -722,7 +722,7 @@ async fn look(store: &Store, reserved: &Store, rollout: &PublishedRollout) -> St
     // Another replica may have rolled it back already, or a client may have changed its step.
     let present = write.open_rollout().await?.filter(|it| it.id == rollout.id);
     let is_same = |version| version == rollout.version;
-    let present = present.filter(|it| it.last().is_some_and(|step| is_same(step.version)));
+    let present = present.filter(|it| is_same(it.last().version));
     let Some(present) = present else { return Ok(false) };
     let version = write.step_rollout(&present, Stage::RolledBack).await?.number;
     write.note_rollout(&present, Stage::RolledBack, version).await?;

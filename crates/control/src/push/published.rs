@@ -262,6 +262,14 @@ impl PublishedSet {
 // === impl PublishedRollout ===
 
 impl PublishedRollout {
+    /// A rollout at its last step, in which chosen pods have these domains.
+    fn at_last(rollout: &Rollout, domains: BTreeMap<String, Option<Arc<PublishedDomain>>>) -> Self {
+        let RolloutStep { version, stage, .. } = *rollout.last();
+        let names = rollout.domains.iter().map(|it| it.domain.clone()).collect();
+        let choice = rollout.choice.clone();
+        Self { id: rollout.id, version, stage, choice, bound: rollout.bound, names, domains }
+    }
+
     /// Whether the rollout chooses this node. Each replica and each connection finds the same.
     pub(super) fn chooses(&self, node: &NodeInfo) -> bool {
         match &self.choice {
@@ -421,8 +429,8 @@ fn unknown_texts<'t>(
     last: &BTreeMap<&'t str, Option<&'t str>>,
     rollout: Option<&'t Rollout>,
 ) -> BTreeSet<&'t str> {
-    let open = rollout.and_then(|rollout| Some((rollout, rollout.last()?.stage)));
-    let rolled_out = open.into_iter().flat_map(|(rollout, stage)| {
+    let rolled_out = rollout.into_iter().flat_map(|rollout| {
+        let stage = rollout.last().stage;
         rollout.hashes(stage).map(move |(domain, hash)| {
             let candidate = (stage == Stage::Shadow).then(|| candidate_of(domain));
             (candidate.unwrap_or_else(|| domain.to_owned()), hash)
@@ -460,19 +468,11 @@ fn changed(known: &PublishedSet, changes: &[VersionChange]) -> BTreeMap<String, 
 /// known one, so that no set ever had it.
 async fn ended(store: &Store, known: &PublishedSet) -> StoreResult<Option<Arc<PublishedRollout>>> {
     let last = store.rollouts(None, i64::MAX, 1).await?.pop().filter(|_| known.version > 0);
-    let step = last.as_ref().and_then(Rollout::last);
-    let is_new = |step: &&RolloutStep| !step.stage.is_open() && step.version > known.version;
-    let (Some(last), Some(step)) = (&last, step.filter(is_new)) else {
-        return Ok(known.ended.clone());
-    };
-    let names = last.domains.iter().map(|it| it.domain.clone()).collect();
-    let domains = BTreeMap::new();
-    let id = last.id;
-    let choice = last.choice.clone();
-    let bound = last.bound;
-    let version = step.version;
-    let stage = step.stage;
-    Ok(Some(Arc::new(PublishedRollout { id, version, stage, choice, bound, names, domains })))
+    let is_new = |step: &RolloutStep| !step.stage.is_open() && step.version > known.version;
+    Ok(match last.filter(|it| is_new(it.last())) {
+        Some(last) => Some(Arc::new(PublishedRollout::at_last(&last, BTreeMap::new()))),
+        None => known.ended.clone(),
+    })
 }
 
 /// What chosen pods have instead.
@@ -482,7 +482,7 @@ fn rolled_out(
     rollout: Option<Rollout>,
 ) -> StoreResult<Option<Arc<PublishedRollout>>> {
     let Some(rollout) = rollout else { return Ok(None) };
-    let Some(step) = rollout.last() else { return Ok(None) };
+    let step = rollout.last();
     let mut domains = BTreeMap::new();
     for (domain, hash) in rollout.hashes(step.stage) {
         match hash {
@@ -498,15 +498,7 @@ fn rolled_out(
             None => drop(domains.insert(domain.to_owned(), None)),
         }
     }
-    Ok(Some(Arc::new(PublishedRollout {
-        id: rollout.id,
-        version: step.version,
-        stage: step.stage,
-        choice: rollout.choice.clone(),
-        bound: rollout.bound,
-        names: rollout.domains.iter().map(|it| it.domain.clone()).collect(),
-        domains,
-    })))
+    Ok(Some(Arc::new(PublishedRollout::at_last(&rollout, domains))))
 }
 
 /// The text of the stage `shadow`, and the name that chosen pods know it by.

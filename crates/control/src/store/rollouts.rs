@@ -8,12 +8,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use sqlx::any::AnyRow;
 use sqlx::{AnyConnection, Row};
 use utoipa::ToSchema;
 
-use super::versions::places;
+use super::versions::of_domains;
 use super::write::{Cell, bound};
 use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as_time};
 
@@ -21,7 +21,8 @@ use super::{PublishedText, Store, StoreError, StoreResult, VersionRow, Write, as
 pub const LABEL_BYTES_MAX: usize = 1024;
 
 /// How far a rollout is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Chosen pods try the changed rules beside those in force, and count what they would deny.
     Shadow,
@@ -44,13 +45,26 @@ pub enum Choice {
     Label(String, String),
 }
 
-/// When a rollout is rolled back.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// When a rollout is rolled back: once the chosen pods denied a larger share of the hits of a
+/// domain in the last 30 s.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = BoundInput)]
 pub struct Bound {
-    /// The largest share of a domain's hits that chosen pods may deny, 0 to 1.
+    /// The largest share that may be denied, 0 to 1.
+    #[schema(minimum = 0, maximum = 1)]
     pub denied_share: f64,
-    /// Hits of a domain below which its share does not count.
+    /// Hits of a domain in these 30 s below which its share does not count, from 1; 100 by default.
+    #[serde(default = "hits_min")]
+    #[schema(minimum = 1)]
     pub hits_min: i64,
+}
+
+/// Hits from which on a bound counts, if the request names no number.
+const HITS_MIN: i64 = 100;
+
+fn hits_min() -> i64 {
+    HITS_MIN
 }
 
 /// A domain of a rollout.
@@ -71,7 +85,6 @@ pub struct RolloutDomain {
 #[schema(as = StepView)]
 pub struct RolloutStep {
     /// The stage that it led to.
-    #[serde(serialize_with = "as_name")]
     #[schema(value_type = String)]
     pub stage: Stage,
     /// Its version.
@@ -135,10 +148,6 @@ impl Stage {
     }
 }
 
-fn as_name<S: Serializer>(stage: &Stage, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(stage.name())
-}
-
 impl FromStr for Stage {
     type Err = StoreError;
 
@@ -161,9 +170,9 @@ impl fmt::Display for Choice {
 // === impl Rollout ===
 
 impl Rollout {
-    /// The last step. `None` only for rows that this program cannot have written.
-    pub fn last(&self) -> Option<&RolloutStep> {
-        self.steps.last()
+    /// The last step.
+    pub fn last(&self) -> &RolloutStep {
+        &self.steps[self.steps.len() - 1]
     }
 
     /// The last step in which pods ran different rules.
@@ -197,20 +206,14 @@ impl Store {
         let mut connection = self.pool.acquire().await?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut cells = vec![Cell::Int(before), Cell::Int(limit)];
-        let of_domains = match domains {
-            None => String::new(),
-            Some([]) => "AND 1 = 0".to_owned(),
-            Some(domains) => {
-                cells.extend(domains.iter().cloned().map(Cell::Text));
-                format!(
-                    "AND EXISTS (SELECT 1 FROM rollout_domains d WHERE d.rollout = rollouts.id \
-                     AND d.domain IN ({}))",
-                    places(3, domains.len())
-                )
-            }
-        };
+        let of_domains = of_domains(domains, &mut cells, |places| {
+            format!(
+                "EXISTS (SELECT 1 FROM rollout_domains d WHERE d.rollout = rollouts.id \
+                 AND d.domain IN ({places}))"
+            )
+        });
         let sql =
-            format!("SELECT id FROM rollouts WHERE id < $1 {of_domains} ORDER BY id DESC LIMIT $2");
+            format!("SELECT id FROM rollouts WHERE id < $1{of_domains} ORDER BY id DESC LIMIT $2");
         let ids = bound(&sql, cells).fetch_all(&mut *connection).await?;
         let mut rollouts = Vec::new();
         for row in ids {
@@ -347,7 +350,10 @@ async fn read(connection: &mut AnyConnection, id: i64) -> StoreResult<Option<Rol
     let sql = "SELECT s.version, s.stage, v.at, v.author, v.reason FROM rollout_steps s \
                JOIN versions v ON v.number = s.version WHERE s.rollout = $1 ORDER BY s.version";
     let rows = sqlx::query(sql).bind(id).fetch_all(&mut *connection).await?;
-    let steps = rows.iter().map(RolloutStep::read).collect::<StoreResult<_>>()?;
+    let steps = rows.iter().map(RolloutStep::read).collect::<StoreResult<Vec<_>>>()?;
+    if steps.is_empty() {
+        return Err(StoreError::Internal(format!("the rollout {id} has no step")));
+    }
     Ok(Some(Rollout { id, choice, bound, domains, steps }))
 }
 
@@ -403,7 +409,7 @@ pub struct CountKey {
 }
 
 /// Hits of a domain.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HitCount {
     /// All hits of limits.
     pub hits: u64,
@@ -462,13 +468,13 @@ impl HitCount {
     }
 }
 
+/// A part of a number, 0 to 1; `None` of none.
 #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
 pub(crate) fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
 
 // === impl Store ===
-/// A part of a number, 0 to 1; `None` of none.
 
 impl Store {
     /// Replaces what this replica counted. All of it or none. `replica` has 31 bits.

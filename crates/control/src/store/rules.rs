@@ -140,7 +140,7 @@ async fn find<'e>(
     domains: Option<&[String]>,
 ) -> StoreResult<Option<StoredRule>> {
     let mut cells = vec![Cell::Text(id.to_owned())];
-    let of_domains = of_domains(domains, &mut cells);
+    let of_domains = of_domains(domains, &mut cells, |places| format!("domain IN ({places})"));
     let sql = format!("SELECT {COLUMNS} FROM rules WHERE id = $1{of_domains}");
     let row = bound(&sql, cells).fetch_optional(executor).await?;
     row.as_ref().map(StoredRule::read).transpose()
@@ -578,7 +578,7 @@ impl Store {
         limit: usize,
     ) -> StoreResult<(Vec<ChangeRow>, bool)> {
         let mut cells = vec![Cell::Text(id.to_owned()), Cell::Int(before)];
-        let of_domains = of_domains(domains, &mut cells);
+        let of_domains = of_domains(domains, &mut cells, |places| format!("domain IN ({places})"));
         let query = PageQuery {
             columns: "number, before, after, at, author, reason",
             from: format!("changes WHERE rule = $1 AND number < $2{of_domains}"),

@@ -76,22 +76,16 @@ impl Store {
     ) -> StoreResult<Vec<VersionRow>> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut cells = vec![Cell::Int(before), Cell::Int(limit)];
-        let of_domains = match domains {
-            None => String::new(),
-            Some([]) => "AND 1 = 0".to_owned(),
-            Some(domains) => {
-                let places = places(3, domains.len());
-                cells.extend(domains.iter().cloned().map(Cell::Text));
-                format!(
-                    "AND (EXISTS (SELECT 1 FROM version_domains d \
-                     WHERE d.version = versions.number AND d.domain IN ({places})) \
-                     OR EXISTS (SELECT 1 FROM rollout_domains r \
-                     WHERE r.rollout = versions.rollout AND r.domain IN ({places})))"
-                )
-            }
-        };
+        let of_domains = of_domains(domains, &mut cells, |places| {
+            format!(
+                "(EXISTS (SELECT 1 FROM version_domains d \
+                 WHERE d.version = versions.number AND d.domain IN ({places})) \
+                 OR EXISTS (SELECT 1 FROM rollout_domains r \
+                 WHERE r.rollout = versions.rollout AND r.domain IN ({places})))"
+            )
+        });
         let sql = format!(
-            "SELECT number, at, author, reason, restores, rollout FROM versions WHERE number < $1 \
+            "SELECT number, at, author, reason, restores, rollout FROM versions WHERE number < $1\
              {of_domains} ORDER BY number DESC LIMIT $2"
         );
         let rows = bound(&sql, cells).fetch_all(&self.pool).await?;
@@ -159,11 +153,7 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn changes_since(&self, known: i64) -> StoreResult<Vec<VersionChange>> {
-        let sql = "SELECT d.version, v.at, d.domain, d.hash FROM version_domains d \
-                   JOIN versions v ON v.number = d.version \
-                   WHERE d.version > $1 ORDER BY d.version, d.domain";
-        let rows = sqlx::query(sql).bind(known).fetch_all(&self.pool).await?;
-        rows.iter().map(VersionChange::read).collect()
+        self.version_changes("d.version > $1 ORDER BY d.version, d.domain", known).await
     }
 
     /// The domains of a version and the texts of their rules; those that it removes have none.
@@ -171,11 +161,17 @@ impl Store {
     /// # Errors
     /// Fails if the database is not available.
     pub async fn state_at(&self, version: i64) -> StoreResult<Vec<VersionChange>> {
-        let sql = "SELECT d.version, v.at, d.domain, d.hash FROM version_domains d \
-                   JOIN versions v ON v.number = d.version \
-                   WHERE d.version = (SELECT MAX(o.version) FROM version_domains o \
-                   WHERE o.domain = d.domain AND o.version <= $1) ORDER BY d.domain";
-        let rows = sqlx::query(sql).bind(version).fetch_all(&self.pool).await?;
+        let last = "SELECT MAX(o.version) FROM version_domains o \
+                    WHERE o.domain = d.domain AND o.version <= $1";
+        self.version_changes(&format!("d.version = ({last}) ORDER BY d.domain"), version).await
+    }
+
+    async fn version_changes(&self, of: &str, version: i64) -> StoreResult<Vec<VersionChange>> {
+        let sql = format!(
+            "SELECT d.version, v.at, d.domain, d.hash FROM version_domains d \
+             JOIN versions v ON v.number = d.version WHERE {of}"
+        );
+        let rows = bound(&sql, vec![Cell::Int(version)]).fetch_all(&self.pool).await?;
         rows.iter().map(VersionChange::read).collect()
     }
 
@@ -217,16 +213,20 @@ async fn last_version<'e>(executor: impl Executor<'e, Database = Any>) -> StoreR
     Ok(version)
 }
 
-/// The condition that a row is of one of these domains, whose parameters are added to `cells`; none
-/// for `None`.
-pub(super) fn of_domains(domains: Option<&[String]>, cells: &mut Vec<Cell>) -> String {
+/// The `condition` that a row is of one of these domains, given the places of their parameters, which
+/// are added to `cells`; none for `None`.
+pub(super) fn of_domains(
+    domains: Option<&[String]>,
+    cells: &mut Vec<Cell>,
+    condition: impl FnOnce(String) -> String,
+) -> String {
     match domains {
         None => String::new(),
         Some([]) => " AND 1 = 0".to_owned(),
         Some(domains) => {
             let places = places(cells.len() + 1, domains.len());
             cells.extend(domains.iter().cloned().map(Cell::Text));
-            format!(" AND domain IN ({places})")
+            format!(" AND {}", condition(places))
         }
     }
 }
