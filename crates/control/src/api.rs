@@ -257,10 +257,9 @@ struct Document;
 /// Calls whose body may be missing: they are then about all domains with changes.
 const BODY_IS_OPTIONAL: [&str; 2] = ["/v1/check", "/v1/publish"];
 
-/// The OpenAPI document.
-pub fn openapi() -> utoipa::openapi::OpenApi {
-    let mut document = Document::openapi();
-    for calls in [
+/// The descriptions of all calls, which the document has together.
+fn descriptions() -> [utoipa::openapi::OpenApi; 7] {
+    [
         rules::Calls::openapi(),
         dialects::Calls::openapi(),
         files::Calls::openapi(),
@@ -268,7 +267,13 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         replay::Calls::openapi(),
         rollouts::Calls::openapi(),
         observe::Calls::openapi(),
-    ] {
+    ]
+}
+
+/// The OpenAPI document.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    let mut document = Document::openapi();
+    for calls in descriptions() {
         document.merge(calls);
     }
     let components = document.components.get_or_insert_default();
@@ -289,4 +294,25 @@ async fn serve_openapi() -> Response {
         LazyLock::new(|| serde_json::to_vec(&openapi()).unwrap_or_default().into());
     let json = HeaderValue::from_static("application/json");
     ([(header::CONTENT_TYPE, json)], TEXT.clone()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_name_in_the_document_is_that_of_one_type() {
+        let mut known = BTreeMap::new();
+        for calls in descriptions() {
+            for (name, schema) in calls.components.into_iter().flat_map(|it| it.schemas) {
+                let schema = json!(schema);
+                let first = known.entry(name.clone()).or_insert_with(|| schema.clone());
+                assert_eq!(*first, schema, "{name}");
+            }
+        }
+    }
 }

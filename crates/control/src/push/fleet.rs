@@ -101,6 +101,7 @@ pub(crate) struct FleetView {
 
 /// The hits of a domain in the last one to two minutes, as pods report them.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = FleetDomain)]
 struct DomainView {
     /// Its name.
     domain: String,
