@@ -178,12 +178,17 @@ pub fn give(domain: &str, text: &str) -> Given {
 ///
 /// # Errors
 ///
-/// A file has rules of the same domain.
+/// A file has rules of the same domain, or the rules together have faults.
 pub fn wait_for(given: &Given) -> Result<(), String> {
     match given.wait(LOAD_MAX) {
         GivenOutcome::Loaded => Ok(()),
         GivenOutcome::Clashes => {
             Err("rules: a file has rules of this domain; leave one of both out".to_owned())
+        }
+        GivenOutcome::KeptBack => {
+            Err("rules: not in force, as the rule files have faults; fix these, \
+                                       which the log and /ratelease/status list"
+                .to_owned())
         }
         GivenOutcome::Late => {
             crate::warn("rules of a filter are in force once all rules are loaded, not yet");

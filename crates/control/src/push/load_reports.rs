@@ -163,7 +163,7 @@ impl PodServer {
             node: NodeInfo::default(),
             asked: None,
             step: None,
-            budget: HitBudget::default(),
+            budget: HitBudget::at(self.counts.clock().now().since(Time::default()).as_secs()),
         };
         let guard = pod.client.connection.begin_stream();
         tokio::spawn(async move {
@@ -334,13 +334,12 @@ impl Reports {
 
 // === impl HitBudget ===
 
-impl Default for HitBudget {
-    fn default() -> Self {
-        Self { left: HITS_PER_SECOND, second: 0 }
-    }
-}
-
 impl HitBudget {
+    /// Of a stream that begins at this second: one that is opened again has no more.
+    fn at(second: u64) -> Self {
+        Self { left: HITS_PER_SECOND, second }
+    }
+
     /// How many hits of a domain count in a report at this second, which has so many.
     fn take(&mut self, hits: u64, second: u64) -> u64 {
         let passed = second - std::mem::replace(&mut self.second, second);
@@ -790,12 +789,12 @@ mod tests {
     #[test]
     fn a_pod_that_reports_more_often_has_no_more_hits_that_count() {
         let counted = |reports_a_second: u64| {
-            let mut budget = HitBudget::default();
+            let mut budget = HitBudget::at(0);
             let reports = (0..10).flat_map(|second| (0..reports_a_second).map(move |_| second));
             reports.map(|second| budget.take(HITS_MAX, second)).sum::<u64>()
         };
         assert_eq!((counted(1), counted(4)), (10 * HITS_PER_SECOND, 10 * HITS_PER_SECOND));
-        let mut budget = HitBudget::default();
+        let mut budget = HitBudget::at(0);
         assert_eq!(budget.take(1000, 3), 3 * HITS_PER_SECOND, "of each second that has passed");
         assert_eq!(budget.take(1000, 3), HITS_PER_SECOND, "of another report, one second's");
         assert_eq!(budget.take(0, 3), HITS_PER_SECOND - 1000);

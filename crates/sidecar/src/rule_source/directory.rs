@@ -74,38 +74,22 @@ impl Directory {
     }
 
     /// Loads the files, and the given rules of domains that no file has: the others must not keep a
-    /// change of any rule from being in force, and neither may files with faults, for which the last
-    /// good ones stand in. `faults` are those of all together.
-    fn load_apart(
-        &mut self,
-        files: &mut Vec<Arc<Source>>,
-        given: Vec<Arc<Source>>,
-        faults: Faults,
-    ) -> Result<Loaded, Faults> {
-        let of_files = match self.load(files) {
-            Err(of_files) => {
-                *files = self.stand_in_for(&of_files).ok_or(of_files)?;
-                self.load(files)
-            }
-            loaded => loaded,
-        };
-        let domains: HashSet<_> = of_files?.rules.domains().map(name_of_given).collect();
+    /// change of any rule from being in force. `faults` are those of all together.
+    fn load_apart(&mut self, sources: &[Arc<Source>], faults: Faults) -> Result<Loaded, Faults> {
+        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
+        let of_files = self.load(&files)?;
+        let domains: HashSet<_> = of_files.rules.domains().map(name_of_given).collect();
+        drop(of_files);
         let (clashing, apart): (Vec<_>, Vec<_>) =
             given.into_iter().partition(|source| domains.contains(&source.name));
-        let Some(beside) = self.beside.as_mut() else { return Err(faults) };
-        if clashing.is_empty() && beside.stand_in.is_none() {
+        if clashing.is_empty() {
             return Err(faults);
         }
-        beside.clashing.extend(clashing.into_iter().map(|source| source.name.clone()));
-        self.load(&files.iter().cloned().chain(apart).collect::<Vec<_>>())
-    }
-
-    /// The files of the last good load, if given rules have changed, which these faults of files
-    /// would keep from being in force.
-    fn stand_in_for(&mut self, faults: &Faults) -> Option<Vec<Arc<Source>>> {
-        let beside = self.beside.as_mut().filter(|beside| beside.has_changed())?;
-        beside.stand_in = Some(faults.to_string());
-        Some(beside.files.clone())
+        let loaded = self.load(&files.into_iter().chain(apart).collect::<Vec<_>>())?;
+        if let Some(beside) = &mut self.beside {
+            beside.clashing = clashing.into_iter().map(|source| source.name.clone()).collect();
+        }
+        Ok(loaded)
     }
 
     /// Leaves out the files that stand in for files that are gone, if rules of their domains are
@@ -120,9 +104,12 @@ impl Directory {
             loaded.is_ok_and(domains)
         };
         let (moved, left): (Vec<_>, Vec<_>) = files.into_iter().partition(has_moved);
-        if !moved.is_empty() && left.is_empty() {
-            self.had_rules = false;
-            self.beside.iter_mut().for_each(|beside| beside.stand_in = None);
+        if let Some(beside) = self.beside.as_mut().filter(|_| !moved.is_empty()) {
+            if left.is_empty() {
+                self.had_rules = false;
+                beside.stand_in = None;
+            }
+            beside.moved = moved;
         }
         left.into_iter().chain(given).collect()
     }
@@ -147,24 +134,19 @@ impl Load for Directory {
     fn compile(&mut self, sources: &[Arc<Source>]) -> Result<Compiled, Vec<String>> {
         // Files that are gone are no rules that take the place of those in force. The reference
         // takes them for that.
-        let (given, mut files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
-        if files.is_empty() && self.had_rules && self.settings.reading.endings == Endings::Yaml {
+        let files = sources.iter().filter(|source| !is_given(source)).count();
+        if files == 0 && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        self.beside.iter_mut().for_each(|beside| beside.clashing.clear());
-        let loaded = match self.load(sources) {
-            Err(faults) if !given.is_empty() || self.has_given() => {
-                self.load_apart(&mut files, given, faults)
-            }
-            loaded => loaded,
+        let (loaded, is_apart) = match self.load(sources) {
+            Err(faults) if files < sources.len() => (self.load_apart(sources, faults), true),
+            loaded => (loaded, false),
         };
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
             Ok(loaded) => {
-                self.had_rules = !files.is_empty();
-                if let Some(beside) = &mut self.beside {
-                    beside.files = files;
-                }
+                self.had_rules = files > 0;
+                self.beside.iter_mut().for_each(|beside| beside.keep(sources, is_apart));
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -183,6 +165,7 @@ impl Load for Directory {
     }
 
     fn note_outcome(&mut self, outcome: Option<Result<(), Vec<String>>>) {
+        let outcome = outcome.map(|it| it.is_ok());
         let faults = outcome.and_then(|_| self.beside.as_ref().map(Beside::faults));
         let lines = self.left_out.iter().chain(faults.iter().flatten());
         lines
@@ -190,7 +173,7 @@ impl Load for Directory {
             .filter(|line| !self.logged.contains(line))
             .for_each(|it| warn!("rules: {it}"));
         self.logged = lines.cloned().collect();
-        self.beside.iter().for_each(Beside::note_loaded);
+        self.beside.iter().for_each(|beside| beside.note_loaded(outcome));
     }
 
     fn left_out(&self) -> usize {
@@ -237,6 +220,8 @@ struct GivenState {
     loaded: u64,
     /// The names of those that the last load left out.
     clashing: Vec<String>,
+    /// Those of the last good load, if there was one.
+    in_force: Option<Vec<Arc<Source>>>,
     /// A wait has timed out; until the next load ends, `wait` returns at once.
     is_late: bool,
     wake: Option<SyncSender<()>>,
@@ -253,8 +238,10 @@ pub struct Given {
 /// What became of given rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenOutcome {
-    /// They are in force, or the files have faults, which are logged.
+    /// They are in force; or there are no rules, since the files have faults, which are logged.
     Loaded,
+    /// They are not, since the rules together were refused; earlier ones are in force.
+    KeptBack,
     /// A file has rules of their domain, so they are left out.
     Clashes,
     /// They are not loaded yet.
@@ -330,9 +317,13 @@ impl Given {
             state.is_late = true;
             return GivenOutcome::Late;
         }
-        match state.clashing.contains(&self.name) {
-            true => GivenOutcome::Clashes,
-            false => GivenOutcome::Loaded,
+        if state.clashing.contains(&self.name) {
+            return GivenOutcome::Clashes;
+        }
+        let counts = last_of_each(&state.given).into_iter().find(|it| it.name == self.name);
+        match (&state.in_force, counts) {
+            (Some(in_force), Some(source)) if !in_force.contains(&source) => GivenOutcome::KeptBack,
+            _ => GivenOutcome::Loaded,
         }
     }
 }
@@ -349,8 +340,11 @@ struct Beside {
     rules: Arc<GivenRules>,
     /// How many of their changes the last reading has seen.
     changes: u64,
-    /// The files of the last good load.
+    /// The files of the last good load, and those whose rules have moved to given ones.
     files: Vec<Arc<Source>>,
+    moved: Vec<Arc<Source>>,
+    /// What was given, of the last good load.
+    in_force: Vec<Arc<Source>>,
     /// Why these stand in for the files of now.
     stand_in: Option<String>,
     /// Names of given rules that the last load left out, since a file has their domain.
@@ -361,7 +355,15 @@ struct Beside {
 
 impl Beside {
     fn new(rules: Arc<GivenRules>) -> Self {
-        Self { rules, changes: 0, files: Vec::new(), stand_in: None, clashing: Vec::new() }
+        Self {
+            rules,
+            changes: 0,
+            files: Vec::new(),
+            moved: Vec::new(),
+            in_force: Vec::new(),
+            stand_in: None,
+            clashing: Vec::new(),
+        }
     }
 
     /// Whether something has changed that no load knows of.
@@ -383,11 +385,16 @@ impl Beside {
             (state.loaded < state.changes, last_of_each(&state.given))
         };
         self.stand_in = None;
-        let may_stand_in = has_changed && !self.files.is_empty();
+        // The file that given rules clashed with may be gone.
+        let are_free = !self.clashing.is_empty() && files.as_ref().is_ok_and(Vec::is_empty);
+        let may_stand_in = (has_changed || are_free) && !self.files.is_empty();
         let lack = match &files {
             Ok(files) => files.is_empty().then_some(nothing),
             Err(error) => Some(error.clone()),
         };
+        if may_stand_in || lack.is_none() {
+            self.moved.clear();
+        }
         let files = match lack.filter(|_| may_stand_in) {
             Some(lack) => {
                 self.stand_in = Some(lack);
@@ -398,15 +405,29 @@ impl Beside {
         Ok(files.into_iter().chain(given).collect())
     }
 
+    /// Keeps the sources of a good load. Files whose rules have moved stay, for when what gives them
+    /// ends.
+    fn keep(&mut self, sources: &[Arc<Source>], is_apart: bool) {
+        if !is_apart {
+            self.clashing.clear();
+        }
+        let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
+        self.in_force = given.into_iter().filter(|it| !self.clashing.contains(&it.name)).collect();
+        self.files = files.into_iter().chain(self.moved.iter().cloned()).collect();
+    }
+
     /// What is wrong beside the rules in force, a line each.
     fn faults(&self) -> Vec<String> {
         let clash = |name: &String| format!("{name}: a file has rules of this domain, which count");
-        let stand_in = self.stand_in.iter().flat_map(|lack| lack.lines().map(str::to_owned));
-        stand_in.chain(self.clashing.iter().map(clash)).collect()
+        self.stand_in.iter().cloned().chain(self.clashing.iter().map(clash)).collect()
     }
 
-    fn note_loaded(&self) {
+    /// `outcome` is whether the load was good, if there was something new to load.
+    fn note_loaded(&self, outcome: Option<bool>) {
         let mut state = self.rules.state.lock();
+        if outcome == Some(true) {
+            state.in_force = Some(self.in_force.clone());
+        }
         state.loaded = self.changes;
         state.clashing.clone_from(&self.clashing);
         state.is_late &= state.loaded < state.changes;
@@ -583,27 +604,27 @@ mod tests {
     }
 
     #[test]
-    fn files_with_faults_keep_no_given_rules_from_being_in_force() {
+    fn given_rules_that_files_with_faults_keep_back_are_said_to_be() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        let file = dir.path().join("a.yaml");
+        fs::write(&file, "domain: [").unwrap();
         let given = Arc::default();
         let mut directory = directory_with(&dir, &given);
-        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]));
-        fs::write(dir.path().join("a.yaml"), "domain: [").unwrap();
-        assert!(load_once(&mut directory).unwrap_err()[0].starts_with("a.yaml:"));
+        let outcome = |given: &Given| given.wait(Duration::ZERO);
         let b = given.give("b", b"domain: b".to_vec());
-        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned(), "b".to_owned()]));
-        assert_eq!(b.wait(Duration::ZERO), GivenOutcome::Loaded);
-        assert!(directory.terms().left_out[0].starts_with("a.yaml:"), "the fault is told");
-        assert!(load_once(&mut directory).is_err(), "and stays a fault");
+        load_once(&mut directory).unwrap_err();
+        assert_eq!(outcome(&b), GivenOutcome::Loaded, "there are no rules, so each request fails");
+        fs::write(&file, "domain: a").unwrap();
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+        fs::write(&file, "domain: [").unwrap();
+        load_once(&mut directory).unwrap_err();
         let c = given.give("c", b"domain: c".to_vec());
+        assert!(load_once(&mut directory).unwrap_err()[0].starts_with("a.yaml:"));
+        assert_eq!(outcome(&c), GivenOutcome::KeptBack, "requests of c would be unlimited");
+        assert_eq!(outcome(&b), GivenOutcome::Loaded, "these are in force");
+        fs::write(&file, "domain: a").unwrap();
         assert_eq!(load_once(&mut directory).unwrap(), ["a", "b", "c"]);
-        drop((b, c));
-        assert_eq!(load_once(&mut directory), Ok(vec!["a".to_owned()]), "the last good file");
-        let mut at_start = directory_with(&dir, &given);
-        let b = given.give("b", b"domain: b".to_vec());
-        assert_eq!(load_once(&mut at_start), Ok(vec!["b".to_owned()]), "there is no good file");
-        drop(b);
+        assert_eq!(outcome(&c), GivenOutcome::Loaded);
     }
 
     #[test]
@@ -620,17 +641,45 @@ mod tests {
             fs::remove_file(dir.path().join(file)).unwrap();
         }
         load_once(&mut directory).unwrap_err();
+        let mut giving = Vec::new();
         for (domain, text) in [("a", "domain: a # moved"), ("b", "domain: b # moved")] {
             let moved = given.give(domain, text.as_bytes().to_vec());
             assert!(directory.has_given());
             assert!(texts(&mut directory).iter().any(|it| it == text));
             assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
             assert_eq!(moved.wait(Duration::ZERO), GivenOutcome::Loaded);
-            std::mem::forget(moved);
+            giving.push(moved);
         }
         assert_eq!(texts(&mut directory), ["domain: a # moved", "domain: b # moved"]);
         assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
         assert!(directory.terms().left_out.is_empty(), "no file is missed");
+        giving.pop();
+        assert_eq!(
+            texts(&mut directory),
+            ["domain: b", "domain: a # moved"],
+            "as the last good file"
+        );
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+        giving.pop();
+        assert_eq!(load_once(&mut directory).unwrap(), ["a", "b"]);
+        assert_eq!(texts(&mut directory), Vec::<String>::new());
+        load_once(&mut directory).expect_err("the last good ones stay in force");
+    }
+
+    #[test]
+    fn a_file_that_clashed_may_go_and_its_domain_be_that_of_given_rules() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = Arc::default();
+        let mut directory = directory_with(&dir, &given);
+        let _a = given.give("a", b"domain: a # given".to_vec());
+        load_once(&mut directory).unwrap();
+        fs::write(dir.path().join("a.yaml"), "domain: a").unwrap();
+        load_once(&mut directory).unwrap();
+        assert_eq!(directory.terms().left_out.len(), 1);
+        fs::remove_file(dir.path().join("a.yaml")).unwrap();
+        assert_eq!(texts(&mut directory), ["domain: a # given"]);
+        assert_eq!(load_once(&mut directory).unwrap(), ["a"]);
+        assert!(directory.terms().left_out.is_empty());
     }
 
     #[test]
