@@ -74,8 +74,13 @@ impl Directory {
     }
 
     /// Loads the files, and the given rules of domains that no file has: the others must not keep a
-    /// change of any rule from being in force. `faults` are those of all together.
-    fn load_apart(&mut self, sources: &[Arc<Source>], faults: Faults) -> Result<Loaded, Faults> {
+    /// change of any rule from being in force. Returns the names of those left out too. `faults` are
+    /// those of all together.
+    fn load_apart(
+        &self,
+        sources: &[Arc<Source>],
+        faults: Faults,
+    ) -> Result<(Loaded, Vec<String>), Faults> {
         let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
         let of_files = self.load(&files)?;
         let domains: HashSet<_> = of_files.rules.domains().map(name_of_given).collect();
@@ -86,10 +91,7 @@ impl Directory {
             return Err(faults);
         }
         let loaded = self.load(&files.into_iter().chain(apart).collect::<Vec<_>>())?;
-        if let Some(beside) = &mut self.beside {
-            beside.clashing = clashing.into_iter().map(|source| source.name.clone()).collect();
-        }
-        Ok(loaded)
+        Ok((loaded, clashing.into_iter().map(|source| source.name.clone()).collect()))
     }
 
     /// Leaves out the files that stand in for files that are gone, if rules of their domains are
@@ -138,15 +140,17 @@ impl Load for Directory {
         if files == 0 && self.had_rules && self.settings.reading.endings == Endings::Yaml {
             return Err(vec![self.nothing()]);
         }
-        let (loaded, is_apart) = match self.load(sources) {
-            Err(faults) if files < sources.len() => (self.load_apart(sources, faults), true),
-            loaded => (loaded, false),
+        let loaded = match self.load(sources) {
+            Err(faults) if files < sources.len() => self.load_apart(sources, faults),
+            loaded => loaded.map(|loaded| (loaded, Vec::new())),
         };
         self.lacked_memory = loaded.as_ref().is_err_and(Faults::exceeds_memory);
         match loaded {
-            Ok(loaded) => {
+            Ok((loaded, clashing)) => {
                 self.had_rules = files > 0;
-                self.beside.iter_mut().for_each(|beside| beside.keep(sources, is_apart));
+                if let Some(beside) = &mut self.beside {
+                    beside.keep(sources, clashing);
+                }
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })
             }
@@ -320,9 +324,9 @@ impl Given {
         if state.clashing.contains(&self.name) {
             return GivenOutcome::Clashes;
         }
-        let counts = last_of_each(&state.given).into_iter().find(|it| it.name == self.name);
+        let counts = state.given.iter().rfind(|(_, source)| source.name == self.name);
         match (&state.in_force, counts) {
-            (Some(in_force), Some(source)) if !in_force.contains(&source) => GivenOutcome::KeptBack,
+            (Some(in_force), Some((_, it))) if !in_force.contains(it) => GivenOutcome::KeptBack,
             _ => GivenOutcome::Loaded,
         }
     }
@@ -407,10 +411,8 @@ impl Beside {
 
     /// Keeps the sources of a good load. Files whose rules have moved stay, for when what gives them
     /// ends.
-    fn keep(&mut self, sources: &[Arc<Source>], is_apart: bool) {
-        if !is_apart {
-            self.clashing.clear();
-        }
+    fn keep(&mut self, sources: &[Arc<Source>], clashing: Vec<String>) {
+        self.clashing = clashing;
         let (given, files): (Vec<_>, Vec<_>) = sources.iter().cloned().partition(is_given);
         self.in_force = given.into_iter().filter(|it| !self.clashing.contains(&it.name)).collect();
         self.files = files.into_iter().chain(self.moved.iter().cloned()).collect();
