@@ -63,15 +63,15 @@ fn after<'t>(text: &'t str, start: &str) -> Vec<&'t str> {
 }
 
 #[test]
-fn a_pod_gets_the_sidecar_with_the_commands_of_the_page_and_their_rules() {
-    let page = read("docs/injection.md");
-    let [webhook, files] = ["## By the webhook", "## By files"].map(|title| {
+fn a_pod_gets_the_sidecar_with_the_commands_of_the_pages_and_their_rules() {
+    let pages = [("docs/install.md", "## In Istio"), ("docs/injection.md", "## By files")];
+    let pages = pages.map(|(page, title)| (read(page), title));
+    let [webhook, files] = pages.each_ref().map(|(page, title)| {
         let section = page.split_once(title).expect("the section").1;
         section.split("```").nth(1).expect("the commands")
     });
-    // As a shell and helm read them.
     let of_chart = after(webhook, "injector.defaults.");
-    let of_chart: Vec<_> = of_chart.iter().map(|it| it.replace("\\\\,", ",")).collect();
+    let of_chart: Vec<_> = of_chart.into_iter().map(str::to_owned).collect();
     let words: Vec<_> = files.split_whitespace().collect();
     let of_files = words.windows(2).filter(|pair| pair[0] == "--default");
     let of_files: Vec<_> = of_files.map(|pair| pair[1].to_owned()).collect();
