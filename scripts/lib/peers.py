@@ -1,5 +1,5 @@
-"""Other rate limit servers, built from the Go module proxy and started beside ratelease: the reference
-(envoyproxy/ratelimit) and gubernator; and the load that asks any of them (tests/reference/load).
+"""Other rate limit servers, started beside ratelease: the reference (envoyproxy/ratelimit) and gubernator,
+both built from the Go module proxy, and a limitador that is at hand; and the load that asks any of them (tests/reference/load).
 
 scripts/compare and scripts/compare-reference import this.
 """
@@ -139,6 +139,20 @@ def start_gubernator(stage, program, count):
         knows = lambda: f'"peer_count":{at + 1},' in get(f"http://{pages[0]}/v1/HealthCheck")
         stage.wait("a fleet of gubernator", knows)
     return fleet, pages
+
+
+def start_limitador(stage, program, count, limits, store, port):
+    """A fleet of limitador on one Redis, by the store `redis` or `redis_cached`: the processes and
+    addresses."""
+    fleet = []
+    for at in range(count):
+        grpc, http = bench.free_ports(2)
+        words = [program, "--rls-ip", "127.0.0.1", "--rls-port", grpc, "--http-ip", "127.0.0.1",
+                 "--http-port", http, limits, store, f"redis://127.0.0.1:{port}"]
+        child = stage.start(f"limitador-{at}", words, env=inherited())
+        stage.wait(f"limitador-{at}", lambda: "max_value" in get(f"http://127.0.0.1:{http}/limits/shop"))
+        fleet.append((child, f"127.0.0.1:{grpc}"))
+    return fleet
 
 
 def inherited():
