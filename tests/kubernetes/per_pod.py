@@ -168,9 +168,9 @@ class PerPod(Recipe):
         """Gives Envoy Gateway the recipe's configuration, and restarts it."""
         self.page = Page("With Envoy Gateway", self.scene.work, self.scene.given.timeout)
         if self.scene.given.timeout:
-            # The last part of the file is `rateLimit`.
-            with open(self.page.home / self.recipe / "envoy-gateway.yaml", "a") as file:
-                file.write(f"  timeout: {self.scene.given.timeout}\n")
+            path = self.page.home / self.recipe / "envoy-gateway.yaml"
+            timeout = f"timeout: {self.scene.given.timeout}"
+            path.write_text(path.read_text().replace("timeout: 100ms", timeout))
         self.scene.probes.stop()
         self.scene.control.stop()
         self.page.run("rollout restart")
