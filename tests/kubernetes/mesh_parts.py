@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import time
 
 import injection
@@ -15,6 +16,7 @@ ENFORCED_MAX = 1000  # milliseconds from a change in the API server until it is 
 LOAD = 2  # seconds of load before and after a change
 FILTER = "networking.istio.io/v1alpha3", "EnvoyFilter", "shop"
 HOST = "shop.example.com"
+METRICS = "http://127.0.0.1:6070/metrics"  # of ratelease, within its pod
 SERVICE = "shop.shop.svc.cluster.local"
 RECIPE = "istio-loopback"  # of the sidecar of a pod
 ISTIO_WEBHOOKS = "istio-sidecar-injector"
@@ -134,12 +136,22 @@ class Part:
         return "2 of 3 to /export and 2 of 3 to / pass, with Envoy's headers"
 
     def shared(self):
-        """One limit for all pods."""
+        """One limit for all pods, once each has its Redis: one that reaches it through istio-proxy may
+        have begun without, and counts alone until its breaker closes."""
+        for at, it in enumerate(self.pods):
+            until(f"Redis at {it.name}", lambda: not self.is_alone(at), 20)
         client, doors = self.mesh.client(), itertools.cycle(self.doors)
         statuses = [next(doors).get(client)[0] for _ in range(8)]
         # A pod may have leased more than its half.
         require(sorted(statuses) == [200] * 4 + [429] * 4, f"{statuses}")
         return "4 of 8 pass, sent to both pods in turn"
+
+    def is_alone(self, at):
+        """Whether the breaker of a pod's ratelease is open, which a request may close."""
+        self.doors[at].get()
+        container = self.pods[at].containers.get("ratelease")
+        metrics = container.within("curl", "--silent", METRICS) if container else ""
+        return re.search(r"^ratelease_breaker_open\{.*\} 1$", metrics, re.MULTILINE)
 
     def restarted(self):
         """ratelease ends in a pod, and starts again."""
@@ -336,6 +348,7 @@ class Gateway(Part):
             ("strict mTLS", self.strict),
             ("a limit at the application, over mTLS", self.over_mtls),
             ("calls that failed", self.counted),
+            ("plaintext again", self.relaxed),
         ]
 
     def started(self):
@@ -376,13 +389,7 @@ class Gateway(Part):
         self.mesh.api.apply({
             "apiVersion": "security.istio.io/v1", "kind": "PeerAuthentication",
             "metadata": objects.meta("default", "shop"), "spec": {"mtls": {"mode": "STRICT"}}})
-        direct = Door(self.mesh, self.pods[1].address, APP, SERVICE)
-        def is_refused():
-            try:
-                return direct.get()[0] != 200
-            except OSError:
-                return True
-        until("a refusal of plaintext", is_refused)
+        until("a refusal of plaintext", self.refuses_plaintext)
         seen = [self.doors[0].get()[0], self.call()]
         require(seen == [200, 200], f"gateway and client: {seen}")
         # Its identity is what the certificate of the client says.
@@ -393,6 +400,12 @@ class Gateway(Part):
         # Connections that Envoy has may end with the former policy.
         until("calls of the client", lambda: [self.call() for _ in range(5)] == [200] * 5, 20)
         return "plaintext is refused; gateway and client pass, by their identities"
+
+    def refuses_plaintext(self):
+        try:
+            return Door(self.mesh, self.pods[1].address, APP, SERVICE).get()[0] != 200
+        except OSError:
+            return True
 
     def allow(self, *principals):
         """The application takes calls of these identities alone."""
@@ -417,6 +430,15 @@ class Gateway(Part):
         self.passes_four("a client in the mesh", self.call)
         self.passes_four("a client of the gateway", lambda: self.doors[0].get(client)[0])
         return "4 calls pass, of a client in the mesh, and of one behind the gateway"
+
+    def relaxed(self):
+        """Takes away what pods of later parts would be under."""
+        policies = [("PeerAuthentication", "default"), ("AuthorizationPolicy", "shop")]
+        for kind, name in policies:
+            self.mesh.api.delete("security.istio.io/v1", kind, "shop", name)
+        self.mesh.api.delete(*FILTER, "ratelease")
+        until("an answer in plaintext", lambda: not self.refuses_plaintext())
+        return "after the policies are removed"
 
     def passes_four(self, name, call):
         """A client who has called nothing yet: ratelease lets four calls pass. Connections from
