@@ -1,5 +1,6 @@
 """Other rate limit servers, started beside ratelease: the reference (envoyproxy/ratelimit) and gubernator,
-both built from the Go module proxy, and a limitador that is at hand; and the load that asks any of them (tests/reference/load).
+both built from the Go module proxy, and a limitador that is at hand; and the load that asks any of them
+(tests/reference/load).
 
 scripts/compare and scripts/compare-reference import this.
 """
