@@ -20,6 +20,15 @@ need() {
     command -v "$1" >/dev/null || missing+=("$1 (apt-get install $2)")
 }
 
+# await SECONDS COMMAND...: waits until it succeeds.
+await() {
+    local deadline=$((SECONDS + $1))
+    until "${@:2}"; do
+        ((SECONDS < deadline)) || { echo "not after $1 s: ${*:2}" >&2 && return 1; }
+        sleep 0.2
+    done
+}
+
 # A client that can build with BuildKit: one with the plugin `buildx`, or one from before clients
 # needed it.
 find_client() {

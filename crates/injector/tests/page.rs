@@ -57,9 +57,9 @@ fn injected(pairs: &[String]) -> Injection {
 }
 
 /// The words of a text that begin like this, without that.
-fn after<'t>(text: &'t str, start: &str) -> Vec<&'t str> {
+fn after(text: &str, start: &str) -> Vec<String> {
     let words = text.split_whitespace();
-    words.filter_map(|word| word.split_once(start).map(|(_, rest)| rest)).collect()
+    words.filter_map(|word| word.split_once(start).map(|(_, rest)| rest.to_owned())).collect()
 }
 
 #[test]
@@ -71,7 +71,6 @@ fn a_pod_gets_the_sidecar_with_the_commands_of_the_pages_and_their_rules() {
         section.split("```").nth(1).expect("the commands")
     });
     let of_chart = after(webhook, "injector.defaults.");
-    let of_chart: Vec<_> = of_chart.into_iter().map(str::to_owned).collect();
     let words: Vec<_> = files.split_whitespace().collect();
     let of_files = words.windows(2).filter(|pair| pair[0] == "--default");
     let of_files: Vec<_> = of_files.map(|pair| pair[1].to_owned()).collect();
