@@ -264,7 +264,7 @@ mod http {
     pub unsafe fn scheduled<M: Module>(envoy: *mut c_void, filter: *const c_void, event: u64) {
         let go_on_after_panic = |cell: &FilterCell<M>, done: Option<()>| {
             if done.is_none() && cell.waits.get() && !cell.is_over.replace(true) {
-                // The hook panicked before it resumed the stream. Envoy resumes it by this call alone.
+                // The hook panicked before it resumed the stream; nothing else resumes it.
                 // SAFETY: `envoy` is the stream that the hook was called for.
                 unsafe { abi::continue_decoding(envoy) };
             }
