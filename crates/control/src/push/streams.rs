@@ -305,6 +305,10 @@ pub async fn report(store: Store, streams: Streams, replica: String) {
             Err(_) => {}
         }
         sleep(PAUSE).await;
+        // What failed is tried again, whether or not a pod changes meanwhile.
+        if is_away {
+            continue;
+        }
         is_due = tokio::select! {
             () = streams.changed() => refresh.tick().now_or_never().is_some(),
             _ = refresh.tick() => true,
