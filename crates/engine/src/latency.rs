@@ -1,8 +1,7 @@
-//! Distributions of durations in fixed buckets.
+//! Distributions of durations, counted in buckets.
 
 use std::time::Duration;
 
-use crate::buckets::Buckets;
 use crate::striped::Striped;
 
 /// Upper bounds in microseconds. A decision from tokens that are held takes a few microseconds; one
@@ -25,6 +24,18 @@ const _: () = assert!(BOUNDS_US[SHOWN_FROM] == 25);
 #[derive(Debug, Default)]
 pub struct Latency {
     counters: Striped<COUNTERS>,
+}
+
+/// A distribution of durations.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Buckets {
+    /// Upper bounds, ascending; each bucket counts the durations above the previous bound and up to
+    /// its own.
+    pub bounds: Vec<Duration>,
+    /// Number of durations in each bucket, and one more bucket for those above the last bound.
+    pub counts: Vec<u64>,
+    /// The sum of all durations.
+    pub sum: Duration,
 }
 
 // === impl Latency ===
@@ -73,6 +84,38 @@ fn bucket(nanos: u64) -> usize {
     BOUNDS_US.iter().position(|bound| nanos <= bound * 1000).unwrap_or(BOUNDS_US.len())
 }
 
+// === impl Buckets ===
+
+impl Buckets {
+    /// The number of durations.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// The duration that this share (0 to 1) of all durations does not exceed, assuming that they
+    /// are evenly spread within each bucket; the last bound if it lies above that. `None` if there
+    /// were none.
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        let all = self.count();
+        if all == 0 {
+            return None;
+        }
+        let rank = share.clamp(0.0, 1.0) * all as f64;
+        let mut below = 0.0;
+        let mut least = Duration::ZERO;
+        for (bound, count) in self.bounds.iter().zip(&self.counts) {
+            let count = *count as f64;
+            if count > 0.0 && below + count >= rank {
+                let part = ((rank - below) / count).clamp(0.0, 1.0);
+                return Some(least + bound.saturating_sub(least).mul_f64(part));
+            }
+            below += count;
+            least = *bound;
+        }
+        Some(least)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,5 +150,26 @@ mod tests {
         assert_eq!((shown.count(), fine.count()), (8, 8));
         assert_eq!((shown.sum, fine.sum), (micros(6_000_074), micros(6_000_074)));
         assert_eq!(fine.counts[..6], [1, 1, 0, 0, 2, 1]);
+    }
+
+    #[test]
+    fn a_quantile_lies_within_its_bucket() {
+        let millis = Duration::from_millis;
+        let bounds = vec![millis(10), millis(20), millis(40)];
+        let of = |counts: [u64; 4]| Buckets {
+            bounds: bounds.clone(),
+            counts: counts.into(),
+            sum: Duration::ZERO,
+        };
+        for (counts, share, expected) in [
+            ([0, 0, 0, 0], 0.5, None),
+            ([10, 0, 0, 0], 0.5, Some(millis(5))),
+            ([10, 0, 0, 0], 1.0, Some(millis(10))),
+            ([1, 0, 1, 0], 0.5, Some(millis(10))),
+            ([1, 0, 1, 0], 0.75, Some(millis(30))),
+            ([0, 0, 0, 3], 0.5, Some(millis(40))),
+        ] {
+            assert_eq!(of(counts).quantile(share), expected, "{counts:?} at {share}");
+        }
     }
 }

@@ -30,8 +30,8 @@
 //! # Modules
 //!
 //! [`invariant`] checks invariants at run time. [`rng`] and [`time`] provide random numbers and the
-//! clock, and [`backoff`] the waits between attempts. [`counter`], [`buckets`], [`striped`],
-//! [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
+//! clock, and [`backoff`] the waits between attempts. [`counter`], [`striped`], [`latency`]
+//! and [`sketch`] count. [`secret`] is text that is never shown, and [`span_context`]
 //! the tracing span that a thread works for. [`ask`] is a request to the store and its reply,
 //! [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in Redis.
 //! [`order`] is what an operator orders for one key. [`verdict`] is the answer, [`buffer`] the
@@ -42,7 +42,6 @@
 pub mod algorithm;
 pub mod ask;
 pub mod backoff;
-pub mod buckets;
 pub mod buffer;
 pub mod counter;
 pub mod invariant;

@@ -8,8 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
-use crate::buckets::Buckets;
-use crate::latency::Latency;
+use crate::latency::{Buckets, Latency};
 use crate::lease::hot_shard_key::{HotKey, HotKeyDetector};
 use crate::lease::{EXCHANGE_MAX, Reply, nanos};
 use crate::rng::shortened;

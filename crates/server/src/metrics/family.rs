@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 
 use super::bounded;
 

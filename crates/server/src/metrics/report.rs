@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 

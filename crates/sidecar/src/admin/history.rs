@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 use serde_json::{Value, json};
 
 use ratelease_server::metrics::Calls;

@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use ratelease_cli::settings;
 use ratelease_cli::settings::OtlpCompression;
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_otlp::failure_log::{ENDPOINT, FailureLog};
 use ratelease_otlp::metrics_client::{ExportError, MetricsClient};

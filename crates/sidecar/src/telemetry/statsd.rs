@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_cli::settings::{HostPort, Statsd, StatsdProtocol};
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 use ratelease_engine::time::Clock;
 use ratelease_otlp::failure_log::FailureLog;
 use ratelease_server::metrics::{Hits, ReferenceCounts};

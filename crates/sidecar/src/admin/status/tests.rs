@@ -1,6 +1,6 @@
 //! The content of `/status` and of the index.
 
-use ratelease_engine::buckets::Buckets;
+use ratelease_engine::latency::Buckets;
 use ratelease_engine::lease::{HotKey as ShardHotKey, ShardCounters};
 use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
