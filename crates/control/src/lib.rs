@@ -11,10 +11,11 @@
 //!
 //! # Modules
 //!
-//! [`document`] is pure, `permits` bounds what is handled at a time; [`store`] holds all SQL,
-//! `work` keeps the permits of requests until their work ends, [`auth`] knows tokens, and [`rates`]
-//! counts requests. `objects` follows the rules of a Kubernetes cluster. [`push`] serves pods, [`metrics`], `page` and [`api`] serve people;
-//! [`settings`] is the command line, [`tokens`] and [`app`] are what it runs.
+//! [`document`] is pure; [`store`] holds all SQL, [`auth`] knows tokens, [`rates`] counts requests
+//! and bounds what is handled at a time, and `work` keeps the permits of requests until their work
+//! ends. `objects` follows the rules of a Kubernetes cluster. [`push`] serves pods, [`metrics`],
+//! `page` and [`api`] serve people; [`settings`] is the command line, [`tokens`] and [`app`] are
+//! what it runs.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +26,6 @@ pub mod document;
 pub mod metrics;
 pub mod objects;
 mod page;
-mod permits;
 pub mod push;
 pub mod rates;
 pub mod settings;

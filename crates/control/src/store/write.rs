@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::{Backend, CHANNEL, Store, StoreError, StoreResult};
-use crate::permits::{Permit, Permits};
+use crate::rates::{Permit, Permits};
 
 /// Rows that one statement inserts. SQLite allows 32 766 parameters, PostgreSQL 65 535, but SQLite
 /// finds each by a search through those before it: the import of 100 000 rules takes 4.1 s with 50
