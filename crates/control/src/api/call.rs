@@ -23,8 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{error, warn};
 use utoipa::{IntoParams, IntoResponses, ToSchema};
 
-use super::serve::{Reader, count};
-use super::{App, MIB};
+use super::{App, MIB, Reader, count};
 use crate::auth::{Access, Caller, Token};
 use crate::document::{EntryFault, FieldFault, ReadFaults};
 use crate::rates::Quota;
