@@ -2,35 +2,41 @@
 //!
 //! ```text
 //! rule file ─▶ read ─▶ Document ─▶ render ─▶ rule file ─▶ check: the compiler of ratelease-rules
-//!                        │   └─▶ difference, shadow
-//!                        └─ address: the id of each rule
+//!                            └─▶ difference, shadow
 //! ```
 //! A rule file is a tree; a record is one node of it, addressed by the entries that lead to it.
 //! Nodes that only lead to others have no record. The order of records is that of the file, because
 //! wildcards are tried in that order.
 
-mod address;
 mod check;
 mod difference;
-mod read;
 mod render;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
+
+use ratelease_rules::yaml::{self, Yaml, YamlKind};
+use ratelease_rules::{Faults, MapKind, OptionRow, Options, Source, load};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-pub use address::{Entry, EntryFault, RuleId, check_entries};
 pub use check::{
     FieldFault, check_together, check_weights, compile, memory_for_rules, mib, need_at_most, weigh,
 };
 pub use difference::{Difference, RuleChange, difference, domain_of_shadow, shadow};
-pub use read::{ReadFaults, read};
 pub use render::{Rendered, render};
 
 /// Maximum bytes of the fields of a rule that is written, which its history keeps twice.
 pub const SETTINGS_BYTES_MAX: usize = 64 << 10;
+
+/// Maximum number of entries of a rule. The parser of rule files refuses a nesting of more than 64
+/// levels, and an entry takes two.
+const ENTRIES_MAX: usize = 24;
+
+/// Maximum bytes of a key or a value.
+const TEXT_BYTES_MAX: usize = 8192;
 
 /// The rules of one domain, in the order of its rule file.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -53,11 +59,262 @@ pub struct Record {
     pub settings: Map<String, Value>,
 }
 
+/// One step from the top of a rule file to a rule.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// The key of the descriptor's entry.
+    pub key: String,
+    /// Its value; `*` stands for any text. Without one, every value matches, and each counts apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
+/// The id of a rule: a UUID (version 8, RFC 9562) that is a hash of domain and entries. A rule that
+/// is removed and added again therefore has its id and its history again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, ToSchema)]
+#[serde(transparent)]
+pub struct RuleId(String);
+
+/// What is wrong with an address, and at which field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EntryFault {
+    /// The field, as in `entries[1].key`.
+    pub field: String,
+    /// What is wrong, and what was expected.
+    pub message: String,
+}
+
 // === impl Record ===
 
 impl Record {
     /// The id of the rule in `domain`.
     pub fn id(&self, domain: &str) -> RuleId {
         RuleId::of(domain, &self.entries)
+    }
+}
+
+/// Brings entries into the one form that they are compared in (an empty value is none), and checks
+/// their sizes.
+///
+/// # Errors
+/// Every fault: no entries, or more than 24; a key that is empty; a key or value above 8 KiB.
+pub fn check_entries(entries: &mut [Entry]) -> Result<(), Vec<EntryFault>> {
+    let mut faults = Vec::new();
+    let mut fault = |field: String, message: String| faults.push(EntryFault { field, message });
+    match entries.len() {
+        0 => fault(
+            "entries".into(),
+            "no entries; expected at least one, as in [{\"key\": …}]".into(),
+        ),
+        1..=ENTRIES_MAX => {}
+        n => fault("entries".into(), format!("{n} entries; expected at most {ENTRIES_MAX}")),
+    }
+    for (at, entry) in entries.iter_mut().enumerate() {
+        entry.value = entry.value.take().filter(|value| !value.is_empty());
+        if entry.key.is_empty() {
+            fault(format!("entries[{at}].key"), "an empty key; expected a name".into());
+        }
+        let value = entry.value.as_deref().unwrap_or_default();
+        for (name, text) in [("key", &*entry.key), ("value", value)] {
+            if text.len() > TEXT_BYTES_MAX {
+                let message = format!("{} bytes; expected at most {TEXT_BYTES_MAX}", text.len());
+                fault(format!("entries[{at}].{name}"), message);
+            }
+            if text.contains('\0') {
+                let message = "a NUL character, which the database cannot store; remove it";
+                fault(format!("entries[{at}].{name}"), message.into());
+            }
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+// === impl RuleId ===
+
+impl RuleId {
+    /// The id of the rule at this address. `entries` must have passed [`check_entries`].
+    pub fn of(domain: &str, entries: &[Entry]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("ratelease 2026-11 id of a rule");
+        let mut write = |text: &str| {
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        };
+        write(domain);
+        for entry in entries {
+            write(&entry.key);
+            // A value is never empty, so the two cases differ.
+            write(entry.value.as_deref().unwrap_or_default());
+        }
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        let number = u128::from_be_bytes(bytes);
+        let version = 0xf_u128 << 76;
+        let variant = 0b11_u128 << 62;
+        let number = number & !version & !variant | (8 << 76) | (0b10 << 62);
+        let hex = format!("{number:032x}");
+        let (a, rest) = hex.split_at(8);
+        let (b, rest) = rest.split_at(4);
+        let (c, rest) = rest.split_at(4);
+        let (d, e) = rest.split_at(4);
+        Self(format!("{a}-{b}-{c}-{d}-{e}"))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RuleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Takes an id that the database holds, or that a request names.
+impl From<String> for RuleId {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// An entry without a value if that is empty.
+    pub fn new(key: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { key: key.into(), value: Some(value.into()).filter(|value| !value.is_empty()) }
+    }
+
+    /// Entries as the database stores and compares them.
+    pub(crate) fn list_to_text(entries: &[Entry]) -> String {
+        json!(entries).to_string()
+    }
+}
+
+// Reads a rule file to a document. The compiler checks the file first, so that what is left to read
+// has no fault.
+
+/// Why a rule file cannot be read.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ReadFaults {
+    /// The compiler refuses it.
+    Compiler(Faults),
+    /// A document cannot hold it: the file, and what is wrong.
+    Document(String, String),
+}
+
+/// Reads rule files, in order of their names, each of which is one domain.
+///
+/// # Errors
+/// All faults that the compiler finds, or the first thing that a document cannot hold.
+pub fn read(sources: &[Source]) -> Result<Vec<Document>, ReadFaults> {
+    load(sources, Options::default()).map_err(ReadFaults::Compiler)?;
+    sources.iter().map(read_one).collect()
+}
+
+fn read_one(source: &Source) -> Result<Document, ReadFaults> {
+    let root = yaml::read(source).map_err(ReadFaults::Compiler)?;
+    let mut document = Document::default();
+    let mut list = None;
+    for (name, value) in root.iter().flat_map(Yaml::fields) {
+        match name {
+            "domain" => document.domain = value.text().unwrap_or_default().to_owned(),
+            "defaults" => merge(&mut document.defaults, typed(value)),
+            "descriptors" => list = Some(value),
+            // A name that the compiler does not know has been refused.
+            other => {
+                let message = format!("'{other}' cannot stand beside 'domain' here; remove it");
+                return Err(ReadFaults::Document(source.name.clone(), message));
+            }
+        }
+    }
+    if let Some(list) = list {
+        walk(list, &mut Vec::new(), &mut document.records);
+    }
+    for record in &mut document.records {
+        check_entries(&mut record.entries).map_err(|faults| {
+            let fault = faults.first().map(|it| format!("{}: {}", it.field, it.message));
+            ReadFaults::Document(source.name.clone(), fault.unwrap_or_default())
+        })?;
+    }
+    Ok(document)
+}
+
+/// Adds the records of a list of descriptors below `path`. The parser bounds the depth.
+fn walk(list: &Yaml, path: &mut Vec<Entry>, records: &mut Vec<Record>) {
+    for item in list.items() {
+        let mut key = "";
+        let mut value = "";
+        let mut below = None;
+        let mut settings = Map::new();
+        for (name, field) in item.fields() {
+            match name {
+                "key" => key = field.text().unwrap_or_default(),
+                "value" => value = field.text().unwrap_or_default(),
+                "descriptors" => below = Some(field),
+                // All that the compiler knows, even if it warns that it has no effect here.
+                name => set(&mut settings, name, field),
+            }
+        }
+        path.push(Entry::new(key, value));
+        let before = records.len();
+        if !settings.is_empty() {
+            records.push(Record { entries: path.clone(), settings: settings.clone() });
+        }
+        if let Some(below) = below {
+            walk(below, path, records);
+        }
+        if records.len() == before {
+            // A leaf without a limit: it shields its requests from the wildcards beside it.
+            records.push(Record { entries: path.clone(), settings });
+        }
+        path.pop();
+    }
+}
+
+/// Sets a field of a descriptor. As in rule files, null removes it and a map adds to a former one.
+fn set(settings: &mut Map<String, Value>, name: &str, field: &Yaml) {
+    let value = if name == "metadata" { field.json() } else { typed(field) };
+    match (settings.get_mut(name), value) {
+        (_, Value::Null) => {
+            settings.remove(name);
+        }
+        (Some(Value::Object(former)), Value::Object(more)) => former.extend(more),
+        (_, value) => {
+            settings.insert(name.to_owned(), value);
+        }
+    }
+}
+
+/// The value of a field other than metadata, whose maps hold fields of rule files.
+fn typed(value: &Yaml) -> Value {
+    match &value.kind {
+        YamlKind::Map(_) => {
+            let mut map = Map::new();
+            for (name, field) in value.fields() {
+                match field.text().filter(|_| is_text(name)) {
+                    Some(text) => merge(&mut map, [(name, text)].into_iter().collect()),
+                    None => set(&mut map, name, field),
+                }
+            }
+            Value::Object(map)
+        }
+        YamlKind::List(items) => items.iter().map(typed).collect(),
+        _ => value.json(),
+    }
+}
+
+/// Whether options of this name are text whatever they look like, as in `name: 007`.
+fn is_text(name: &str) -> bool {
+    let option = MapKind::ALL.into_iter().find_map(|map| map.option(name));
+    option.is_some_and(OptionRow::is_text)
+}
+
+fn merge(map: &mut Map<String, Value>, more: Value) {
+    match more {
+        Value::Object(more) => map.extend(more),
+        _ => map.clear(),
     }
 }
