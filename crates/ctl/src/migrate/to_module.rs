@@ -1,8 +1,6 @@
 //! `ratectl migrate --to-module`: rewrites the bootstrap of an Envoy that asks a rate limit service,
 //! so that the engine decides inside it.
 
-mod edit;
-mod limits;
 mod rewrite;
 mod routes;
 #[cfg(test)]
@@ -15,9 +13,9 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, eprint_line};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::source;
 use ratelease_rules::yaml::{Yaml, YamlKind};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use crate::yaml_documents::{self, Document};
+use crate::yaml_documents::{self, Document, camel};
 
 /// Where a value lies in the document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -137,4 +135,191 @@ impl fmt::Display for Trail {
         }
         Ok(())
     }
+}
+
+// Reads and changes fields of messages in JSON, whose names may be in `snake_case` or `camelCase`.
+
+/// The name by which a message has a field.
+fn name_in(fields: &Map<String, Value>, name: &str) -> Option<String> {
+    [name.to_owned(), camel(name)].into_iter().find(|name| fields.contains_key(name))
+}
+
+/// The value of a field.
+fn get<'v>(of: &'v Value, name: &str) -> Option<&'v Value> {
+    let fields = of.as_object()?;
+    fields.get(&name_in(fields, name)?)
+}
+
+/// The same, to be changed.
+fn get_mut<'v>(of: &'v mut Value, name: &str) -> Option<&'v mut Value> {
+    let fields = of.as_object_mut()?;
+    let name = name_in(fields, name)?;
+    fields.get_mut(&name)
+}
+
+/// Removes a field.
+fn take(of: &mut Value, name: &str) -> Option<Value> {
+    let fields = of.as_object_mut()?;
+    let name = name_in(fields, name)?;
+    fields.remove(&name)
+}
+
+/// Sets a field.
+fn set(of: &mut Value, name: &str, value: Value) {
+    take(of, name);
+    if let Some(fields) = of.as_object_mut() {
+        fields.insert(name.to_owned(), value);
+    }
+}
+
+/// The value at the end of some fields.
+fn path<'v>(of: &'v Value, names: &[&str]) -> Option<&'v Value> {
+    names.iter().try_fold(of, |of, name| get(of, name))
+}
+
+/// The text of a field; empty if there is none.
+fn text<'v>(of: &'v Value, name: &str) -> &'v str {
+    get(of, name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The items of a field that is a list.
+fn items<'v>(of: &'v Value, name: &str) -> &'v [Value] {
+    get(of, name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The same, to be changed, each with its number.
+fn items_mut<'v>(of: &'v mut Value, name: &str) -> impl Iterator<Item = (usize, &'v mut Value)> {
+    let items = get_mut(of, name).and_then(Value::as_array_mut);
+    items.into_iter().flatten().enumerate()
+}
+
+/// The name of the message in an `Any`: what follows the last `/` of its type's URL.
+fn type_of(any: &Value) -> &str {
+    let url = text(any, "@type");
+    url.rsplit('/').next().unwrap_or_default()
+}
+
+// One `RateLimit` message: what the module refuses in it. The module itself checks more, such as
+// regular expressions, and says the place of each fault.
+
+/// Extensions that the module knows.
+const INPUTS: [&str; 2] = [
+    "envoy.type.matcher.v3.HttpRequestHeaderMatchInput",
+    "envoy.type.matcher.v3.HttpRequestQueryParamMatchInput",
+];
+
+/// Operators of formats that the module knows.
+const OPERATORS: [&str; 9] = [
+    "REQ",
+    "REQUEST_HEADER",
+    "RESP",
+    "RESPONSE_HEADER",
+    "DYNAMIC_METADATA",
+    "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT",
+    "BYTES_RECEIVED",
+    "BYTES_SENT",
+    "RESPONSE_CODE",
+];
+
+/// The action that names Envoy's own cluster.
+const SOURCE_CLUSTER: &str = "source_cluster";
+
+/// Notes what the module refuses. The name of Envoy's own cluster, which it cannot see, is written
+/// out if `node_cluster` says it.
+fn review(limit: &mut Value, at: &Trail, node_cluster: Option<&str>, findings: &mut Findings) {
+    for (number, action) in items_mut(limit, "actions") {
+        let at = at.field("actions").item(number);
+        if get(action, SOURCE_CLUSTER).is_some()
+            && let Some(name) = node_cluster
+        {
+            *action = json!({"generic_key": {
+                "descriptor_key": SOURCE_CLUSTER,
+                "descriptor_value": name,
+            }});
+            let text = format!(
+                "a module cannot see Envoy's own cluster; written out as node.cluster, {name}: \
+                 change it if --service-cluster gives another"
+            );
+            findings.remark(at.field(SOURCE_CLUSTER), text);
+        }
+        for (field, text) in refused(action) {
+            findings.left(at.field(field), text);
+        }
+    }
+    if path(limit, &["limit", "dynamic_metadata"]).is_some() {
+        let text = "a module cannot read a struct of metadata; write the limit as a rule";
+        findings.left(at.field("limit").field("dynamic_metadata"), text);
+    }
+    let hits = get(limit, "hits_addend").map_or("", |hits| text(hits, "format"));
+    if let Some(operator) = unknown_operator(hits) {
+        findings.left(at.field("hits_addend").field("format"), no_operator(operator));
+    }
+}
+
+/// What the module refuses in an action.
+fn refused(action: &Value) -> Vec<(&'static str, String)> {
+    let mut refused = Vec::new();
+    if get(action, SOURCE_CLUSTER).is_some() {
+        let text = "a module cannot see Envoy's own cluster; write its name as a generic_key with \
+                    descriptor_key source_cluster";
+        refused.push((SOURCE_CLUSTER, text.to_owned()));
+    }
+    if let Some(extension) = get(action, "extension") {
+        let kind = get(extension, "typed_config").map_or("", type_of);
+        if !INPUTS.contains(&kind) {
+            let text = format!("a module cannot run {kind}");
+            refused.push(("extension", text));
+        }
+    }
+    for kind in ["metadata", "dynamic_metadata"] {
+        let segments = get(action, kind).and_then(|it| get(it, "metadata_key"));
+        if segments.is_some_and(|key| !is_reached(items(key, "path"))) {
+            let text = "a module reaches a key of the namespace, and an item of a list there; \
+                        copy the value to such a key";
+            refused.push((kind, text.to_owned()));
+        }
+    }
+    for (kind, list) in
+        [("header_value_match", "headers"), ("query_parameter_value_match", "query_parameters")]
+    {
+        let matchers = get(action, kind).map_or(&[][..], |it| items(it, list));
+        if matchers.iter().any(|it| path(it, &["string_match", "custom"]).is_some()) {
+            refused.push((kind, "a module cannot run a custom string_match".to_owned()));
+        }
+    }
+    let value = get(action, "remote_address_match").map_or("", |it| text(it, "descriptor_value"));
+    if let Some(operator) = unknown_operator(value) {
+        refused.push(("remote_address_match", no_operator(operator)));
+    }
+    refused
+}
+
+fn is_reached(path: &[Value]) -> bool {
+    match path {
+        [key] => get(key, "key").is_some(),
+        [key, index] => get(key, "key").is_some() && get(index, "index").is_some(),
+        _ => false,
+    }
+}
+
+/// The first operator of a format that the module does not know.
+fn unknown_operator(format: &str) -> Option<&str> {
+    let is_name = |byte: char| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == '_';
+    let mut rest = format;
+    while let Some((_, after)) = rest.split_once('%') {
+        if let Some(literal) = after.strip_prefix('%') {
+            rest = literal;
+            continue;
+        }
+        let name = &after[..after.find(|it| !is_name(it)).unwrap_or(after.len())];
+        if !OPERATORS.contains(&name) {
+            return Some(name);
+        }
+        rest = after.split_once('%').map_or("", |(_, rest)| rest);
+    }
+    None
+}
+
+fn no_operator(operator: &str) -> String {
+    format!("a module cannot tell %{operator}%")
 }

@@ -3,8 +3,9 @@
 
 use serde_json::{Value, json};
 
-use super::edit::{get, get_mut, items, items_mut, path, set, take, text, type_of};
-use super::{Findings, Trail, limits, routes};
+use super::{
+    Findings, Trail, get, get_mut, items, items_mut, path, review, routes, set, take, text, type_of,
+};
 
 /// The names of messages.
 pub(super) const FILTER: &str = "envoy.extensions.filters.http.ratelimit.v3.RateLimit";
@@ -131,7 +132,7 @@ impl Rewriter<'_> {
         let has_limits = !items(config, "rate_limits").is_empty();
         let within = at.field("typed_config").field("rate_limits");
         for (number, limit) in items_mut(config, "rate_limits") {
-            limits::review(limit, &within.item(number), self.node_cluster, self.findings);
+            review(limit, &within.item(number), self.node_cluster, self.findings);
         }
         *config = module_filter(config.take());
         Some(Filter { name, has_limits })

@@ -7,9 +7,8 @@
 
 use serde_json::{Value, json};
 
-use super::edit::{get, get_mut, items, items_mut, set, take, text, type_of};
 use super::rewrite::{Filter, PER_ROUTE, URL, module_route};
-use super::{Findings, Trail, limits};
+use super::{Findings, Trail, get, get_mut, items, items_mut, review, set, take, text, type_of};
 
 const FILTER_CONFIG: &str = "envoy.config.route.v3.FilterConfig";
 
@@ -202,7 +201,7 @@ impl Routes<'_> {
                                         hits stay the same";
                             findings.remark(at.field("hits_addend"), text);
                         }
-                        limits::review(limit, &at, self.node_cluster, findings);
+                        review(limit, &at, self.node_cluster, findings);
                     }
                 }
             }
