@@ -1,14 +1,13 @@
 //! TLS on accepted connections: the handshake, within bounds, by a configuration that can be
 //! replaced while connections are open.
 //!
-//! Of this crate it uses only `pool`, which names clients, and `io`. `renewal` replaces the
-//! configuration when the files of certificates change.
+//! Of this crate it uses only `pool`, which names clients, and `io`. [`CertificateFiles`] replaces
+//! the configuration when the files of certificates change.
 
-mod failure;
 mod handshakes;
-mod renewal;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -16,18 +15,21 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::excerpt;
-use ratelease_tls::LoadedServer;
+use ratelease_tls::{FileFaults, LoadedServer, ServerFiles, ServerPems};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_rustls::rustls::{ServerConfig, ServerConnection};
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tokio_rustls::rustls::pki_types::UnixTime;
+use tokio_rustls::rustls::{
+    AlertDescription, Error, InvalidMessage, ServerConfig, ServerConnection,
+};
 use tokio_rustls::server::TlsStream;
-use tracing::{debug, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::io::Connection;
 use crate::pool::Peer;
 use crate::wire_meter::Metered;
-pub use failure::HandshakeFailure;
 use handshakes::Handshakes;
-pub use renewal::CertificateFiles;
 
 /// Maximum number of answer bytes of a connection that TLS holds until the client reads. rustls
 /// would hold 64 KiB.
@@ -46,6 +48,25 @@ pub struct TlsPort {
     /// What the operator has to change after a failure of a handshake; `None` for those that are
     /// not logged as warnings, since only the client can prevent them.
     pub advice: fn(HandshakeFailure) -> Option<&'static str>,
+}
+
+/// Why a handshake failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandshakeFailure {
+    /// The client sent something else than TLS.
+    NotTls,
+    /// The client sent no certificate, and needs one.
+    NoCertificate,
+    /// The client's certificate is not accepted.
+    BadCertificate,
+    /// The client does not accept our certificate.
+    NotTrusted,
+    /// Client and listener share no version, cipher or application protocol.
+    Incompatible,
+    /// The client went away, or took too long.
+    Abandoned,
+    /// All others.
+    Other,
 }
 
 /// Secures connections. A cheap handle: clones share all state.
@@ -222,4 +243,183 @@ impl Drop for Outcome<'_> {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+// === impl HandshakeFailure ===
+
+impl HandshakeFailure {
+    /// All reasons, in the order of their numbers.
+    pub const ALL: [Self; 7] = [
+        Self::NotTls,
+        Self::NoCertificate,
+        Self::BadCertificate,
+        Self::NotTrusted,
+        Self::Incompatible,
+        Self::Abandoned,
+        Self::Other,
+    ];
+
+    /// The reason for an error of a handshake.
+    fn of(error: &io::Error) -> Self {
+        let Some(error) = rustls_error(error) else { return Self::Abandoned };
+        match error {
+            Error::InvalidMessage(
+                InvalidMessage::InvalidContentType
+                | InvalidMessage::UnknownProtocolVersion
+                | InvalidMessage::MessageTooLarge,
+            ) => Self::NotTls,
+            Error::NoCertificatesPresented => Self::NoCertificate,
+            Error::InvalidCertificate(_) => Self::BadCertificate,
+            Error::PeerIncompatible(_) | Error::NoApplicationProtocol => Self::Incompatible,
+            Error::AlertReceived(alert) if is_of_certificate(*alert) => Self::NotTrusted,
+            Error::AlertReceived(AlertDescription::CloseNotify) => Self::Abandoned,
+            _ => Self::Other,
+        }
+    }
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotTls => "not_tls",
+            Self::NoCertificate => "no_certificate",
+            Self::BadCertificate => "bad_certificate",
+            Self::NotTrusted => "not_trusted",
+            Self::Incompatible => "incompatible",
+            Self::Abandoned => "abandoned",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Returns the error of rustls within an I/O error.
+fn rustls_error(error: &io::Error) -> Option<&Error> {
+    let inner = error.get_ref()?;
+    inner.downcast_ref().or_else(|| inner.source()?.downcast_ref())
+}
+
+/// Whether a client sends this alert when it does not accept a certificate (RFC 8446 §6.2).
+fn is_of_certificate(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            // Its signature is not by the authority of that name.
+            | Alert::DecryptError
+    )
+}
+
+// The certificate of a port, read again when its files change. The former one stays in force while
+// the new files cannot be used.
+
+/// Maximum number of times that the files are read until two readings agree: between the reading of
+/// the certificate and that of its key, both may be replaced.
+const READINGS_MAX: usize = 4;
+
+/// The files of a port's certificate.
+pub struct CertificateFiles {
+    files: ServerFiles,
+    /// What the files held when the certificate in force was loaded.
+    in_force: ServerPems,
+    /// The last fault that was logged, so that each is logged once.
+    last_fault: String,
+    acceptor: TlsAcceptor,
+}
+
+// === impl CertificateFiles ===
+
+impl CertificateFiles {
+    /// Loads the certificate. Blocks.
+    ///
+    /// # Errors
+    /// Every file that cannot be used.
+    pub fn load(files: ServerFiles, port: TlsPort) -> Result<Self, FileFaults> {
+        let (in_force, loaded) = load(&files);
+        let acceptor = TlsAcceptor::new(loaded?, port);
+        Ok(Self { files, in_force, last_fault: String::new(), acceptor })
+    }
+
+    /// What secures connections with the certificate in force.
+    pub fn acceptor(&self) -> &TlsAcceptor {
+        &self.acceptor
+    }
+
+    /// The paths of the files.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.paths()
+    }
+
+    /// Whether the files hold something else than the certificate in force. Blocks.
+    pub fn have_changed(&self) -> bool {
+        self.files.read() != self.in_force
+    }
+
+    /// Replaces the certificate if the files are new and good. Files that cannot be used are tried
+    /// again each time: a certificate may become valid. Blocks.
+    pub fn renew(&mut self) {
+        let name = self.acceptor.0.port.name;
+        if !self.have_changed() {
+            let has_expired = self.acceptor.not_after() < UnixTime::now().as_secs();
+            if has_expired && self.is_new("expired") {
+                error!("the certificate of {name} has expired; clients refuse it");
+            }
+            return;
+        }
+        let (pems, loaded) = load(&self.files);
+        match loaded {
+            Ok(loaded) => {
+                let not_after = loaded.not_after.as_secs();
+                self.acceptor.replace(loaded);
+                self.in_force = pems;
+                info!(not_after, "{name} has a new certificate");
+                self.last_fault.clear();
+            }
+            Err(faults) => {
+                let faults = faults.to_string();
+                if self.is_new(&faults) {
+                    error!("the former certificate of {name} stays in force: {faults}");
+                    self.acceptor.0.refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Renews it at this interval, and does not return.
+    pub async fn renew_forever(mut self, interval: Duration) {
+        loop {
+            sleep(interval).await;
+            let renewed = spawn_blocking(move || {
+                self.renew();
+                self
+            });
+            // An error means that the process ends.
+            let Ok(renewed) = renewed.await else { return };
+            self = renewed;
+        }
+    }
+
+    /// Whether a fault is another one than the last; it is the last one from then on.
+    fn is_new(&mut self, fault: &str) -> bool {
+        let is_new = self.last_fault != fault;
+        fault.clone_into(&mut self.last_fault);
+        is_new
+    }
+}
+
+/// Reads the files until two readings agree, and loads what they hold.
+fn load(files: &ServerFiles) -> (ServerPems, Result<LoadedServer, FileFaults>) {
+    let mut pems = files.read();
+    for _ in 1..READINGS_MAX {
+        let again = files.read();
+        if again == pems {
+            break;
+        }
+        pems = again;
+    }
+    let loaded = files.load(&pems, UnixTime::now());
+    (pems, loaded)
 }
