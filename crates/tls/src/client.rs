@@ -20,8 +20,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::certificate::{self, Parts};
-use crate::fault::{FileFaults, FileRole};
-use crate::pem::{self, Content};
+use crate::pem::{self, Content, FileFaults, FileRole};
 use crate::server::ALPN_HTTP2;
 use crate::server::unusable_key;
 

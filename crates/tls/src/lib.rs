@@ -12,12 +12,11 @@
 
 mod certificate;
 mod client;
-mod fault;
 mod pem;
 mod server;
 #[cfg(test)]
 mod tests;
 
 pub use client::{ClientFiles, ClientPems, ServerCheck};
-pub use fault::{FileFault, FileFaults, FileRole};
+pub use pem::{FileFault, FileFaults, FileRole};
 pub use server::{ALPN_HTTP2, LoadedServer, ServerFiles, ServerPems};

@@ -17,8 +17,7 @@ use tokio_rustls::rustls::{
 };
 
 use crate::certificate;
-use crate::fault::{FileFaults, FileRole};
-use crate::pem::{self, Content};
+use crate::pem::{self, Content, FileFaults, FileRole};
 
 /// The name of HTTP/2 as an application protocol (RFC 7301), which gRPC needs (RFC 9113 §3.2).
 pub const ALPN_HTTP2: &[u8] = b"h2";
