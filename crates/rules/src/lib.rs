@@ -41,7 +41,6 @@ mod rules;
 mod schema;
 mod small_map;
 mod store;
-mod syntax;
 mod takes;
 #[cfg(test)]
 mod tests;
