@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
-use ratelease_envoy_abi::{Filter, Flow, Headers, Stream};
+use ratelease_envoy_abi::{Attribute, Filter, Flow, Headers, Metadata, Module, Stream};
 use ratelease_server::request::{RequestError, Transport};
 use ratelease_server::service::{Answer, BodyReservation, Caller};
 
 use crate::RateleaseModule;
-use crate::actions::{Drafts, Phase, RateLimitHeaders};
+use crate::actions::{self, Count, Drafts, MetadataSource, Phase, RateLimitHeaders};
 use crate::answer::{Concluded, Outcome, Shown, conclude};
 use crate::config::{FilterConfig, Limits, RequestKind, RouteConfig};
 use crate::engine::Engine;
@@ -293,5 +293,67 @@ impl Engine {
                 drop(reservation);
             });
         }
+    }
+}
+
+// A stream of Envoy as the actions read it.
+
+impl<M: Module> actions::Stream for Stream<'_, M> {
+    fn request_header(&self, name: &str, index: usize) -> Option<&[u8]> {
+        self.header(Headers::Request, name.as_bytes(), index)
+    }
+
+    fn request_headers(&self, name: &str) -> Vec<&[u8]> {
+        self.headers(Headers::Request, name.as_bytes())
+    }
+
+    fn response_header(&self, name: &str) -> Option<&[u8]> {
+        self.header(Headers::Response, name.as_bytes(), 0)
+    }
+
+    fn source_address(&self) -> Option<&[u8]> {
+        self.attribute(Attribute::SourceAddress)
+    }
+
+    fn destination_cluster(&self) -> Option<&[u8]> {
+        self.cluster()
+    }
+
+    fn metadata_string(
+        &self,
+        source: MetadataSource,
+        namespace: &str,
+        key: &str,
+        index: Option<u32>,
+    ) -> Option<&[u8]> {
+        self.metadata_text(of(source), namespace, key, index.map(|index| index as usize))
+    }
+
+    fn metadata_number(
+        &self,
+        source: MetadataSource,
+        namespace: &str,
+        key: &str,
+        index: Option<u32>,
+    ) -> Option<f64> {
+        let index = index.map(|index| index as usize);
+        Stream::metadata_number(self, of(source), namespace, key, index)
+    }
+
+    fn count(&self, count: Count) -> Option<u64> {
+        self.number(match count {
+            Count::BytesReceived => Attribute::RequestSize,
+            Count::BytesSent => Attribute::ResponseSize,
+            Count::ResponseCode => Attribute::ResponseCode,
+        })
+    }
+}
+
+fn of(source: MetadataSource) -> Metadata {
+    match source {
+        MetadataSource::Dynamic => Metadata::Dynamic,
+        MetadataSource::Route => Metadata::Route,
+        MetadataSource::Cluster => Metadata::Cluster,
+        MetadataSource::Locality => Metadata::Locality,
     }
 }

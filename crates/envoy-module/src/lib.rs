@@ -9,7 +9,7 @@
 //! # Modules
 //!
 //! [`actions`] makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
-//! stream through a trait that `stream` implements. [`config`] reads what Envoy hands over,
+//! stream through a trait that `filter` implements. [`config`] reads what Envoy hands over,
 //! [`engine`] is the sidecar's app within this process, [`filter`] asks it, [`wait`] has a request
 //! wait there, [`owned`] is such a request, and [`answer`] gives the stream its verdict. [`admin`]
 //! has the pages, [`runtime`] what Envoy's runtime sets.
@@ -24,7 +24,6 @@ pub mod engine;
 pub mod filter;
 pub mod owned;
 pub mod runtime;
-mod stream;
 pub mod wait;
 
 use std::sync::Arc;
