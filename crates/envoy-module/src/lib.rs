@@ -10,14 +10,13 @@
 //!
 //! [`actions`] makes descriptors of a stream, as Envoy's own rate limit filter does, and sees the
 //! stream through a trait that `filter` implements. [`config`] reads what Envoy hands over,
-//! [`engine`] is the sidecar's app within this process, [`filter`] asks it, [`wait`] has a request
-//! wait there, [`owned`] is such a request, and [`answer`] gives the stream its verdict. [`admin`]
-//! has the pages, [`runtime`] what Envoy's runtime sets.
+//! [`engine`] is the sidecar's app within this process with its pages, [`filter`] asks it, [`wait`]
+//! has a request wait there, [`owned`] is such a request, and [`answer`] gives the stream its
+//! verdict. [`runtime`] has what Envoy's runtime sets.
 
 #![forbid(unsafe_code)]
 
 pub mod actions;
-pub mod admin;
 pub mod answer;
 pub mod config;
 pub mod engine;
@@ -106,7 +105,7 @@ impl Config for FilterConfig {
 
 impl Bootstrap for Extension {
     fn initialized(&self, host: &BootstrapHost<'_>) {
-        let refused = admin::PAGES.iter().filter(|(path, help)| !host.serve_admin(path, help));
+        let refused = engine::PAGES.iter().filter(|(path, help)| !host.serve_admin(path, help));
         if refused.count() > 0 {
             warn("pages are not on the admin port: there is none, or it has pages of their names");
         }
