@@ -9,8 +9,6 @@ mod address;
 mod fault;
 mod format;
 mod headers;
-mod hits;
-mod metadata;
 mod query;
 mod re2;
 mod strings;
@@ -20,14 +18,15 @@ mod tests;
 use std::borrow::Cow;
 
 use envoy_types::pb::envoy::config::route::v3 as pb;
+use envoy_types::pb::envoy::r#type::metadata::v3 as metadata;
 use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
 use ratelease_rules::{Limit, Unit};
 use smallvec::SmallVec;
 
 use self::action::Action;
 pub use self::fault::{Fault, Faults, Place};
-use self::fault::{each, expect_some};
-use self::hits::Hits;
+use self::fault::{each, expect_some, expect_text};
+use self::format::{Format, Number, Operator};
 use crate::runtime::Fraction;
 
 /// The last stage; Envoy's `stage` is 0 to 10.
@@ -35,6 +34,9 @@ pub const STAGE_MAX: u32 = 10;
 
 /// Entries that a draft holds without an allocation.
 const ENTRIES: usize = 4;
+
+/// Maximum hits of one descriptor, as in Envoy.
+const HITS_MAX: u64 = 1_000_000_000;
 
 /// What actions read of a stream. All text is borrowed from the stream, and may be any bytes.
 pub trait Stream {
@@ -143,6 +145,26 @@ struct RateLimit {
     /// `is_negative_hits`
     refund: bool,
     headers: RateLimitHeaders,
+}
+
+/// How many hits a descriptor adds (`hits_addend`): a number, or what one operator finds in the
+/// stream.
+#[derive(Debug)]
+enum Hits {
+    /// As many as the request.
+    OfRequest,
+    Fixed(u64),
+    Found(Operator),
+}
+
+/// Where a value lies in metadata, as far as a module can reach: a namespace, a key, and an item of a
+/// list.
+#[derive(Debug)]
+struct MetadataKey {
+    source: MetadataSource,
+    namespace: String,
+    key: String,
+    index: Option<u32>,
 }
 
 /// The descriptors of one stream, before they are a request.
@@ -317,6 +339,106 @@ fn headers_of(
             faults.add(place.field("x_ratelimit_option"), text);
             None
         }
+    }
+}
+
+// === impl Hits ===
+
+impl Hits {
+    fn compile(
+        message: Option<&pb::rate_limit::HitsAddend>,
+        place: &Place<'_>,
+        faults: &mut Faults,
+    ) -> Option<Self> {
+        let Some(pb::rate_limit::HitsAddend { number, format, .. }) = message else {
+            return Some(Self::OfRequest);
+        };
+        match number.map(|number| number.value) {
+            Some(_) if !format.is_empty() => faults.add(place, "number and format; expected one"),
+            Some(number) if number > HITS_MAX => {
+                let text = format!("{number}; expected at most {HITS_MAX}");
+                faults.add(place.field("number"), text);
+            }
+            Some(number) => return Some(Self::Fixed(number)),
+            None if format.is_empty() => faults.add(place, "empty; expected number or format"),
+            None => {
+                let place = place.field("format");
+                return match Format::parse(format, &place, faults)?.into_operator() {
+                    Some(operator) => Some(Self::Found(operator)),
+                    None => {
+                        let text = "expected one operator, such as %BYTES_RECEIVED%";
+                        faults.add(place, text);
+                        None
+                    }
+                };
+            }
+        }
+        None
+    }
+
+    /// The hits for a stream: `None` if what is found is no number from 0 to 10^9, and the
+    /// descriptor is left out; `Some(None)` for those of the request.
+    #[expect(clippy::option_option, reason = "two ways to have no hits")]
+    fn of(&self, stream: &impl Stream) -> Option<Option<u64>> {
+        match self {
+            Self::OfRequest => Some(None),
+            Self::Fixed(hits) => Some(Some(*hits)),
+            Self::Found(operator) => match operator.number(stream)? {
+                Number::Whole(hits) => (hits <= HITS_MAX).then_some(Some(hits)),
+                Number::Real(hits) => whole(hits).map(Some),
+            },
+        }
+    }
+}
+
+/// The number without its fraction.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "is in the range")]
+fn whole(hits: f64) -> Option<u64> {
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53")]
+    const MAX: f64 = HITS_MAX as f64;
+    (0.0..=MAX).contains(&hits).then_some(hits as u64)
+}
+
+// === impl MetadataKey ===
+
+impl MetadataKey {
+    /// Of a namespace and a key of the dynamic metadata.
+    const fn dynamic(namespace: String, key: String) -> Self {
+        Self { source: MetadataSource::Dynamic, namespace, key, index: None }
+    }
+
+    fn compile(
+        message: &metadata::MetadataKey,
+        source: MetadataSource,
+        place: &Place<'_>,
+        faults: &mut Faults,
+    ) -> Option<Self> {
+        use metadata::metadata_key::path_segment::Segment;
+        let namespace = expect_text(&message.key, place, "key", faults);
+        let segments: Vec<_> = message.path.iter().map(|it| it.segment.as_ref()).collect();
+        let (key, index) = match segments[..] {
+            [Some(Segment::Key(key))] if !key.is_empty() => (key, None),
+            [Some(Segment::Key(key)), Some(Segment::Index(index))] if !key.is_empty() => {
+                (key, Some(*index))
+            }
+            _ => {
+                let text = "a module of Envoy reaches a key of the namespace, and an item of a \
+                            list there; expected [{key: …}] or [{key: …}, {index: …}]";
+                faults.add(place.field("path"), text);
+                return None;
+            }
+        };
+        Some(Self { source, namespace: namespace?, key: key.clone(), index })
+    }
+
+    /// The value if it is a string.
+    fn string<'s>(&self, stream: &'s impl Stream) -> Option<&'s [u8]> {
+        stream.metadata_string(self.source, &self.namespace, &self.key, self.index)
+    }
+
+    /// The value if it is a number.
+    fn number(&self, stream: &impl Stream) -> Option<f64> {
+        stream.metadata_number(self.source, &self.namespace, &self.key, self.index)
     }
 }
 

@@ -13,9 +13,8 @@ use super::address::{AddressMatcher, MaskLengths};
 use super::fault::{Faults, Place, each, expect_some, expect_text};
 use super::format::Format;
 use super::headers::{HeaderMatcher, all_values, header_name};
-use super::metadata::MetadataKey;
 use super::query::{QueryMatcher, first_value};
-use super::{MetadataSource, Stream, address, query};
+use super::{MetadataKey, MetadataSource, Stream, address, query};
 
 use pb::action::{self, ActionSpecifier as Specifier};
 

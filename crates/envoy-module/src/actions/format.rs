@@ -3,8 +3,7 @@
 use std::borrow::Cow;
 
 use super::fault::{Faults, Place};
-use super::metadata::MetadataKey;
-use super::{Count, Stream, address};
+use super::{Count, MetadataKey, Stream, address};
 
 /// The operators that are known, for messages.
 const OPERATORS: &str = "%REQ(…)%, %RESP(…)%, %DYNAMIC_METADATA(namespace:key)%, \
