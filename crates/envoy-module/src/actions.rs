@@ -8,10 +8,8 @@ mod action;
 mod address;
 mod fault;
 mod format;
-mod headers;
-mod query;
+mod matchers;
 mod re2;
-mod strings;
 #[cfg(test)]
 mod tests;
 

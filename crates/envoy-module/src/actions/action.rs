@@ -12,9 +12,10 @@ use prost::{Message, Name};
 use super::address::{AddressMatcher, MaskLengths};
 use super::fault::{Faults, Place, each, expect_some, expect_text};
 use super::format::Format;
-use super::headers::{HeaderMatcher, all_values, header_name};
-use super::query::{QueryMatcher, first_value};
-use super::{MetadataKey, MetadataSource, Stream, address, query};
+use super::matchers::{
+    HeaderMatcher, QueryMatcher, all_values, first_value, header_name, query_of,
+};
+use super::{MetadataKey, MetadataSource, Stream, address};
 
 use pb::action::{self, ActionSpecifier as Specifier};
 
@@ -299,8 +300,8 @@ impl Kind {
             Self::DestinationCluster => Found::borrowed(stream.destination_cluster()),
             Self::Header(name) => Found::borrowed(stream.request_header(name, 0)),
             Self::JoinedHeader(name) => Found::not_empty(all_values(stream, name)),
-            Self::Query(name) => Found::some(first_value(query::of(stream), name)),
-            Self::QueryInput(name) => Found::not_empty(first_value(query::of(stream), name)),
+            Self::Query(name) => Found::some(first_value(query_of(stream), name)),
+            Self::QueryInput(name) => Found::not_empty(first_value(query_of(stream), name)),
             Self::RemoteAddress => Found::borrowed(address::without_port(stream)),
             Self::MaskedRemoteAddress(lengths) => {
                 Found::some(lengths.mask(stream).map(|it| Cow::Owned(it.into_bytes())))
@@ -311,7 +312,7 @@ impl Kind {
                 Found::constant_if(matches == *expect_match, value)
             }
             Self::QueryMatch { value, expect_match, parameters } => {
-                let query = query::of(stream);
+                let query = query_of(stream);
                 let matches = parameters.iter().all(|parameter| parameter.matches(query));
                 Found::constant_if(matches == *expect_match, value)
             }
