@@ -3,11 +3,11 @@
 
 use std::collections::HashSet;
 
-use json_patch::Patch;
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation};
 use serde_json::{Value, json};
 
 use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
-use crate::edit::Editor;
 use crate::environment::{self, XDS_TLS};
 use crate::fault::{Fault, cut};
 use crate::quantity::Quantity;
@@ -598,6 +598,111 @@ fn cpu_limit(value: &Value) -> Option<Quantity> {
         Value::Number(number) => Quantity::parse(&number.to_string()).ok(),
         _ => None,
     }
+}
+
+// Changes a document step by step, and records the steps as a JSON patch (RFC 6902). The document
+// is what applying the patch gives, so an answer of the webhook and a written file agree.
+
+/// A document that is being changed.
+#[derive(Debug)]
+struct Editor {
+    document: Value,
+    patch: Patch,
+    /// What undoes each step.
+    inverse: Vec<PatchOperation>,
+}
+
+// === impl Editor ===
+
+impl Editor {
+    fn new(document: Value) -> Self {
+        Self { document, patch: Patch(Vec::new()), inverse: Vec::new() }
+    }
+
+    /// The document as it is now.
+    fn document(&self) -> &Value {
+        &self.document
+    }
+
+    fn finish(self) -> (Value, Patch) {
+        (self.document, self.patch)
+    }
+
+    /// Adds a value, or replaces that of a field. Fields on the way to it that are absent or null
+    /// are added: as lists before an index or `-`, else as maps.
+    fn add(&mut self, path: &[&str], value: Value) -> Result<(), Fault> {
+        for end in 1..path.len() {
+            let parent = &path[..end];
+            let next = path[end];
+            if self.get(parent).is_none_or(Value::is_null) {
+                let is_list = next == "-" || next.bytes().all(|byte| byte.is_ascii_digit());
+                self.add_one(parent, if is_list { json!([]) } else { json!({}) })?;
+            }
+        }
+        self.add_one(path, value)
+    }
+
+    /// Moves a value to another place of its list, which is that after it was taken out.
+    fn move_to(&mut self, from: &[&str], to: &[&str]) -> Result<(), Fault> {
+        let step = |from, to| {
+            PatchOperation::Move(MoveOperation { from: pointer(from), path: pointer(to) })
+        };
+        self.apply(to, step(from, to), step(to, from))
+    }
+
+    /// Takes all steps back.
+    fn undo(&mut self) {
+        self.patch.0.clear();
+        for step in self.inverse.drain(..).rev() {
+            // Each one is of the document as the step left it.
+            let undone = json_patch::patch(&mut self.document, std::slice::from_ref(&step));
+            debug_assert!(undone.is_ok(), "{step:?}");
+        }
+    }
+
+    fn get(&self, path: &[&str]) -> Option<&Value> {
+        self.document.pointer(pointer(path).as_str())
+    }
+
+    fn add_one(&mut self, path: &[&str], value: Value) -> Result<(), Fault> {
+        let inverse = self.inverse_of_add(path);
+        self.apply(path, PatchOperation::Add(AddOperation { path: pointer(path), value }), inverse)
+    }
+
+    fn inverse_of_add(&self, path: &[&str]) -> PatchOperation {
+        let parent = path.split_last().map_or(&[][..], |(_, parent)| parent);
+        let remove = |path| PatchOperation::Remove(RemoveOperation { path });
+        match (self.get(parent), self.get(path)) {
+            (Some(Value::Array(list)), _) if path.last() == Some(&"-") => {
+                let at = list.len().to_string();
+                remove(pointer(&[parent, &[at.as_str()]].concat()))
+            }
+            (Some(Value::Object(_)), Some(old)) => {
+                PatchOperation::Add(AddOperation { path: pointer(path), value: old.clone() })
+            }
+            _ => remove(pointer(path)),
+        }
+    }
+
+    fn apply(
+        &mut self,
+        path: &[&str],
+        step: PatchOperation,
+        inverse: PatchOperation,
+    ) -> Result<(), Fault> {
+        let applied = json_patch::patch(&mut self.document, std::slice::from_ref(&step));
+        applied.map_err(|_| {
+            let fix = "see that the fields before it are maps or lists";
+            Fault::new(path.join("."), "cannot be changed", fix)
+        })?;
+        self.patch.0.push(step);
+        self.inverse.push(inverse);
+        Ok(())
+    }
+}
+
+fn pointer(path: &[&str]) -> PointerBuf {
+    PointerBuf::from_tokens(path.iter().copied())
 }
 
 #[cfg(test)]

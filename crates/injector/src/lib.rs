@@ -20,7 +20,6 @@
 pub mod annotation;
 mod certificate;
 pub mod command;
-mod edit;
 mod environment;
 pub mod fault;
 pub mod inject;

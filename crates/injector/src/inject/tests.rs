@@ -314,3 +314,46 @@ fn native_sidecars_are_there_from_1_29_on_and_on_all_nodes_from_1_32_on() {
         assert!(Cluster::of(bad).is_err(), "{bad}");
     }
 }
+
+#[test]
+fn the_patch_makes_the_document_of_the_original() {
+    let original = json!({"metadata": {"annotations": null}, "spec": {"a": [1, 2]}});
+    let mut editor = Editor::new(original.clone());
+    editor.add(&["metadata", "annotations", "x.io/y"], json!("z")).unwrap();
+    editor.add(&["spec", "volumes", "-"], json!({"name": "v"})).unwrap();
+    editor.add(&["spec", "a", "1"], json!(7)).unwrap();
+    editor.move_to(&["spec", "a", "0"], &["spec", "a", "2"]).unwrap();
+    let (document, patch) = editor.finish();
+    let expected = json!({
+        "metadata": {"annotations": {"x.io/y": "z"}},
+        "spec": {"a": [7, 2, 1], "volumes": [{"name": "v"}]},
+    });
+    assert_eq!(document, expected);
+    let mut again = original;
+    json_patch::patch(&mut again, &patch).unwrap();
+    assert_eq!(again, expected);
+}
+
+#[test]
+fn all_steps_can_be_undone() {
+    let original = json!({"metadata": {"annotations": null}, "spec": {"a": [1, 2], "b": [{}]}});
+    let mut editor = Editor::new(original.clone());
+    editor.add(&["metadata", "annotations", "x.io/y"], json!("z")).unwrap();
+    editor.add(&["metadata", "annotations", "x.io/y"], json!("other")).unwrap();
+    editor.add(&["spec", "volumes", "-"], json!({"name": "v"})).unwrap();
+    editor.add(&["spec", "volumes", "-"], json!({"name": "w"})).unwrap();
+    editor.add(&["spec", "a", "0"], json!(7)).unwrap();
+    editor.move_to(&["spec", "a", "0"], &["spec", "a", "2"]).unwrap();
+    editor.add(&["spec", "b", "0", "mounts", "-"], json!(1)).unwrap();
+    editor.undo();
+    let (document, patch) = editor.finish();
+    assert_eq!((document, patch.0.len()), (original, 0));
+}
+
+#[test]
+fn a_path_through_text_is_a_fault() {
+    let mut editor = Editor::new(json!({"spec": "x"}));
+    let fault = editor.add(&["spec", "volumes", "-"], json!({})).unwrap_err();
+    assert_eq!(fault.place, "spec.volumes");
+    assert_eq!(editor.finish().1.0.len(), 0, "nothing was recorded");
+}
