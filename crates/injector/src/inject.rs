@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use crate::annotation::{Defaults, INJECT, INJECTED, Lookup, STATUS};
 use crate::environment::{self, XDS_TLS};
 use crate::fault::{Fault, cut};
-use crate::quantity::Quantity;
-use crate::settings::{MISSING, Mode, NativeSidecar, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{
+    MISSING, Mode, NativeSidecar, Quantity, Redis, RedisUrl, RuleSource, Settings,
+};
 use crate::sidecar::{self, CONTAINER, Given, MODULE_VOLUME, SOCKET_VOLUME};
 
 /// Istio's proxy. As a native sidecar it starts first, since it carries the traffic of those after

@@ -24,7 +24,6 @@ mod environment;
 pub mod fault;
 pub mod inject;
 pub mod manifest;
-mod quantity;
 pub mod review;
 mod server;
 mod settings;

@@ -14,8 +14,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use crate::environment::{
     self, AUTH_FILE, KEY_FILE, PREVIOUS_FILE, RULES, SECRETS, SOCKET, SOCKETS, URL_FILE, XDS_FILES,
 };
-use crate::quantity::Quantity;
-use crate::settings::{Listen, Mode, Previous, Redis, RedisUrl, RuleSource, Settings};
+use crate::settings::{Listen, Mode, Previous, Quantity, Redis, RedisUrl, RuleSource, Settings};
 use crate::value::SecretKey;
 
 /// The name of the container.
