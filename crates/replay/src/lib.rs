@@ -15,11 +15,10 @@ mod counts;
 pub mod exact_limiter;
 mod line_format;
 mod record;
-mod timestamp;
 
 pub use counts::{Decided, KeyDenials, Replay, ReplayCounts, RuleCounts, Unreadable};
 pub use line_format::{FormatFault, LineFormat, LineResult, Mapping, read_line};
-pub use timestamp::show as show_time;
+pub use record::show_time;
 
 /// Maximum bytes of a line. Envoy's headers take 60 KiB at most, and a line has several of them.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
