@@ -14,8 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
 
-use super::frames::goaway;
-use super::http2_limits::{Http2Limits, LimitExceeded};
+use super::http2_limits::{Http2Limits, LimitExceeded, goaway};
 use super::pool::{ConnectionGuard, ConnectionHandle, OpenConnections};
 use super::turn::{Turn, TurnHandle};
 use super::wire_meter::{Metered, Wire};

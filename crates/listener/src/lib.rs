@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! accept ─▶ pool (closes idle ones if full) ─▶ cores
-//!   └▶ wire_meter (below TLS) ─▶ tls ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
+//!   └▶ wire_meter (below TLS) ─▶ tls ─▶ io: deadlines, turns ─▶ http2_limits: frames
 //! ```
 //!
 //! It may use the engine's clock and [`ratelease_tls`], and it knows neither settings nor what is
@@ -13,7 +13,7 @@
 //! # Modules
 //!
 //! `pool` counts the connections of a listener and closes some for others; `io` is one of them,
-//! whose frames `frames` and `http2_limits` count; [`cores`] are the threads that serve them.
+//! whose frames `http2_limits` counts; [`cores`] are the threads that serve them.
 //! [`accept`] accepts, and [`tls`] secures, with certificates that are read again when they change.
 //! `http` serves HTTP on a connection or on all of a port, and `unread` counts the answers that are
 //! not read.
@@ -22,7 +22,6 @@
 
 pub mod accept;
 pub mod cores;
-mod frames;
 mod http;
 mod http2_limits;
 mod io;
