@@ -159,8 +159,13 @@ fn rules_to_check(args: &[OsString]) -> Option<&str> {
     let rest: Vec<_> = rest.iter().filter_map(|arg| arg.to_str()).collect();
     let is_flag = |arg: &&&str| arg.starts_with('-');
     let names_envoy = rest.iter().filter(is_flag).any(|arg| arg.starts_with("--envoy"));
-    let path = rest.first().filter(|arg| !arg.starts_with('-'))?;
-    (check == "check" && !names_envoy).then_some(*path)
+    let path = match rest.as_slice() {
+        ["--rules", path] => path,
+        [flag] if flag.starts_with("--rules=") => &flag["--rules=".len()..],
+        [path, ..] if !path.starts_with('-') => path,
+        _ => return None,
+    };
+    (check == "check" && !names_envoy).then_some(path)
 }
 
 /// Runs `tool`. Results go to standard output, errors to standard error.

@@ -29,10 +29,12 @@ fn good_rules_are_counted() {
 
 #[test]
 fn rule_files_given_to_the_check_of_envoys_are_sent_to_the_other_program() {
-    let ran = Command::new(ratectl()).args(["check", "config/rules"]).output().unwrap();
-    let err = String::from_utf8_lossy(&ran.stderr);
-    assert_eq!(ran.status.code(), Some(2), "{err}");
-    assert!(err.contains("to check rule files: ratelease check config/rules"), "{err}");
+    for args in [&["config/rules"][..], &["--rules", "config/rules"], &["--rules=config/rules"]] {
+        let ran = Command::new(ratectl()).arg("check").args(args).output().unwrap();
+        let err = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(2), "{err}");
+        assert!(err.contains("to check rule files: ratelease check config/rules"), "{err}");
+    }
 }
 
 #[test]
