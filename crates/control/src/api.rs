@@ -1,7 +1,8 @@
 //! **REST**: the calls that change and show rules, described by the OpenAPI document at
 //! `/openapi.json`.
 //!
-//! `call` reads and admits requests and answers refusals; the other modules hold the calls.
+//! This file has the routes and the ports; `call` reads and admits requests and answers refusals;
+//! the other modules hold the calls.
 
 mod call;
 #[expect(unused_qualifications, reason = "in the code that utoipa makes")]

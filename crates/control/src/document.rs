@@ -4,9 +4,9 @@
 //! rule file ─▶ read ─▶ Document ─▶ render ─▶ rule file ─▶ check: the compiler of ratelease-rules
 //!                            └─▶ difference, shadow
 //! ```
-//! A rule file is a tree; a record is one node of it, addressed by the entries that lead to it.
-//! Nodes that only lead to others have no record. The order of records is that of the file, because
-//! wildcards are tried in that order.
+//! A rule file is a tree; a record is one node of it, addressed by the entries that lead to it. A
+//! rule's id is a hash of its domain and entries. Nodes that only lead to others have no record.
+//! The order of records is that of the file, because wildcards are tried in that order.
 
 mod check;
 mod difference;

@@ -4,6 +4,8 @@
 //! The engine counts them: token buckets in its in-memory store. Each store holds a bounded number
 //! of keys, because addresses are chosen by clients without a token; a full one drops the key that
 //! expires soonest.
+//!
+//! **Permits** bound what is handled at a time: of all clients together, and of each.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;

@@ -1,4 +1,5 @@
-//! The engine of the process: the sidecar's own parts, in threads beside Envoy's.
+//! The engine of the process: the sidecar's own parts, in threads beside Envoy's. It also renders
+//! the pages on Envoy's admin port.
 //!
 //! There is one however many filters there are, so that counts survive each change of Envoy's
 //! configuration. The bootstrap extension makes it, before Envoy listens, or else the first

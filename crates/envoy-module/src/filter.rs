@@ -1,5 +1,5 @@
 //! The filter of one stream: asks the engine when the request's headers are there, and again when
-//! the stream ends.
+//! the stream ends. Also implements the stream of the actions on Envoy's.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};

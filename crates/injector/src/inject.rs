@@ -1,5 +1,6 @@
 //! Decides whether a pod gets the sidecar, and makes the patch that adds it. Pure: the same pod and
-//! the same defaults give the same patch, and the pod that results is left as it is.
+//! the same defaults give the same patch, and the pod that results is left as it is. An editor
+//! changes the pod, and records each step as a part of the patch.
 
 use std::collections::HashSet;
 

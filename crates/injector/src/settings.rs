@@ -1,4 +1,5 @@
-//! The settings of one pod's sidecar, of its annotations and the defaults.
+//! The settings of one pod's sidecar, of its annotations and the defaults; and the quantities of
+//! Kubernetes that some of them are.
 
 use std::cmp::{max_by_key, min_by_key};
 

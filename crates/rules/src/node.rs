@@ -1,4 +1,5 @@
-//! Parses a YAML file to a tree in which every node has a place.
+//! Parses a YAML file to a tree in which every node has a place, and gives a hint on how to mend a
+//! text that is not YAML.
 //!
 //! A file is one document: of further ones, which the reference drops, the first is a fault.
 //! Aliases are kept as aliases: the nodes they stand for are shared, never copied, so a tree is

@@ -1,5 +1,8 @@
 //! `ratectl migrate --to-module`: rewrites the bootstrap of an Envoy that asks a rate limit service,
 //! so that the engine decides inside it.
+//!
+//! `rewrite` changes the bootstrap and its filters, and `routes` the routes. This file has what
+//! both use: it reads fields of messages in JSON, and finds what the module refuses in a rate limit.
 
 mod rewrite;
 mod routes;
